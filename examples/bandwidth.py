@@ -1,9 +1,9 @@
-"""How long an allreduce takes between the ranks that this is run with, from 8 bytes to 64 MiB.
+"""Measure an allreduce between the ranks of this job, from 8 bytes to 64 MiB.
 
     unisono run -n 2 --bind core examples/bandwidth.py
 
-The time of a call is that of its slowest rank; the median over calls is shown. The bus bandwidth is that of nccl-tests:
-2 (p - 1) / p · bytes / time for p ranks, which does not depend on their number when the links are the limit.
+The time of a call is that of its slowest rank, and the table shows the median over calls. The bus bandwidth is defined
+as in nccl-tests: 2 (p - 1) / p · bytes / time for p ranks. It does not depend on p if the links are the limit.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Timing:
 
 
 def measure(world: un.Communicator) -> list[Timing]:
-    """Time the allreduce of float32 sums for all `SIZES`, and check the sums. Returns the same on every rank."""
+    """Time the allreduce of float32 sums for all `SIZES`, and check the sums. All ranks return the same."""
     return [Timing(nbytes, time_allreduce(world, nbytes // 4), world.size) for nbytes in SIZES]
 
 
 def time_allreduce(world: un.Communicator, count: int) -> float:
-    """Return the median over calls of the seconds that the slowest rank needs."""
+    """Return the seconds that the slowest rank needs, as the median over calls."""
     source = np.full(count, world.rank + 1, dtype=np.float32)
     result = np.empty_like(source)
 
@@ -71,7 +71,7 @@ def time_copy(nbytes: int) -> float:
 
 
 def time_calls(call: Callable[[], None], calls: int, before: Callable[[], None] | None = None) -> NDArray[np.float64]:
-    """Return the seconds of each of so many calls; `before` runs ahead of each and is not timed."""
+    """Return the seconds of each call; `before` runs before each call and is not timed."""
     times = np.empty(calls)
     for index in range(calls):
         if before:
@@ -91,7 +91,7 @@ def format_size(nbytes: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """Return the time in microseconds with three digits, as ``"1.25 µs"`` or ``"12,300 µs"``."""
+    """Return the time in microseconds with three digits, such as ``"1.25 µs"``."""
     micros = seconds * 1e6
     return f"{micros:,.{0 if micros >= 100 else 1 if micros >= 10 else 2}f} µs"
 

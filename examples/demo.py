@@ -1,6 +1,6 @@
-"""The demonstration of `make demo`: the same training with one rank and with four, then what an allreduce costs here.
+"""The demonstration of `make demo`: the same training with one rank and with four, then the time of an allreduce.
 
-Exits with 1 when a loss curve, the accuracy or a sum is not what it must be.
+It exits with 1 if a loss curve, the accuracy or a sum is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import unisono as un
 
 RANKS = (1, 4)
 TRANSPORTS = ("shm", "tcp")
-TOLERANCE = 1e-9  # of the loss, in float64: ranks change the order of sums and nothing else
+TOLERANCE = 1e-9  # of the loss, in float64: more ranks only change the order of sums
 LEAST_ACCURACY = 0.95
 TIMEOUT_S = 60.0
 BARS = "▁▂▃▄▅▆▇█"
@@ -30,7 +30,7 @@ console = Console()
 
 
 def train(ranks: int) -> digits.History:
-    """Train with so many processes, showing the progress, and check that all of them report the same losses."""
+    """Train with `ranks` processes, show the progress, and check that all of them report the same losses."""
     with Progress(console=console) as progress:
         task = progress.add_task(f"training on {named(ranks)}", total=digits.EPOCHS)
 
@@ -50,7 +50,7 @@ def train(ranks: int) -> digits.History:
 
 
 def train_rank(world: un.Communicator) -> digits.History:
-    """Train as one of the ranks; rank 0 says when an epoch is done."""
+    """Train as one of the ranks; rank 0 prints a line after each epoch."""
     return digits.train(world, on_epoch=(lambda loss: print(EPOCH_DONE, flush=True)) if world.rank == 0 else None)
 
 
@@ -67,24 +67,24 @@ def compare(histories: dict[int, digits.History]) -> None:
     difference = float(np.abs(one - many).max())
     check(f"the loss curves differ by {difference:.1e}, at most {TOLERANCE:g}", difference <= TOLERANCE)
     for ranks, history in histories.items():
-        text = f"{named(ranks)}: {history.accuracy:.1%} of images never seen are recognised, above {LEAST_ACCURACY:.0%}"
+        text = f"{named(ranks)}: {history.accuracy:.1%} of unseen images are recognised, above {LEAST_ACCURACY:.0%}"
         check(text, history.accuracy > LEAST_ACCURACY)
 
 
 def named(ranks: int) -> str:
-    """Return ``"1 rank "`` or ``"4 ranks"``, of one width."""
+    """Return ``"1 rank "`` or ``"4 ranks"``, padded to the same width."""
     return f"{ranks} rank{'s' if ranks > 1 else ' '}"
 
 
 def sparkline(values: list[float]) -> str:
-    """Return one bar per value, its height by the logarithm of the value."""
+    """Return a bar for each value, with the logarithm of the value as its height."""
     logs = np.log(values)
     levels = (logs - logs.min()) / np.ptp(logs) * (len(BARS) - 1)
     return "".join(BARS[round(level)] for level in levels)
 
 
 def show_bandwidth() -> None:
-    """Measure two ranks over each transport and a copy by numpy, and show the table."""
+    """Measure two ranks over each transport, and a copy by numpy, and show a table."""
     timings = {
         transport: un.launch(
             bandwidth.measure, 2, bind="core", options=un.Options(transports=transport), timeout_s=TIMEOUT_S
@@ -109,14 +109,14 @@ def format_cell(seconds: float, bandwidth_: float) -> tuple[str, str]:
 
 
 def check(statement: str, holds: bool) -> None:
-    """Show the statement, and end the demonstration if it does not hold."""
+    """Show the statement, and exit if it does not hold."""
     console.print(f"  [green]✓[/green] {statement}" if holds else f"  [red]✗[/red] {statement}", highlight=False)
     if not holds:
         sys.exit(1)
 
 
 def main() -> None:
-    """Run all of it."""
+    """Run the demonstration."""
     compare({ranks: train(ranks) for ranks in RANKS})
     show_bandwidth()
 

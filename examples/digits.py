@@ -2,9 +2,9 @@
 
     unisono run -n 4 examples/digits.py
 
-Every rank has all the images and the same network. It computes the gradient on its share of each batch; one allreduce
-averages the gradients, so that all ranks take the same step. The batches do not depend on the number of ranks: with any
-number of them the loss curve is the same, but for the rounding of sums taken in another order.
+Every rank has all images and the same network. It computes the gradient on its share of each batch. One allreduce
+averages the gradients, so that all ranks make the same step. The batches do not depend on the number of ranks, so the
+loss curve does not either, except for rounding, because sums are computed in another order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TEST_IMAGES = 360
 
 @dataclass(frozen=True)
 class History:
-    """What training did: the mean loss of each epoch, the accuracy on images never trained on, and the seconds."""
+    """The result of training: the mean loss of each epoch, the accuracy on unseen images, and the seconds."""
 
     losses: list[float]
     accuracy: float
@@ -56,7 +56,7 @@ class Images:
 
 
 def load() -> tuple[Images, Images]:
-    """Return the images to train on and those to test on, the same on every rank."""
+    """Return the training images and the test images, the same on every rank."""
     data = load_digits()
     images = Images(data.data / 16.0, data.target)
     order = np.random.default_rng(seed=0).permutation(len(images))
@@ -64,7 +64,7 @@ def load() -> tuple[Images, Images]:
 
 
 def views(flat: Array) -> list[Array]:
-    """Return the parts of a vector of all parameters (or of their gradient) as arrays of `SHAPES`, without copying."""
+    """Return the parts of a vector of all parameters, or of their gradient, as arrays of `SHAPES` without copying."""
     ends = np.cumsum([np.prod(shape) for shape in SHAPES])
     return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), SHAPES, strict=True)]
 
@@ -102,7 +102,7 @@ def loss_and_gradient(parameters: Array, images: Images, gradient: Array) -> flo
 
 
 def train(world: un.Communicator, epochs: int = EPOCHS, on_epoch: Callable[[float], None] | None = None) -> History:
-    """Train on the digits and return what happened, the same on every rank; `on_epoch` is told the loss of each."""
+    """Train on the digits; return the history, the same on every rank. `on_epoch(loss)` is called after each epoch."""
     training, test = load()
     parameters = world.broadcast(initial_parameters(seed=world.rank), root=0)
     velocity = np.zeros_like(parameters)
@@ -129,7 +129,7 @@ def train(world: un.Communicator, epochs: int = EPOCHS, on_epoch: Callable[[floa
 
 
 def accuracy(world: un.Communicator, parameters: Array, images: Images) -> float:
-    """Return the fraction of the images that the network names correctly; each rank looks at its share."""
+    """Return the fraction of the images that the network classifies correctly; each rank classifies its share."""
     share = images.take(slice(world.rank, None, world.size))
     _, log_probabilities = forward(parameters, share.pixels)
     correct = np.array([np.count_nonzero(log_probabilities.argmax(axis=1) == share.digits)])
@@ -137,13 +137,13 @@ def accuracy(world: un.Communicator, parameters: Array, images: Images) -> float
 
 
 def main() -> None:
-    """Train, and tell on rank 0."""
+    """Train, and print the result on rank 0."""
     with un.init() as world, Progress(disable=world.rank != 0) as progress:
         task = progress.add_task("training", total=EPOCHS)
         history = train(world, on_epoch=lambda loss: progress.update(task, advance=1, description=f"loss {loss:.4f}"))
         if world.rank == 0:
             print(f"loss {history.losses[0]:.3f} → {history.losses[-1]:.5f} in {len(history.losses)} epochs")
-            print(f"accuracy on {TEST_IMAGES} images never seen: {history.accuracy:.3f}")
+            print(f"accuracy on {TEST_IMAGES} unseen images: {history.accuracy:.3f}")
             print(f"{history.seconds:.2f} s on {world.size} rank{'s' * (world.size > 1)}")
 
 

@@ -2,8 +2,8 @@
 
     unisono run -n 4 examples/mlcomm_digits.py
 
-It learns scikit-learn's handwritten digits by softmax regression in numpy. What was added to the serial script is
-marked by its step; without `unisono run` it is that script, on one rank.
+It learns scikit-learn's handwritten digits by softmax regression in numpy. Comments mark the lines that were added to
+the serial script, by step. Without `unisono run`, it runs as the serial script does, on one rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     """Train, and print the loss and accuracy."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--ksteps", type=int, help="synchronous steps; by default, all")
+    parser.add_argument("--ksteps", type=int, help="number of synchronous steps; by default, all")
     options = parser.parse_args()
 
     pixels, digits = load_digits(return_X_y=True)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def softmax(scores: Array) -> Array:
-    """Return the probabilities of classes, a row per image."""
+    """Return the probabilities of the classes, with a row for each image."""
     powers: Array = np.exp(scores - scores.max(axis=1, keepdims=True))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers

@@ -1,7 +1,8 @@
 """Data-parallel training by torch over Unisono: a small network learns scikit-learn's handwritten digits.
 
-Run it by ``unisono run -n 2 examples/torch_ddp.py``. What makes it Unisono's is the name of
-the backend.
+    unisono run -n 2 examples/torch_ddp.py
+
+Only the name of the backend differs from other programs with `DistributedDataParallel`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import unisono.torch  # noqa: F401  (registers the backend; an installed Unisono is known to torch without it)
+import unisono.torch  # noqa: F401  (registers the backend; torch finds an installed Unisono without it)
 
 EPOCHS = 8
 
 
 def main() -> None:
-    """Train, and print the loss and the share of digits that are recognised."""
+    """Train, and print the loss and the fraction of digits that are recognised."""
     dist.init_process_group("unisono")
     torch.manual_seed(0)
     images, labels = load_digits(return_X_y=True)

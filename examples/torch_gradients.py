@@ -2,8 +2,8 @@
 
     unisono run -n 4 examples/torch_gradients.py --lag 1 --compression int8
 
-The network learns scikit-learn's handwritten digits. Each rank computes on its share of every batch, so with any number
-of ranks the loss is the same, but for rounding. Lag and compression change it a little.
+The network learns scikit-learn's handwritten digits. Each rank computes on its share of every batch. So the loss does
+not depend on the number of ranks, except for rounding. Lag and compression change it a little.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LEARNING_RATE = 0.1
 
 
 class History(NamedTuple):
-    """The mean loss of each epoch, and the share of images never trained on that are recognised in the end."""
+    """The mean loss of each epoch, and the fraction of unseen images that are recognised at the end."""
 
     losses: list[float]
     accuracy: float
 
 
 def train(world: un.Communicator, epochs: int = EPOCHS, **options: Any) -> History:
-    """Train and return what happened, the same on every rank; `options` are those of `un.GradientReducer`."""
+    """Train and return the history, the same on every rank; `options` are those of `un.GradientReducer`."""
     torch.manual_seed(0)
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels))
@@ -59,14 +59,14 @@ def train(world: un.Communicator, epochs: int = EPOCHS, **options: Any) -> Histo
 
 
 def main() -> None:
-    """Train, and tell on rank 0."""
+    """Train, and print the result on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lag", type=int, default=0)
     parser.add_argument("--compression", choices=["float16", "bfloat16", "int8"])
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     with un.init() as world:
-        history = train(world, lag=given.lag, compression=given.compression)
+        history = train(world, lag=arguments.lag, compression=arguments.compression)
         if world.rank == 0:
             print(f"loss {history.losses[0]:.3f} → {history.losses[-1]:.3f}, recognised {history.accuracy:.1%}")
 

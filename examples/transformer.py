@@ -1,9 +1,9 @@
-"""A small transformer learns to go on with text, on any number of ranks, with an optimizer that averages gradients.
+"""Train a small transformer to continue text, on any number of ranks, with an optimizer that averages gradients.
 
     unisono run -n 4 examples/transformer.py
 
-The text is what scikit-learn says of its data sets, byte by byte. Each step takes the same windows of it on any number
-of ranks, shared out among them, so that the losses are those of one process but for the rounding of sums.
+The text is the descriptions of scikit-learn's data sets, as bytes. Each step uses the same windows of the text, shared
+among the ranks. So the losses are those of one process, except for the rounding of sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH = 32
 
 
 class Transformer(nn.Module):  # type: ignore[misc]
-    """Predicts each byte of a window from those before it."""
+    """Predicts each byte of a window from the bytes before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Transformer(nn.Module):  # type: ignore[misc]
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(WINDOW))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Return a score for each value of each next byte."""
+        """Return a score for each possible value of each next byte."""
         scores: torch.Tensor = self.out(self.layers(self.bytes(text) + self.places, mask=self.mask, is_causal=True))
         return scores
 
@@ -49,9 +49,9 @@ def load() -> torch.Tensor:
 
 
 def train(world: un.Communicator, steps: int, **options: Any) -> list[float]:
-    """Train, and return the loss of each step over the whole batch; `options` are those of the gradients' reducer."""
+    """Train and return the loss of each step over the whole batch; `options` are those of `un.GradientReducer`."""
     torch.set_num_threads(1)
-    torch.manual_seed(world.rank)  # only rank 0's parameters matter
+    torch.manual_seed(world.rank)  # the optimizer copies the parameters of rank 0 to all ranks
     model, text = Transformer(), load()
     optimizer = un.torch.DistributedOptimizer(
         torch.optim.Adam(model.parameters(), lr=0.003), world, named_parameters=model.named_parameters(), **options
@@ -73,7 +73,7 @@ def train(world: un.Communicator, steps: int, **options: Any) -> list[float]:
 
 
 def main() -> None:
-    """Train, and tell on rank 0."""
+    """Train, and print the result on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lag", type=int, default=0, help="how many steps later gradients are applied")

@@ -1,1 +1,8 @@
+"""Training on top of the public interface of Unisono: gradients, parameters, and the backend of torch.distributed.
 
+arrays: arrays of any library as flat numpy arrays.
+pending: the protocol of a call in flight.
+data_parallel/: parameters, samples, metrics, norms and hybrid groups.
+gradients/: the gradient engine.
+torch/: the backend of torch.distributed, and an optimizer.
+"""

@@ -1,7 +1,9 @@
 """Unisono: collective communication for Python.
 
-``import unisono as un``; ``world = un.init()``; ``world.allreduce(x)``. Public names are loaded when first used, so
-that importing the package (or `unisono.algorithms`) loads neither numpy nor the native module.
+``import unisono as un``; ``world = un.init()``; ``world.allreduce(x)``.
+
+The module of a public name is imported when the name is first used. So importing the package (or `unisono.algorithms`)
+imports neither numpy nor the native module.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ _NAMES = {
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }
 
-# Public modules. Those of frameworks need the library of the same name.
+# Public modules. A module in `_FRAMEWORKS` needs the library of the same name.
 _MODULES = ("data_parallel", "testing")
 _FRAMEWORKS = ("torch",)
 
@@ -91,7 +93,7 @@ def __getattr__(name: str) -> object:
 
 
 def _imported(module: str) -> object:
-    """Import a module of ours; that the native core is missing is said without the imports that led to it."""
+    """Import a module of Unisono. If the native core is missing, the error shows no chain of imports."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -101,7 +103,7 @@ def _imported(module: str) -> object:
 
 
 def _framework(name: str) -> object:
-    """Import ``unisono.<name>``; an AttributeError says why that fails, so that `hasattr` and `help` work."""
+    """Import ``unisono.<name>``. A failure is an AttributeError that says why, so that `hasattr` and `help` work."""
     try:
         return importlib.import_module(f"unisono.{name}")
     except ImportError as error:
@@ -110,7 +112,7 @@ def _framework(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names; a framework is among them where its library is installed."""
+    """Return the public names. A framework is among them if its library is installed."""
     from importlib.util import find_spec
 
     frameworks = [name for name in _FRAMEWORKS if find_spec(name)]

@@ -1,4 +1,4 @@
-"""``python -m unisono`` is the command `unisono`."""
+"""The command `unisono` as ``python -m unisono``."""
 
 import sys
 

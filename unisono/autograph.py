@@ -1,6 +1,6 @@
-"""What TensorFlow's AutoGraph calls as it is.
+"""`unconverted`: a decorator for classes whose methods TensorFlow's AutoGraph must not rewrite.
 
-AutoGraph rewrites the Python source of all that a ``tf.function`` calls, and warns where it cannot.
+AutoGraph rewrites the Python source of all functions that a ``tf.function`` calls, and warns if it cannot.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ Class = TypeVar("Class", bound=type)
 
 
 def unconverted(cls: Class) -> Class:
-    """Mark the methods of a class for AutoGraph as ``tf.autograph.experimental.do_not_convert`` does; return the class.
+    """Mark the methods of a class so that AutoGraph calls them unchanged; return the class.
 
-    TensorFlow is not imported.
+    The mark is that of ``tf.autograph.experimental.do_not_convert``. TensorFlow is not imported.
     """
     for member in vars(cls).values():
         function = member if isinstance(member, FunctionType) else getattr(member, "__wrapped__", None)

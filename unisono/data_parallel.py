@@ -1,4 +1,4 @@
-"""Data-parallel training with any library's arrays: parameters, samples, metrics and norms of all ranks."""
+"""Data-parallel training with arrays of any library: parameters, samples, metrics and norms over all ranks."""
 
 from unisono.frameworks.data_parallel.hybrid import HybridGroups
 from unisono.frameworks.data_parallel.metrics import average_metrics

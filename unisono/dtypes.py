@@ -1,7 +1,7 @@
 """The element types that Unisono reduces and moves, as one table.
 
-The codes are shared with the native core, where the same table stands as an enum; a test compares the two. Nothing is
-imported here: numpy and ml_dtypes both spell these types by the names in the table, so a lookup by name is enough.
+The native core has the same table as an enum with the same codes; a test compares the two. Neither numpy nor ml_dtypes
+is imported here: both use the names in the table, so a lookup by name is enough.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class DType:
     """One element type.
 
     Attributes:
-        name: numpy's (or ml_dtypes') name of it.
+        name: its name in numpy or ml_dtypes.
         code: its number in compiled plans, message headers and the native core.
-        itemsize: bytes per element.
-        kind: what arithmetic it has.
-        accumulate: name of the dtype in which a single combination is computed before it is rounded back.
+        itemsize: the number of bytes of an element.
+        kind: the kind of its arithmetic.
+        accumulate: the name of the dtype in which one combination is computed, before the result is rounded back.
     """
 
     name: str

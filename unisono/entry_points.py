@@ -1,7 +1,7 @@
-"""Entry points of installed packages, at little cost where there are none of a group.
+"""Entry points of installed packages, without importing `importlib.metadata` if a group has none.
 
-Importing `importlib.metadata` takes longer than the ranks of a job need to meet, and most installations have no package
-that names a group of Unisono. So the files are looked at first, for the name of the group.
+That import takes longer than the rendezvous of a job, and most installations have no package with a group of Unisono.
+So the files ``entry_points.txt`` are first searched for the name of the group.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ _FOLDERS = (".dist-info", "egg-info")
 
 
 def entry_points(*, group: str) -> Iterable[EntryPoint]:
-    """Return the entry points of `group` in the packages that are installed along `sys.path`.
+    """Return the entry points of `group` in the packages that are installed on `sys.path`.
 
     Raises:
-        OSError: files cannot be read now, as there is no descriptor left.
+        OSError: files cannot be read, because this process has no free file descriptor.
     """
-    if not any(_may_name(group, place) for place in sys.path):
+    if not any(_may_name(group, folder) for folder in sys.path):
         return ()
     from importlib import metadata
 
     return metadata.entry_points(group=group)
 
 
-def _may_name(group: str, place: str) -> bool:
-    """Return whether a package installed in `place` may have entry points of `group`; True if files cannot tell."""
+def _may_name(group: str, folder: str) -> bool:
+    """Return whether a package installed in `folder` may have entry points of `group`; True if that is unknown."""
     try:
-        with os.scandir(place or ".") as entries:
-            folders = [entry.path for entry in entries if entry.name.lower().endswith(_FOLDERS)]
+        with os.scandir(folder or ".") as entries:
+            metadata_folders = [entry.path for entry in entries if entry.name.lower().endswith(_FOLDERS)]
     except NotADirectoryError:  # an archive
         return True
     except (FileNotFoundError, PermissionError):
         return False
-    return any(group.encode() in _content(os.path.join(folder, "entry_points.txt")) for folder in folders)
+    return any(group.encode() in _content(os.path.join(path, "entry_points.txt")) for path in metadata_folders)
 
 
 def _content(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # most packages have none
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # most packages have no such file
         return b""

@@ -1,8 +1,8 @@
-"""The errors that Unisono raises, one class for each way in which a collective can fail.
+"""The errors that Unisono raises, with a class for each way in which a collective can fail.
 
-Every error derives from `UnisonoError` and carries, where they are known, the rank that raises, the peer concerned,
-the operation and its sequence number on the communicator, and what is left of the caller's buffers. Errors travel
-between processes (launchers hand them back, survivors raise the first one), so each can be pickled.
+Every error derives from `UnisonoError`. Its attributes hold the rank that raises, the peer, the call with its sequence
+number on the communicator, and the state of the caller's buffers. They are None if unknown. Every error can be pickled,
+because errors travel between processes: launchers return them, and survivors raise the first one.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 
 class UnisonoError(Exception):
-    """Base of all errors of this library.
+    """The base class of all errors of Unisono.
 
     Attributes:
         rank: the rank that raises, or None outside a communicator.
         peer: the rank that the error is about, or None.
         operation: the call, for example ``"allreduce(float32[8], op=sum)"``, or None.
         sequence: the number of the call on its communicator, from 0, or None.
-        buffers: what is left of the caller's output, for example ``"output untouched"``, or None.
+        buffers: the state of the caller's output, for example ``"output untouched"``, or None.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class UnisonoError(Exception):
         return f"{self.message} [{shown}]" if shown else self.message
 
     def _facts(self) -> list[str]:
-        """Return what the error shows behind its message."""
+        """Return the facts that the text of the error shows after the message."""
         return [
             f"rank {self.rank}" if self.rank is not None else "",
             f"#{self.sequence} {self.operation}" if self.operation and self.sequence is not None else "",
@@ -56,22 +56,22 @@ class UnisonoError(Exception):
         return _rebuild, (type(self), self.message, self.__dict__)
 
 
-def _rebuild(kind: type[UnisonoError], message: str, state: dict[str, Any]) -> UnisonoError:
-    error = kind(message)
+def _rebuild(error_class: type[UnisonoError], message: str, state: dict[str, Any]) -> UnisonoError:
+    error = error_class(message)
     error.__dict__.update(state)
     return error
 
 
 class UsageError(UnisonoError, ValueError):
-    """The call cannot be carried out as written; raised on the calling rank before a byte is sent."""
+    """The arguments of a call are wrong. Raised on the calling rank before anything is sent."""
 
 
 class MismatchError(UnisonoError):
-    """Ranks disagree on the call; names the divergent rank and both calls. Raised on every rank."""
+    """Ranks disagree on the call. The message names the divergent rank and both calls. Raised on every rank."""
 
 
 class PeerLostError(UnisonoError):
-    """A rank that is needed has died, or has left the communicator.
+    """A rank that a call needs has died, or has left the communicator.
 
     Attributes:
         host: the name of the host of `peer`, or None.
@@ -87,28 +87,28 @@ class PeerLostError(UnisonoError):
 
 
 class CollectiveTimeoutError(UnisonoError, TimeoutError):
-    """The call did not complete in time; names the ranks that had not called it."""
+    """The call did not complete in time. The message names the ranks that had not made the call."""
 
 
 class AbortedError(UnisonoError):
-    """The communicator was aborted, by another rank or by an interrupt, or had failed before this call."""
+    """The communicator was aborted by another rank or by an interrupt, or had failed before this call."""
 
 
 class RendezvousError(UnisonoError):
-    """The ranks could not find each other; names those that did not arrive, or what is wrong with the store."""
+    """The ranks could not find each other. The message names the missing ranks, or the problem with the store."""
 
 
 class TransportUnavailableError(UnisonoError):
-    """The requested transport cannot be used here; says why and what would make it usable."""
+    """The requested transport cannot be used. The message says why, and what would make it usable."""
 
 
 class NoAlgorithmError(UnisonoError):
-    """No registered algorithm can carry out the call; says why each was refused."""
+    """No registered algorithm can run the call. The message says why each one was refused."""
 
 
 class PlanError(UnisonoError):
-    """A plan is wrong; names the first rank, step and contribution at fault, or the ranks that wait in a cycle."""
+    """A plan is wrong. The message names the first wrong rank, step and contribution, or a cycle of waiting ranks."""
 
 
 class InternalError(UnisonoError):
-    """An invariant of Unisono itself is broken; please report it."""
+    """An invariant of Unisono is broken. Please report it."""

@@ -1,9 +1,9 @@
-"""What a forked child must not hold open: sockets, selectors and locked files that belong to its parent.
+"""Files that a forked child must close: sockets, selectors and locked files of its parent.
 
-A child has copies of all descriptors of its parent. As long as it keeps them, a port stays in use, a lock stays locked,
-and a peer does not learn that the parent has died. So whoever opens such a thing registers it here. The child closes
-its copies right after the fork, which does not touch those of the parent. The native core does the same for its own
-(`transports/native/core/descriptor.h`).
+A forked child has copies of all descriptors of its parent. As long as it keeps them, a port stays in use, a lock stays
+locked, and a peer does not notice that the parent has died. So code that opens such a file registers it by
+`closed_in_child`. The child closes its copies right after the fork, and the parent's files stay open. The native core
+does the same for its own descriptors (`transports/native/core/descriptor.h`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _is_registered = False
 
 
 def closed_in_child(opened: Opened) -> Opened:
-    """Return `opened`, of which each child that is forked from now on closes its copy."""
-    global _is_registered  # noqa: PLW0603 (a hook cannot be removed, so it is registered once, at the first need)
+    """Register an open file, and return it: each child that is forked from now on closes its copy."""
+    global _is_registered  # noqa: PLW0603 (a hook cannot be removed, so it is registered once, at the first call)
     if not _is_registered:
         _is_registered = True
         os.register_at_fork(after_in_child=_close_all)
@@ -36,7 +36,7 @@ def closed_in_child(opened: Opened) -> Opened:
 
 
 def _close_all() -> None:
-    for each in list(_opened):
+    for file in list(_opened):
         with contextlib.suppress(OSError):
-            each.close()
+            file.close()
     _opened.clear()

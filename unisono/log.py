@@ -1,8 +1,8 @@
-"""What Unisono tells people on stderr: one logger, set up in one place.
+"""The logger of Unisono, which imports `logging` only when a message is to be shown.
 
-Modules speak through `get`, and people see what they say in ``logging.getLogger("unisono")``. `logging` takes
-milliseconds to load, and a rank that has nothing to say spends them for nothing: it is loaded by the first message that
-is to be seen. Nothing is shown before `configure`, except warnings by Python's own last resort.
+Each module calls ``_log = log.get()``, and its messages go to ``logging.getLogger("unisono")``. Importing `logging`
+takes milliseconds, so the first message that passes the level imports it. Before `configure` is called, only warnings
+and errors are shown, by the handler of last resort of `logging`.
 """
 
 from __future__ import annotations
@@ -17,110 +17,115 @@ if TYPE_CHECKING:
 
 NAME = "unisono"
 
-# As in `logging`, where they have the same numbers.
+# The levels of `logging` by their names in Unisono.
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class Log:
-    """A logger by its name, of which no more is there than Unisono uses."""
+    """The part of the interface of `logging.Logger` that Unisono uses."""
 
-    __slots__ = ("_name",)
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+    __slots__ = ()
 
     def debug(self, message: str, *args: object) -> None:
-        """Tell what only those want to know who look for a mistake."""
+        """Log a detail that helps to find a bug."""
         self._say("debug", message, args)
 
     def info(self, message: str, *args: object) -> None:
-        """Tell what is going on."""
+        """Log a normal event, such as the transports that were chosen."""
         self._say("info", message, args)
 
     def warning(self, message: str, *args: object) -> None:
-        """Tell what somebody ought to look after."""
+        """Log a problem that does not stop the program and that the user should look at."""
         self._say("warning", message, args)
 
     def exception(self, message: str, *args: object) -> None:
-        """Tell that something failed, with the error that is being handled."""
+        """Log a failure, with the traceback of the exception that is being handled."""
         self._say("error", message, args, exc_info=True)
 
     def shows(self, level: str) -> bool:
-        """Return whether messages of a level are shown to anyone, or kept."""
+        """Return whether a message of this level is shown or reaches a handler."""
         if "logging" not in sys.modules:
             return _LEVELS[level] >= _settings.level
-        return _settings.logger(self._name).isEnabledFor(_LEVELS[level])
+        return _settings.logger().isEnabledFor(_LEVELS[level])
 
     def _say(self, level: str, message: str, args: tuple[object, ...], **settings: Any) -> None:
         if not self.shows(level):
             return
         try:
-            logger = _settings.logger(self._name)
-        except OSError:  # there is no descriptor left to load `logging` by
+            logger = _settings.logger()
+        except OSError:  # the process has no free file descriptor, so `logging` cannot be imported
             sys.stderr.write(f"{NAME} {message % args}\n")
         else:
-            # As said by who called the method above.
+            # stacklevel 3: the record names the caller of `debug`, `info`, … as its place in the program.
             logger.log(_LEVELS[level], message, *args, stacklevel=3, **settings)
 
 
 class _Stderr:
-    """Whatever `sys.stderr` is at that moment, which notebooks and tests replace."""
+    """A stream that writes to the current `sys.stderr`, because notebooks and tests replace that."""
 
     def write(self, text: str) -> int:
         streams.write(sys.stderr, text)
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: `streams.write` has handed everything on."""
+        """Do nothing: `streams.write` does not buffer."""
 
 
 class _Settings:
-    """What `configure` was told last, kept until `logging` is there to be told it."""
+    """The arguments of the last `configure`, which are applied when `logging` is imported.
+
+    Attributes:
+        level: the lowest level that is shown.
+    """
 
     def __init__(self) -> None:
         self.level = _LEVELS["warning"]
-        self._who: str | None = None
+        self._prefix: str | None = None  # None if it has been applied
 
-    def keep(self, level: int, who: str) -> None:
-        self.level, self._who = level, who
+    def keep(self, level: int, prefix: str) -> None:
+        self.level, self._prefix = level, prefix
 
-    def logger(self, name: str) -> logging.Logger:
-        """Return one of `logging`'s, after that was told."""
+    def logger(self) -> logging.Logger:
+        """Return the logger of `logging`, with these settings applied."""
         import logging
 
-        if self._who is not None:
-            who, self._who = self._who, None
-            self._tell(logging.getLogger(NAME), who)
-        return logging.getLogger(name)
+        logger = logging.getLogger(NAME)
+        if self._prefix is not None:
+            prefix, self._prefix = self._prefix, None
+            self._apply(logger, prefix)
+        return logger
 
-    def _tell(self, logger: logging.Logger, who: str) -> None:
+    def _apply(self, logger: logging.Logger, prefix: str) -> None:
         import logging
 
-        own = (each for each in logger.handlers if isinstance(getattr(each, "stream", None), _Stderr))
-        handler = next(own, None)
+        own_handlers = (each for each in logger.handlers if isinstance(getattr(each, "stream", None), _Stderr))
+        handler = next(own_handlers, None)
         if handler is None:
             handler = logging.StreamHandler(_Stderr())
             logger.addHandler(handler)
             logger.propagate = False
-        handler.setFormatter(logging.Formatter(f"{who} %(message)s"))
-        if logger.level == logging.NOTSET:  # the program may have had the time to set one
+        handler.setFormatter(logging.Formatter(f"{prefix} %(message)s"))
+        if logger.level == logging.NOTSET:  # the program may have set a level before
             logger.setLevel(self.level)
 
 
 _settings = _Settings()
 
 
-def get(name: str) -> Log:
-    """Return what speaks through the logger of that name, `NAME` or one below it."""
-    return Log(name)
+_log = Log()
+
+
+def get() -> Log:
+    """Return the logger of Unisono."""
+    return _log
 
 
 def configure(level: str, rank: int | None = None, size: int | None = None) -> None:
     """Send messages of `level` ("error", "warning", "info" or "debug") and above to stderr.
 
-    Each line reads ``unisono [rank/size] message``, or ``unisono message`` outside a job. Calling it again changes the
-    level and the rank. Handlers that the program has put on the logger are left as they are.
+    Each line reads ``unisono [rank/size] message``, or ``unisono message`` outside a job. A second call changes the
+    level and the rank. Handlers that the program has added to the logger stay.
     """
     _settings.keep(_LEVELS[level], NAME if rank is None else f"{NAME} [{rank}/{size}]")
     if "logging" in sys.modules:
-        _settings.logger(NAME).setLevel(_settings.level)
+        _settings.logger().setLevel(_settings.level)

@@ -1,10 +1,12 @@
 """Reduction operations as data: lift, combine, lower.
 
-An operation works on a state: every contribution is *lifted* into it once, states are *combined* pairwise in any order
-that the plan chooses, and each element of the result is *lowered* back exactly once. A sum has trivial lift and lower;
-an average is a sum whose lowering divides by the number of contributions. The plan says where lowering happens (the
-`lower` mark of its steps) and the verifier proves that it happens once, so that no executor has to know an operation.
-Lifting is local to a rank, and so is done before a plan sees the contribution.
+An operation works on a state. Every contribution is *lifted* into a state once. States are *combined* pairwise, in any
+order that the plan chooses. Each element of the result is *lowered* from the final state exactly once. A sum has
+trivial lift and lower steps. An average is a sum whose lowering divides by the number of contributions.
+
+The plan says where lowering happens (the `lower` mark of its steps), and the verifier proves that it happens once. So
+an executor needs no code for single operations. Lifting is local to a rank and happens before a plan sees the
+contribution.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from unisono.records import record
 
 
 class Combine(enum.IntEnum):
-    """How two states become one; the numbers are shared with the native core."""
+    """How two states are combined into one. The native core uses the same numbers."""
 
     SUM = 0
     PROD = 1
@@ -36,11 +38,11 @@ class Combine(enum.IntEnum):
     LXOR = 9
     MINLOC = 10
     MAXLOC = 11
-    FUNCTION = 12  # by one of Python, which the native core never sees
+    FUNCTION = 12  # a Python function; the native core never gets such an operation
 
 
 class Lower(enum.IntEnum):
-    """How the final state becomes an element of the result."""
+    """How the final state is turned into an element of the result."""
 
     IDENTITY = 0
     DIVIDE_BY_SIZE = 1
@@ -52,15 +54,15 @@ class Op:
     """A reduction operation.
 
     Attributes:
-        name: what users pass as ``op=``.
-        combine: how states are combined. NaN is propagated by min and max, as numpy.minimum does; integers wrap.
-        lower: how a state becomes a result. Integer division truncates towards zero, as C and NCCL do; a truth is 0 or
-            1, even of a single contribution.
-        kinds: the kinds of dtype that it is defined for.
-        commutative: whether operands may change places (all built-in operations: yes).
-        function: what combines two arrays; None where `combine` says it.
-        factor: what this rank's contribution is multiplied by when it is lifted; None for nothing. Each rank has its
-            own, so it takes no part in comparisons: operations that differ in it alone are one to everybody else.
+        name: the value of the argument ``op=``.
+        combine: how states are combined. min and max propagate NaN, as numpy.minimum does; integers wrap.
+        lower: how a state is turned into a result. Integer division truncates towards zero, as in C and NCCL. The
+            result of TRUTH is 0 or 1, even of a single contribution.
+        kinds: the kinds of dtype for which the operation is defined.
+        commutative: whether operands may change places. All built-in operations are commutative.
+        function: the function that combines two arrays, if `combine` is FUNCTION; otherwise None.
+        factor: the factor of this rank's contribution when it is lifted, or None. Each rank may have another factor, so
+            comparisons ignore it.
     """
 
     name: str
@@ -73,13 +75,13 @@ class Op:
 
     @classmethod
     def premul_sum(cls, factor: complex) -> Op:
-        """Return the sum of contributions of which each is multiplied by its rank's `factor` before.
+        """Return a sum in which each contribution is multiplied by its rank's `factor`.
 
-        The product is computed in the accumulation dtype and rounded once. For integers the factor must be an integer
-        within their range, and for real numbers a real number. Where `out` is `x`, only the result is written to it.
+        The product is computed in the accumulation dtype and rounded once. For integer dtypes the factor must be an
+        integer in their range, and for real dtypes a real number. If `out` is `x`, only the result is written to it.
 
         Raises:
-            UsageError: the factor is not a number; a call raises it too if the factor does not suit its dtype.
+            UsageError: the factor is not a number. A call also raises it if the factor does not suit its dtype.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.allreduce(np.ones(2), un.Op.premul_sum(world.rank + 1)).tolist(), 2)
@@ -91,27 +93,28 @@ class Op:
 
     @classmethod
     def from_function(cls, fn: Callable[[Any, Any], Any], commutative: bool = True) -> Op:
-        """Return the reduction by ``fn(a, b)``, a function of Python.
+        """Return the reduction by ``fn(a, b)``, a Python function.
 
-        The function is given two flat numpy arrays of the same length and dtype, of which `a` is from lower ranks than
-        `b`: the same part of the contributions of two ranks, or of what has been made of those. It returns an array of
-        that length and dtype, or what numpy makes one of, in which each element is a combination of the two elements
-        in its place. numpy's universal functions of two arguments are such functions.
+        The function gets two flat numpy arrays of the same length and dtype: the same part of the contributions of two
+        ranks, or of combined contributions. `a` is from lower ranks than `b`. It returns an array of that length and
+        dtype, or an object that numpy can convert to one, in which each element combines the two elements at its index.
+        Examples are the universal functions of numpy with two arguments.
 
-        It must be associative, and give the same on all ranks. It must neither write to its arguments, which are
-        read-only, nor keep them after it has returned, nor make calls on the communicator that calls it. It is never
-        called for 0 elements or by 1 rank; by calls that wait, in their thread, and otherwise in another one.
+        The function must be associative, and return the same on all ranks. It must not write to its arguments, which
+        are read-only, and must not keep them. It must make no calls on the communicator that calls it. It is never
+        called for 0 elements or with 1 rank. A call that waits runs it in the calling thread, and any other call in
+        another thread.
 
-        Contributions are combined by a balanced tree in the order of ranks, in a scan one after the other; results are
-        therefore reproducible, and `fn` need not be commutative. If it raises on a rank, so does the call there, with
-        `AbortedError` from what it raised; on other ranks their calls that go on, or else the next, raise
-        `AbortedError` with the rank and the text. If what it returns is not like its arguments, the call raises
-        `UsageError`, and other ranks `AbortedError`.
+        Contributions are combined by a balanced tree in the order of ranks, and in a scan one after the other. So
+        results are reproducible, and `fn` need not be commutative. If `fn` raises on a rank, the call there raises
+        `AbortedError` from that exception. On the other ranks the calls in flight, or else the next call, raise
+        `AbortedError` with the rank and the text. If the result of `fn` is not like its arguments, the call raises
+        `UsageError`, and the other ranks `AbortedError`.
 
         Args:
-            fn: the function; ranks must agree on its qualified name.
-            commutative: whether its arguments may change places, on which ranks must agree too. The results are the
-                same whether or not it is said.
+            fn: the function. Its qualified name must be the same on all ranks.
+            commutative: whether its arguments may change places; the same on all ranks. The results do not depend on
+                it.
 
         Raises:
             UsageError: `fn` cannot be called, or `commutative` is neither True nor False.
@@ -119,19 +122,19 @@ class Op:
         >>> import numpy as np, unisono as un
         >>> def first_nonzero(a, b):
         ...     return np.where(a != 0, a, b)
-        >>> def found(world):
+        >>> def combined(world):
         ...     x = np.array([[0, 2, 0], [1, 3, 0]][world.rank])
         ...     return world.allreduce(x, un.Op.from_function(first_nonzero, commutative=False)).tolist()
-        >>> un.launch(found, 2)
+        >>> un.launch(combined, 2)
         [[1, 2, 0], [1, 2, 0]]
         >>> un.reduce_local(np.array([3.0]), np.array([4.0]), op=un.Op.from_function(np.hypot))
         array([5.])
         """
         if not callable(fn):
-            raise UsageError(f"an operation is made of a function of two arrays, not of {fn!r}")
+            raise UsageError(f"from_function needs a function of two arrays, not {fn!r}")
         if not isinstance(commutative, bool):
             raise UsageError(f"commutative must be True or False, not {commutative!r}")
-        # No operation of the table is called like that.
+        # The parentheses keep the name apart from the names in the table.
         name = f"{_name_of(fn)}()" if commutative else f"{_name_of(fn)}() in rank order"
         return cls(name, Combine.FUNCTION, Lower.IDENTITY, _LOGICAL, commutative, fn)
 
@@ -175,7 +178,7 @@ OPERATIONS: dict[str, Op] = {
     "maxloc": Op("maxloc", Combine.MAXLOC, Lower.IDENTITY, _PAIRS),
 }
 
-# Kinds of dtype, operations, and what to do instead of using one on the other.
+# Kinds of dtype, operations that are not defined for them, and the advice in the error.
 _ADVICE: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
     (
         frozenset({"bool"}),
@@ -201,21 +204,21 @@ _ADVICE: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
 
 
 def operation(name: str | Op) -> Op:
-    """Return the operation called `name`; an `Op` is returned as it is.
+    """Return the operation of this name. An `Op` is returned unchanged.
 
     Raises:
-        UsageError: there is no such operation; the message lists those there are.
+        UsageError: there is no such operation; the message lists all operations.
     """
     if isinstance(name, Op):
         return name
-    found = OPERATIONS.get(name) if isinstance(name, str) else None
-    if found is None:
+    op = OPERATIONS.get(name) if isinstance(name, str) else None
+    if op is None:
         others = "Op.premul_sum(factor), or Op.from_function(fn)"
         raise UsageError(f"op must be one of {', '.join(OPERATIONS)}, {others}; got {name!r}{_suggestion(name)}")
-    return found
+    return op
 
 
-# What other libraries call the same operations.
+# Names of the same operations in other libraries.
 _SYNONYMS = {
     **dict.fromkeys(("add", "plus"), "sum"),
     **dict.fromkeys(("mul", "multiply", "product"), "prod"),
@@ -234,7 +237,7 @@ _SYNONYMS = {
 
 
 def _suggestion(op: object) -> str:
-    """Return the end of an error about an `op` that is none: the operation that was probably meant, if there is one.
+    """Return the end of an error about a wrong `op`: the operation that was probably meant, or nothing.
 
     >>> _suggestion("Mean"), _suggestion(max), _suggestion("median")
     ("; did you mean 'avg'?", "; did you mean 'max'?", '')

@@ -1,7 +1,7 @@
-"""Every setting of Unisono, in one frozen object; the environment is read here and nowhere else.
+"""`Options`: all settings of Unisono, in one frozen object. Only this module reads ``UNISONO_*`` settings.
 
-Settings come from `Options(...)` in the program or from ``UNISONO_*`` variables, which win over defaults and lose to
-the program. `FIELDS` is the table of both: `unisono doctor` and the documentation are printed from it.
+A setting comes from `Options(...)` in the program, else from its ``UNISONO_*`` variable, else from its default.
+`FIELDS` is the table of all settings; `unisono doctor` and the documentation are printed from it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from unisono.errors import UsageError
 from unisono.records import record
 
 PREFIX = "UNISONO_"
-# What carries arrays of a GPU between ranks of a host, and no messages.
+# The transport for arrays of a GPU between ranks of a host. It carries no messages.
 CUDA_IPC = "cuda_ipc"
 TRANSPORTS = ("shm", "tcp", "ucx", "mpi", CUDA_IPC)
-# One that carries all messages of a job, and stands alone.
+# Transports that carry all messages of a job. They cannot be combined with others.
 WHOLE_TRANSPORTS = ("ucx_core",)
-# The group of entry points by which installed packages offer more of that kind.
+# The group of entry points by which installed packages offer further whole transports.
 TRANSPORTS_GROUP = "unisono.transports"
 MOST_TCP_STREAMS = 16
 
@@ -39,22 +39,24 @@ def _one_of(*allowed: str) -> Callable[[object], str]:
 
 
 def parse_transports(names: str | tuple[str, ...]) -> str:
-    """Return "auto", or the transports that `names` lists, with commas between; raises ValueError if it lists none.
+    """Return "auto", or the transports in `names` separated by commas. Raises ValueError if a name is wrong.
 
     >>> parse_transports("SHM, tcp"), parse_transports(("tcp",))
     ('shm,tcp', 'tcp')
     """
     listed = names.split(",") if isinstance(names, str) else names
     is_text = isinstance(listed, (list, tuple)) and all(isinstance(name, str) for name in listed)
-    found = [name.strip().lower() for name in listed] if is_text else []
-    is_list = set(found) <= set(TRANSPORTS) and len(set(found)) == len(found) > 0
-    if found == [CUDA_IPC]:
-        raise ValueError(f"{CUDA_IPC} and another one, as it carries no messages")
-    if found != ["auto"] and not is_list and not (len(found) == 1 and _is_whole(found[0])):
-        more = f"; or one alone of {', '.join(WHOLE_TRANSPORTS)}, and of installed packages: "
-        more += ", ".join(installed_transports()) or "there is none"
-        raise ValueError(f"auto, or some of {', '.join(TRANSPORTS)} with commas between, the preferred one first{more}")
-    return ",".join(found)
+    transports = [name.strip().lower() for name in listed] if is_text else []
+    is_list = set(transports) <= set(TRANSPORTS) and len(set(transports)) == len(transports) > 0
+    if transports == [CUDA_IPC]:
+        raise ValueError(f"{CUDA_IPC} and another transport, because {CUDA_IPC} carries no messages")
+    if transports != ["auto"] and not is_list and not (len(transports) == 1 and _is_whole(transports[0])):
+        alone = f"; or one alone of {', '.join(WHOLE_TRANSPORTS)}, and of installed packages: "
+        alone += ", ".join(installed_transports()) or "none is installed"
+        raise ValueError(
+            f"auto, or some of {', '.join(TRANSPORTS)} separated by commas, the preferred one first{alone}"
+        )
+    return ",".join(transports)
 
 
 def _is_whole(name: str) -> bool:
@@ -62,16 +64,16 @@ def _is_whole(name: str) -> bool:
 
 
 def installed_transports() -> list[str]:
-    """Return the names of transports of installed packages."""
+    """Return the names of the transports that installed packages offer."""
     from unisono.entry_points import entry_points
 
     return sorted(
-        {each.name for each in entry_points(group=TRANSPORTS_GROUP)} - {"auto", *TRANSPORTS, *WHOLE_TRANSPORTS}
+        {point.name for point in entry_points(group=TRANSPORTS_GROUP)} - {"auto", *TRANSPORTS, *WHOLE_TRANSPORTS}
     )
 
 
 def parse_nbytes(text: str) -> int:
-    """Return the number of bytes that `text` says; raises ValueError if it says none.
+    """Return the number of bytes in `text`. Raises ValueError if it is no positive number.
 
     >>> parse_nbytes("65536"), parse_nbytes("64K"), parse_nbytes("1MiB")
     (65536, 65536, 1048576)
@@ -81,7 +83,7 @@ def parse_nbytes(text: str) -> int:
     unit = digits[-1:] if digits[-1:] in ("K", "M", "G") else ""
     number = digits.removesuffix(unit)
     if not (number.isascii() and number.isdigit() and int(number) > 0):
-        raise ValueError("a positive number of bytes, as 65536, 64K or 1M")
+        raise ValueError("a positive number of bytes, such as 65536, 64K or 1M")
     return int(number) * units[unit]
 
 
@@ -113,7 +115,7 @@ def _integer(least: int, most: int | None, meaning: str) -> Callable[[Any], int]
 
 def _text(value: object) -> str:
     if not (isinstance(value, str) and value.strip()):
-        raise ValueError("a text that is not empty")
+        raise ValueError("a non-empty string")
     return value
 
 
@@ -123,37 +125,39 @@ def _path_or_none(value: Any) -> str:
     except TypeError:
         path = None
     if not isinstance(path, str):
-        raise ValueError("a path, or empty for none")
+        raise ValueError("a path, or an empty string for none")
     return path
 
 
 @record
 class Options:
-    """Settings of a job.
+    """The settings of a job.
 
-    Limits of time are positive numbers of seconds; an infinite one stands for no limit.
+    Time limits are positive numbers of seconds; an infinite number means no limit.
 
     Attributes:
-        log: how much to tell on stderr: "error", "warning", "info" or "debug".
+        log: the lowest level of messages on stderr: "error", "warning", "info" or "debug".
         timeout_s: seconds after which a collective that has not completed raises `CollectiveTimeoutError`.
-        rendezvous_timeout_s: seconds to wait for all ranks to arrive in `init`.
-        transports: what may carry messages, in order of preference, as "shm,ucx,tcp", or the same as a tuple. To each
-            peer the first that reaches it is used. "auto" is shared memory on a host, and between hosts UCX where it
-            has more to offer than TCP, else TCP. "cuda_ipc", which is part of "auto" and may stand anywhere, is for
-            arrays of a GPU; where it is not named or does not reach all ranks, they are staged through the host.
-        algorithm: name of the algorithm to force for every collective that has it, of which there must be one; or by
-            collective and size, as "allreduce:0-8K=recursive_doubling;8K-=ring"; "auto" lets the tuner choose.
-        table: path of a decision table, which `unisono tune` makes, for the tuner to choose by; "" for none.
-        load: Python files that register algorithms (`unisono.algorithm`), with ":" between; `init` runs each of them,
-            once in a process, before the ranks meet. All ranks must load the same.
-        segment_nbytes: bytes of a block that travel at once in pipelined plans; 0 lets the tuner choose.
-        bind_address: where this rank listens for TCP links: an address or a host name of this machine, an interface
-            ("eth1"), or a network that one of its addresses is in ("10.0.0.0/8", "fd00::/8").
-        heartbeat_timeout_s: seconds after which a rank of another host is lost that gives no sign of life: its host is
-            down, or the network between.
-        tcp_streams: connections between two ranks that share the load of large messages, where one alone does not
-            fill the link; at most 16.
-        tcp_checksum: whether payloads over TCP carry checksums (CRC-32C), which find what the network's own miss.
+        rendezvous_timeout_s: seconds for which `init` waits for all ranks.
+        transports: the transports that may carry messages, in order of preference, as "shm,ucx,tcp" or as a tuple. Each
+            peer gets the first one that reaches it. "auto" is shared memory on a host; between hosts it is UCX if that
+            has more to offer than TCP, else TCP. "cuda_ipc" is for arrays of a GPU. It is part of "auto", and its place
+            in the list does not matter. If it is not in the list or does not reach all ranks, these arrays are staged
+            through the host.
+        algorithm: the name of an algorithm to use in every collective that has an algorithm of this name. Or a choice
+            by collective and size, as "allreduce:0-8K=recursive_doubling;8K-=ring". With "auto" the tuner chooses.
+        table: the path of a decision table of `unisono tune` for the tuner; "" for none.
+        load: Python files that register algorithms (`unisono.algorithm`), separated by ":". `init` runs each of them
+            once in a process, before the rendezvous. All ranks must load the same files.
+        segment_nbytes: the size of the segments of pipelined plans, in bytes of a block; 0 lets the tuner choose.
+        bind_address: the address on which this rank listens for TCP links: an address or a host name of this machine,
+            an interface ("eth1"), or a network of one of its addresses ("10.0.0.0/8", "fd00::/8").
+        heartbeat_timeout_s: seconds without a heartbeat after which a rank of another host is lost. Its host is down
+            then, or the network between the hosts.
+        tcp_streams: the number of connections between two ranks, at most 16. They share large messages, for networks
+            that one connection does not fill.
+        tcp_checksum: whether payloads over TCP carry checksums (CRC-32C). They detect errors that the checksums of the
+            network miss.
 
     Raises:
         UsageError: a setting has a value that it cannot have.
@@ -179,25 +183,25 @@ class Options:
 
     @property
     def preference(self) -> tuple[str, ...]:
-        """The transports of messages in order of preference; ("auto",) where that is not told."""
+        """The transports of messages in order of preference, or ("auto",)."""
         return tuple(name for name in str(self.transports).split(",") if name != CUDA_IPC)
 
     @property
     def allows_cuda_ipc(self) -> bool:
-        """Whether arrays of a GPU may go by CUDA IPC."""
+        """Whether arrays of a GPU may use CUDA IPC."""
         return not {"auto", CUDA_IPC}.isdisjoint(str(self.transports).split(","))
 
     @property
     def third_party(self) -> str | None:
-        """The transport that carries all messages by the generic executor, as those of installed packages; or None."""
+        """The transport that carries all messages through the generic executor, such as one of a package; or None."""
         first = self.preference[0]
         return None if first in ("auto", *TRANSPORTS) else first
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **overrides: Any) -> Options:
-        """Return the options that ``UNISONO_*`` variables and `overrides` (which win) ask for.
+        """Return the options from ``UNISONO_*`` variables, with `overrides` in place of their values.
 
-        Variables that are no settings are ignored here: `strange_variables` tells of them.
+        Variables that are no settings are ignored; see `unknown_variables`.
 
         Raises:
             UsageError: a variable of a setting has a value that it cannot have.
@@ -210,32 +214,32 @@ class Options:
         return dataclasses.replace(cls(), **{**values, **overrides})
 
     def adopting(self, values: Mapping[str, Any]) -> Options:
-        """Return these options with `values`, by field, instead of their own."""
+        """Return a copy of these options with other values for some fields."""
         return dataclasses.replace(self, **values)
 
 
 class Field(NamedTuple):
-    """How the values of a setting are checked. Both functions raise ValueError, which says what the value must be.
+    """The functions that check the values of a setting. Both raise a ValueError that says what the value must be.
 
     Attributes:
-        read: makes a value of the text of a variable; `check` sees it next.
-        check: returns the value of a program as it is kept.
+        read: converts the text of a variable to a value for `check`.
+        check: checks a value, and returns it in the form in which `Options` holds it.
     """
 
     read: Callable[[str], Any]
     check: Callable[[Any], Any]
 
     def parse(self, text: str) -> Any:
-        """Return the value that the text of a variable stands for."""
+        """Return the checked value of the text of a variable."""
         return self.check(self.read(text))
 
 
-def _number_or_text(kind: Callable[[str], float]) -> Callable[[str], float | str]:
-    """Return what reads a number; it hands on a text that is none, for the check to say what it must be."""
+def _number_or_text(number_type: Callable[[str], float]) -> Callable[[str], float | str]:
+    """Return a function that converts a text to a number. Other text is returned unchanged, for `check` to refuse."""
 
     def read(text: str) -> float | str:
         try:
-            return kind(text)
+            return number_type(text)
         except ValueError:
             return text
 
@@ -252,16 +256,16 @@ FIELDS: dict[str, Field] = {
     "algorithm": Field(str, _text),
     "table": Field(str, _path_or_none),
     "load": Field(str, _path_or_none),
-    "segment_nbytes": Field(parse_nbytes, _integer(0, None, "a number of bytes, as 65536")),
+    "segment_nbytes": Field(parse_nbytes, _integer(0, None, "a number of bytes, such as 65536")),
     "bind_address": Field(str, _text),
     "heartbeat_timeout_s": _SECONDS,
     "tcp_streams": Field(_number_or_text(int), _integer(1, MOST_TCP_STREAMS, f"a number from 1 to {MOST_TCP_STREAMS}")),
     "tcp_checksum": Field(_switch, _flag),
 }
 
-# What a launcher tells each rank; `collectives.environment` reads these.
+# The variables that a launcher sets for each rank; `collectives.bootstrap.environment` reads them.
 LAUNCHER_VARIABLES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "JOB", "KEY_FD", "KEY_FILE")
-# Kubernetes sets these in every container for a service called "unisono", "unisono-store" and so on.
+# Kubernetes sets these variables in every container for a service named "unisono", "unisono-store" and so on.
 _OF_KUBERNETES = (
     r"UNISONO(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -276,19 +280,19 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-_KNOWN = frozenset({variable(name) for name in FIELDS} | {PREFIX + name for name in LAUNCHER_VARIABLES})
+_VARIABLES = frozenset({variable(name) for name in FIELDS} | {PREFIX + name for name in LAUNCHER_VARIABLES})
 
 
-def strange_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each ``UNISONO_*`` variable that is no setting; those of Kubernetes are passed over.
+def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each ``UNISONO_*`` variable that is no setting, except the variables of Kubernetes.
 
-    They are no errors: they may be settings of another version, in an environment that several programs share.
+    Such a variable is no error: it may be a setting of another version, in an environment that several programs share.
 
-    >>> list(strange_variables({"UNISONO_LOGG": "info", "UNISONO_PORT": "tcp://10.96.14.3:29400"}))
+    >>> list(unknown_variables({"UNISONO_LOGG": "info", "UNISONO_PORT": "tcp://10.96.14.3:29400"}))
     ['UNISONO_LOGG is not a setting of this version of Unisono and is ignored; did you mean UNISONO_LOG?']
     """
     for name in environ:
-        if name.startswith(PREFIX) and name not in _KNOWN and not re.fullmatch(_OF_KUBERNETES, name):
+        if name.startswith(PREFIX) and name not in _VARIABLES and not re.fullmatch(_OF_KUBERNETES, name):
             yield f"{name} is not a setting of this version of Unisono and is ignored{_suggestion(name)}"
 
 
@@ -302,6 +306,8 @@ def _accepted(name: str, check: Callable[[Any], Any], value: Any) -> Any:
 def _suggestion(name: str) -> str:
     import difflib
 
-    # Without the prefix, which would make all names alike.
-    near = difflib.get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in _KNOWN], n=1)
+    # Without the prefix, because it would make all names similar.
+    near = difflib.get_close_matches(
+        name.removeprefix(PREFIX), [other.removeprefix(PREFIX) for other in _VARIABLES], n=1
+    )
     return f"; did you mean {PREFIX}{near[0]}?" if near else "; `unisono doctor` lists the settings"

@@ -1,8 +1,9 @@
-"""Processes that Unisono starts: the commands of interpreters, and exit codes that are never guessed.
+"""Processes that Unisono starts: commands of Python interpreters, and exit codes that are never guessed.
 
 The kernel keeps the exit status of a child until its parent takes it, with two exceptions. A process that ignores
-SIGCHLD (some daemons, SSH wrappers and entry points of containers hand that down) gets no status at all. And another
-thread of the program may take the status first, as ``os.waitpid(-1, 0)`` does. `subprocess` reports 0 in both cases.
+SIGCHLD gets no status at all; some daemons, SSH wrappers and entry points of containers start programs in this state.
+And another thread of the program may take the status first, as ``os.waitpid(-1, 0)`` does. `subprocess` reports 0 in
+both cases.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-# Stands for the exit code of a child whose status was lost. No process can end with it.
+# The exit code of a child whose status was lost. No process can end with this code.
 LOST = 256
 
 _PAUSE_S = 0.005
 # The first statements of an interpreter that we start. With "-c", Python looks for modules in the current folder first,
-# where a user's random.py may lie. The folder of this copy of Unisono comes last, so that it hides nothing.
+# where a user may have a random.py. The folder of this copy of Unisono comes last, so that it hides no other module.
 _PREPARE_PATH = "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append({folder!r}); "
 
 
@@ -61,21 +62,21 @@ class Child(subprocess.Popen[bytes]):
 def python_command(statement: str, *arguments: str) -> tuple[str, ...]:
     """Return the command of an interpreter that runs `statement`, with `arguments` in ``sys.argv[1:]``.
 
-    It finds the same copy of Unisono as this process, and does not look for modules in the current folder.
+    The interpreter imports the same copy of Unisono as this process, and no modules from the current folder.
     """
     folder = str(Path(__file__).parents[1])
     return (sys.executable, "-c", _PREPARE_PATH.format(folder=folder) + statement, *arguments)
 
 
 _lock = threading.Lock()
-_users = 0  # of `exit_statuses_kept`
+_users = 0  # the number of blocks of `exit_statuses_kept` that run
 
 
 @contextlib.contextmanager
 def exit_statuses_kept() -> Iterator[None]:
-    """Make the kernel keep the exit statuses of children until the body has ended, also where SIGCHLD is ignored.
+    """Make the kernel keep the exit statuses of children inside the block, even if the program ignores SIGCHLD.
 
-    It works in any thread. Where SIGCHLD is ignored, other children that end meanwhile become zombies.
+    It works in any thread. If the program ignores SIGCHLD, other children that end inside the block become zombies.
     """
     global _users  # noqa: PLW0603 (the disposition of a signal belongs to the whole process)
     with _lock:
@@ -91,9 +92,10 @@ def exit_statuses_kept() -> Iterator[None]:
 
 
 def _set_ignored_sigchld(disposition: signal.Handlers) -> None:
-    """Set the disposition of SIGCHLD, unless the program, as Python knows it, does not ignore that signal.
+    """Set the disposition of SIGCHLD if the program ignores that signal, as far as Python knows.
 
-    `signal.signal` works in the main thread only, and would change what the program sees. So the C library is called.
+    The C library is called, because `signal.signal` works only in the main thread and would change the result of
+    `signal.getsignal` for the program.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         ctypes.CDLL(None).signal(int(signal.SIGCHLD), ctypes.c_void_p(int(disposition)))

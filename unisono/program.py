@@ -1,13 +1,13 @@
-"""What every program of ours does first, whoever has started it and however."""
+"""The first call of every program of Unisono, because programs may be started in any state."""
 
 from __future__ import annotations
 
 import signal
 
-from unisono.streams import endure
+from unisono.streams import protect_standard_streams
 
 
 def begin() -> None:
-    """Let this process learn the exit codes of its children, and write whatever its output is; in the main thread."""
+    """Make exit codes of children available and standard streams robust. Call it in the main thread."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    endure()
+    protect_standard_streams()

@@ -1,10 +1,10 @@
-"""Records: data classes that cannot be changed, and whose classes cost little to make.
+"""`record`: a decorator for frozen data classes that are cheap to create.
 
-A class with ``@record`` is one with ``@dataclass(frozen=True, slots=True)`` in all that can be seen of it, for
-`dataclasses.replace` and its like too; all annotations of its body are fields. But `dataclass` writes and compiles
-source for every class, which takes half a millisecond, and a rank makes some fifty of them before its first result. A
-record's methods are closures instead, which are there before its class is made; and what `dataclasses` reads of it is
-made when it is read.
+A class with ``@record`` behaves like one with ``@dataclass(frozen=True, slots=True)``, also for `dataclasses.replace`
+and similar functions. All annotations of its body are fields. `dataclass` writes and compiles source for every class,
+which takes half a millisecond, and a rank creates about fifty such classes before its first result. The methods of a
+record are closures, which need no compilation, and the attributes that `dataclasses` reads are created when they are
+read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: object) -> Callable[[Any], Any]:
-        """Return a decorator that does nothing, as only type checkers read it."""
+        """Return a decorator that does nothing, because only type checkers need it."""
         return lambda decorated: decorated
 
 
 Class = TypeVar("Class", bound=type)
-# Where the class of a record has all its fields, those of its bases first.
+# The attribute of a record class with all fields, those of its bases first.
 _FIELDS = "_record_fields"
 
 
@@ -41,60 +41,60 @@ def record(*, slots: bool) -> Callable[[Class], Class]: ...
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def record(cls: Any = None, /, *, slots: bool = True) -> Any:
-    """Make a class a record; without `slots` where it has a `cached_property`, which keeps what it is in a dictionary.
+    """Turn a class into a record. Methods that the class defines stay, as with `dataclass`.
 
-    As by `dataclass`, methods that the class has itself are left as they are.
+    Pass ``slots=False`` for a class with a `cached_property`, which needs a dictionary in the instance.
     """
-    return (lambda decorated: _made(decorated, slots)) if cls is None else _made(cls, slots)
+    return (lambda decorated: _record_class(decorated, slots)) if cls is None else _record_class(cls, slots)
 
 
-def _made(cls: Any, slots: bool) -> Any:
+def _record_class(cls: Any, slots: bool) -> Any:
     own = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
     names = tuple(cls.__annotations__)
     own_fields = [_field(name, cls.__annotations__[name], own.pop(name, MISSING)) for name in names]
     if slots:
         own["__slots__"] = names
     else:
-        own.update({each.name: each.default for each in own_fields if each.default is not MISSING})
-    all_fields = list({each.name: each for each in (*getattr(cls, _FIELDS, ()), *own_fields)}.values())
-    parameters = [each for each in all_fields if each.init]
+        own.update({item.name: item.default for item in own_fields if item.default is not MISSING})
+    all_fields = list({item.name: item for item in (*getattr(cls, _FIELDS, ()), *own_fields)}.values())
+    parameters = [item for item in all_fields if item.init]
     setters: list[Callable[[Any, Any], None]] = []
     methods = {
         _FIELDS: all_fields,
-        "__dataclass_fields__": _Described(),
-        "__dataclass_params__": _Described(),
-        "__match_args__": tuple(each.name for each in parameters),
+        "__dataclass_fields__": _LazyDataclassAttribute(),
+        "__dataclass_params__": _LazyDataclassAttribute(),
+        "__match_args__": tuple(item.name for item in parameters),
         "__signature__": _LazySignature(),
         "__init__": _init(cls.__name__, parameters, setters, getattr(cls, "__post_init__", None)),
         **_methods(all_fields),
     }
-    made = type(cls)(cls.__name__, cls.__bases__, {**methods, **own})
-    setters += [_setter(made, each.name) for each in parameters]
-    return made
+    record_class = type(cls)(cls.__name__, cls.__bases__, {**methods, **own})
+    setters += [_setter(record_class, item.name) for item in parameters]
+    return record_class
 
 
-def _setter(made: type, name: str) -> Callable[[Any, Any], None]:
-    """Return what sets a field; the descriptor of a slot does it in half of the time that others take."""
-    descriptor = getattr(made, name, None)
+def _setter(record_class: type, name: str) -> Callable[[Any, Any], None]:
+    """Return a function that sets a field. The descriptor of a slot takes half the time of `object.__setattr__`."""
+    descriptor = getattr(record_class, name, None)
     if isinstance(descriptor, MemberDescriptorType):
         return descriptor.__set__
     return lambda self, value: object.__setattr__(self, name, value)
 
 
 def _field(name: str, annotation: Any, default: Any) -> Field[Any]:
-    made: Field[Any] = default if isinstance(default, Field) else field(default=default)
-    made.name, made.type = name, annotation
-    return made
+    item: Field[Any] = default if isinstance(default, Field) else field(default=default)
+    item.name, item.type = name, annotation
+    return item
 
 
 def _init(
     name: str,
     parameters: Sequence[Field[Any]],
     setters: Sequence[Callable[[Any, Any], None]],
-    after: Callable[[Any], None] | None,
+    post_init: Callable[[Any], None] | None,
 ) -> Callable[..., None]:
-    """Return ``__init__``; `setters` are looked at when it is called."""
-    defaults = tuple(each.default for each in parameters)
+    """Return ``__init__``. It reads the list `setters` when it is called, because the list is filled later."""
+    defaults = tuple(item.default for item in parameters)
     most = len(parameters)
     least = max((index + 1 for index, default in enumerate(defaults) if default is MISSING), default=0)
 
@@ -103,18 +103,18 @@ def _init(
             args = _bound(name, parameters, args, kwargs)
         elif len(args) < most:
             args += defaults[len(args) :]
-        for put, value in zip(setters, args, strict=True):
-            put(self, value)
-        if after is not None:
-            after(self)
+        for set_field, value in zip(setters, args, strict=True):
+            set_field(self, value)
+        if post_init is not None:
+            post_init(self)
 
     return init
 
 
 def _methods(all_fields: Sequence[Field[Any]]) -> dict[str, Callable[..., Any]]:
-    names = [each.name for each in all_fields]
-    shown = [each.name for each in all_fields if each.repr]
-    compared = attrgetter(*(each.name for each in all_fields if each.compare))
+    names = [item.name for item in all_fields]
+    shown = [item.name for item in all_fields if item.repr]
+    compared = attrgetter(*(item.name for item in all_fields if item.compare))
 
     def show(self: Any) -> str:
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
@@ -150,60 +150,58 @@ def _refuse_to_delete(self: object, name: str) -> NoReturn:
 
 
 def _bound(name: str, parameters: Sequence[Field[Any]], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return a value for each parameter: the first are `args`, and `kwargs` says others by name."""
+    """Return a value for each parameter: first those of `args`, then those of `kwargs` and the defaults."""
     if len(args) > len(parameters):
         raise TypeError(f"{name}() takes {len(parameters)} arguments but {len(args)} were given")
     values = list(args)
-    for each in parameters[len(args) :]:
-        if each.name in kwargs:
-            values.append(kwargs.pop(each.name))
-        elif each.default is not MISSING:
-            values.append(each.default)
-        elif each.default_factory is not MISSING:
-            values.append(each.default_factory())
+    for item in parameters[len(args) :]:
+        if item.name in kwargs:
+            values.append(kwargs.pop(item.name))
+        elif item.default is not MISSING:
+            values.append(item.default)
+        elif item.default_factory is not MISSING:
+            values.append(item.default_factory())
         else:
-            raise TypeError(f"{name}() missing required argument {each.name!r}")
+            raise TypeError(f"{name}() missing required argument {item.name!r}")
     if kwargs:
-        known = {each.name for each in parameters}
+        names = {item.name for item in parameters}
         wrong = next(iter(kwargs))
         raise TypeError(
-            f"{name}() got {'multiple values for' if wrong in known else 'an unexpected'} argument {wrong!r}"
+            f"{name}() got {'multiple values for' if wrong in names else 'an unexpected'} argument {wrong!r}"
         )
     return tuple(values)
 
 
-class _Described:
-    """What `dataclasses` writes into a class that it makes, made when somebody reads it."""
+class _LazyDataclassAttribute:
+    """An attribute that `dataclass` would set on the class; here it is created when it is first read."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, instance: object, owner: Any) -> Any:
-        its_fields = {each.name: each for each in getattr(owner, _FIELDS)}
-        annotations = {name: each.type for name, each in its_fields.items()}
-        described = type(
-            owner.__name__, (), {**its_fields, "__annotations__": annotations, "__module__": owner.__module__}
-        )
-        value = getattr(dataclass(init=False, repr=False, eq=False)(described), self._name)
+        fields = {item.name: item for item in getattr(owner, _FIELDS)}
+        annotations = {name: item.type for name, item in fields.items()}
+        twin = type(owner.__name__, (), {**fields, "__annotations__": annotations, "__module__": owner.__module__})
+        value = getattr(dataclass(init=False, repr=False, eq=False)(twin), self._name)
         setattr(owner, self._name, value)
         return value
 
 
 class _LazySignature:
-    """What `inspect.signature` and `help` show of a record, made when they ask."""
+    """The signature that `inspect.signature` and `help` read from a record class; it is created when they do."""
 
     def __get__(self, instance: object, owner: type) -> Signature:
         from inspect import Parameter, Signature
 
-        def default(each: Field[Any]) -> Any:
-            made = Parameter.empty if each.default_factory is MISSING else each.default_factory
-            return made if each.default is MISSING else each.default
+        def default(item: Field[Any]) -> Any:
+            factory = Parameter.empty if item.default_factory is MISSING else item.default_factory
+            return factory if item.default is MISSING else item.default
 
         kind = Parameter.POSITIONAL_OR_KEYWORD
         return Signature(
             [
-                Parameter(each.name, kind, default=default(each), annotation=each.type)
-                for each in getattr(owner, _FIELDS)
-                if each.init
+                Parameter(item.name, kind, default=default(item), annotation=item.type)
+                for item in getattr(owner, _FIELDS)
+                if item.init
             ]
         )

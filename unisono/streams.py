@@ -1,8 +1,8 @@
-"""Writing to standard streams that others have set up: slow, non-blocking, broken or closed ones, with few characters.
+"""Writing to standard streams in any state: slow, non-blocking, broken or closed, or with a limited encoding.
 
 Another program that shares a pipe may have made it non-blocking. Python then raises `BlockingIOError`, or loses the
-rest of the text. Everything that Unisono writes to a standard stream goes through `write_all`, which waits for room.
-Where nobody reads any more, it drops the data: a job does not end because of its output.
+rest of the text. So Unisono writes to standard streams by `write_all`, which waits for room. If nobody reads any more,
+it drops the data, because output must not end a job.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-# How the write fails where nobody reads any more, or nobody ever did.
+# The errors of a write to a stream that nobody reads any more, or ever has.
 _NOBODY_READS = (errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.EIO)
 _LOOK_MS = 100
-# A pipe, blocking or not, takes so many bytes at once when it is ready, and then does not block.
+# A pipe that is ready takes so many bytes without blocking.
 _AT_ONCE_NBYTES = select.PIPE_BUF
-# The name of the error handler that replaces characters, and what it puts in place of them.
+# The name of the error handler that replaces characters, and its replacements.
 _SIGNS = "unisono.signs"
 _REPLACEMENTS = {
     "µ": "u", "→": "->", "←": "<-", "×": "x", "÷": "/", "·": "*", "∘": "o", "⊕": "+", "↓": "v", "–": "-", "−": "-",
@@ -31,16 +31,16 @@ _REPLACEMENTS = {
 
 
 class StreamError(OSError):
-    """A standard stream of this process cannot take what is written to it, as on a full disk."""
+    """A standard stream of this process cannot be written, as on a full disk."""
 
 
 def write_all(descriptor: int, data: bytes, go_on: Callable[[], bool] = lambda: True) -> None:
-    """Write all of `data` to an open file, waiting for room; drop it where nobody reads any more.
+    """Write all of `data` to an open file, and wait for room. Drop it if nobody reads any more.
 
     Args:
-        descriptor: the file; blocking or not.
+        descriptor: the file, blocking or not.
         data: the bytes.
-        go_on: called from time to time while there is no room. If it returns False, the rest is dropped.
+        go_on: is called from time to time while there is no room. If it returns False, the rest is dropped.
 
     Raises:
         OSError: the file cannot take the data, as on a full disk.
@@ -55,7 +55,7 @@ def write_all(descriptor: int, data: bytes, go_on: Callable[[], bool] = lambda: 
             room.poll(_LOOK_MS)
         try:
             rest = rest[os.write(descriptor, rest[:_AT_ONCE_NBYTES]) :]
-        except BlockingIOError:  # Another process has been faster.
+        except BlockingIOError:  # Another process has filled the pipe.
             continue
         except OSError as error:
             if error.errno in _NOBODY_READS:
@@ -64,53 +64,53 @@ def write_all(descriptor: int, data: bytes, go_on: Callable[[], bool] = lambda: 
 
 
 def write(stream: TextIO | None, text: str, go_on: Callable[[], bool] = lambda: True) -> None:
-    """Write `text` to a stream of the program, after what the stream holds already. Nothing is raised.
+    """Write `text` to a stream of the program, after the text in its buffer. It raises no error.
 
-    Characters that its encoding lacks are replaced. A stream that is closed, or cannot take the text, is left as it is.
+    Characters that the encoding lacks are replaced. If the stream is closed or cannot be written, the text is dropped.
 
     Args:
         stream: ``sys.stdout`` or ``sys.stderr``, which the program may have replaced or closed.
         text: the text, with its line ends.
-        go_on: see `write_all`.
+        go_on: as in `write_all`.
     """
     with contextlib.suppress(OSError, ValueError):
         descriptor = _descriptor_of(stream)
         if isinstance(stream, io.TextIOWrapper) and descriptor is not None:
             if _flushed(stream, descriptor, go_on):
                 write_all(descriptor, text.encode(stream.encoding, _errors_of(stream)), go_on)
-        elif stream is not None:  # of a notebook or a test
+        elif stream is not None:  # a stream of a notebook or a test
             encoding = getattr(stream, "encoding", None) or "utf-8"
             stream.write(text.encode(encoding, _signs()).decode(encoding, "replace"))
             stream.flush()
 
 
-def endure() -> None:
-    """Let this process write to its standard output and standard error as `write_all` does, whatever they are.
+def protect_standard_streams() -> None:
+    """Replace standard output and standard error by streams that write as `write_all` does.
 
-    A stream that is closed becomes one that takes everything, so that no file or socket gets its number.
+    A closed stream is replaced by one that drops all data, so that no file or socket gets its descriptor.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         descriptor = _descriptor_of(stream)
         if descriptor is not None:
             stream.flush()
-            setattr(sys, name, _enduring(stream, descriptor))
+            setattr(sys, name, _robust(stream, descriptor))
         elif stream is None:
             setattr(sys, name, io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)))
 
 
 def _descriptor_of(stream: TextIO | None) -> int | None:
-    """Return the descriptor that a stream writes to without changing the bytes; None if it is not known to."""
+    """Return the descriptor of a stream that writes bytes to it unchanged, or None if the stream may change them."""
     buffer = getattr(stream, "buffer", None)
-    if isinstance(getattr(buffer, "raw", buffer), (io.FileIO, _EnduringFile)):
+    if isinstance(getattr(buffer, "raw", buffer), (io.FileIO, _RobustFile)):
         with contextlib.suppress(OSError, ValueError):
             return stream.fileno() if stream else None
     return None
 
 
-def _enduring(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
+def _robust(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
     return io.TextIOWrapper(
-        io.BufferedWriter(_EnduringFile(descriptor)),
+        io.BufferedWriter(_RobustFile(descriptor)),
         stream.encoding,
         _errors_of(stream),
         line_buffering=stream.line_buffering,
@@ -118,10 +118,10 @@ def _enduring(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
     )
 
 
-class _EnduringFile(io.RawIOBase):
-    """An open file that is written by `write_all`; closing it leaves the descriptor open.
+class _RobustFile(io.RawIOBase):
+    """An open file that is written by `write_all`. Closing it does not close the descriptor.
 
-    The first write that fails raises. Later ones do nothing, because Python tries again when it ends.
+    The first write that fails raises. Later writes do nothing, because Python writes again when it ends.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -148,7 +148,7 @@ class _EnduringFile(io.RawIOBase):
 
 
 def _flushed(stream: TextIO, descriptor: int, go_on: Callable[[], bool]) -> bool:
-    """Write what the stream holds; return False if `go_on` has given that up."""
+    """Write the buffer of the stream; return False if `go_on` has returned False."""
     while True:
         try:
             stream.flush()
@@ -162,18 +162,18 @@ def _flushed(stream: TextIO, descriptor: int, go_on: Callable[[], bool]) -> bool
 
 
 def _errors_of(stream: TextIO) -> str:
-    """Return the error handler of a stream, or ours where that one raises."""
+    """Return the error handler of a stream, or ours if that handler raises."""
     return _signs() if stream.errors in {None, "strict", "surrogateescape"} else str(stream.errors)
 
 
 def _signs() -> str:
-    """Return the name of the error handler that replaces characters."""
+    """Register the error handler that replaces characters, and return its name."""
     codecs.register_error(_SIGNS, _replaced)
     return _SIGNS
 
 
 def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Replace the first character that cannot be encoded; bytes of file names that are no text stay as they are."""
+    """Replace the first character that cannot be encoded. Undecodable bytes of file names are written unchanged."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     character = error.object[error.start]

@@ -1,4 +1,4 @@
-"""Unisono for torch: importing this registers the backend "unisono" of torch.distributed."""
+"""Unisono for torch. Importing this module registers the backend "unisono" of torch.distributed."""
 
 from unisono.frameworks.torch.ddp_hook import ddp_hook
 from unisono.frameworks.torch.errors import CallError

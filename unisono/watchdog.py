@@ -1,4 +1,4 @@
-"""What is to happen where something takes too long."""
+"""A watchdog for a block of code: it calls a function if the block takes too long."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 @contextmanager
-def after(timeout_s: float, tell: Callable[..., Any], *args: Any) -> Iterator[None]:
-    """Call ``tell(*args)``, in a thread of its own, if the block has not been left after `timeout_s` seconds."""
-    timer = threading.Timer(timeout_s, tell, args)
+def call_if_overdue(timeout_s: float, function: Callable[..., Any], *args: Any) -> Iterator[None]:
+    """Call ``function(*args)`` in another thread if the block still runs after `timeout_s` seconds."""
+    timer = threading.Timer(timeout_s, function, args)
     timer.daemon = True
     timer.start()
     try:

@@ -24,7 +24,7 @@ from unisono.collectives.bootstrap.rendezvous import Rendezvous, rendezvous_of
 from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.errors import UnisonoError, UsageError
-from unisono.options import Options, strange_variables
+from unisono.options import Options, unknown_variables
 from unisono.transports import _core
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.executors.native import NativeExecutor
@@ -34,7 +34,7 @@ from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.rendezvous.roster import Member, Roster
 from unisono.transports.rendezvous.tcp_store import StoreServer
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 _FORKED = "this process was forked from a rank; call unisono in the rank itself, or start ranks with it"
 
@@ -161,7 +161,7 @@ def init(
     launch = _launch(store, rank, size, mpi_comm)
     if not _jobs:  # the first job of a process decides about its log
         log.configure(settings.log, launch.rank, launch.size)
-    _report_strange_variables(launch.rank)
+    _report_unknown_variables(launch.rank)
     began = time.perf_counter()
     rendezvous: Rendezvous | None = None
     session: Session | None = None
@@ -189,9 +189,9 @@ def init(
     return world
 
 
-def _report_strange_variables(rank: int) -> None:
+def _report_unknown_variables(rank: int) -> None:
     """Log each unknown ``UNISONO_*`` variable once: as a warning on rank 0 only, because ranks mostly share them."""
-    for sentence in strange_variables(os.environ):
+    for sentence in unknown_variables(os.environ):
         if sentence not in _reported:
             _reported.add(sentence)
             (_log.warning if rank == 0 else _log.info)("%s", sentence)

@@ -22,7 +22,7 @@ from unisono.transports.links.preference import resolved
 from unisono.tuning.decide.choice import TunerState
 from unisono.tuning.machine.parameters import from_json, priors, to_json as parameters_to_json
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 # The options that all ranks take from rank 0, because they must choose the same algorithms and treat links alike.
 SHARED_OPTIONS = ("transports", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum")

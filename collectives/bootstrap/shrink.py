@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 JoinWorld: TypeAlias = "Callable[[Session, Rendezvous, Options, StoreServer | None], Communicator]"
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 # How long a survivor waits for an answer of the store, which its leader serves already.
 _ANSWER_S = 5.0

@@ -79,7 +79,7 @@ else:
     cached_method = _core.CachedMethod
     fast_message = partial(_core.CachedMethod, cache="_messages")
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 
 class CallArguments(NamedTuple):

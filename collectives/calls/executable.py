@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from unisono.collectives.device.calls import DeviceCalls
     from unisono.collectives.device.work import CheckedDeviceCall
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 OpLike: TypeAlias = "str | Op | tuple[str | Op | None, ...] | None"
 

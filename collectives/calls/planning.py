@@ -27,7 +27,7 @@ from unisono.transports.contracts.call import Argument, Call, Extent, Signature,
 from unisono.tuning.decide.choice import NO_STATE, Choice, Question, TunerState, choose
 from unisono.tuning.decide.model import shown
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 # The planner keeps at most this many calls, because a program whose shapes never repeat would fill the memory.
 _MOST_CALLS = 4096

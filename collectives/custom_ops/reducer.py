@@ -46,7 +46,7 @@ from unisono.transports.contracts.executor import Executor, Operation
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.reductions.definition import numpy_dtype
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 # Assumed costs, which are not measured: of a call before it sends anything, and of combining a byte.
 _CALL_S = 10e-6

@@ -1,16 +1,18 @@
-"""What the groups share: the clock, which says whose turn it is, and the center of each layer.
+"""The state that hybrid groups share: the clock, which says when a group may contribute, and a center for each layer.
 
-Theory of operation. A group gets the layers as they are at their centers, trains them for some steps, and contributes
-by how much they have changed since. The *staleness* of a contribution is the number of contributions of other groups
-that have come between. To bound it, a group that wants to contribute asks the clock, and must wait as long as a group
-that is still training would fall too far behind; those that wait are let through together, in their order, as soon as
-that is so for none. A group that waits does not train, so that in the end nobody holds up the others. With a staleness
-of 0 the groups go in step, and what comes out are the same bits each time.
+Theory of operation
+-------------------
+A group gets the layers from their centers, trains them for some steps, and contributes its changes. The *staleness* of
+a contribution is the number of contributions of other groups that came between. To bound it, a group asks the clock
+before it contributes. The clock makes it wait as long as a group that is still training would fall too far behind. As
+soon as none would, the clock lets all waiting groups through, in the order of their numbers. A waiting group does not
+train, so it holds up no other group. With a staleness of 0 the groups run in lockstep, and the results have the same
+bits each time.
 
-Whoever is let through gets a *ticket*, the number of its contribution, and each center adds contributions in the order
-of the tickets: all layers have the same history, though their servers know nothing of each other. If each server
-decided for itself who has to wait, two groups might wait for each other at two of them. With a ticket, nobody waits
-before having sent everything; so every center gets all tickets, and there is no deadlock.
+A group that is let through gets a *ticket*, the number of its contribution, and each center adds contributions in the
+order of tickets. So all layers have the same history, although their servers do not communicate. If each server decided
+by itself, two groups could wait for each other at two servers. With tickets, no group waits before it has sent all its
+messages, so every center gets all tickets, and there is no deadlock.
 
 References: Kurth et al., "Deep learning at 15PF", SC17, arXiv:1708.05256 (groups and a server for each layer); Ho et
 al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013 (bounds).
@@ -24,26 +26,30 @@ from typing import NamedTuple, Protocol
 from unisono.frameworks.arrays import Array
 from unisono.frameworks.data_parallel.layers import Frame
 
-# In the place of a version: this is a group's last contribution, for which it gets nothing.
+# Stands for the version in the last contribution of a group, which gets no answer from the centers.
 LAST = -1
 
 
 class Desk(Protocol):
-    """What a server keeps, and takes messages for."""
+    """The clock or a center: the object of a server that handles the messages of the groups."""
 
     def take(self, group: int, frame: Frame) -> list[tuple[int, Frame]]:
-        """Take the message of a group; return the groups that get answers now, and those, in frames that they sent."""
+        """Handle the message of a group. Return (group, answer) for each group that gets an answer now.
+
+        An answer is written into the frame that the group has sent.
+        """
 
     @property
-    def left(self) -> int:
+    def active_groups(self) -> int:
         """The number of groups that have not sent their last message."""
 
 
 class Clock:
-    """Lets groups contribute so that none is further behind than it may be.
+    """Decides when each group may contribute, so that the staleness of no contribution exceeds a bound.
 
-    A message has `LAST` or any other number; its answer, the number of the ticket, and the version that the group is to
-    get for it: the number of contributions that are in it, or `LAST`.
+    A message of a group holds `LAST` if it is its last one, and any other number otherwise. The answer holds the ticket
+    and the version of the centers that the group gets for its contribution, or `LAST`. A version is a number of
+    contributions.
 
     Args:
         groups: the number of groups.
@@ -51,37 +57,35 @@ class Clock:
 
     Attributes:
         version: the number of tickets so far.
-        longest: the greatest staleness of any contribution so far.
+        longest: the greatest staleness of a contribution so far.
     """
 
     def __init__(self, groups: int, staleness: int) -> None:
         self.version = 0
         self.longest = 0
         self._staleness = staleness
-        self._base = dict.fromkeys(range(groups), 0)  # the version that each group trains, or has trained
+        self._base = dict.fromkeys(range(groups), 0)  # the version from which each group started to train
         self._waiting: dict[int, Frame] = {}
 
     @property
-    def left(self) -> int:
-        """See `Desk.left`."""
+    def active_groups(self) -> int:
         return len(self._base)
 
     def take(self, group: int, frame: Frame) -> list[tuple[int, Frame]]:
-        """See `Desk.take`."""
         self._waiting[group] = frame
         training = self._base.keys() - self._waiting.keys()
-        if any(self.version + len(self._waiting) - self._base[each] > self._staleness for each in training):
+        if any(self.version + len(self._waiting) - self._base[other] > self._staleness for other in training):
             return []
         let_through = sorted(self._waiting.items())
         self._waiting = {}
-        self.longest = max(self.longest, *(self.version - self._base[each] for each, _ in let_through))
+        self.longest = max(self.longest, *(self.version - self._base[waiting] for waiting, _ in let_through))
         first, self.version = self.version, self.version + len(let_through)
-        for ticket, (each, answer) in enumerate(let_through, first):
+        for ticket, (waiting, answer) in enumerate(let_through, first):
             if answer.numbers[0] == LAST:
-                del self._base[each]
+                del self._base[waiting]
                 answer.numbers[:] = ticket, LAST
             else:
-                self._base[each] = self.version
+                self._base[waiting] = self.version
                 answer.numbers[:] = ticket, self.version
         return let_through
 
@@ -92,45 +96,45 @@ class _Waiting(NamedTuple):
 
 
 class Center:
-    """A layer, and what has been contributed to it.
+    """The values of a layer with all contributions so far.
 
-    A message has a ticket, the version to be answered with, and by how much the group has changed the layer; the answer
-    is that version of it.
+    A message of a group holds its ticket, the version that it wants as the answer, and its change of the layer. The
+    answer is that version of the layer.
 
     Args:
-        values: the layer in the beginning, flat; this changes it.
-        weights: of each group, by its number: what its contributions are multiplied by.
+        values: the flat values of the layer at the start; they are changed in place.
+        weights: by group, the factor of its contributions.
 
     Attributes:
-        values: the layer as it is now.
-        version: the number of contributions in it.
+        values: the present values of the layer.
+        version: the number of contributions in them.
+        active_groups: the number of groups that have not sent their last message.
     """
 
     def __init__(self, values: Array, weights: Mapping[int, float]) -> None:
         self.values = values
         self.version = 0
-        self.left = len(weights)
+        self.active_groups = len(weights)
         self._weights = weights
         self._early: dict[int, _Waiting] = {}  # by ticket
         self._unanswered: list[_Waiting] = []
 
     def take(self, group: int, frame: Frame) -> list[tuple[int, Frame]]:
-        """See `Desk.take`."""
         self._early[int(frame.numbers[0])] = _Waiting(group, frame)
         answers = []
-        while (next_one := self._early.pop(self.version, None)) is not None:
-            self.values += next_one.frame.values * self.values.dtype.type(self._weights[next_one.group])
+        while (contribution := self._early.pop(self.version, None)) is not None:
+            self.values += contribution.frame.values * self.values.dtype.type(self._weights[contribution.group])
             self.version += 1
-            if next_one.frame.numbers[1] == LAST:
-                self.left -= 1
+            if contribution.frame.numbers[1] == LAST:
+                self.active_groups -= 1
             else:
-                self._unanswered.append(next_one)
+                self._unanswered.append(contribution)
             answers += self._answers()
         return answers
 
     def _answers(self) -> list[tuple[int, Frame]]:
-        due = [each for each in self._unanswered if each.frame.numbers[1] == self.version]
-        self._unanswered = [each for each in self._unanswered if each.frame.numbers[1] != self.version]
+        due = [waiting for waiting in self._unanswered if waiting.frame.numbers[1] == self.version]
+        self._unanswered = [waiting for waiting in self._unanswered if waiting.frame.numbers[1] != self.version]
         for _, frame in due:
             frame.values[...] = self.values
         return list(due)

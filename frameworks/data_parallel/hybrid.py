@@ -1,12 +1,14 @@
-"""Hybrid groups: synchronous inside a group of ranks, asynchronous between groups, so that none waits for a straggler.
+"""`HybridGroups`: synchronous training inside a group of ranks, asynchronous between groups, so that none waits.
 
-Theory of operation. The ranks of a group average their gradients as ever, over `HybridGroups.group`. From time to time
-they call `exchange`: their leader waits for its turn, contributes by how much each layer has changed to the server of
-that layer, gets the layer back with what the other groups have contributed, and broadcasts it to its group. The servers
-are the ranks themselves (`servers`), each for some of the layers, so that no rank's link carries everything; how far
-groups may be apart is decided by one of them, the clock (`center`). All layers are under way at once.
+Theory of operation
+-------------------
+The ranks of a group average their gradients over `HybridGroups.group`. From time to time they call `exchange`. The
+leader of the group waits until it may contribute. Then it sends the change of each layer to the server of that layer,
+receives the layer with the contributions of the other groups, and broadcasts it to its group. The servers are the ranks
+themselves (`servers`), each for some of the layers, so that no rank's link carries everything. One of them also serves
+the clock, which bounds how far apart groups may be (`center`). All layers are exchanged at the same time.
 
-A rank that dies, anywhere, fails the job's communicators and with them every call and every wait here, on all ranks.
+If any rank dies, the communicators of the job fail, and with them every call and every wait here, on all ranks.
 
 Reference: Kurth et al., "Deep learning at 15PF: supervised and semi-supervised classification for scientific data",
 SC17, arXiv:1708.05256.
@@ -31,30 +33,31 @@ from unisono.frameworks.data_parallel.servers import FOREVER_S, Server
 
 @unconverted
 class HybridGroups:
-    """Groups of ranks that train one model asynchronously. A context manager.
+    """A context manager for groups of ranks that train one model asynchronously.
 
-    All ranks make it, with the same arguments and parameters. The ranks of a group call `exchange` equally often, and
-    groups as often as they get to; in the end, each calls `finish`. Each rank averages gradients over `group`, and
-    steps by its own optimizer.
+    All ranks create it, with the same arguments and parameters. Each rank averages gradients over `group`, and makes
+    steps with its own optimizer. The ranks of a group call `exchange` equally often; groups may differ in how often. At
+    the end, all ranks call `finish`.
 
     Args:
         world: the ranks.
-        parameters: arrays by name, the same bits on all ranks: `broadcast_parameters` makes them so. Parameters whose
-            names are the same up to the last dot are a layer.
-        groups: the number of groups, of ranks in a row and about as many in each; or the ranks of each.
-        staleness: how many contributions of other groups may come between a group's getting a layer and its
-            contribution. A group that is ahead waits as long as another would fall further behind; with 0, they go in
-            step. At least (groups - 1) · k lets a group be k times slower than the others without being waited for.
-        servers: the ranks that keep layers; by default, all.
+        parameters: arrays by name, with the same bits on all ranks, as after `broadcast_parameters`. Parameters whose
+            names are equal up to the last dot form a layer.
+        groups: the number of groups of about equal size, each of consecutive ranks; or the ranks of each group.
+        staleness: how many contributions of other groups may come between the time when a group gets a layer and its
+            own contribution. A group that is ahead waits as long as another one would exceed this bound. With 0 the
+            groups run in lockstep. With (groups - 1) · k or more, the others need not wait for a group that is k times
+            slower.
+        servers: the ranks that serve layers; by default, all.
 
     Attributes:
         group: the communicator of this rank's group.
-        index: the number of the group.
-        contributions: how many contributions of all groups were in what this group got last.
+        index: the number of this rank's group.
+        contributions: the number of contributions of all groups in the parameters that this group got last.
 
     Raises:
-        UsageError: an argument cannot be used; nothing has been sent.
-        MismatchError: the ranks have other arguments or parameters.
+        UsageError: an argument has a value that it cannot have; nothing has been sent.
+        MismatchError: the arguments or parameters differ between ranks.
 
     >>> import numpy as np, unisono as un
     >>> from unisono.data_parallel import HybridGroups
@@ -89,17 +92,18 @@ class HybridGroups:
         check_names(world, [f"groups={members}", f"staleness={staleness}", f"servers={serving}"])
         verify_sync(world, named)
         self._world = world
-        self._all_names, self._names = list(named), list(lent)  # the latter: of arrays in one memory, the first
+        self._all_names = list(named)
+        self._names = list(lent)  # of arrays that share memory, only the first
         self.index = next(index for index, ranks in enumerate(members) if world.rank in ranks)
         self.group = world.subgroup(members[self.index])
         self._to_servers, self._to_leaders = world.dup(), world.dup()
-        # The desks are the layers, and the clock behind them.
+        # Each layer has a desk, by its index, and the clock is the last desk.
         self._clock = len(self._layers)
         self._server_of = (*spread(self._layers, serving), serving[0])
-        # What this group got last, and, on its leader, what it gets next and what it contributes.
-        self._held, self._answers, self._given = ([Frame(layer) for layer in self._layers] for _ in range(3))
-        self._turn = Frame(None)
-        for layer, frame in zip(self._layers, self._held, strict=True):
+        # By layer: the values that this group got last, and on its leader those that it gets next and its changes.
+        self._base, self._answers, self._changes = ([Frame(layer) for layer in self._layers] for _ in range(3))
+        self._ticket = Frame(None)
+        for layer, frame in zip(self._layers, self._base, strict=True):
             read(layer, lent, frame.values)
         self._desks = self._desks_of_this_rank(members, staleness)
         leaders = [ranks[0] for ranks in members]
@@ -112,73 +116,73 @@ class HybridGroups:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None and not self._is_finished:
-            self._world.abort(f"rank {self._world.rank} has left its hybrid groups by {error!r}")
+            self._world.abort(f"rank {self._world.rank} has left its hybrid groups with the error {error!r}")
         self.close()
 
     def exchange(self, parameters: Named) -> dict[str, Any]:
-        """Contribute what this group has changed, and get what all groups have. All ranks of the group call it.
+        """Contribute the changes of this group, and get those of all groups. All ranks of the group call it.
 
         Args:
-            parameters: as they are now: the names, shapes and dtypes of the beginning, and on all ranks of the group
-                the same bits. They are overwritten.
+            parameters: the present parameters, with the names, shapes and dtypes of the start, and with the same bits
+                on all ranks of the group. They are overwritten.
 
         Returns:
-            The arrays by name. Those that cannot be written, of JAX and a ``tf.Tensor``, are new ones.
+            The arrays by name. An array of JAX or a ``tf.Tensor`` cannot be written and is a new one.
 
         Raises:
             UsageError: these are other parameters, or `finish` has been called; nothing has been sent.
             PeerLostError, CollectiveTimeoutError, AbortedError: a call failed, here or in another group.
         """
-        every, lent = self._checked(parameters)
+        all_lent, lent = self._checked(parameters)
         if self.group.rank == 0:
             self._exchange(lent)
-        memory = [frame.memory for frame in self._held]
+        memory = [frame.memory for frame in self._base]
         self.group.broadcast(memory, 0, out=memory)
-        return self._adopt(every, lent)
+        return self._adopt(all_lent, lent)
 
     def finish(self, parameters: Named) -> dict[str, Any]:
-        """Contribute for the last time, wait for all groups to do so, and get what all have made. All ranks call it.
+        """Contribute for the last time, wait for all groups, and get the result of all. All ranks call it.
 
-        Every rank has the same bits then. As `exchange` otherwise.
+        After it, every rank has the same bits. Argument, result and errors are those of `exchange`.
         """
-        every, lent = self._checked(parameters)
+        all_lent, lent = self._checked(parameters)
         self._is_finished = True
         if self.group.rank == 0:
-            self._wait_for_turn(is_last=True)
+            self._get_ticket(is_last=True)
             self._note_changes(lent)
-            sent, _ = self._send(dict(enumerate(self._given)))
+            sent, _ = self._send(dict(enumerate(self._changes)))
             wait_all(sent)
         self._server.wait()
         for index, desk in self._desks.items():
             if isinstance(desk, Center):
-                self._held[index].values[...] = desk.values
-                self._held[index].numbers[1] = desk.version
+                self._base[index].values[...] = desk.values
+                self._base[index].numbers[1] = desk.version
         with self._world.group():
-            for frame, server in zip(self._held, self._server_of, strict=False):
+            for frame, server in zip(self._base, self._server_of, strict=False):
                 self._world.broadcast(frame.memory, server, out=frame.memory, timeout_s=FOREVER_S)
-        return self._adopt(every, lent)
+        return self._adopt(all_lent, lent)
 
     def close(self) -> None:
-        """Leave the groups. Without `finish` before, the other ranks would wait: they get an `AbortedError`."""
+        """Close the communicators. Without `finish` before, all calls of other ranks raise an `AbortedError`."""
         if self._is_closed:
             return
         self._is_closed = True
         if not self._is_finished:
             self._world.abort(f"rank {self._world.rank} has closed its hybrid groups without finish()")
-        for each in (self.group, self._to_servers, self._to_leaders):
-            each.close()
+        for communicator in (self.group, self._to_servers, self._to_leaders):
+            communicator.close()
 
     # --- the parts of an exchange ------------------------------------------------------------------------------------
 
     def _checked(self, parameters: Named) -> tuple[dict[str, FlatArray], dict[str, FlatArray]]:
         if self._is_finished or self._is_closed:
-            raise UsageError("these hybrid groups have finished: make new ones")
-        every = {name: flatten(x, name) for name, x in pairs_of(parameters)}
-        lent = first_names(every)
+            raise UsageError("these hybrid groups have finished: create new ones")
+        all_lent = {name: flatten(x, name) for name, x in pairs_of(parameters)}
+        lent = first_names(all_lent)
         check_writable(lent)
-        if [*every] != self._all_names or [*lent] != self._names or layers_of(lent) != self._layers:
-            raise UsageError("these are other parameters than in the beginning: names, shapes and dtypes must stay")
-        return every, lent
+        if [*all_lent] != self._all_names or [*lent] != self._names or layers_of(lent) != self._layers:
+            raise UsageError("the parameters differ from those at the start: pass the same names, shapes and dtypes")
+        return all_lent, lent
 
     def _desks_of_this_rank(self, members: Sequence[Sequence[int]], staleness: int) -> dict[int, Desk]:
         weights = {group: len(ranks) / self._world.size for group, ranks in enumerate(members)}
@@ -187,32 +191,32 @@ class HybridGroups:
             if server == self._world.rank and index == self._clock:
                 desks[index] = Clock(len(members), staleness)
             elif server == self._world.rank:
-                desks[index] = Center(self._held[index].values.copy(), weights)
+                desks[index] = Center(self._base[index].values.copy(), weights)
         return desks
 
     def _frame_for(self, index: int) -> Frame:
         return Frame(None if index == self._clock else self._layers[index])
 
     def _exchange(self, lent: Mapping[str, FlatArray]) -> None:
-        """Contribute to all layers, and get them as they are then."""
-        self._wait_for_turn(is_last=False)
+        """Contribute to all layers, and get their new values."""
+        self._get_ticket(is_last=False)
         self._note_changes(lent)
-        self._ask(dict(enumerate(self._given)), dict(enumerate(self._answers)))
-        self._held, self._answers = self._answers, self._held
+        self._ask(dict(enumerate(self._changes)), dict(enumerate(self._answers)))
+        self._base, self._answers = self._answers, self._base
 
-    def _wait_for_turn(self, *, is_last: bool) -> None:
-        """Get a ticket and a version from the clock."""
+    def _get_ticket(self, *, is_last: bool) -> None:
+        """Wait until the clock gives this group a ticket and the version that it gets for its contribution."""
         request = self._frame_for(self._clock)
         request.numbers[0] = LAST if is_last else 0
-        self._ask({self._clock: request}, {self._clock: self._turn})
+        self._ask({self._clock: request}, {self._clock: self._ticket})
 
     def _note_changes(self, lent: Mapping[str, FlatArray]) -> None:
-        for layer, held, given in zip(self._layers, self._held, self._given, strict=True):
-            change(layer, lent, held.values, given.values)
-            given.numbers[:] = self._turn.numbers
+        for layer, base, changes in zip(self._layers, self._base, self._changes, strict=True):
+            change(layer, lent, base.values, changes.values)
+            changes.numbers[:] = self._ticket.numbers
 
     def _ask(self, frames: Mapping[int, Frame], answers: Mapping[int, Frame]) -> None:
-        """Send frames to desks, by their index, and wait for the answers of all."""
+        """Send frames to desks, by index, and wait for the answers of all."""
         receiving = [
             self._to_leaders.recv(answer.memory, self._server_of[index], index, wait=False)
             for index, answer in answers.items()
@@ -224,27 +228,27 @@ class HybridGroups:
             answers[index].memory[...] = answer.result().memory
 
     def _send(self, frames: Mapping[int, Frame]) -> tuple[list[Work[None]], dict[int, Future[Frame]]]:
-        """Send frames to desks; return what is being sent, and the answers of this rank's own desks."""
+        """Send frames to desks; return the sends in flight, and the answers of the desks on this rank."""
         sent, own = [], {}
         for index, frame in frames.items():
             if self._server_of[index] == self._world.rank:
-                own[index] = self._server.give(index, frame)
+                own[index] = self._server.submit(index, frame)
             else:
                 sent.append(self._to_servers.send(frame.memory, self._server_of[index], index, wait=False))
         return sent, own
 
-    def _adopt(self, every: Mapping[str, FlatArray], lent: Mapping[str, FlatArray]) -> dict[str, Any]:
-        for layer, frame in zip(self._layers, self._held, strict=True):
+    def _adopt(self, all_lent: Mapping[str, FlatArray], lent: Mapping[str, FlatArray]) -> dict[str, Any]:
+        for layer, frame in zip(self._layers, self._base, strict=True):
             write(layer, lent, frame.values)
-        self.contributions = int(self._held[0].numbers[1])
-        return {name: each.put_back() for name, each in every.items()}
+        self.contributions = int(self._base[0].numbers[1])
+        return {name: each.put_back() for name, each in all_lent.items()}
 
 
 def _members(groups: int | Sequence[Sequence[int]], size: int) -> list[list[int]]:
     """Return the ranks of each group."""
     if isinstance(groups, int):
         if not 1 <= groups <= size:
-            raise UsageError(f"{size} ranks cannot be {groups} groups")
+            raise UsageError(f"groups must be from 1 to the number of ranks, {size}, not {groups}")
         ends = [size * (index + 1) // groups for index in range(groups)]
         return [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
     try:
@@ -252,12 +256,12 @@ def _members(groups: int | Sequence[Sequence[int]], size: int) -> list[list[int]
     except TypeError:
         raise UsageError(f"groups must be a number, or the ranks of each group, not {groups!r}") from None
     if sorted(rank for ranks in members for rank in ranks) != list(range(size)) or not all(members):
-        raise UsageError(f"groups must have each of the {size} ranks once, and one rank or more each, not {groups!r}")
+        raise UsageError(f"groups must hold each of the {size} ranks once, and no group may be empty, not {groups!r}")
     return members
 
 
 def _serving(servers: Sequence[int] | None, size: int) -> list[int]:
-    found = list(range(size)) if servers is None else sorted(set(servers))
-    if not found or not set(found) <= set(range(size)):
-        raise UsageError(f"servers must be ranks from 0 to {size - 1}, one or more, not {servers!r}")
-    return found
+    serving = list(range(size)) if servers is None else sorted(set(servers))
+    if not serving or not set(serving) <= set(range(size)):
+        raise UsageError(f"servers must be one or more ranks from 0 to {size - 1}, not {servers!r}")
+    return serving

@@ -1,4 +1,4 @@
-"""Numbers about a model, such as a loss or an accuracy, as one of all ranks."""
+"""`average_metrics`: the mean of a loss, an accuracy or another number over the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def average_metrics(world: Communicator, metrics: Mapping[str, Any], samples: fl
 
     Args:
         world: the ranks, all of which call it.
-        metrics: numbers, or arrays of one element, by name; each the mean over this rank's samples. The same names on
-            all ranks, in any order.
-        samples: how many samples this rank has, 0 or more; where it is 0, the numbers do not count.
+        metrics: by name, the mean over this rank's samples, as a number or an array of one element. All ranks pass the
+            same names, in any order.
+        samples: the number of samples of this rank, 0 or more. The numbers of a rank with 0 samples do not count.
 
     Raises:
-        UsageError: `metrics` or `samples` are no such numbers, and nothing has been sent; or no rank has a sample.
-        MismatchError: the names differ; it says which.
+        UsageError: a value is no number, and nothing has been sent; or no rank has a sample.
+        MismatchError: the names differ between ranks; the message says which.
         PeerLostError, CollectiveTimeoutError, AbortedError: as in any call.
 
     >>> import unisono as un
@@ -38,7 +38,7 @@ def average_metrics(world: Communicator, metrics: Mapping[str, Any], samples: fl
     if not 0 <= weight < np.inf:
         raise UsageError(f"samples must be a number, 0 or more, not {samples!r}")
     check_names(world, names)
-    # What a rank without samples has computed may be NaN.
+    # The numbers of a rank without samples may be NaN, so they are replaced by zeros.
     sums = world.allreduce(np.append(values * weight if weight else np.zeros(len(names)), weight), reproducible=True)
     if sums[-1] == 0:
         raise UsageError("no rank has a sample: there is nothing to average")

@@ -1,9 +1,11 @@
-"""Parameters that are the same on all ranks: broadcast in the beginning, and checked by their bits at any time.
+"""Parameters that are equal on all ranks: copying them at the start, and comparing their bits at any time.
 
-Theory of operation. Each rank hashes its arrays, names, dtypes and shapes first. One allreduce of the hash and of its
-complement, by "max", tells every rank whether all hashes are equal: the largest one is then the smallest one. Only if
-they are not do the ranks exchange a hash for each array, and all of them find the same first array that differs. What
-most ranks hold is taken to be right; of equally many, what the lowest of them holds.
+Theory of operation
+-------------------
+Each rank hashes the names, dtypes, shapes and bits of its arrays. One allreduce by "max" of the hash and of its
+complement tells every rank whether all hashes are equal: then the largest hash is also the smallest. Only if they
+differ do the ranks exchange a hash for each array, and all of them find the same first array that differs. The value
+that most ranks hold is taken to be right. Of two equally frequent values, the one on the lowest rank is.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ _DIGEST_NBYTES = 16
 
 
 class _Entry(NamedTuple):
-    """What a rank says of an array: name, dtype and shape, and the digest of its bits, which may be left empty."""
+    """The facts about an array that ranks compare.
+
+    Attributes:
+        name: the name.
+        described: dtype and shape.
+        digest: the digest of the bits; empty if they are not compared.
+    """
 
     name: str
     described: str
@@ -30,22 +38,22 @@ class _Entry(NamedTuple):
 
 
 def broadcast_parameters(world: Communicator, named: Named, root: int = 0) -> dict[str, Any]:
-    """Copy the arrays of the root to all ranks, in place, and check that all ranks hold the same bits then.
+    """Copy the arrays of the root to all ranks, in place, and check that all ranks then hold the same bits.
 
     Args:
         world: the ranks, all of which call it.
-        named: arrays by name, of numpy, torch, JAX, TensorFlow or Keras: a dict, ``model.state_dict()`` or
-            ``model.named_parameters()``; the same names, dtypes and shapes in the same order on all ranks. Arrays in
-            one memory, as tied weights are, count once.
+        named: arrays of numpy, torch, JAX, TensorFlow or Keras by name: a dict, ``model.state_dict()`` or
+            ``model.named_parameters()``. All ranks pass the same names, dtypes and shapes in the same order. Arrays
+            that share memory, such as tied weights, count once.
         root: the rank whose arrays are copied.
 
     Returns:
-        The arrays by name. Those that cannot be written, of JAX and a ``tf.Tensor``, are new ones.
+        The arrays by name. An array of JAX or a ``tf.Tensor`` cannot be written and is a new one.
 
     Raises:
-        UsageError: these are no arrays that can be written; nothing has been sent.
-        MismatchError: names, dtypes or shapes differ, and nothing has been copied; or the bits do in the end. It names
-            the first array that differs, and the ranks.
+        UsageError: an argument is no array that can be written; nothing has been sent.
+        MismatchError: names, dtypes or shapes differ, and nothing has been copied; or the bits differ at the end. The
+            message names the first array that differs, and the ranks.
         PeerLostError, CollectiveTimeoutError, AbortedError: as in any call.
 
     >>> import numpy as np, unisono as un
@@ -57,37 +65,37 @@ def broadcast_parameters(world: Communicator, named: Named, root: int = 0) -> di
     >>> un.launch(started, 2)
     [([1, 1], 1.5), ([1, 1], 1.5)]
     """
-    every = {name: flatten(x, name) for name, x in pairs_of(named)}
-    lent = first_names(every)
+    all_lent = {name: flatten(x, name) for name, x in pairs_of(named)}
+    lent = first_names(all_lent)
     check_writable(lent)
     _check_alike(world, [_Entry(name, each.described(), b"") for name, each in lent.items()])
     flats = [each.flat for each in lent.values()]
     if flats:
         world.broadcast(flats, root, out=flats)
     _check_alike(world, _entries(lent))
-    return {name: each.put_back() for name, each in every.items()}
+    return {name: each.put_back() for name, each in all_lent.items()}
 
 
 def verify_sync(world: Communicator, named: Named) -> None:
-    """Check that all ranks hold the same bits: two zeros of different sign differ, and a NaN is like itself.
+    """Check that all ranks hold the same bits. So 0.0 and -0.0 differ, and a NaN equals itself.
 
-    It costs reading the arrays once, to hash them (BLAKE2b), and one allreduce of 32 bytes.
+    It reads the arrays once, to hash them (BLAKE2b), and makes one allreduce of 32 bytes.
 
     Args:
         world: the ranks, all of which call it.
         named: as in `broadcast_parameters`; the arrays are only read.
 
     Raises:
-        UsageError: these are no arrays; nothing has been sent.
-        MismatchError: the ranks do not hold the same; it names the first array that differs, and the ranks that
-            diverge. Calls may go on after it.
+        UsageError: an argument is no array; nothing has been sent.
+        MismatchError: the arrays differ between ranks; the message names the first array that differs, and the ranks.
+            The communicator can be used after it.
         PeerLostError, CollectiveTimeoutError, AbortedError: as in any call.
     """
     _check_alike(world, _entries(flatten_all(named)))
 
 
 def first_difference(world: Communicator, named: Named) -> str | None:
-    """Return the text of the `MismatchError` that `verify_sync` would raise, or None; raises its other errors."""
+    """Return the message of the `MismatchError` of `verify_sync`, or None. The other errors are raised."""
     try:
         verify_sync(world, named)
     except MismatchError as error:
@@ -96,7 +104,7 @@ def first_difference(world: Communicator, named: Named) -> str | None:
 
 
 def fingerprint(named: Named) -> str:
-    """Return 32 hexadecimal digits that tell names, dtypes, shapes and bits; of this process alone.
+    """Return a hash of the names, dtypes, shapes and bits of arrays of this process, as 32 hexadecimal digits.
 
     >>> import numpy as np
     >>> from unisono.data_parallel import fingerprint
@@ -107,16 +115,16 @@ def fingerprint(named: Named) -> str:
 
 
 def check_writable(lent: Mapping[str, FlatArray], *, in_place: bool = False) -> None:
-    """Check that what has been changed can be put back, in the array itself if `in_place`; raises `UsageError`."""
-    for name, each in lent.items():
-        if not each.writable:
-            raise UsageError(f"{name} is read-only, or hands out copies alone: pass an array that can be written")
-        if in_place and not each.in_place:
-            raise UsageError(f"{name} is of a kind that never changes: pass an array of numpy or torch")
+    """Check that arrays can be written, and with `in_place`, without a new array; raises `UsageError`."""
+    for name, array in lent.items():
+        if not array.writable:
+            raise UsageError(f"{name} is read-only, or gives access only to copies: pass an array that can be written")
+        if in_place and not array.in_place:
+            raise UsageError(f"{name} is immutable: pass an array of numpy or torch")
 
 
 def check_names(world: Communicator, names: Sequence[str]) -> None:
-    """Check that all ranks give the same names in the same order; raises `MismatchError` on all."""
+    """Check that all ranks pass the same names in the same order; raises `MismatchError` on all ranks."""
     _check_alike(world, [_Entry(name, "", b"") for name in names])
 
 
@@ -134,41 +142,45 @@ def _digest_of(entries: Sequence[_Entry]) -> bytes:
 
 
 def agree(world: Communicator, digest: bytes) -> bool:
-    """Return on all ranks whether all have given the same 16 bytes."""
+    """Return, on all ranks, whether all ranks have passed the same 16 bytes."""
     mine = np.frombuffer(digest, np.int64)
     most = world.allreduce(np.concatenate([mine, ~mine]), "max")
     return bool((most[: mine.size] == ~most[mine.size :]).all())
 
 
 def _check_alike(world: Communicator, entries: Sequence[_Entry]) -> None:
-    """Check that all ranks say the same of their arrays; raises `MismatchError` as `verify_sync` does, on all."""
+    """Check that all ranks have the same entries; raises `MismatchError` on all ranks, as `verify_sync` does."""
     if agree(world, _digest_of(entries)):
         return
-    told: list[list[_Entry]] = [
-        [_Entry(*each) for each in rank] for rank in world.allgather_object([tuple(each) for each in entries])
-    ]
-    raise _mismatch(told, world)
+    tuples_of_ranks = world.allgather_object([tuple(entry) for entry in entries])
+    raise _mismatch([[_Entry(*values) for values in tuples] for tuples in tuples_of_ranks], world)
 
 
-def _mismatch(told: Sequence[Sequence[_Entry]], world: Communicator) -> MismatchError:
-    place = next(place for place in range(max(map(len, told)) + 1) if len({_at(rank, place) for rank in told}) > 1)
-    held = [_at(rank, place) for rank in told]
-    counts = Counter(held)
-    usual = max(counts, key=lambda each: (counts[each], -held.index(each)))
-    strange = [rank for rank, each in enumerate(held) if each != usual]
-    divergent = held[strange[0]]
-    ranks = f"rank{'s' * (len(strange) > 1)} {', '.join(str(world.world_ranks[rank]) for rank in strange)}"
-    return MismatchError(f"{_difference(usual, divergent, ranks)}", rank=world.rank, peer=world.world_ranks[strange[0]])
+def _mismatch(entries_of_ranks: Sequence[Sequence[_Entry]], world: Communicator) -> MismatchError:
+    """Return the error that names the first index at which the entries of ranks differ."""
+    longest = max(map(len, entries_of_ranks))
+    index = next(
+        index for index in range(longest + 1) if len({_at(entries, index) for entries in entries_of_ranks}) > 1
+    )
+    entry_of = [_at(entries, index) for entries in entries_of_ranks]  # by rank
+    counts = Counter(entry_of)
+    usual = max(counts, key=lambda entry: (counts[entry], -entry_of.index(entry)))
+    divergent_ranks = [rank for rank, entry in enumerate(entry_of) if entry != usual]
+    peers = [world.world_ranks[rank] for rank in divergent_ranks]
+    text = f"rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+    return MismatchError(_difference(usual, entry_of[divergent_ranks[0]], text), rank=world.rank, peer=peers[0])
 
 
-def _at(entries: Sequence[_Entry], place: int) -> _Entry | None:
-    return entries[place] if place < len(entries) else None
+def _at(entries: Sequence[_Entry], index: int) -> _Entry | None:
+    return entries[index] if index < len(entries) else None
 
 
 def _difference(usual: _Entry | None, divergent: _Entry | None, ranks: str) -> str:
     if usual is None or divergent is None or usual.name != divergent.name:
-        names = ["nothing more" if each is None else repr(each.name) for each in (divergent, usual)]
-        return f"{ranks}: {names[0]} where the others have {names[1]}: all must give the same names in the same order"
+        names = ["no further array" if entry is None else repr(entry.name) for entry in (divergent, usual)]
+        return (
+            f"{ranks}: {names[0]} where the others have {names[1]}: pass the same names in the same order on all ranks"
+        )
     if usual.described != divergent.described:
         return f"{usual.name!r} is {divergent.described} on {ranks}, and {usual.described} on the others"
     return f"{usual.name!r} has other bits on {ranks} than on the others ({usual.described})"

@@ -1,10 +1,12 @@
-"""Servers: what a rank does for the layers whose centers it keeps, and for the clock, beside its own training.
+"""Servers of hybrid groups: a rank serves the clock and the centers that it holds, beside its own training.
 
-Theory of operation. For each of its desks a server has one receive of any source in flight, whose callback hands the
-message to the desk, sends the answers that are due without waiting, and starts the next receive. So nothing runs while
-nothing arrives, and a rank that computes serves all the same. The leader on the server's own rank calls `give` instead,
-since there are no messages to oneself, and gets its answer as a future. After the last message of the last group no
-receive is started, so that none is in flight when the communicators are closed. Any failure ends all.
+Theory of operation
+-------------------
+For each desk, which is a center or the clock, a server has one receive from any source in flight. Its callback passes
+the message to the desk, sends the answers that are due without waiting, and starts the next receive. So no thread runs
+while no message arrives, and a rank serves while it computes. A rank cannot send messages to itself, so the leader on
+the server's own rank calls `submit` and gets its answer as a future. After the last message of the last group no
+receive is started, so none is in flight when the communicators are closed. Any failure ends all.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from unisono import ANY_SOURCE, Communicator, UnisonoError, Work
 from unisono.frameworks.data_parallel.center import LAST, Desk
 from unisono.frameworks.data_parallel.layers import Frame
 
-# What waits for groups waits as long as they train; that their ranks live is watched all the time.
+# The time limit of calls that wait for groups: groups may train for any time, and lost ranks are detected anyway.
 FOREVER_S = 1e8
 
 
@@ -27,10 +29,10 @@ class Server:
     """The desks of one rank.
 
     Args:
-        to_servers: carries messages, with the index of their desk as tag.
-        to_leaders: carries answers, likewise.
-        desks: those of this rank, by index.
-        make_frame: returns a new frame for the messages of the desk of an index.
+        to_servers: carries messages; the tag is the index of the desk.
+        to_leaders: carries answers; the tag is the index of the desk.
+        desks: the desks of this rank, by index.
+        make_frame: ``make_frame(index)`` returns a new frame for the messages of a desk.
         leaders: the leader of each group.
     """
 
@@ -46,25 +48,25 @@ class Server:
         self._desks, self._make_frame, self._leaders = desks, make_frame, leaders
         self._group_of = {leader: group for group, leader in enumerate(leaders)}
         self._own_group = self._group_of.get(to_servers.rank)
-        self._lock = threading.Lock()  # of what follows, and of the desks
+        self._lock = threading.Lock()  # of the state below, and of the desks
         self._spare: dict[int, list[Frame]] = {index: [] for index in desks}
         self._own: dict[int, Future[Frame]] = {}  # answers to this rank, by desk
         self._ended: Future[None] = Future()
-        # How many messages of other ranks are still to be the last of their group.
+        # By desk, how many leaders on other ranks have not sent the last message of their group.
         self._remote = dict.fromkeys(desks, len(leaders) - (self._own_group is not None))
         if not desks:
             self._ended.set_result(None)
-        for index, left in self._remote.items():
-            if left:
+        for index, leaders_to_hear in self._remote.items():
+            if leaders_to_hear:
                 self._receive(index)
 
-    def give(self, index: int, frame: Frame) -> Future[Frame]:
-        """Take a message of the leader on this rank, which leaves the frame alone until it has the answer.
+    def submit(self, index: int, frame: Frame) -> Future[Frame]:
+        """Handle a message of the leader on this rank, which must not use the frame until it has the answer.
 
         Raises:
-            UnisonoError: that of a failure.
+            UnisonoError: the error of an earlier failure.
         """
-        assert self._own_group is not None, "only leaders have anything to give"
+        assert self._own_group is not None, "only leaders submit messages"
         answer: Future[Frame] = Future()
         with self._lock:
             if self._ended.done():
@@ -77,12 +79,12 @@ class Server:
         """Wait until all groups have sent their last message to all desks of this rank.
 
         Raises:
-            UnisonoError: that of a failure.
+            UnisonoError: the error of a failure.
         """
         self._ended.result()
 
     def _receive(self, index: int) -> None:
-        """Start to receive the next message for a desk."""
+        """Start the receive of the next message for a desk."""
         spare = self._spare[index]
         frame = spare.pop() if spare else self._make_frame(index)
         work = self._to_servers.recv(frame.memory, ANY_SOURCE, index, wait=False, timeout_s=FOREVER_S)
@@ -91,28 +93,28 @@ class Server:
     def _received(self, index: int, frame: Frame, work: Work[Any]) -> None:
         try:
             message = work.message()
-            assert message is not None, "a receive that has ended well has got a message"
+            assert message is not None, "a receive that has ended without an error has a message"
             with self._lock:
                 self._remote[index] -= LAST in frame.numbers
                 goes_on = self._remote[index] > 0
                 self._take(index, self._group_of[message.source], frame)
-            if goes_on:  # without the lock: if there is a message already, it is taken right here
+            if goes_on:  # without the lock: a message that has arrived is handled inside this call
                 self._receive(index)
         except UnisonoError as error:
             self._fail(error)
-        except Exception as error:  # the callback's caller would only log it, and all would wait for an answer
+        except Exception as error:  # the caller of a callback only logs it, and all groups would wait for an answer
             self._to_servers.abort(f"rank {self._to_servers.rank} failed as a server of hybrid groups: {error!r}")
             self._fail(error)
             raise
 
     def _take(self, index: int, group: int, frame: Frame) -> None:
-        for each, answer in self._desks[index].take(group, frame):
-            if each == self._own_group:
+        for answered_group, answer in self._desks[index].take(group, frame):
+            if answered_group == self._own_group:
                 self._own.pop(index).set_result(answer)
             else:
-                sent = self._to_leaders.send(answer.memory, self._leaders[each], index, wait=False)
+                sent = self._to_leaders.send(answer.memory, self._leaders[answered_group], index, wait=False)
                 sent.add_done_callback(partial(self._reuse, index, answer))
-        if not any(desk.left for desk in self._desks.values()) and not self._ended.done():
+        if not any(desk.active_groups for desk in self._desks.values()) and not self._ended.done():
             self._ended.set_result(None)
 
     def _reuse(self, index: int, frame: Frame, _: Work[None]) -> None:
@@ -120,8 +122,8 @@ class Server:
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
-            waited_for: list[Future[Any]] = [self._ended, *self._own.values()]
-            for future in waited_for:
+            futures: list[Future[Any]] = [self._ended, *self._own.values()]
+            for future in futures:
                 if not future.done():
                     future.set_exception(error)
             self._own.clear()

@@ -1,12 +1,14 @@
-"""A running check that parameters are the same on all ranks, a part of them in each step.
+"""`SyncCheck`: a check in each step that some of the parameters are the same on all ranks.
 
-Theory of operation. Each rank computes a checksum (CRC-32) of the next few parameters in each step. The caller lets the
-ranks compare their checksums, which costs nothing where it can join another message: `GradientReducer` does so. Only
-if they differ do all ranks call `raise_difference`, which hashes all parameters and names the first that differs.
+Theory of operation
+-------------------
+In each step, each rank computes a checksum (CRC-32) of the next few parameters. The caller compares the checksums of
+all ranks, which costs nothing if the checksum can join another message: `GradientReducer` does so. Only if they differ
+do all ranks call `raise_difference`, which hashes all parameters and names the first that differs.
 
-The first steps check all parameters, because most mistakes show there. Later steps check as much as it takes to come
-through all parameters in `every` steps. For example, of 40 MB and 100 steps, each step reads 0.4 MB on average, which
-takes 0.1 ms where a core computes checksums of 4 GB/s. A large parameter is read at once; the next steps read none.
+The first steps check all parameters, because most mistakes show there. Later steps check as many as are needed to check
+each parameter once in `every` steps. For example, of 40 MB and 100 steps, each step reads 0.4 MB on average, which
+takes 0.1 ms if a core computes checksums at 4 GB/s. A large parameter is read at once, and the next steps read none.
 """
 
 from __future__ import annotations
@@ -19,20 +21,20 @@ from unisono.frameworks.arrays import checksum, flatten
 from unisono.frameworks.data_parallel.parameters import verify_sync
 
 _FIRST_STEPS = 3
-# What each parameter costs beside its bytes, as the number of bytes that take as long.
+# The fixed cost of a parameter, as the number of bytes that take equally long.
 _OVERHEAD_NBYTES = 32 << 10
 
 
 class SyncCheck:
-    """Checksums of parameters, of which each step computes some.
+    """Checksums of parameters; each step computes some of them.
 
     Args:
-        parameters: arrays by name, the same names in the same order on all ranks. They are read again in each step, so
-            the mapping may get other arrays and more names.
+        parameters: arrays by name, with the same names in the same order on all ranks. They are read again in each
+            step, so the program may replace arrays and add names.
         every: in how many steps each parameter is checked once, 1 or more.
 
     Raises:
-        UsageError: `every` is no such number.
+        UsageError: `every` is no positive integer.
     """
 
     def __init__(self, parameters: Mapping[str, Any], every: int) -> None:
@@ -41,11 +43,11 @@ class SyncCheck:
         self._parameters = parameters
         self._every = every
         self._names: tuple[str, ...] = ()
-        self._due_nbytes = 0.0  # how many bytes are to be read; below 0 after a large parameter
-        self.start_anew()
+        self._due_nbytes = 0.0  # bytes to read in this step; below 0 after a large parameter
+        self.restart()
 
     def checksum(self) -> int:
-        """Return the checksum of the next parameters; it is the same on all ranks unless one of these differs.
+        """Return the checksum of the next parameters. It is the same on all ranks unless one of them differs.
 
         Raises:
             UsageError: a parameter is no array.
@@ -53,7 +55,7 @@ class SyncCheck:
         names = tuple(self._parameters)
         if names != self._names:
             self._names = names
-            self.start_anew()
+            self.restart()
         if self._first_steps:
             self._first_steps -= 1
             return self._checksum_of_all()
@@ -63,8 +65,12 @@ class SyncCheck:
             value = self._next(value)
         return value
 
-    def start_anew(self) -> None:
-        """Let the next steps check all parameters. Ranks may do so apart: `raise_difference` brings them together."""
+    def restart(self) -> None:
+        """Make the next steps check all parameters.
+
+        Ranks that restart at different steps compare different parameters; then all call `raise_difference`, which
+        restarts all of them.
+        """
         self._first_steps = _FIRST_STEPS
         self._turn = 0
         self._total_nbytes = self._due_nbytes = 0.0
@@ -72,20 +78,20 @@ class SyncCheck:
     def raise_difference(self, world: Communicator) -> None:
         """Raise an error that names the first parameter that differs, and the ranks. All ranks call it.
 
-        It returns if all ranks hold the same by now.
+        It returns if all ranks hold the same parameters now.
 
         Raises:
             MismatchError: the parameters differ.
             PeerLostError, CollectiveTimeoutError, AbortedError: as in any call.
         """
-        self.start_anew()  # also on a rank that has counted other bytes than the others
+        self.restart()  # so that all ranks check the same parameters again
         try:
             verify_sync(world, self._parameters)
         except MismatchError as error:
             error.message = (
                 f"the parameters are no longer the same on all ranks: {error.message}. Perhaps one rank has changed "
-                "them, or its gradients before these were averaged. broadcast_parameters makes them the same again, "
-                "and verify_every=0 ends this check"
+                "them, or its gradients before they were averaged. Call broadcast_parameters to make them the same, or "
+                "pass verify_every=0 to end this check"
             )
             raise
 

@@ -1,7 +1,7 @@
-"""Gradients that ranks give for the first time after the first step, such as those of a layer that was unfrozen.
+"""New gradients: ranks pass them for the first time after the first step, for example when a layer is unfrozen.
 
-They have no place in the flat memory of that step. So they are averaged by themselves when the step ends, and get a
-place in the layout of the next step.
+A new gradient has no place in the memory of the current step. So each one is averaged by a call of its own when the
+step ends, and gets a place in the layout of the next step.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from unisono import Communicator
 from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.compression import check_compressible
 from unisono.frameworks.gradients.layout import Gradient
-from unisono.frameworks.gradients.memory import Memory
+from unisono.frameworks.gradients.step_memory import StepMemory
 
 
 def average_new(
-    world: Communicator, memory: Memory, op: str, compression: str | None, timeout_s: float | None, *, zeros: bool
+    world: Communicator, memory: StepMemory, op: str, compression: str | None, timeout_s: float | None, *, zeros: bool
 ) -> tuple[Gradient, ...]:
-    """Average the new gradients of a step, add the results to its memory, and return what was added.
+    """Average the new gradients of a step, add the results to its memory, and return the new gradients.
 
-    All ranks call it; nothing of it is compressed.
+    All ranks call it. Nothing is compressed here.
 
     Args:
         world: the ranks.
-        memory: of the step, which has ended.
+        memory: the memory of the step, which has ended.
         op: "avg" or "sum".
-        compression: what later steps will compress these gradients to, or None.
-        timeout_s: of each reduction.
-        zeros: whether a gradient that a rank does not have counts as zeros.
+        compression: the compression of later steps, or None.
+        timeout_s: the time limit of each reduction.
+        zeros: whether a gradient that a rank has not passed counts as zeros.
 
     Raises:
-        MismatchError: the ranks have other new gradients.
-        UsageError: one cannot be compressed.
+        MismatchError: the ranks have different new gradients.
+        UsageError: later steps cannot compress a new gradient.
         PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
     """
     own = [Gradient(name, lent.shape, lent.flat.dtype.name) for name, lent in memory.new.items()]

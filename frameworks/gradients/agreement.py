@@ -1,10 +1,13 @@
-"""What the ranks agree upon: which gradients there are, in which order, and whether a step has gone well.
+"""Agreement of the ranks on the gradients and their order, and on the errors of a step.
 
-Theory of operation. Ranks compute in their own time and may even differ in the order in which gradients become ready,
-but buckets must be the same on all. So the order of rank 0 is told to the others, each of which answers with what it
-has beyond that and with what it finds wrong. In every later step one small reduction, of `Flags`, tells all ranks that
-one of them has something to say; only then do they ask what it is. So an error of one rank is the same error on all of
-them, in the same step, and the communicator can still be used after it.
+Theory of operation
+-------------------
+All ranks must have the same buckets, but gradients may become ready in another order on each rank. So when the first
+step ends, rank 0 broadcasts its gradients in its order. Each rank answers with the gradients that rank 0 lacks, and
+with its first error.
+
+In every later step all ranks reduce their `Flags`. Only if a flag is set do the ranks exchange its details. So an error
+of one rank is raised on all ranks, in the same step and with the same text, and the communicator can be used after it.
 """
 
 from __future__ import annotations
@@ -18,21 +21,26 @@ from unisono.frameworks.gradients.layout import Gradient
 
 
 class NotFiniteError(UnisonoError, ArithmeticError):
-    """A gradient of some rank has an element that is infinite or not a number. Raised on every rank."""
+    """A gradient has an element that is infinite or not a number on some rank. Raised on every rank."""
 
 
 class Flags(IntFlag):
-    """What a rank tells the others in a step; they are joined by "bor"."""
+    """The facts that a rank reports in a step; the flags of all ranks are joined by "bor"."""
 
     COMPLAINT = 1
     OTHER_ORDER = 2
     NEW_GRADIENT = 4
-    # Not sent by itself: what the checksums of parameters tell, which travel with the flags.
+    # Not sent: each rank derives it from the checksums of parameters, which travel with the flags.
     PARAMETERS_DIFFER = 8
 
 
 class Complaint(NamedTuple):
-    """What is wrong on a rank: a class of `ERRORS`, by its name, and the message, which names the gradient."""
+    """The error of a rank, before it is raised on all.
+
+    Attributes:
+        kind: the name of the error class, a key of `ERRORS`.
+        message: the message of the error, which names the gradient.
+    """
 
     kind: str
     message: str
@@ -44,55 +52,58 @@ ERRORS: Mapping[str, type[UnisonoError]] = {
 
 
 def raise_first(world: Communicator, complaint: Complaint | None) -> None:
-    """Raise, on all ranks alike, what the first rank with a complaint says. All ranks call it.
+    """Raise the complaint of the lowest rank that has one, the same on all ranks. All ranks call it.
 
     Raises:
-        UsageError, MismatchError, NotFiniteError: there is one.
+        UsageError, MismatchError, NotFiniteError: a rank has a complaint of this class.
     """
-    for rank, its in enumerate(world.allgather_object(complaint)):
-        if its is not None:
-            raise ERRORS[its.kind](f"rank {rank}: {its.message}", rank=world.rank, peer=rank)
+    for rank, complaint_of_rank in enumerate(world.allgather_object(complaint)):
+        if complaint_of_rank is not None:
+            error = ERRORS[complaint_of_rank.kind]
+            raise error(f"rank {rank}: {complaint_of_rank.message}", rank=world.rank, peer=rank)
 
 
 def agree(
     world: Communicator, settings: object, own: Sequence[Gradient], complaint: Complaint | None, *, zeros: bool
 ) -> tuple[Gradient, ...]:
-    """Return the gradients of all ranks, in the order of rank 0; what only others have comes last. All ranks call it.
+    """Return the gradients of all ranks: those of rank 0 in its order, then those that only others have.
+
+    All ranks call it.
 
     Args:
         world: the ranks.
-        settings: what must be equal on all ranks, beside the gradients.
-        own: the gradients of this rank, in the order in which they have become ready.
-        complaint: what was wrong with one of them.
-        zeros: whether a gradient that a rank does not have is to count as zeros.
+        settings: further facts that must be equal on all ranks.
+        own: the gradients of this rank, in the order in which they became ready.
+        complaint: the first error of this rank, or None.
+        zeros: whether a gradient that a rank has not passed counts as zeros.
 
     Raises:
-        MismatchError: the ranks differ in a shape or dtype, or, without `zeros`, in which gradients there are.
-        UsageError: a rank complains, or there are no gradients at all.
+        MismatchError: the ranks differ in `settings`, in a shape or dtype, or, without `zeros`, in their gradients.
+        UsageError: a rank complains, or no rank has a gradient.
     """
-    expected, first = world.broadcast_object((settings, own) if world.rank == 0 else None)
+    expected, of_rank_0 = world.broadcast_object((settings, own) if world.rank == 0 else None)
     if complaint is None and settings != expected:
         complaint = Complaint("MismatchError", f"its reducer has {settings}, and that of rank 0 {expected}")
-    found = complaint or _difference(own, first, zeros=zeros)
-    known = {gradient.name for gradient in first}
-    extra = [] if found else [gradient for gradient in own if gradient.name not in known]
-    raise_first(world, found)
-    union = _union(world, first, world.allgather_object(extra))
+    complaint = complaint or _difference(own, of_rank_0, zeros=zeros)
+    names_of_rank_0 = {gradient.name for gradient in of_rank_0}
+    extra = [] if complaint else [gradient for gradient in own if gradient.name not in names_of_rank_0]
+    raise_first(world, complaint)
+    union = _union(world, of_rank_0, world.allgather_object(extra))
     if not union:
-        raise UsageError("no rank has given a gradient: call ready(name, array) before finish()", rank=world.rank)
+        raise UsageError("no rank has passed a gradient: call ready(name, array) before finish()", rank=world.rank)
     return union
 
 
 def agree_on_new(world: Communicator, own: Sequence[Gradient], *, zeros: bool) -> tuple[Gradient, ...]:
-    """Return the gradients that some rank has given for the first time. All ranks call it.
+    """Return the new gradients of all ranks. All ranks call it.
 
     Args:
         world: the ranks.
-        own: those of this rank.
+        own: the new gradients of this rank.
         zeros: as in `agree`.
 
     Raises:
-        MismatchError: the ranks differ in a shape or dtype, or, without `zeros`, in which gradients these are.
+        MismatchError: the ranks differ in a shape or dtype, or, without `zeros`, in their new gradients.
     """
     new_of_ranks = world.allgather_object(own)
     union = _union(world, (), new_of_ranks)
@@ -100,7 +111,7 @@ def agree_on_new(world: Communicator, own: Sequence[Gradient], *, zeros: bool) -
         names = {gradient.name for gradient in new}
         for gradient in union if not zeros else ():
             if gradient.name not in names:
-                text = f"got no gradient of {gradient.name!r}, which other ranks gave for the first time: {_ADVICE}"
+                text = f"got no gradient of {gradient.name!r}, which other ranks passed for the first time: {_ADVICE}"
                 raise MismatchError(f"rank {rank}: {text}", rank=world.rank, peer=rank)
     return union
 
@@ -108,9 +119,12 @@ def agree_on_new(world: Communicator, own: Sequence[Gradient], *, zeros: bool) -
 def _union(
     world: Communicator, first: Iterable[Gradient], of_ranks: Sequence[Sequence[Gradient]]
 ) -> tuple[Gradient, ...]:
-    """Return `first` and the gradients of all ranks, each once; raises `MismatchError` where shapes or dtypes differ.
+    """Return `first` and the gradients of all ranks, each once.
 
-    All ranks compare the same, and so raise the same.
+    All ranks compare the same values, so all of them raise the same error.
+
+    Raises:
+        MismatchError: two ranks have another shape or dtype for the same name.
     """
     union = dict.fromkeys(first)
     for rank, gradients in enumerate(of_ranks):
@@ -122,42 +136,45 @@ def _union(
 
 
 def _difference(own: Iterable[Gradient], first: Iterable[Gradient], *, zeros: bool) -> Complaint | None:
-    """Return what is wrong with the gradients of a rank, beside those of another one."""
+    """Return a complaint about the first difference between the gradients of a rank and those of others, or None."""
     mine = {gradient.name: gradient for gradient in own}
     theirs = {gradient.name: gradient for gradient in first}
     for name in mine.keys() & theirs.keys():
         if mine[name] != theirs[name]:
-            return Complaint("MismatchError", f"{described(mine[name])}, and other ranks have {kind(theirs[name])}")
+            text = f"{described(mine[name])}, and other ranks have {dtype_and_shape(theirs[name])}"
+            return Complaint("MismatchError", text)
     if zeros:
         return None
     for name in sorted(theirs.keys() - mine.keys()):
         return missing(name)
     for name in sorted(mine.keys() - theirs.keys()):
-        return Complaint("MismatchError", f"gave a gradient of {name!r}, which rank 0 has none of: {_ADVICE}")
+        return Complaint("MismatchError", f"passed a gradient of {name!r}, and rank 0 has passed none: {_ADVICE}")
     return None
 
 
-_ADVICE = 'pass missing="zero" if that is right'
+_ADVICE = 'pass missing="zero" if a missing gradient is to count as zeros'
 
 
 def missing(name: str) -> Complaint:
-    """Return the complaint of a rank that got no gradient for a parameter."""
-    text = f"got no gradient of {name!r} before finish(): {_ADVICE}. If no rank has it any more, call reset() on all"
+    """Return the complaint of a rank whose program has passed no gradient of this name."""
+    text = (
+        f"got no gradient of {name!r} before finish(): {_ADVICE}. If no rank has it any more, call reset() on all ranks"
+    )
     return Complaint("MismatchError", text)
 
 
 def given_twice(name: str) -> Complaint:
-    """Return the complaint of a rank that got two gradients for a parameter in one step."""
+    """Return the complaint of a rank whose program has passed two gradients of one name in a step."""
     return Complaint(
         "UsageError",
-        f"the gradient of {name!r} was given twice in a step: call finish() after each step. With a torch optimizer, "
-        "put all backwards of a step but the last in optimizer.no_sync(), and call optimizer.synchronize() before a "
+        f"the gradient of {name!r} was passed twice in a step: call finish() after each step. With a torch optimizer, "
+        "put all backwards of a step except the last in optimizer.no_sync(), and call optimizer.synchronize() before a "
         "GradScaler's step(optimizer)",
     )
 
 
 def changed(name: str, how: str = "changed") -> Complaint:
-    """Return the complaint of a rank whose program has changed a gradient that the reducer was averaging."""
+    """Return the complaint of a rank whose program has changed a gradient after passing it."""
     return Complaint(
         "UsageError",
         f"the gradient of {name!r} was {how} while it was being averaged: clip and change gradients after finish(), or "
@@ -166,10 +183,10 @@ def changed(name: str, how: str = "changed") -> Complaint:
 
 
 def described(gradient: Gradient) -> str:
-    """Return what errors call a gradient."""
-    return f"the gradient of {gradient.name!r} is {kind(gradient)}"
+    """Return the words for a gradient in errors, such as ``the gradient of 'bias' is float32[2]``."""
+    return f"the gradient of {gradient.name!r} is {dtype_and_shape(gradient)}"
 
 
-def kind(gradient: Gradient) -> str:
-    """Return what errors call the dtype and shape of a gradient."""
+def dtype_and_shape(gradient: Gradient) -> str:
+    """Return dtype and shape in the form ``float32[2, 3]``."""
     return f"{gradient.dtype}{list(gradient.shape)}"

@@ -1,9 +1,12 @@
-"""Lanes: what carries buckets. Each is a communicator of its own, and so an order of its own, which does not wait.
+"""Bucket communicators: the communicators that carry the buckets of a `GradientReducer`.
 
-On one lane buckets are reduced one after the other; what takes long in one, as on a link with a long delay, holds up
-those behind it. Several lanes let them overlap. What moves the bytes of a lane is a thread of the native core, which
-wakes when something has arrived, and is bound to a core where that is wanted. Compressing is done by the thread that
-gives a gradient or waits for it, for it takes less than moving the bytes that it saves.
+A bucket communicator reduces one bucket after the other. A slow reduction, as over a link with a long delay, holds up
+the buckets behind it. With several bucket communicators the reductions of buckets overlap, because each has an order of
+its own.
+
+A thread of the native core moves the bytes of each communicator. It sleeps until something has arrived, and can be
+bound to a core. Compression runs in the thread that passes a gradient to the reducer or waits for one, because it takes
+less time than moving the bytes that it saves.
 """
 
 from __future__ import annotations
@@ -19,53 +22,58 @@ import numpy as np
 from unisono import AbortedError, Communicator, UnisonoError, UsageError, wait_all
 from unisono.frameworks.arrays import Array
 from unisono.frameworks.gradients.compression import COMPRESSIONS
-from unisono.frameworks.gradients.two_stage_reduction import Chains, Pending
+from unisono.frameworks.gradients.two_stage_reduction import ReductionQueue
+from unisono.frameworks.pending import Pending
 
-# How long a reduction that has failed may take to say so.
-_PATIENCE_S = 1.0
+# How long `cause_of` waits for the error of each reduction.
+_ERROR_WAIT_S = 1.0
 
 
 class Teams(NamedTuple):
-    """How gradients are carried.
+    """How many bucket communicators a reducer has, and on which cores their threads run.
 
     Attributes:
-        lanes: how many communicators share the buckets, the same on every rank; None for the default.
-        cores: which cores the threads that carry gradients are bound to, in turns; none if they are not bound.
+        lanes: the number of bucket communicators, the same on every rank; None for the default.
+        cores: the cores that the threads are bound to: thread k gets core k modulo their number. If it is empty, no
+            thread is bound.
     """
 
     lanes: int | None = None
     cores: tuple[int, ...] = ()
 
 
-def lanes_for(teams: Teams | int | None, hosts: int, lag: int, compression: str | None) -> Teams:
-    """Return how gradients are carried if a user wants it so.
+def resolved_teams(teams: Teams | int | None, hosts: int, lag: int, compression: str | None) -> Teams:
+    """Return the `Teams` for the argument `teams` of a reducer, with the number of bucket communicators filled in.
 
-    By default there is a lane for each step in flight, so that none waits for another one's delays. There is one more
-    where buckets wait for something within a step that another could use: for the network, or for being compressed.
+    By default each step in flight has a bucket communicator, so that no step waits for the delays of another. One more
+    is added where a bucket waits inside a step, for the network or for compression: another bucket can use that time.
 
     Raises:
-        UsageError: that cannot be.
+        UsageError: an argument has a value that it cannot have.
     """
     if compression is not None and compression not in COMPRESSIONS:
         raise UsageError(f"compression must be one of {', '.join(COMPRESSIONS)}, or None, not {compression!r}")
-    wanted = teams if isinstance(teams, Teams) else Teams(teams)
-    lanes = 1 + lag + (hosts > 1 or compression is not None) if wanted.lanes is None else wanted.lanes
-    if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
-        raise UsageError(f"teams must be a positive number of lanes, or Teams, not {teams!r}")
-    there = os.sched_getaffinity(0)
-    if not there.issuperset(wanted.cores):
-        raise UsageError(f"teams names the cores {wanted.cores}, and this process may use {sorted(there)}")
-    return Teams(lanes, tuple(wanted.cores))
+    requested = teams if isinstance(teams, Teams) else Teams(teams)
+    count = 1 + lag + (hosts > 1 or compression is not None) if requested.lanes is None else requested.lanes
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise UsageError(f"teams must be a positive number of bucket communicators, or Teams, not {teams!r}")
+    allowed_cores = os.sched_getaffinity(0)
+    if not allowed_cores.issuperset(requested.cores):
+        raise UsageError(f"teams names the cores {requested.cores}, and this process may use {sorted(allowed_cores)}")
+    return Teams(count, tuple(requested.cores))
 
 
-class _Lane(NamedTuple):
-    """A communicator for each collective of a reduction, and those that are of several."""
+class _BucketComm(NamedTuple):
+    """One bucket communicator: a communicator for each collective of a reduction, and the queue between the two."""
 
     communicators: Sequence[Communicator]
-    chains: Chains
+    queue: ReductionQueue
 
     def bind(self, core: int) -> None:
-        """Bind the threads that carry what goes over it to a core: they begin with a call, as this thread may run."""
+        """Bind the threads of the communicators to a core.
+
+        A thread starts at the first call and inherits the cores of the calling thread, so a barrier starts it here.
+        """
         allowed = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {core})
         try:
@@ -74,15 +82,15 @@ class _Lane(NamedTuple):
             os.sched_setaffinity(0, allowed)
 
 
-class Lanes:
-    """The lanes of a reducer: duplicates of `world`, which this makes and closes.
+class BucketComms:
+    """The bucket communicators of a reducer: duplicates of `world`, which this object opens and closes.
 
     Args:
         world: the ranks.
-        teams: how many, and the cores of their threads.
+        teams: how many bucket communicators to open, and the cores of their threads.
         op: "avg" or "sum".
         compression: a key of `COMPRESSIONS`, or None.
-        timeout_s: of each reduction; None for that of `world`.
+        timeout_s: the time limit of each reduction; None for that of `world`.
     """
 
     def __init__(
@@ -91,69 +99,71 @@ class Lanes:
         self._op, self._compression, self._timeout_s = op, compression, timeout_s
         self._world, self._count = world, teams.lanes or 1
         self._cores = teams.cores
-        self._lanes: list[_Lane] = []
+        self._comms: list[_BucketComm] = []
 
     def open(self) -> None:
-        """Make the lanes, if they are not there; to be called when all ranks are known to want as many."""
+        """Open the communicators that are not open. Call it after all ranks have agreed on their number."""
         collectives = 2 if self._compression == "int8" else 1
-        while len(self._lanes) < self._count:
-            lane = _Lane([self._world.dup() for _ in range(collectives)], Chains())
+        while len(self._comms) < self._count:
+            comm = _BucketComm([self._world.dup() for _ in range(collectives)], ReductionQueue())
             if self._cores:
-                lane.bind(self._cores[len(self._lanes) % len(self._cores)])
-            self._lanes.append(lane)
+                comm.bind(self._cores[len(self._comms) % len(self._cores)])
+            self._comms.append(comm)
 
     def compresses(self, dtype: str) -> bool:
-        """Return whether what is of this dtype is compressed: where that makes it smaller."""
+        """Return whether buckets of this dtype are compressed: only if the compressed elements are smaller."""
         return self._compression is not None and np.dtype(self._compression).itemsize < np.dtype(dtype).itemsize
 
-    def reduction(self, step: int, turn: int, memory: Array, residual: Array | None) -> Callable[[], Pending]:
-        """Return what starts to reduce `memory` in place, again and again.
+    def reduction(self, step: int, place: int, memory: Array, residual: Array | None) -> Callable[[], Pending]:
+        """Return a function that starts the reduction of `memory` in place. It can be called again in later steps.
 
         Args:
-            step: number of the memory of a step. Steps in flight take lanes in turns.
-            turn: of the bucket in the step.
-            memory: of the bucket.
-            residual: of the bucket, float32; None where it is not compressed.
+            step: the number of the step memory. Steps in flight use the bucket communicators in turn.
+            place: the place of the bucket in the order in which the buckets of a step are started.
+            memory: the elements of the bucket.
+            residual: the residual of the bucket, float32; None if the bucket is not compressed.
         """
-        communicators, chains = self._lanes[(step + turn) % len(self._lanes)]
+        communicators, queue = self._comms[(step + place) % len(self._comms)]
         if residual is None:
             plan = communicators[0].plan("allreduce", memory, op=self._op, out=memory, timeout_s=self._timeout_s)
             return partial(plan, wait=False)
         compression = COMPRESSIONS[self._compression or ""]
-        return partial(chains.start, compression(communicators, memory, residual, self._op, self._timeout_s))
+        return partial(queue.start, compression(communicators, memory, residual, self._op, self._timeout_s))
 
     def nbytes_sent(self) -> int:
-        """Return the bytes that this rank has sent over all lanes so far."""
-        return sum(traffic.sent_nbytes for each in self._communicators() for traffic in each.stats().values())
+        """Return the bytes that this rank has sent so far over all bucket communicators."""
+        return sum(
+            traffic.sent_nbytes for communicator in self._communicators() for traffic in communicator.stats().values()
+        )
 
     def algorithm(self, nbytes: int, dtype: str) -> str:
-        """Return what reduces a bucket of this size."""
+        """Return the name of the algorithm that reduces a bucket of this size."""
         if not self.compresses(dtype):
-            return self._lanes[0].communicators[0].explain("allreduce", nbytes, dtype, self._op).choice.algorithm
+            return self._comms[0].communicators[0].explain("allreduce", nbytes, dtype, self._op).choice.algorithm
         return "int8 alltoall, allgather" if self._compression == "int8" else f"{self._compression} allreduce"
 
     def predicted_s(self, nbytes: int, dtype: str) -> float:
-        """Return how long the tuner expects a bucket to take, uncompressed; 0 where it cannot tell."""
-        return self._lanes[0].communicators[0].explain("allreduce", nbytes, dtype, self._op).choice.predicted_s or 0.0
+        """Return the time that the tuner predicts for a bucket without compression; 0 if it predicts none."""
+        return self._comms[0].communicators[0].explain("allreduce", nbytes, dtype, self._op).choice.predicted_s or 0.0
 
     def close(self) -> None:
-        """Leave all lanes; reductions that go on end with an error."""
+        """Close all communicators. Reductions in flight end with an error."""
         for communicator in self._communicators():
             communicator.close()
 
     def _communicators(self) -> Iterator[Communicator]:
-        return itertools.chain.from_iterable(lane.communicators for lane in self._lanes)
+        return itertools.chain.from_iterable(comm.communicators for comm in self._comms)
 
 
-def cause(error: UnisonoError, works: Sequence[Pending]) -> UnisonoError:
-    """Return the error that one of the works has failed with, if `error` only tells that something has.
+def cause_of(error: UnisonoError, works: Sequence[Pending]) -> UnisonoError:
+    """Return the error that made a communicator fail, or `error` itself if no work in `works` has a better one.
 
-    Of all that fail with a communicator, one call gets the cause, whichever asks first.
+    When a communicator fails, only one of its calls raises the cause, and all others raise `AbortedError`.
     """
     if isinstance(error, AbortedError):
         for work in works:
             try:
-                work.wait(_PATIENCE_S)
+                work.wait(_ERROR_WAIT_S)
             except (AbortedError, TimeoutError):
                 continue
             except UnisonoError as first:

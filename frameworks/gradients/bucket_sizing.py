@@ -1,8 +1,8 @@
-"""How large buckets should be, so that as little communication as can be is left when the last gradient is there.
+"""The size of buckets that leaves the least communication after the last gradient.
 
-Large buckets use a link well, but the last one begins late; of small ones, each costs its latency, and the program some
-time of its core. The time of a bucket is the tuner's prediction, scaled by what buckets have taken in steps that were
-measured, so that a link slower than the tuner knows, or one that is shared, is seen.
+Large buckets use a link well, but the last bucket starts late. Small buckets start early, but each costs its latency
+and some time of the program's core. The time of a bucket is the prediction of the tuner, times a scale from measured
+steps. The scale corrects for a link that is slower than the tuner assumes, or that others use too.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from typing import NamedTuple
 from unisono.frameworks.gradients.layout import Filling, Layout
 from unisono.frameworks.gradients.timeline import Step
 
-# What one more bucket costs the program beside its own time, hidden or not: the start, and the core for those who wake.
-# Two ranks of one core each, over TCP, took 25 µs of CPU time more for each on one processor, 100 to 300 on another.
+# The CPU time that one more bucket costs the program, even if its communication is hidden: starting it, and waking the
+# threads that carry it. Two ranks of one core each, over TCP, took 25 µs more per bucket on one processor, and 100 to
+# 300 µs on another.
 _OVERHEAD_S = 100e-6
 _SIZES = [1 << power for power in range(15, 27)]  # 32 KiB to 64 MiB
 
 
 def exposed_s(buckets: Sequence[Filling], backward_s: float, cost_s: Callable[[int], float]) -> float:
-    """Return by how much a step is longer than backward.
+    """Return how much longer a step takes than backward, in seconds.
 
-    That is how long after the last gradient the last bucket ends, and what all of them cost the program.
+    This is the time from the last gradient to the end of the last bucket, plus the overhead of all buckets.
 
     Args:
-        buckets: in the order in which they become ready.
-        backward_s: the time from the first gradient to the last.
-        cost_s: seconds that a bucket of so many bytes takes; buckets are reduced one after the other.
+        buckets: the buckets, in the order in which they become ready.
+        backward_s: the time from the first gradient to the last, in seconds.
+        cost_s: ``cost_s(nbytes)`` is the time of a bucket in seconds; buckets are reduced one after the other.
     """
     end = 0.0
     for nbytes, share in buckets:
@@ -36,19 +37,19 @@ def exposed_s(buckets: Sequence[Filling], backward_s: float, cost_s: Callable[[i
 
 
 def best_size(cut: Callable[[int], Sequence[Filling]], backward_s: float, cost_s: Callable[[int], float]) -> int:
-    """Return the number of bytes for a bucket that leaves the least exposed; the larger one, if two do.
+    """Return the size of buckets, in bytes, with the smallest `exposed_s`; of two equally good sizes, the larger one.
 
-    ``cut(nbytes)`` returns the buckets into which gradients are cut if they are to be of about so many bytes.
+    ``cut(nbytes)`` returns the buckets of about `nbytes` bytes into which the gradients are cut.
     """
     return min(reversed(_SIZES), key=lambda size: exposed_s(cut(size), backward_s, cost_s))
 
 
 class Pace(NamedTuple):
-    """How fast steps are.
+    """The pace of steps.
 
     Attributes:
-        backward_s: the time from the first gradient to the last.
-        scale: how many times as long as the tuner predicts a bucket takes.
+        backward_s: the time from the first gradient to the last, in seconds.
+        scale: the measured time of buckets divided by the time that the tuner predicts.
     """
 
     backward_s: float
@@ -56,7 +57,7 @@ class Pace(NamedTuple):
 
 
 def pace_of(steps: Sequence[Step], layout: Layout, predicted_s: Callable[[int, str], float]) -> Pace:
-    """Return the pace of the best of some steps; `predicted_s(nbytes, dtype)` is the tuner's."""
+    """Return the pace of the fastest step; ``predicted_s(nbytes, dtype)`` is the time that the tuner predicts."""
     predicted = sum(predicted_s(bucket.nbytes, bucket.dtype) for bucket in layout.buckets)
     scale = min(step.communication_s for step in steps) / predicted if predicted else 1.0
     return Pace(min(step.ready_s - step.begin_s for step in steps), scale)

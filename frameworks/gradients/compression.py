@@ -1,16 +1,20 @@
-"""Gradients on the wire in fewer bytes than in memory, with error feedback.
+"""Compression of gradients: fewer bytes on the wire than in memory, with error feedback.
 
-Theory of operation. What a rank cannot say in the narrow form it keeps, as the *residual* of each element, and adds to
-its next gradient; so in the long run nothing is lost (Seide et al. 2014; Karimireddy et al. 2019). Two forms:
+Theory of operation
+-------------------
+Rounding to the narrow form loses a part of each element. The rank keeps that part as the *residual* of the element and
+adds it to its next gradient, so that nothing is lost in the long run (Seide et al. 2014; Karimireddy et al. 2019).
+There are two forms:
 
-- "float16" and "bfloat16" are rounded to, summed up in float32, and rounded once. What is lost in that second rounding,
-  which no rank sees, is not kept.
-- "int8" are blocks of `BLOCK` elements, each with a float32 scale, its largest magnitude / 127. Every rank sends each
-  other its part of the bucket, quantised, sums up in float32 what it has received, and sends the result to all,
-  quantised once more. Of that second error, which the owner of a part alone knows, it keeps as much as makes the result
-  right when it is added to its own next gradient.
+- "float16" and "bfloat16": each rank rounds its elements, the sum is computed in float32, and the result is rounded
+  once. No rank keeps the loss of that second rounding, because no rank sees it.
+- "int8": blocks of `BLOCK` elements, each with a float32 scale, which is its largest magnitude / 127. Each rank owns a
+  part of the bucket. Every rank sends each owner its part, quantised. The owner sums up in float32 and sends the result
+  to all ranks, quantised again. Only the owner knows the error of this second quantisation, so it adds the error to its
+  residual. Its next gradient then corrects the result.
 
-A gradient that is not finite stays so: alone in the narrow floats, and with its block in int8. It leaves no residual.
+An element that is not finite stays so: by itself in the narrow floats, and with all its block in int8. It leaves no
+residual.
 """
 
 from __future__ import annotations
@@ -33,14 +37,14 @@ Start: TypeAlias = Callable[[], Work[Any]]
 
 
 class Stages(NamedTuple):
-    """How flat memory is reduced in place, again and again.
+    """The steps of a compressed reduction of flat memory in place. They can be used again for later steps.
 
     Attributes:
-        starts: each of these computes what a collective needs and starts it; the first when the memory is ready, each
-            other when the collective before has ended.
-        finish: writes the memory, when the last collective has ended.
+        starts: functions that each prepare and start a collective: the first one when the memory is ready, each other
+            one when the collective before it has ended.
+        finish: a function that writes the result to the memory when the last collective has ended.
 
-    Of these, only the first and `finish` use the memory and its residual.
+    Only ``starts[0]`` and `finish` use the memory and its residual.
     """
 
     starts: Sequence[Start]
@@ -48,26 +52,26 @@ class Stages(NamedTuple):
 
 
 # ``compression(communicators, memory, residual, op, timeout_s)``: a communicator for each collective, flat memory, and
-# its residual, flat float32.
+# its residual, a flat float32 array.
 Compression: TypeAlias = Callable[[Sequence[Communicator], Array, Array, str, float | None], Stages]
 
 
 def check_compressible(gradients: Iterable[Gradient], compression: str) -> None:
-    """Check that gradients are of floats.
+    """Check that all gradients are of floats.
 
     Raises:
-        UsageError: one is not; names it.
+        UsageError: one is not; the message names it.
     """
     for gradient in gradients:
         if gradient.dtype not in _FLOATS:
-            what = (
-                f"the gradient of {gradient.name!r} is of {gradient.dtype}, which cannot be compressed to {compression}"
+            raise UsageError(
+                f"the gradient of {gradient.name!r} is of {gradient.dtype}, which cannot be compressed to "
+                f"{compression}: pass it to another reducer, without compression"
             )
-            raise UsageError(f"{what}: give it to another reducer, without compression")
 
 
 class _Floats:
-    """Memory as float32: itself, or a copy of what is wider or narrower."""
+    """Memory as float32: the memory itself, or a float32 copy if it has another dtype."""
 
     def __init__(self, memory: Array) -> None:
         self._memory = memory
@@ -87,7 +91,7 @@ class _Floats:
 def _narrow(
     form: str, communicators: Sequence[Communicator], memory: Array, residual: Array, op: str, timeout_s: float | None
 ) -> Stages:
-    """Reduce in narrow floats: see `Compression`."""
+    """Return the stages of a reduction in narrow floats, for the arguments of `Compression`."""
     floats, wire = _Floats(memory), np.empty(memory.size, np.dtype(form))
     allreduce = communicators[0].plan("allreduce", wire, op=op, out=wire, accumulate="float32", timeout_s=timeout_s)
 
@@ -107,11 +111,11 @@ def _narrow(
 def _in_blocks(
     communicators: Sequence[Communicator], memory: Array, residual: Array, op: str, timeout_s: float | None
 ) -> Stages:
-    """Reduce in blocks of int8: see `Compression`."""
+    """Return the stages of a reduction in blocks of int8, for the arguments of `Compression`."""
     size, rank = communicators[0].size, communicators[0].rank
-    part = -(-memory.size // (size * BLOCK)) * BLOCK  # elements of each rank, of which the last may lack some
-    begin, end = (min(memory.size, turn * part) for turn in (rank, rank + 1))
-    # The blocks that only fill up the last parts are zeros here, and so are their sums.
+    part = -(-memory.size // (size * BLOCK)) * BLOCK  # elements per rank; the last parts may be shorter
+    begin, end = (min(memory.size, owner * part) for owner in (rank, rank + 1))
+    # The last parts are padded with blocks of zeros, whose sums are zero.
     wire = np.zeros((size, wire_nbytes("int8", part)), np.uint8)
     received, own = np.empty_like(wire), np.empty_like(wire[:1])
     floats, total, lost = _Floats(memory), np.empty(part, np.float32), np.empty(part, np.float32)
@@ -124,9 +128,9 @@ def _in_blocks(
         work: Work[Any] = alltoall(wait=False)
         return work
 
-    def spread() -> Work[Any]:
-        for turn, row in enumerate(received):
-            from_wire("int8", total, row, adds=turn > 0)
+    def share_result() -> Work[Any]:
+        for source, row in enumerate(received):
+            from_wire("int8", total, row, adds=source > 0)
         total[...] /= weight
         lost[...] = 0
         to_wire("int8", own[0], total, lost)
@@ -139,7 +143,7 @@ def _in_blocks(
         from_wire("int8", floats.x, wire.reshape(-1))
         floats.write_back()
 
-    return Stages((exchange, spread), finish)
+    return Stages((exchange, share_result), finish)
 
 
 COMPRESSIONS: Mapping[str, Compression] = {

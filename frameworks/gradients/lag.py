@@ -1,4 +1,4 @@
-"""When gradients are applied: how many steps late, as a function of the step alone, and so the same on all ranks."""
+"""The lag of gradients: how many steps late they are applied. It depends only on the step, so all ranks agree."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from unisono import UsageError
 
 
 class Lag(NamedTuple):
-    """Delayed synchronous gradients: step t applies those of step t − k, after a prompt warm-up.
+    """Delayed synchronous gradients: step t applies those of step t − k. A *prompt* step applies its own.
 
     Attributes:
-        steps: k; 0 for none.
-        warmup: the number of steps in the beginning that are prompt.
-        cooldown_from: the first of the steps in the end that are prompt again; None if there are none.
+        steps: the lag k; 0 if all steps are prompt.
+        warmup: the number of prompt steps at the beginning.
+        cooldown_from: the first prompt step at the end; None if the end is not prompt.
     """
 
     steps: int
@@ -21,10 +21,10 @@ class Lag(NamedTuple):
     cooldown_from: int | None = None
 
     def at(self, step: int) -> int:
-        """Return how many steps may be in flight after step `step`, from 0, has applied what it applies.
+        """Return how many steps stay in flight after step `step`, counted from 0, has applied the gradients due.
 
-        It rises and falls by one a step, so that in the steps in which it rises nothing is applied, and in those in
-        which it falls, two gradients are.
+        The number rises and falls by one a step. A step in which it rises applies nothing, and a step in which it falls
+        applies the gradients of two steps.
         """
         rising = max(0, step + 1 - self.warmup)
         falling = self.steps if self.cooldown_from is None else max(0, self.cooldown_from + self.steps - 1 - step)
@@ -32,10 +32,10 @@ class Lag(NamedTuple):
 
 
 def lag_of(steps: int, total_steps: int | None, warmup_fraction: float, cooldown_fraction: float) -> Lag:
-    """Return the lag with those fractions of `total_steps` being prompt in the beginning and in the end.
+    """Return the lag in which these fractions of `total_steps` are prompt at the beginning and at the end.
 
     Raises:
-        UsageError: that cannot be.
+        UsageError: an argument has a value that it cannot have.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise UsageError(f"lag must be a number of steps, 0 or more, not {steps!r}")
@@ -44,7 +44,7 @@ def lag_of(steps: int, total_steps: int | None, warmup_fraction: float, cooldown
             raise UsageError(f"{name} must be from 0 to 1, not {fraction!r}")
     if total_steps is None:
         if warmup_fraction or cooldown_fraction:
-            raise UsageError("a fraction of how many steps? pass total_steps as well")
+            raise UsageError("warmup_fraction and cooldown_fraction are parts of total_steps: pass total_steps as well")
         return Lag(steps)
     if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
         raise UsageError(f"total_steps must be a positive number, not {total_steps!r}")

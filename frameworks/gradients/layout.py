@@ -1,9 +1,11 @@
-"""Where gradients lie: flat memory of each dtype, in the order in which they become ready, cut into buckets.
+"""The layout of gradients: flat memory for each dtype, in the order in which they become ready, cut into buckets.
 
-Theory of operation. All gradients of one dtype lie one after the other in one array, so that each is contiguous also
-where a bucket ends in it, and each bucket is a range of one array, so that it is reduced in place by a single call.
-Each gradient begins at a multiple of `ALIGNMENT` bytes; the elements between are zero on every rank. Everything here is
-a function of the table of gradients and the size of the buckets, which the ranks agree upon, and so the same on all.
+Theory of operation
+-------------------
+All gradients of one dtype lie one after the other in one array. So a gradient is contiguous even if a bucket ends
+inside it, and a bucket is a range of one array, which one call reduces in place. Each gradient begins at a multiple of
+`ALIGNMENT` bytes; the padding between gradients is zero on every rank. The layout is a function of the gradients and
+the size of buckets, on which the ranks agree, so all ranks compute the same layout.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ ALIGNMENT = 64
 
 
 class Gradient(NamedTuple):
-    """What the ranks agree upon of one gradient: the name of its dtype is numpy's."""
+    """The name, shape and dtype of a gradient, on which the ranks agree. The dtype is numpy's name of it."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,12 +29,16 @@ class Gradient(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many there are."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 class Bucket(NamedTuple):
-    """Elements `start` to `stop` of the memory of a dtype; the gradients of which some or all lie in it."""
+    """The elements from `start` to before `stop` of the memory of a dtype.
+
+    Attributes:
+        names: the gradients that lie in the bucket, entirely or in part.
+    """
 
     dtype: str
     start: int
@@ -41,12 +47,12 @@ class Bucket(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size in memory."""
+        """The size in bytes."""
         return (self.stop - self.start) * np.dtype(self.dtype).itemsize
 
 
 class Filling(NamedTuple):
-    """The bytes of a bucket, and how much of backward is over when it is full, 0 to 1, at an even pace."""
+    """The bytes of a bucket, and the share of backward, from 0 to 1, that is over when it is full, at an even pace."""
 
     nbytes: int
     share: float
@@ -56,10 +62,10 @@ class Layout(NamedTuple):
     """Where each gradient lies.
 
     Attributes:
-        gradients: by name, in the order in which they become ready.
-        offsets: by name, the element of the memory of its dtype at which a gradient begins.
+        gradients: the gradients by name, in the order in which they become ready.
+        offsets: by name, the index of the first element of a gradient in the memory of its dtype.
         lengths: by dtype, the number of elements of its memory.
-        buckets: in the order in which they become ready.
+        buckets: the buckets, in the order in which they become ready.
     """
 
     gradients: Mapping[str, Gradient]
@@ -69,30 +75,31 @@ class Layout(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size of all buckets."""
+        """The size of all buckets in bytes."""
         return sum(bucket.nbytes for bucket in self.buckets)
 
     def fillings(self) -> list[Filling]:
-        """Return how the buckets are filled, in their order."""
-        made, sizes = 0, {}
+        """Return the `Filling` of each bucket, in their order."""
+        total, nbytes_after = 0, {}  # how many bytes are ready after each gradient
         for name, gradient in self.gradients.items():
-            sizes[name] = made = made + gradient.elements * np.dtype(gradient.dtype).itemsize
-        last = [max(sizes[name] for name in bucket.names) for bucket in self.buckets]
-        return [Filling(bucket.nbytes, at / max(made, 1)) for bucket, at in zip(self.buckets, last, strict=True)]
+            nbytes_after[name] = total = total + gradient.elements * np.dtype(gradient.dtype).itemsize
+        ready_at = [max(nbytes_after[name] for name in bucket.names) for bucket in self.buckets]
+        return [Filling(bucket.nbytes, at / max(total, 1)) for bucket, at in zip(self.buckets, ready_at, strict=True)]
 
     def buckets_of(self) -> dict[str, tuple[int, ...]]:
         """Return the indices of the buckets in which each gradient lies."""
-        found: dict[str, list[int]] = {name: [] for name in self.gradients}
+        indices_of: dict[str, list[int]] = {name: [] for name in self.gradients}
         for index, bucket in enumerate(self.buckets):
             for name in bucket.names:
-                found[name].append(index)
-        return {name: tuple(indices) for name, indices in found.items()}
+                indices_of[name].append(index)
+        return {name: tuple(indices) for name, indices in indices_of.items()}
 
 
 def layout_of(gradients: Iterable[Gradient], bucket_nbytes: int) -> Layout:
-    """Return the layout of gradients that become ready in this order, in buckets of about so many bytes.
+    """Return the layout of gradients, passed in the order in which they become ready.
 
-    A bucket ends before it would become larger; a gradient that is larger by itself is split into buckets of its own.
+    A bucket ends before it would exceed `bucket_nbytes`. A gradient that exceeds it alone is split into buckets of its
+    own.
     """
     table = {gradient.name: gradient for gradient in gradients}
     offsets: dict[str, int] = {}
@@ -111,9 +118,8 @@ def layout_of(gradients: Iterable[Gradient], bucket_nbytes: int) -> Layout:
         if count > most:
             closed.extend(_pieces(bucket, most))
             bucket = bucket.following()
-        open_[gradient.dtype] = (
-            bucket  # at the end: of the last bucket of each dtype, that which is full first is first
-        )
+        # `pop` and this put the dtype last, so that the last buckets of the dtypes are in the order in which they fill.
+        open_[gradient.dtype] = bucket
     closed.extend(bucket.closed() for bucket in open_.values() if bucket.names)
     lengths = {dtype: bucket.stop for dtype, bucket in open_.items()}
     return Layout(table, offsets, lengths, tuple(closed))
@@ -135,13 +141,13 @@ class _Open:
 
 
 def _padded(count: int, itemsize: int) -> int:
-    """Return the elements that a gradient takes, so that the next one is aligned."""
+    """Return the number of elements that a gradient takes with the padding that aligns the next one."""
     step = max(1, ALIGNMENT // itemsize)
     return -(-count // step) * step
 
 
 def _pieces(bucket: _Open, most: int) -> Sequence[Bucket]:
-    """Return a bucket of one gradient in equal parts of at most so many elements, each but the last aligned."""
+    """Cut a bucket of one gradient into equal parts of at most `most` elements. All but the last are aligned."""
     count = bucket.stop - bucket.start
     step = _padded(-(-count // -(-count // most)), bucket.itemsize)
     return [

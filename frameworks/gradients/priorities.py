@@ -1,13 +1,16 @@
-"""What goes first where buckets wait: the one that the next forward needs first.
+"""Priorities: where buckets wait for the link, the bucket that the next forward needs first goes first.
 
-Theory of operation. Backward makes the gradients of the last layers first, and the next forward needs those of the
-first layers first. Where a link is slower than backward, buckets queue for it, and those of the first layers, which
-come last, would wait behind all others. All ranks must start buckets in the same order, but each sees its own times; so
-rank 0 works out the order once, from the times of the steps that are measured, and tells it to the others, as it does
-with the size of buckets. From then on it is fixed: a bucket that is ready waits for those before it, not for a clock.
+Theory of operation
+-------------------
+Backward computes the gradients of the last layers first, and the next forward needs those of the first layers first.
+If the link is slower than backward, buckets queue for it, and the buckets of the first layers come last. So the start
+order changes: whenever the link is free, the bucket goes next that became ready last, because it is needed first.
 
-What is needed first is taken to be what becomes ready last. A result can be used before the others are there: that is
-what `Arriving` is for.
+All ranks must start buckets in the same order, but each rank sees other times. So rank 0 computes the order once, from
+the times of the measured steps, and broadcasts it together with the size of buckets (`replanning`). After that the
+order is fixed: a bucket waits for those before it and not for a clock.
+
+A result can be used before the others have arrived: see `Arriving`.
 """
 
 from __future__ import annotations
@@ -17,46 +20,47 @@ from typing import Any
 
 from unisono import UsageError
 from unisono.frameworks.gradients.layout import Filling
-from unisono.frameworks.gradients.memory import Memory
+from unisono.frameworks.gradients.step_memory import StepMemory
 
 
-def turns_of(buckets: Sequence[Filling], backward_s: float, cost_s: Callable[[int], float]) -> tuple[int, ...]:
-    """Return the order in which buckets should be started, by their indices.
+def start_order_of(buckets: Sequence[Filling], backward_s: float, cost_s: Callable[[int], float]) -> tuple[int, ...]:
+    """Return the indices of the buckets, in the order in which they should be started.
 
-    Whenever the link is free, the next is, of the buckets that are ready, the one that is needed first: the last one.
+    Whenever the link is free, it takes the bucket that became ready last.
 
     Args:
-        buckets: in the order in which they become ready.
-        backward_s: the time from the first gradient to the last.
-        cost_s: seconds that a bucket of so many bytes takes; buckets are reduced one after the other.
+        buckets: the buckets, in the order in which they become ready.
+        backward_s: the time from the first gradient to the last, in seconds.
+        cost_s: ``cost_s(nbytes)`` is the time of a bucket in seconds; buckets are reduced one after the other.
     """
     ready_s = [backward_s * bucket.share for bucket in buckets]
-    turns: list[int] = []
+    order: list[int] = []
     waiting: list[int] = []
-    free_s, coming = 0.0, 0
-    while len(turns) < len(buckets):
+    link_free_s, upcoming = 0.0, 0
+    while len(order) < len(buckets):
         if not waiting:
-            free_s = max(free_s, ready_s[coming])
-        while coming < len(buckets) and ready_s[coming] <= free_s:
-            waiting.append(coming)
-            coming += 1
-        turns.append(waiting.pop())
-        free_s += cost_s(buckets[turns[-1]].nbytes)
-    return tuple(turns)
+            link_free_s = max(link_free_s, ready_s[upcoming])
+        while upcoming < len(buckets) and ready_s[upcoming] <= link_free_s:
+            waiting.append(upcoming)
+            upcoming += 1
+        order.append(waiting.pop())
+        link_free_s += cost_s(buckets[order[-1]].nbytes)
+    return tuple(order)
 
 
 class Arriving(Mapping[str, Any]):
-    """The gradients of a step by name, those that are needed first coming first; to look one up is to wait for it.
+    """The gradients of a step by name. Some may still be on their way, and a lookup waits for its gradient.
 
-    Each is the array that was given in the step, overwritten when it is looked up, or a new one of numpy where it
-    cannot be written or none was given.
+    Iteration follows the order in which the next forward needs the gradients. Each value is the array that the program
+    passed in the step, overwritten when it is looked up. It is a new numpy array if that array cannot be written, or if
+    the program passed none.
 
     Args:
-        memory: of the step.
-        wait: ``wait(index)`` waits for the bucket of this index, and raises what `GradientReducer.finish` does.
+        memory: the memory of the step.
+        wait: ``wait(index)`` waits for a bucket, and raises the errors of `GradientReducer.finish`.
     """
 
-    def __init__(self, memory: Memory, wait: Callable[[int], None]) -> None:
+    def __init__(self, memory: StepMemory, wait: Callable[[int], None]) -> None:
         self._memory, self._wait = memory, wait
         self._names = memory.names[::-1]
         self._taken: dict[str, Any] = {}
@@ -72,10 +76,10 @@ class Arriving(Mapping[str, Any]):
         return name in self._memory.flat
 
     def __getitem__(self, name: str) -> Any:
-        """Wait for a gradient, and return it.
+        """Wait for a gradient and return it.
 
         Raises:
-            KeyError: there is none of this name.
+            KeyError: there is no gradient of this name.
             UsageError: the next step has begun.
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
         """
@@ -89,10 +93,10 @@ class Arriving(Mapping[str, Any]):
         return self._taken[name]
 
     def arrived(self, names: Iterable[str]) -> list[str]:
-        """Return those of some names whose gradients are there, so that looking them up does not wait."""
+        """Return the names in `names` whose gradients have arrived, so that looking them up does not wait."""
         ended = {index for index, work in self._memory.works.items() if work.done()}
         return [name for name in names if ended.issuperset(self._memory.buckets_of[name])]
 
     def end(self) -> None:
-        """Let go of the memory: what has not been looked up is lost."""
+        """End access to the memory: gradients that have not been looked up are lost."""
         self._is_over = True

@@ -1,27 +1,35 @@
-"""The gradient engine: `GradientReducer`.
+"""`GradientReducer`, the gradient engine: it averages named gradients over ranks while backward computes others.
 
-Theory of operation. In the first step, gradients are only taken note of; when it ends, the ranks agree on their names,
-shapes and order (`agreement`), and get a layout (`layout`): flat memory for all, cut into buckets in the order in which
-the gradients become ready. From then on each gradient is copied to its slot, unless it lies there, and a bucket is
-started when all of it is there, behind those before it: all ranks start the same buckets in the same order, whatever
-the order in which theirs become ready; with priorities it is another one (`priorities`). `finish` starts what is left
-and the flags of the step, waits for the step that is due (`lag`), and hands out its gradients. With the flags travels a
-checksum of some parameters, so that ranks that drift apart notice it (`sync_check`).
+Theory of operation
+-------------------
+In the first step the reducer only records gradients (`first_step`). When the step ends, the ranks agree on names,
+shapes and order (`agreement`), and compute a layout (`layout`): flat memory for all gradients, cut into buckets in the
+order in which the gradients become ready.
 
-A step in flight has memory of its own (`memory`), so there is one more `Memory` than steps may be in flight. The layout
-changes between two steps, when the ranks have agreed to that in a step that is over: after the sixth step, when the
-times tell how large buckets should be (`sizing`) and what goes first, when rank 0 sees another order (`order`), and
-when there are new gradients (`additions`).
+In every later step, each gradient is copied to its slot in that memory, unless it lies there already (`intake`). A
+bucket is started when it is full and all buckets before it have been started (`steps_in_flight`). So all ranks start
+the same buckets in the same order, whatever the order in which their gradients become ready. With priorities the start
+order is another one (`priorities`).
+
+`finish` starts the other buckets and a small reduction of the flags of the step. It waits for the step that is due
+(`lag`) and hands out its gradients. A checksum of some parameters travels with the flags, so that ranks notice when
+their parameters differ (`sync_check`).
+
+A step in flight has memory of its own (`step_memory`): with a lag of k, k + 1 step memories are in use. The layout
+changes only between two steps, after the ranks have agreed on it, in three cases (`replanning`, `additions`):
+
+- after the sixth step, when the measured times tell how large buckets should be and which should go first;
+- when rank 0 sees gradients become ready in another order;
+- when a rank passes a gradient that is not in the layout.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,75 +40,63 @@ from unisono.frameworks.data_parallel.sync_check import SyncCheck
 from unisono.frameworks.gradients import agreement, intake, traces
 from unisono.frameworks.gradients.additions import average_new
 from unisono.frameworks.gradients.agreement import Complaint, Flags
-from unisono.frameworks.gradients.bucket_comms import Lanes, Teams, cause, lanes_for
-from unisono.frameworks.gradients.bucket_sizing import Pace, pace_of
-from unisono.frameworks.gradients.compression import check_compressible
-from unisono.frameworks.gradients.lag import Lag, lag_of
+from unisono.frameworks.gradients.bucket_comms import BucketComms, Teams, resolved_teams
+from unisono.frameworks.gradients.first_step import FirstStep
+from unisono.frameworks.gradients.lag import lag_of
 from unisono.frameworks.gradients.layout import Gradient
-from unisono.frameworks.gradients.memory import Memory
-from unisono.frameworks.gradients.pool import Pool
 from unisono.frameworks.gradients.priorities import Arriving
-from unisono.frameworks.gradients.ready_order import Order
-from unisono.frameworks.gradients.replanning import Findings, findings, reordered
+from unisono.frameworks.gradients.replanning import Replanner
+from unisono.frameworks.gradients.settings import Settings, check_arguments
+from unisono.frameworks.gradients.step_memory import StepMemory, StepMemoryPool
+from unisono.frameworks.gradients.steps_in_flight import StepsInFlight
 from unisono.frameworks.gradients.timeline import Report, Timeline, now, report_of
-
-_FIRST_BUCKET_NBYTES = 1 << 20
-_MEASURED_STEPS = 5
-
-
-class _Settings(NamedTuple):
-    """What must be the same on all ranks."""
-
-    bucket_nbytes: int | None
-    compression: str | None
-    lag: Lag
-    op: str
-    missing: str
-    lanes: int
-    priorities: bool
-    verify_every: int
 
 
 @unconverted
 class GradientReducer:
-    """Averages named gradients over ranks while the next ones are being computed. A context manager.
+    """A context manager that averages named gradients over ranks while the program computes the next ones.
 
-    Every step, each rank calls ``ready(name, array)`` for each gradient as soon as it has it, in any order, and then
-    ``finish()``, which returns the reduced ones. All ranks make and close it and call `finish`, `flush` and the other
-    methods that say so alike; its calls have nothing to do with others on `world`.
+    In every step, each rank calls ``ready(name, array)`` for each gradient as soon as it has it, in any order. Then it
+    calls ``finish()``, which returns the reduced gradients. All ranks open and close the reducer, and call `finish`,
+    `flush` and the other methods that say so, in the same order. The calls of the reducer go over communicators of its
+    own, so they are independent of other calls on `world`.
 
-    What is wrong on one rank is raised by `finish` on all of them, in the same step and with the same text, which names
-    the rank and the gradient. The reducer can be used after it; what the gradients of that step hold is undefined.
-    After errors of other classes than `UsageError`, `MismatchError` and `NotFiniteError` all communicators have failed.
+    If one rank makes an error, `finish` raises it on all ranks, in the same step and with the same text, which names
+    the rank and the gradient. The reducer can be used after a `UsageError`, `MismatchError` or `NotFiniteError`; the
+    contents of the gradients of that step are undefined. After an error of another class all communicators have failed.
 
-    Gradients may come later than in the first step, for example when layers are unfrozen. They are averaged in the step
-    in which all ranks give them for the first time, and in all later ones.
+    The program may pass new gradients in a later step, for example when it unfreezes layers. The new gradients are
+    averaged in the step in which all ranks pass them for the first time, and in all steps after it.
 
     Args:
         world: the ranks.
-        bucket_nbytes: about how much is reduced at a time; by default, found out in the first steps.
-        compression: "float16", "bfloat16" or "int8", in which gradients of wider floats travel, with error feedback;
-            None for none.
-        lag: how many steps later gradients are applied: `finish` of step t returns those of step t − lag. While that
-            rises, nothing is applied in a step, and while it falls, the sum of two steps is; every gradient is once.
-        warmup_fraction, cooldown_fraction: parts of `total_steps` in the beginning and in the end that have no lag.
-        total_steps: how many steps there will be; only needed for those.
+        bucket_nbytes: the approximate number of bytes that are reduced by one call. By default, the reducer measures
+            its first steps and chooses it.
+        compression: "float16", "bfloat16" or "int8": the type in which gradients of wider floats travel, with error
+            feedback; None for no compression.
+        lag: after how many steps gradients are applied: `finish` of step t returns those of step t − lag. In the steps
+            in which the lag rises, `finish` returns nothing; in those in which it falls, it returns the sum of two
+            steps. So every gradient is returned once.
+        warmup_fraction, cooldown_fraction: the parts of `total_steps` at the beginning and at the end that have no lag.
+        total_steps: the number of all steps; only needed for these fractions.
         op: "avg" or "sum".
-        missing: "error", if a rank that gave no gradient of some name is an error; "zero", if that counts as zeros.
-        check_finite: whether a gradient that is infinite or not a number, on any rank, is a `NotFiniteError`.
-        teams: how many lanes carry buckets at the same time, or `Teams` with more to say; by default one for each step
-            in flight, and one more over a network or with compression.
-        priorities: whether what the next forward needs first goes first, where buckets wait for the link, and `finish`
-            returns before all are there: looking up a gradient in what it returns waits for that one. Not with a lag.
-        timeline: whether the end of each bucket is noted when it happens, and not when it is waited for.
-        timeout_s: of each reduction; by default, the option `timeout_s`.
-        parameters: what the gradients change, by name: arrays that must be the same on all ranks whenever `finish` is
-            called. Each `finish` compares some of them by a checksum, and all of them in the first steps. A dict may
-            get other arrays and more names between steps. By default, nothing is compared.
+        missing: "error" if it is an error that a rank passes no gradient of some name; "zero" if it counts as zeros.
+        check_finite: whether an element that is infinite or not a number, on any rank, is a `NotFiniteError`.
+        teams: how many bucket communicators reduce buckets at the same time, or a `Teams`. By default, one for each
+            step in flight, and one more over a network or with compression.
+        priorities: whether buckets that wait for the link go in the order in which the next forward needs them. Then
+            `finish` returns before all gradients have arrived, and looking up a gradient in its result waits for that
+            gradient. It cannot be combined with a lag.
+        timeline: whether the end of each bucket is noted when it happens, and not when the program waits for it.
+        timeout_s: the time limit of each reduction; by default, the option `timeout_s`.
+        parameters: the arrays, by name, that the gradients change. They must be the same on all ranks whenever `finish`
+            is called: each `finish` compares a checksum of some of them, and of all of them in the first three steps.
+            If it is a dict, the program may replace its arrays and add names between steps. By default, nothing is
+            compared.
         verify_every: in how many steps each parameter is compared once; 0 for never.
 
     Raises:
-        UsageError: an argument cannot be used.
+        UsageError: an argument has a value that it cannot have.
 
     >>> import numpy as np, unisono as un
     >>> def step(world):
@@ -132,19 +128,19 @@ class GradientReducer:
         parameters: Named | None = None,
         verify_every: int = 100,
     ) -> None:
-        _check_arguments(bucket_nbytes, op, missing)
+        check_arguments(bucket_nbytes, op, missing)
         if priorities and lag:
-            raise UsageError("priorities are for gradients of the same step: use them without lag")
+            raise UsageError("priorities=True needs lag=0, because they reorder the gradients of one step")
         self._lag = lag_of(lag, total_steps, warmup_fraction, cooldown_fraction)
-        carried = lanes_for(teams, len(world.hosts), lag, compression)
+        resolved = resolved_teams(teams, len(world.hosts), lag, compression)
         self._sync_check = _sync_check(world, parameters, verify_every)
-        self._settings = _Settings(
+        self._settings = Settings(
             bucket_nbytes,
             compression,
             self._lag,
             op,
             missing,
-            carried.lanes or 1,
+            resolved.lanes or 1,
             priorities,
             verify_every if self._sync_check else 0,
         )
@@ -152,12 +148,12 @@ class GradientReducer:
         self._notes_ends = timeline
         self._timeout_s = timeout_s
         self._control = world.dup()
-        self._lanes = Lanes(world, carried, op, compression, timeout_s)
-        self._lock = threading.RLock()  # of what a step changes, for gradients may come from several threads
+        self._comms = BucketComms(world, resolved, op, compression, timeout_s)
+        self._lock = threading.RLock()  # of the state below, because several threads may pass gradients
         self._timeline = Timeline()
+        self._replanner = Replanner(self._control, self._settings, self._comms, self._timeline)
+        self._steps = StepsInFlight(self._control, timeout_s)
         self._step = 0
-        self._pending: deque[Memory] = deque()
-        self._memory: Memory | None = None
         self._arriving: Arriving | None = None
         self.reset()
 
@@ -168,45 +164,47 @@ class GradientReducer:
         self.close()
 
     def ready(self, name: str, array: Any) -> None:
-        """Take a gradient of this step: an array of numpy, torch or any other library, on the host.
+        """Pass a gradient of this step: an array of numpy, torch or any other library, in memory of the host.
 
-        Its elements must not be changed or read until `finish`, which overwrites them if it can, and returns. `finish`
-        finds such changes in the first step, by a checksum, and later where the library counts writes, as torch does.
-        It never raises because of what the array is: `finish` does, on all ranks.
+        The program must neither change nor read the elements until `finish`, which overwrites the array if it can be
+        written, and returns it. `finish` detects such changes: in the first step by a checksum, and later if the
+        library counts writes, as torch does. An array that cannot be reduced is no error here: `finish` raises it, on
+        all ranks.
 
         Raises:
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
         """
         with self._lock:
             if self._pool is None:
-                self._note(name, array)
+                self._first_step.record(name, array)
             else:
-                self._take(self._memory or self._current(self._pool), name, array)
+                self._take(self._steps.current or self._current(self._pool), name, array)
 
     def finish(self) -> Mapping[str, Any]:
-        """End the step: wait for the gradients that are due, and return them by name.
+        """End the step: wait for the gradients that are due, and return them by name. All ranks call it.
 
-        With priorities, wait only until it is known that no rank complains, and return an `Arriving`, which waits for
-        each when it is looked up, in the order of need if it is iterated. That must be done before the next step.
+        With priorities, `finish` waits only until it knows that no rank has an error. Then it returns an `Arriving`: a
+        lookup waits for that gradient, and iteration follows the order in which the next forward needs them. Look them
+        up before the next step.
 
         Returns:
-            Of each name the array that was given in this step, overwritten, or a new one of numpy where it cannot be
-            written or none was given. Empty if nothing is to be applied in this step; the arrays that were given hold
-            zeros then.
+            By name, the array that the program passed in this step, overwritten with the result. It is a new numpy
+            array if the array cannot be written, or if the program passed none. If nothing is to be applied in this
+            step, the result is empty, and the arrays that were passed hold zeros.
 
         Raises:
-            MismatchError: a rank has not given a gradient that others have, or another shape or dtype; or the
-                `parameters` are no longer the same on all ranks.
-            UsageError: a rank has given something else that cannot be reduced, or a name twice, or has changed a
-                gradient since.
-            NotFiniteError: a gradient is not finite, and `check_finite` was asked for.
+            MismatchError: a rank has not passed a gradient that others have, or one of another shape or dtype; or the
+                `parameters` differ between ranks.
+            UsageError: a rank has passed an array that cannot be reduced, has passed a name twice, or has changed a
+                gradient after passing it.
+            NotFiniteError: a gradient is not finite, and `check_finite` is True.
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
         """
         with self._lock:
-            memory = self._learn() if self._pool is None else self._current(self._pool)
+            memory = self._end_first_step() if self._pool is None else self._current(self._pool)
             began = now()
             self._end_step(memory)
-            self._pending.append(memory)
+            self._steps.pending.append(memory)
             try:
                 if self._settings.priorities:
                     return self._arrive(memory)
@@ -216,14 +214,14 @@ class GradientReducer:
             finally:
                 memory.step.waits.append((began, now()))
                 self._step += 1
-                self._memory = None  # the next one is taken when the next step begins
+                self._steps.current = None  # the next step takes a memory when it begins
 
     def slot(self, name: str) -> Array | None:
-        """Return the memory from which a gradient of this step is reduced, and in which the result will be.
+        """Return the memory in which a gradient of this step is reduced, or None if there is none.
 
-        A gradient that is computed or copied there before it is given to `ready` is not copied again. It is that of all
-        steps until the order or the size of buckets changes. None if there is none: in the first step, and with lag,
-        where a gradient of another step is handed out.
+        If the program computes a gradient there, `ready` need not copy it, and the result is there too. The slot stays
+        the same in all steps until the order or the size of buckets changes. There is none in the first step, and none
+        with a lag, because a step then returns the gradients of another step.
         """
         with self._lock:
             if self._pool is None or self._lag.steps or name not in self._pool.layout.gradients:
@@ -231,82 +229,80 @@ class GradientReducer:
             return self._current(self._pool).shaped[name]
 
     def flush(self) -> list[dict[str, Array]]:
-        """End all steps that are in flight; return the gradients of each, the oldest first. Without lag there are none.
+        """End all steps in flight and return the gradients of each, the oldest first. Without a lag there are none.
 
-        To be called in the end, and before what is trained is saved, by all ranks between two steps. Each is to be
-        applied; after it, the lag rises anew. Raises what `finish` does.
+        All ranks call it between two steps: at the end, and before they save the model. The program applies the
+        gradients of each step. After `flush` the lag rises from 0 again. It raises the same errors as `finish`.
         """
         with self._lock:
             self._settle()
             flushed = []
-            while self._pending:
+            while self._steps.pending:
                 flushed.append({name: array.copy() for name, array in self._retire().shaped.items()})
             return flushed
 
     def reset(self) -> None:
-        """Forget which gradients there are, so that the next step may have others. All ranks call it, between steps.
+        """Forget all gradients, so that the next step may have others. All ranks call it, between two steps.
 
         Raises:
-            UsageError: steps are in flight; `flush` before.
+            UsageError: steps are in flight; call `flush` first.
         """
         self._settle()
-        if self._pending:
-            raise UsageError("steps with the gradients that there were are in flight: flush() before reset()")
-        self._noted: dict[str, intake.Noted] = {}
-        self._complaint: Complaint | None = None
-        self._memory = None
-        self._pool: Pool | None = None
-        self._order = Order()
-        self._bucket_nbytes = self._settings.bucket_nbytes or _FIRST_BUCKET_NBYTES
-        self._pace = Pace(1.0, 0.0)  # until it is known, no bucket is taken to wait
-        self._measure_next_steps()
+        if self._steps.pending:
+            raise UsageError("reset() needs all steps to be finished: call flush() first")
+        self._first_step = FirstStep()
+        self._steps.current = None
+        self._pool: StepMemoryPool | None = None
+        self._replanner.reset(self._step)
 
     def complain(self, message: str) -> None:
-        """Let `finish` raise a `UsageError` on all ranks, with this text, as if a gradient of this rank were wrong."""
+        """Make `finish` raise a `UsageError` with this text on all ranks, as if a gradient of this rank were wrong."""
         with self._lock:
             complaint = Complaint("UsageError", message)
             if self._pool is None:
-                self._complaint = self._complaint or complaint
+                self._first_step.complain(complaint)
             else:
                 self._current(self._pool).complain(complaint)
 
     def verify_all(self) -> None:
-        """Let the next `finish` compare all `parameters`, for example because the program has set them."""
+        """Make the next `finish` compare all `parameters`, for example because the program has set them."""
         if self._sync_check is not None:
-            self._sync_check.start_anew()
+            self._sync_check.restart()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank must give to `load_state_dict` to go on as if it had never ended, as numpy arrays.
+        """Return the state of this rank for `load_state_dict`, as numpy arrays. All ranks call it, between two steps.
 
-        That is the order of the gradients, what compression has left of them, and the steps in flight, which it waits
-        for; they remain in flight. All ranks call it, between two steps. Raises what `finish` does.
+        The state holds the order of the gradients, the residuals of compression and the gradients of the steps in
+        flight. `state_dict` waits for these steps, which stay in flight. It raises the same errors as `finish`.
         """
         with self._lock:
             self._settle()
             in_flight = []
-            for memory in self._pending:
-                self._wait(memory)
+            for memory in self._steps.pending:
+                self._steps.wait(memory)
                 in_flight.append({name: array.copy() for name, array in memory.shaped.items()})
             return {
                 "step": self._step,
-                "bucket_nbytes": self._bucket_nbytes,
-                "turns": self._pool.turns if self._pool else (),
+                "bucket_nbytes": self._replanner.bucket_nbytes,
+                "turns": self._pool.start_order if self._pool else (),
                 "gradients": [tuple(gradient) for gradient in self._pool.layout.gradients.values()]
                 if self._pool
                 else [],
-                "residuals": self._pool.left() if self._pool else {},
+                "residuals": self._pool.copy_residuals() if self._pool else {},
                 "in_flight": in_flight,
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of as many ranks, of which each gives its own. All ranks call it, between two steps.
+        """Continue from a state, of which each rank passes its own. All ranks call it, between two steps.
+
+        The number of ranks must be the same as when the state was saved.
 
         Raises:
             UsageError, MismatchError: the states of the ranks do not belong together.
         """
         with self._lock:
             self._settle()
-            self._pending.clear()
+            self._steps.pending.clear()
             self._step = state["step"]
             self.reset()
             own = [Gradient(name, tuple(shape), dtype) for name, shape, dtype in state["gradients"]]
@@ -321,26 +317,26 @@ class GradientReducer:
             gradients = agreement.agree(self._control, facts, own, None, zeros=False) if own else ()
             if not gradients:
                 return
-            self._bucket_nbytes, self._measured_steps = state["bucket_nbytes"], range(0)
-            self._pool = Pool(self._lanes, gradients, self._bucket_nbytes, state["turns"])
+            self._replanner.restore(state["bucket_nbytes"])
+            self._pool = StepMemoryPool(self._comms, gradients, state["bucket_nbytes"], state["turns"])
             if self._pool.residuals is not None:
                 self._pool.residuals.write(state["residuals"])
             for saved in state["in_flight"]:
                 memory = self._pool.take()
                 memory.write(saved)
-                self._pending.append(memory)
+                self._steps.pending.append(memory)
 
     def report(self) -> Report:
-        """Return what the last steps took on this rank."""
-        return report_of(self._timeline.ended(), self._lanes.nbytes_sent() / max(1, self._step))
+        """Return the times and the traffic of the last steps on this rank."""
+        return report_of(self._timeline.ended(), self._comms.nbytes_sent() / max(1, self._step))
 
     def trace(self, path: str | Path) -> None:
-        """Write the last steps of this rank to a file for chrome://tracing or Perfetto, with its buckets and waits."""
+        """Write the last steps of this rank, with buckets and waits, to a file for chrome://tracing or Perfetto."""
         traced = list(traces.events(self._timeline.ended(), self._control.rank))
         Path(path).write_text(json.dumps({"traceEvents": traced, "displayTimeUnit": "ms"}))
 
     def draw(self, path: str | Path) -> None:
-        """Draw the last three steps of this rank, to a file of a kind that its name says, such as PNG.
+        """Draw the last three steps of this rank to a file; its extension sets the format, such as PNG.
 
         Raises:
             UsageError: matplotlib is not installed, or no step has ended.
@@ -348,82 +344,34 @@ class GradientReducer:
         traces.draw(self._timeline.ended(), path)
 
     def close(self) -> None:
-        """Leave; reductions that are in flight end with an error. May be called more than once."""
-        self._lanes.close()
+        """Close the communicators. Reductions in flight end with an error. A second call does nothing."""
+        self._comms.close()
         self._control.close()
 
-    def _note(self, name: str, array: Any) -> None:
-        """Remember a gradient of the first step."""
-        if name in self._noted:
-            self._complaint = self._complaint or agreement.given_twice(name)
-            return
-        try:
-            self._noted[name] = intake.note(array, name)
-        except UnisonoError as error:
-            self._complaint = self._complaint or Complaint("UsageError", error.message)
+    # --- a step -----------------------------------------------------------------------------------------------------
 
-    def _learn(self) -> Memory:
-        """Agree on the gradients, and give the memory of the first step what has been noted."""
-        noted, complaint = self._noted, self._complaint
-        self._noted, self._complaint = {}, None
-        complaint = complaint or next((agreement.changed(name) for name, its in noted.items() if its.changed()), None)
-        own = [Gradient(name, its.lent.shape, its.lent.flat.dtype.name) for name, its in noted.items()]
-        zeros = self._settings.missing == "zero"
-        gradients = agreement.agree(self._control, self._settings, own, complaint, zeros=zeros)
-        if self._settings.compression is not None:
-            check_compressible(gradients, self._settings.compression)
-        self._pool = Pool(self._lanes, gradients, self._bucket_nbytes)
+    def _end_first_step(self) -> StepMemory:
+        """Agree on the gradients, and return the memory of the first step with the gradients that were recorded."""
+        first_step, self._first_step = self._first_step, FirstStep()
+        gradients = first_step.agree(self._control, self._settings)
+        self._pool = StepMemoryPool(self._comms, gradients, self._replanner.bucket_nbytes)
         memory = self._current(self._pool)
         memory.step.begin_s = memory.step.ready_s = now()
-        for name, its in noted.items():
-            intake.copy(memory, name, its.lent)
-            if self._check_finite:
-                intake.complain_if_not_finite(memory, name, its.lent.flat)
+        first_step.copy_to(memory, check_finite=self._check_finite)
         return memory
 
-    def _current(self, pool: Pool) -> Memory:
-        """Return the memory of the step that is being made."""
-        if self._memory is None:
+    def _current(self, pool: StepMemoryPool) -> StepMemory:
+        """Return the memory of the current step, which begins if there is none."""
+        if self._steps.current is None:
             self._settle()
-            self._memory = pool.take()
+            memory = self._steps.current = pool.take()
             step = self._timeline.begin(self._step)
             step.spans = pool.spans()
-            self._memory.begin(step)
-        return self._memory
+            memory.begin(step, notes_ends=self._notes_ends or self._replanner.measures(step.number))
+        return self._steps.current
 
-    def _tells(self, memory: Memory) -> bool:
-        """Return whether a step is the last of those whose times tell how buckets should be."""
-        return bool(self._measured_steps) and memory.step.number == self._measured_steps[-1]
-
-    def _learn_anew(self, pool: Pool, memory: Memory) -> None:
-        """Adopt the order that rank 0 has seen, or what the times of steps have told it, if there is anything."""
-        measured = self._tells(memory)
-        if not measured and not memory.told() & Flags.OTHER_ORDER:
-            return
-        found: Findings = self._control.broadcast_object(
-            self._found_out(pool, measured) if self._control.rank == 0 else None
-        )
-        if not found.names and found[1:] == (self._bucket_nbytes, pool.turns):
-            return
-        self._bucket_nbytes, self._order = found.bucket_nbytes, Order()
-        self._pool = Pool(self._lanes, reordered(pool.layout, found.names), found.bucket_nbytes, found.turns, pool)
-
-    def _found_out(self, pool: Pool, measured: bool) -> Findings:
-        """Return what this rank would have all adopt."""
-        steps = self._timeline.of(self._measured_steps, pool.layout.buckets) if measured else []
-        if steps:
-            self._pace = pace_of(steps, pool.layout, self._lanes.predicted_s)
-        return findings(
-            pool.layout,
-            self._order.proposed,
-            None if steps and self._settings.bucket_nbytes is None else self._bucket_nbytes,
-            self._pace,
-            self._lanes.predicted_s,
-            priorities=self._settings.priorities,
-        )
-
-    def _take(self, memory: Memory, name: str, array: Any) -> None:
-        """Copy a gradient to its slot, and start what is complete with it. What is wrong is remembered."""
+    def _take(self, memory: StepMemory, name: str, array: Any) -> None:
+        """Copy a gradient to its slot, and start the buckets that it completes. An error becomes a complaint."""
         moment = now()
         memory.step.begin_s = memory.step.begin_s or moment
         memory.step.ready_s = moment
@@ -432,177 +380,114 @@ class GradientReducer:
             return
         are_full = [memory.fill(index, moment) for index in memory.buckets_of[name]]
         if any(are_full):
-            self._start_full(memory)
+            self._steps.start_full(memory)
 
-    def _start_full(self, memory: Memory) -> None:
-        """Start the buckets that are full, as far as it is their turn."""
-        while (turn := memory.next()) is not None and memory.lacking[turn] == 0:
-            self._start(memory, turn)
-
-    def _start(self, memory: Memory, index: int) -> None:
-        """Start a bucket."""
-        span = memory.step.spans[index]
-        span.start_s = now()
-        try:
-            work = memory.starts[index]()
-        except UnisonoError as error:
-            raise self._cause(error) from None
-        memory.works[index] = work
-        if self._notes_ends or memory.step.number in self._measured_steps:
-            work.add_done_callback(lambda _: span.note_end())
-
-    def _end_step(self, memory: Memory) -> None:
-        """Start all that has not been, with zeros for what is missing, and the flags."""
-        for name in memory.flat.keys() - memory.given.keys():
+    def _end_step(self, memory: StepMemory) -> None:
+        """Start the other buckets, with zeros for missing gradients, and the reduction of the flags."""
+        missing = [name for name in memory.flat if name not in memory.received]
+        for name in missing:
             memory.flat[name][...] = 0
-        if self._settings.missing == "error":
-            for name in [name for name in memory.flat if name not in memory.given]:
+            if self._settings.missing == "error":
                 memory.complain(agreement.missing(name))
-        if self._control.rank == 0 and self._order.see(memory.full, tuple(memory.given)):
+        if self._replanner.sees_other_order(memory):
             memory.flags[0] |= Flags.OTHER_ORDER
-        while (index := memory.next()) is not None:
-            self._start(memory, index)
+        self._steps.start_rest(memory)
         intake.complain_of_changes(memory)
-        self._tell_checksum(memory)
-        try:
-            memory.telling = self._control.allreduce(
-                memory.flags, "bor", out=memory.flags, timeout_s=self._timeout_s, wait=False
-            )
-        except UnisonoError as error:
-            raise self._cause(error) from None
+        self._set_checksum(memory)
+        self._steps.start_flags(memory)
 
-    def _tell_checksum(self, memory: Memory) -> None:
+    def _set_checksum(self, memory: StepMemory) -> None:
         if self._sync_check is None:
             return
         try:
-            memory.tell_checksum(self._sync_check.checksum())
+            memory.set_checksum(self._sync_check.checksum())
         except UnisonoError as error:
             memory.complain(Complaint("UsageError", error.message))
 
-    def _arrive(self, memory: Memory) -> Arriving:
-        """Wait until it is known that no rank has anything to say of the only step in flight; return its gradients.
+    # --- results ----------------------------------------------------------------------------------------------------
 
-        Where ranks are to agree on something, all of it is waited for: only `finish` waits for what other ranks call.
+    def _arrive(self, memory: StepMemory) -> Arriving:
+        """Wait for the flags of the only step in flight; return its gradients, which may still be on their way.
+
+        If a flag is set or the ranks replan after this step, wait for all of it: ranks may call collectives only inside
+        `finish`, because all of them call that.
         """
-        assert memory.telling is not None
-        try:
-            memory.telling.wait()
-        except UnisonoError as error:
-            raise self._cause(error) from None
-        if memory.told() or self._tells(memory):
+        self._steps.wait_for_flags(memory)
+        if memory.joined_flags() or self._replanner.is_last_measured(memory.step.number):
             self._retire()
-        self._arriving = Arriving(memory, lambda index: self._wait_for(memory, index))
+        self._arriving = Arriving(memory, lambda index: self._wait_for_arrival(memory, index))
         return self._arriving
+
+    def _wait_for_arrival(self, memory: StepMemory, index: int) -> None:
+        """Wait for a bucket of the step whose gradients are arriving."""
+        with self._lock:
+            began = now()
+            try:
+                self._steps.wait_for_bucket(memory, index)
+            finally:
+                memory.step.waits.append((began, now()))
 
     def _settle(self) -> None:
         """End the step whose gradients are arriving, if there is one."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
             arriving.end()
-            while self._pending:  # unless it has been retired
+            while self._steps.pending:  # empty if `_arrive` has retired the step
                 self._retire()
 
-    def _wait_for(self, memory: Memory, index: int) -> None:
-        """Wait for a bucket of the step whose gradients are arriving."""
-        with self._lock:
-            began, span = now(), memory.step.spans[index]
-            try:
-                memory.works[index].wait()
-            except UnisonoError as error:
-                raise self._cause(error) from None
-            finally:
-                memory.step.waits.append((began, now()))
-            span.note_end()
-
-    def _hand_out(self, memory: Memory) -> dict[str, Any]:
-        """Return the gradients of the only step in flight, each overwritten while those behind it are on their way."""
+    def _hand_out(self, memory: StepMemory) -> dict[str, Any]:
+        """Return the gradients of the only step in flight; each is written back while later buckets are in flight."""
         reduced: dict[str, Any] = {}
         waiting = set(memory.works)
-        try:
-            for name in memory.layout.gradients:
-                for index in memory.buckets_of[name]:
-                    if index in waiting:
-                        waiting.remove(index)
-                        memory.wait(index)
-                reduced[name] = memory.write_back(name, memory.shaped[name])
-        except UnisonoError as error:
-            raise self._cause(error) from None
+        for name in memory.layout.gradients:
+            for index in memory.buckets_of[name]:
+                if index in waiting:
+                    waiting.remove(index)
+                    self._steps.wait_for_bucket(memory, index)
+            reduced[name] = memory.write_back(name, memory.shaped[name])
         self._retire()
-        for name in memory.names[len(reduced) :]:  # those that were added
+        for name in memory.names[len(reduced) :]:  # the new gradients, which `_retire` has added
             reduced[name] = memory.write_back(name, memory.shaped[name])
         return reduced
 
-    def _retire_due(self) -> Memory | None:
-        """Wait for the steps that are due; return one with their gradients, or None if none is."""
-        due: Memory | None = None
-        while len(self._pending) > self._lag.at(self._step):
+    def _retire_due(self) -> StepMemory | None:
+        """Wait for the steps that are due; return a memory with the sum of their gradients, or None if none is due."""
+        due: StepMemory | None = None
+        while len(self._steps.pending) > self._lag.at(self._step):
             retired = self._retire()
             if due is not None:
                 _add(retired, due)
             due = retired
         return due
 
-    def _retire(self) -> Memory:
-        """Wait for the oldest step that is in flight; return it.
+    def _retire(self) -> StepMemory:
+        """Wait for the oldest step in flight, act on its flags, and return its memory.
 
         Raises:
-            UsageError, MismatchError, NotFiniteError: a rank has complained of it, or the parameters of ranks differ.
+            UsageError, MismatchError, NotFiniteError: a rank has complained, or the parameters of ranks differ.
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
         """
-        self._wait(self._pending[0])
-        memory = self._pending.popleft()
+        self._steps.wait(self._steps.pending[0])
+        memory = self._steps.pending.popleft()
         assert self._pool is not None
-        self._pool.give_back(memory)
-        self._learn_anew(self._pool, memory)
-        told = memory.told()
-        if told & Flags.COMPLAINT:
+        self._pool.put_back(memory)
+        self._pool = self._replanner.replanned(self._pool, memory)
+        flags = memory.joined_flags()
+        if flags & Flags.COMPLAINT:
             agreement.raise_first(self._control, memory.complaint)
-        if told & Flags.PARAMETERS_DIFFER and self._sync_check is not None:
+        if flags & Flags.PARAMETERS_DIFFER and self._sync_check is not None:
             self._sync_check.raise_difference(self._control)
-        if told & Flags.NEW_GRADIENT:
-            self._add_new(memory)
+        if flags & Flags.NEW_GRADIENT:
+            self._add_new(self._pool, memory)
         return memory
 
-    def _add_new(self, memory: Memory) -> None:
-        """Average the gradients that ranks have given for the first time, and let later steps have a place for them."""
-        assert self._pool is not None
+    def _add_new(self, pool: StepMemoryPool, memory: StepMemory) -> None:
+        """Average the new gradients of a step, and give them a place in the layout of later steps."""
         op, compression, zeros = self._settings.op, self._settings.compression, self._settings.missing == "zero"
         added = average_new(self._control, memory, op, compression, self._timeout_s, zeros=zeros)
-        gradients = [*self._pool.layout.gradients.values(), *added]
-        self._pool, self._order = Pool(self._lanes, gradients, self._bucket_nbytes, (), self._pool), Order()
-        self._measure_next_steps()
-
-    def _measure_next_steps(self) -> None:
-        """Let the times of the next steps tell how buckets should be: not of the first, which opens the connections."""
-        measures = self._settings.bucket_nbytes is None or self._settings.priorities
-        self._measured_steps = range(self._step + 1, self._step + 1 + _MEASURED_STEPS) if measures else range(0)
-
-    def _wait(self, memory: Memory) -> None:
-        """Wait for a step."""
-        try:
-            for index in memory.works:  # one that was loaded has none
-                memory.wait(index)
-            if memory.telling is not None:
-                memory.telling.wait()
-        except UnisonoError as error:
-            raise self._cause(error) from None
-
-    def _cause(self, error: UnisonoError) -> UnisonoError:
-        """Return the error that a reduction in flight has failed with, if `error` only tells that one has."""
-        memories = [*self._pending, *([self._memory] if self._memory else [])]
-        return cause(error, [work for memory in memories for work in memory.started()])
-
-
-def _check_arguments(bucket_nbytes: int | None, op: str, missing: str) -> None:
-    if bucket_nbytes is not None and (not isinstance(bucket_nbytes, int) or bucket_nbytes < 1):
-        raise UsageError(f"bucket_nbytes must be a positive number of bytes, not {bucket_nbytes!r}")
-    choices = (
-        ("op", op, ("avg", "sum")),
-        ("missing", missing, ("error", "zero")),
-    )
-    for name, value, allowed in choices:
-        if value not in allowed:
-            raise UsageError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
+        gradients = [*pool.layout.gradients.values(), *added]
+        self._pool = StepMemoryPool(self._comms, gradients, self._replanner.bucket_nbytes, (), pool)
+        self._replanner.start_again(self._step)
 
 
 def _sync_check(world: Communicator, parameters: Named | None, every: int) -> SyncCheck | None:
@@ -613,15 +498,18 @@ def _sync_check(world: Communicator, parameters: Named | None, every: int) -> Sy
 
 
 @same_bits
-def _add(total: Memory, other: Memory) -> None:
+def _add(total: StepMemory, other: StepMemory) -> None:
     for name, slot in total.flat.items():
         np.add(slot, other.flat[name], out=slot)
 
 
-def _write(memory: Memory, reduced: Memory | None) -> dict[str, Any]:
-    """Overwrite what was given in the step of `memory` by what was reduced, and return that."""
+def _write(memory: StepMemory, reduced: StepMemory | None) -> dict[str, Any]:
+    """Write results into the arrays that the program passed in the step of `memory`; return these arrays by name.
+
+    Without results, the arrays get zeros, and the returned dict is empty.
+    """
     if reduced is None:
-        for theirs in memory.given.values():
-            theirs.with_elements(np.zeros_like(theirs.flat))
+        for lent in memory.received.values():
+            lent.with_elements(np.zeros_like(lent.flat))
         return {}
     return {name: memory.write_back(name, array) for name, array in reduced.shaped.items()}

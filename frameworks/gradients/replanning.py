@@ -1,35 +1,126 @@
-"""What rank 0 finds out in steps that are over, for all to adopt: the order of gradients, and how buckets are cut."""
+"""Replanning: rank 0 changes the order, the size and the start order of buckets, and all ranks adopt the change.
+
+Rank 0 decides, because each rank sees other times. It decides after a step in two cases: gradients have become ready in
+another order several times in a row, or the times of the measured steps are complete.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from unisono.frameworks.gradients.bucket_sizing import Pace, best_size
+from unisono import Communicator
+from unisono.frameworks.gradients.agreement import Flags
+from unisono.frameworks.gradients.bucket_comms import BucketComms
+from unisono.frameworks.gradients.bucket_sizing import Pace, best_size, pace_of
 from unisono.frameworks.gradients.layout import Filling, Gradient, Layout, layout_of
-from unisono.frameworks.gradients.priorities import turns_of
+from unisono.frameworks.gradients.priorities import start_order_of
+from unisono.frameworks.gradients.ready_order import ReadyOrder
+from unisono.frameworks.gradients.settings import Settings
+from unisono.frameworks.gradients.step_memory import StepMemory, StepMemoryPool
+from unisono.frameworks.gradients.timeline import Timeline
+
+_FIRST_BUCKET_NBYTES = 1 << 20
+_MEASURED_STEPS = 5
 
 
-class Findings(NamedTuple):
-    """What all ranks are to adopt.
+class Replan(NamedTuple):
+    """The decision of rank 0, which all ranks adopt.
 
     Attributes:
-        names: the gradients that come first, in this order; none if the order that there is will do.
-        bucket_nbytes: about the size of a bucket.
-        turns: the indices of the buckets, in the order in which they should be started.
+        names: the gradients that come first, in this order; empty if the present order stays.
+        bucket_nbytes: the approximate size of a bucket.
+        start_order: the indices of the buckets, in the order in which they are started.
     """
 
     names: tuple[str, ...]
     bucket_nbytes: int
-    turns: tuple[int, ...]
+    start_order: tuple[int, ...]
+
+
+class Replanner:
+    """Decides when and how the buckets change, and makes the pool of the new layout.
+
+    Args:
+        world: the ranks.
+        settings: the settings of the reducer.
+        comms: the bucket communicators, which know how long the tuner expects a bucket to take.
+        timeline: the times of the last steps.
+
+    Attributes:
+        bucket_nbytes: the approximate size of a bucket at present.
+    """
+
+    def __init__(self, world: Communicator, settings: Settings, comms: BucketComms, timeline: Timeline) -> None:
+        self._world, self._settings, self._comms, self._timeline = world, settings, comms, timeline
+        self.reset(0)
+
+    def reset(self, step: int) -> None:
+        """Start again without a layout, before the step of this number."""
+        self.bucket_nbytes = self._settings.bucket_nbytes or _FIRST_BUCKET_NBYTES
+        self._pace = Pace(1.0, 0.0)  # a scale of 0: until steps have been measured, no bucket waits for the link
+        self.start_again(step)
+
+    def restore(self, bucket_nbytes: int) -> None:
+        """Keep the size of buckets of a saved state, without measuring steps again."""
+        self.bucket_nbytes, self._measured_steps = bucket_nbytes, range(0)
+
+    def start_again(self, step: int) -> None:
+        """Forget the order that was seen, and measure the steps after `step`, which may open connections."""
+        measures = self._settings.bucket_nbytes is None or self._settings.priorities
+        self._measured_steps = range(step + 1, step + 1 + _MEASURED_STEPS) if measures else range(0)
+        self._order = ReadyOrder()
+
+    def measures(self, step: int) -> bool:
+        """Return whether the times of a step decide about the buckets."""
+        return step in self._measured_steps
+
+    def is_last_measured(self, step: int) -> bool:
+        """Return whether a step is the last of the measured ones, after which all ranks replan."""
+        return bool(self._measured_steps) and step == self._measured_steps[-1]
+
+    def sees_other_order(self, memory: StepMemory) -> bool:
+        """Record the order of a step on rank 0; return whether the ranks should adopt another order."""
+        return self._world.rank == 0 and self._order.see(memory.full, tuple(memory.received))
+
+    def replanned(self, pool: StepMemoryPool, memory: StepMemory) -> StepMemoryPool:
+        """Return the pool to use after a step that is over: `pool`, or one with other buckets.
+
+        All ranks call it for the same step. They communicate only if the step is the last measured one, or if rank 0
+        has seen another order.
+        """
+        has_measured = self.is_last_measured(memory.step.number)
+        if not has_measured and not memory.joined_flags() & Flags.OTHER_ORDER:
+            return pool
+        replan: Replan = self._world.broadcast_object(
+            self._decide(pool, has_measured=has_measured) if self._world.rank == 0 else None
+        )
+        if not replan.names and replan[1:] == (self.bucket_nbytes, pool.start_order):
+            return pool
+        self.bucket_nbytes, self._order = replan.bucket_nbytes, ReadyOrder()
+        gradients = reordered(pool.layout, replan.names)
+        return StepMemoryPool(self._comms, gradients, replan.bucket_nbytes, replan.start_order, pool)
+
+    def _decide(self, pool: StepMemoryPool, *, has_measured: bool) -> Replan:
+        steps = self._timeline.of(self._measured_steps, pool.layout.buckets) if has_measured else []
+        if steps:
+            self._pace = pace_of(steps, pool.layout, self._comms.predicted_s)
+        return replan_of(
+            pool.layout,
+            self._order.proposed,
+            None if steps and self._settings.bucket_nbytes is None else self.bucket_nbytes,
+            self._pace,
+            self._comms.predicted_s,
+            priorities=self._settings.priorities,
+        )
 
 
 def reordered(layout: Layout, names: Sequence[str]) -> list[Gradient]:
-    """Return the gradients of a layout, those of some names first."""
+    """Return the gradients of a layout: first those in `names`, then the others in their order."""
     return [layout.gradients[name] for name in dict.fromkeys((*names, *layout.gradients))]
 
 
-def findings(
+def replan_of(
     layout: Layout,
     names: tuple[str, ...],
     bucket_nbytes: int | None,
@@ -37,16 +128,16 @@ def findings(
     predicted_s: Callable[[int, str], float],
     *,
     priorities: bool,
-) -> Findings:
-    """Return what steps of a pace have told.
+) -> Replan:
+    """Return the best buckets for steps of a pace.
 
     Args:
-        layout: of those steps.
-        names: the gradients that should come first.
-        bucket_nbytes: about the size of a bucket; None if it is to be found out.
-        pace: of the steps.
-        predicted_s: ``predicted_s(nbytes, dtype)`` is how long the tuner expects a bucket to take.
-        priorities: whether buckets that are needed first go first.
+        layout: the present layout.
+        names: the gradients that come first.
+        bucket_nbytes: the approximate size of a bucket; None to choose the best one.
+        pace: the pace of the measured steps.
+        predicted_s: ``predicted_s(nbytes, dtype)`` is the time that the tuner predicts for a bucket.
+        priorities: whether the buckets that the next forward needs first are started first.
     """
     dtype = max(layout.lengths, key=lambda name: layout.lengths[name])
 
@@ -60,5 +151,5 @@ def findings(
 
     size = best_size(cut, pace.backward_s, cost_s) if bucket_nbytes is None else bucket_nbytes
     buckets = cut(size)
-    turns = turns_of(buckets, pace.backward_s, cost_s) if priorities else tuple(range(len(buckets)))
-    return Findings(names, size, turns)
+    start_order = start_order_of(buckets, pace.backward_s, cost_s) if priorities else tuple(range(len(buckets)))
+    return Replan(names, size, start_order)

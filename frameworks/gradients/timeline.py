@@ -1,4 +1,4 @@
-"""When what happened in the last steps: when buckets were ready, started and reduced; how long steps have waited."""
+"""The times of the last training steps: when buckets were ready, started and reduced, and how long `finish` waited."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ now = time.perf_counter
 
 @dataclass(slots=True)
 class Span:
-    """The times of a bucket, by `time.perf_counter`; of one that is not reduced yet, `end_s` is 0.
+    """The times of a bucket in a step, by `time.perf_counter`.
 
-    `end_s` is when the reduction had ended, or, where nobody waited for it, when that was noticed.
+    Attributes:
+        bucket: the bucket.
+        algorithm: the algorithm that reduces it.
+        ready_s: when it was full.
+        start_s: when its reduction was started.
+        end_s: when the end of its reduction was noticed; 0 before that.
     """
 
     bucket: Bucket
@@ -29,7 +34,7 @@ class Span:
     end_s: float = 0.0
 
     def note_end(self) -> None:
-        """Let now be the end, if there is none yet."""
+        """Set the end to the present time, unless it is set."""
         self.end_s = self.end_s or now()
 
 
@@ -38,11 +43,11 @@ class Step:
     """The times of a step.
 
     Attributes:
-        number: of the step, from 0.
+        number: the number of the step, from 0.
         begin_s: when the first gradient was ready.
-        ready_s: when the last one was.
-        waits: from when to when the program has waited in `finish`.
-        spans: of its buckets, which may end in a later step.
+        ready_s: when the last gradient was ready.
+        waits: the intervals, as (begin, end), in which the program waited in `finish`.
+        spans: the times of its buckets, whose reductions may end in a later step.
     """
 
     number: int
@@ -53,30 +58,30 @@ class Step:
 
     @property
     def exposed_s(self) -> float:
-        """For how long the program has waited."""
+        """How long the program has waited, in seconds."""
         return sum(end - begin for begin, end in self.waits)
 
     @property
     def communication_s(self) -> float:
-        """For how long anything was being reduced; 0 where nothing has been yet."""
+        """How long at least one bucket was being reduced, in seconds."""
         return sum(end - start for start, end in _union([(span.start_s, span.end_s) for span in self.spans]))
 
 
 class Timeline:
-    """The last steps, the youngest last."""
+    """The times of the last 200 steps, the latest last."""
 
     def __init__(self) -> None:
         self.steps: deque[Step] = deque(maxlen=_MOST_STEPS)
 
     def begin(self, number: int) -> Step:
-        """Return the record of a new step, instead of one of this number that nothing has become of."""
+        """Return the record of a new step. It replaces a record of the same number, of a step that failed."""
         if self.steps and self.steps[-1].number == number:
             self.steps.pop()
         self.steps.append(Step(number))
         return self.steps[-1]
 
     def of(self, numbers: Container[int], buckets: Sequence[Bucket]) -> list[Step]:
-        """Return those of the steps of these numbers and buckets that have ended."""
+        """Return the steps that have ended, with a number in `numbers` and exactly these buckets."""
         return [
             step
             for step in self.ended()
@@ -84,23 +89,23 @@ class Timeline:
         ]
 
     def ended(self) -> list[Step]:
-        """Return the steps all of whose buckets have been reduced."""
+        """Return the steps whose buckets have all been reduced."""
         return [step for step in self.steps if step.spans and all(span.end_s for span in step.spans)]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the last steps took, as medians; print it for a table.
+    """The median times of the last steps. Its text is a table.
 
     Attributes:
-        steps: how many there were.
-        step_s: from the first gradient of one step to that of the next.
-        backward_s: from the first gradient to the last.
-        communication_s: for how long anything was being reduced.
-        exposed_s: for how long the program has waited for it.
-        nbytes: size of the gradients of a step.
-        sent_nbytes: what this rank has sent for them, by the counters of its communicators, on average.
-        buckets: of a step: the number, bytes, gradients and algorithm of each, with the medians of when it was ready,
+        steps: the number of steps.
+        step_s: the time from the first gradient of a step to the first gradient of the next step.
+        backward_s: the time from the first gradient of a step to the last.
+        communication_s: how long at least one bucket was being reduced.
+        exposed_s: how long the program waited for reductions.
+        nbytes: the size of the gradients of a step.
+        sent_nbytes: the bytes that this rank sent per step, on average, by the counters of its communicators.
+        buckets: for each bucket its number, bytes, gradients and algorithm, and the median times at which it was ready,
             started and reduced, in seconds since the first gradient.
     """
 
@@ -149,37 +154,37 @@ class BucketRow:
 
 
 def report_of(steps: Sequence[Step], sent_nbytes: float) -> Report:
-    """Return what steps took; those with other buckets than the youngest are left out."""
-    shape = [span.bucket for span in steps[-1].spans] if steps else []
-    alike = [step for step in steps if [span.bucket for span in step.spans] == shape]
+    """Return the report of the steps that have the same buckets as the latest step."""
+    buckets = [span.bucket for span in steps[-1].spans] if steps else []
+    comparable = [step for step in steps if [span.bucket for span in step.spans] == buckets]
     rows = [
         BucketRow(
             index,
             bucket.nbytes,
             len(bucket.names),
-            alike[-1].spans[index].algorithm,
+            comparable[-1].spans[index].algorithm,
             *(
-                median(getattr(step.spans[index], moment) - step.begin_s for step in alike)
+                median(getattr(step.spans[index], moment) - step.begin_s for step in comparable)
                 for moment in ("ready_s", "start_s", "end_s")
             ),
         )
-        for index, bucket in enumerate(shape)
+        for index, bucket in enumerate(buckets)
     ]
-    apart = [after.begin_s - step.begin_s for step, after in pairwise(alike) if after.number == step.number + 1]
+    pairs = [(first, second) for first, second in pairwise(comparable) if second.number == first.number + 1]
     return Report(
-        len(alike),
-        median(apart or [0.0]),
-        median([step.ready_s - step.begin_s for step in alike] or [0.0]),
-        median([step.communication_s for step in alike] or [0.0]),
-        median([step.exposed_s for step in alike] or [0.0]),
-        sum(bucket.nbytes for bucket in shape),
+        len(comparable),
+        median([second.begin_s - first.begin_s for first, second in pairs] or [0.0]),
+        median([step.ready_s - step.begin_s for step in comparable] or [0.0]),
+        median([step.communication_s for step in comparable] or [0.0]),
+        median([step.exposed_s for step in comparable] or [0.0]),
+        sum(bucket.nbytes for bucket in buckets),
         sent_nbytes,
         rows,
     )
 
 
 def _union(intervals: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Yield the intervals of which some cover each other as ones that do not."""
+    """Yield the union of intervals as intervals that do not overlap, in order."""
     last: tuple[float, float] | None = None
     for start, end in sorted(intervals):
         if last is not None and start <= last[1]:

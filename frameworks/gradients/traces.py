@@ -1,4 +1,4 @@
-"""The timeline of steps as files: for chrome://tracing and Perfetto, and as a picture."""
+"""Files of the timeline: a trace for chrome://tracing and Perfetto, and a picture."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from unisono import UsageError
 from unisono.frameworks.gradients.timeline import Span, Step
 
-_PROGRAM, _WAITING, _BUCKETS = 0, 1, 2  # the rows of a trace; of buckets, a row each
+_PROGRAM, _WAITING, _BUCKETS = 0, 1, 2  # the first rows of a trace; each bucket has a row
 _MOST_DRAWN = 3
 
 
 def events(steps: Sequence[Step], rank: int) -> Iterator[dict[str, Any]]:
-    """Yield the events of steps in Chrome's trace format, with times in microseconds of this host's monotonic clock."""
+    """Yield the events of steps in the trace format of Chrome. Times are microseconds of the host's monotonic clock."""
     rows = [(_PROGRAM, "gradients become ready"), (_WAITING, "the program waits")]
     rows += [
         (_BUCKETS + index, f"bucket {index}") for index in range(max((len(step.spans) for step in steps), default=0))
@@ -28,7 +28,7 @@ def events(steps: Sequence[Step], rank: int) -> Iterator[dict[str, Any]]:
             yield _event("exposed", rank, _WAITING, begin_s, end_s, {"step": step.number})
         for index, span in enumerate(step.spans):
             facts = {"bytes": span.bucket.nbytes, "algorithm": span.algorithm, "gradients": list(span.bucket.names)}
-            ready_s = span.ready_s or span.start_s  # of a bucket that lacked a gradient
+            ready_s = span.ready_s or span.start_s  # 0 for a bucket that lacked a gradient
             yield _event("queued", rank, _BUCKETS + index, ready_s, span.start_s, {"step": step.number})
             yield _event("reduce", rank, _BUCKETS + index, span.start_s, span.end_s, {"step": step.number, **facts})
 
@@ -39,7 +39,7 @@ def _event(name: str, rank: int, row: int, begin_s: float, end_s: float, facts: 
 
 
 def draw(steps: Sequence[Step], path: str | Path) -> None:
-    """Draw the last few steps: when gradients became ready, when buckets were reduced, and when the program waited.
+    """Draw the last three steps: when gradients became ready, when buckets were reduced, and when the program waited.
 
     Raises:
         UsageError: matplotlib is not installed, or there are no steps.
@@ -49,7 +49,7 @@ def draw(steps: Sequence[Step], path: str | Path) -> None:
     except ImportError:
         raise UsageError("drawing needs matplotlib: pip install 'unisono[report]'") from None
     if not steps:
-        raise UsageError("there is nothing to draw: no step has ended")
+        raise UsageError("no step has ended: call finish() before draw()")
     drawn = steps[-_MOST_DRAWN:]
     origin_s = drawn[0].begin_s
     rows = max(len(step.spans) for step in drawn)

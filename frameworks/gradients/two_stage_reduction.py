@@ -1,9 +1,12 @@
-"""Reductions of several collectives, each of which is started when the one before has ended.
+"""Reductions of two collectives: the second starts when the first has ended. Int8 compression needs them.
 
-Theory of operation. A rank may find late that a collective has ended, or only then that two have; but all ranks must
-start those of a communicator in the same order. So the first collectives of all chains of a lane go over one
-communicator, in the order in which the chains are started, and the second ones over another, in the same order: a chain
-waits behind those before it. Whoever comes by starts what can be: the thread of the callbacks, or one that waits.
+Theory of operation
+-------------------
+All ranks must start the collectives of a communicator in the same order, but each rank notices at its own time that a
+first stage has ended. So a bucket communicator has two communicators and one queue. The first stages of all reductions
+go over one communicator, in the order in which the reductions are started. The second stages go over the other one in
+the same order: each reduction waits in the queue until those before it have started their second stage. Any thread may
+start the second stages that are due: the thread that runs callbacks, or one that waits for a reduction.
 """
 
 from __future__ import annotations
@@ -11,88 +14,73 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from unisono import UnisonoError
 from unisono.frameworks.gradients.compression import Stages
 
 
-class Pending(Protocol):
-    """A reduction that goes on; `unisono.Work` is one."""
-
-    def done(self) -> bool:
-        """Return whether it has ended."""
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        """Wait until it has ended; raises its error."""
-
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call ``callback(…)`` when it has ended, in whatever thread."""
-
-
-class Chains:
-    """The chains of one lane."""
+class ReductionQueue:
+    """The reductions of one bucket communicator that have not started their second stage, the oldest first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._going_on: deque[Chain] = deque()
+        self._waiting: deque[TwoStageReduction] = deque()
 
-    def start(self, stages: Stages) -> Chain:
-        """Start the first collective of a chain; the other follows. To be called by one thread at a time."""
-        chain = Chain(stages, self)
+    def start(self, stages: Stages) -> TwoStageReduction:
+        """Start a reduction. Its second stage starts by itself. Only one thread at a time may call this method."""
+        reduction = TwoStageReduction(stages, self)
         if len(stages.starts) > 1:
-            self._going_on.append(chain)
-            chain.work.add_done_callback(lambda _: self.go_on())
-        return chain
+            self._waiting.append(reduction)
+            reduction.work.add_done_callback(lambda _: self.start_due())
+        return reduction
 
-    def go_on(self) -> None:
-        """Start what can be started."""
+    def start_due(self) -> None:
+        """Start the second stage of each reduction whose first stage has ended, in the order of the queue."""
         with self._lock:
-            while self._going_on and self._going_on[0].work.done():
-                self._going_on.popleft().go_on()
+            while self._waiting and self._waiting[0].work.done():
+                self._waiting.popleft().start_second_stage()
 
-    def call_back(self, chain: Chain, callback: Callable[[Any], object]) -> None:
-        """Have something called when a chain ends."""
+    def call_back(self, reduction: TwoStageReduction, callback: Callable[[Any], object]) -> None:
+        """Call `callback` when the last stage of a reduction ends."""
         with self._lock:
-            if chain in self._going_on:
-                chain.callbacks.append(callback)
+            if reduction in self._waiting:
+                reduction.callbacks.append(callback)
                 return
-        chain.work.add_done_callback(callback)
+        reduction.work.add_done_callback(callback)
 
 
-class Chain:
-    """A reduction in one or two stages: a `Pending`. It is finished by the first thread that waits for it.
+class TwoStageReduction:
+    """A reduction in one or two stages, which is a `Pending`. The first thread that waits for it writes the result.
 
     Attributes:
-        work: the collective that goes on.
-        callbacks: what is to be called when the last one has ended.
+        work: the collective in flight.
+        callbacks: the functions to call when the second stage ends; they are kept here until it starts.
     """
 
-    def __init__(self, stages: Stages, chains: Chains) -> None:
-        self._stages, self._chains = stages, chains
+    def __init__(self, stages: Stages, queue: ReductionQueue) -> None:
+        self._stages, self._queue = stages, queue
         self._error: UnisonoError | None = None
         self._is_finished = False
         self.callbacks: list[Callable[[Any], object]] = []
         self.work = stages.starts[0]()
 
-    def go_on(self) -> None:
-        """Start the second collective."""
+    def start_second_stage(self) -> None:
+        """Start the second collective. If that fails, `wait` raises the error."""
         try:
             self.work = self._stages.starts[1]()
-        except UnisonoError as error:  # it is raised to whoever waits
+        except UnisonoError as error:
             self._error = error
         for callback in self.callbacks:
             self.work.add_done_callback(callback)
 
     def done(self) -> bool:
-        """Return whether it has ended."""
-        self._chains.go_on()
+        self._queue.start_due()
         return self.work.done()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it has ended; raises its error."""
         self.work.wait(timeout_s)
-        self._chains.go_on()
+        self._queue.start_due()
         if self._error is not None:
             raise self._error
         self.work.wait(timeout_s)
@@ -101,5 +89,4 @@ class Chain:
             self._stages.finish()
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call ``callback(…)`` when it has ended, in whatever thread."""
-        self._chains.call_back(self, callback)
+        self._queue.call_back(self, callback)

@@ -1,1 +1,23 @@
-"""The backend "unisono" of torch.distributed: its process group, and what goes with it."""
+"""The backend "unisono" of torch.distributed, and training by torch without a process group.
+
+The backend:
+    registration: how torch finds the backend.
+    constants: the name and the devices of the backend.
+    process_group: the process group.
+    collectives, point_to_point: its calls.
+    sparse: the sum of sparse tensors.
+    monitored_barrier: a barrier that names the missing ranks.
+    work: calls in flight, and their futures.
+    options: the options of a process group.
+    operations, errors: operations and errors of torch and of Unisono.
+    tensors: tensors as the memory of a call.
+    dynamo_skip: what keeps torch.compile out of the backend.
+
+Training:
+    optimizer: `DistributedOptimizer`.
+    trained: the parameters of an optimizer, by name.
+    deferred_updates: updates that wait for their gradients, with priorities.
+    parameter_watch: noticing when a model reads a parameter.
+    ddp_hook: a communication hook for DDP.
+    fsdp: collectives for FSDP2.
+"""

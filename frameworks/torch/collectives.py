@@ -1,12 +1,15 @@
 """The collectives of a process group, as torch.distributed calls them.
 
-They are apart from the group so that they can serve any of torch's base classes. torch calls each by one or more of
-several names: Python by those of its time, C++ by the newest. All are here, as one method under many names.
+They form a class of their own, so that a process group can inherit them beside any base class of torch. torch calls
+each collective by one or more names: Python by the names of its version, C++ by the newest. All names are here, as one
+method with aliases.
 
-Every method takes tensors on the host or on a GPU (others are copied), contiguous or not, of any dtype that can be
-moved, and the options of its call. Of those it looks at `asyncOp`, without which it returns None when all is done (on a
-GPU: when all stands in the streams), at `timeout` and at what it needs else. It raises `dist.DistBackendError`, and
-`CallError`, which is one, if the call is wrong: then nothing has been sent.
+Every method takes tensors on the host or on a GPU, contiguous or not, of any dtype that can be moved. A tensor on
+another device is copied. Every method also takes the options object of its call, of which it reads `asyncOp`, `timeout`
+and the fields of its collective. Without `asyncOp` the method returns None when the call has ended, or on a GPU when
+the call is in the stream.
+
+Raises `dist.DistBackendError`. Its subclass `CallError` says that the arguments are wrong, and nothing has been sent.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ import torch.distributed.distributed_c10d as c10d
 from torch.profiler import record_function
 
 from unisono import Communicator, Op, UnisonoError, UsageError
-from unisono.frameworks.torch.dynamo_skip import untraced
-from unisono.frameworks.torch.errors import translated
+from unisono.frameworks.torch.constants import NAME
+from unisono.frameworks.torch.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.errors import torch_error
 from unisono.frameworks.torch.operations import operation
-from unisono.frameworks.torch.registration import NAME
-from unisono.frameworks.torch.tensors import Stage, Taken, apart, lies_at
-from unisono.frameworks.torch.work import Kept, Work
+from unisono.frameworks.torch.tensors import FlatMemory, Stage, address_of, disjoint
+from unisono.frameworks.torch.work import Work, WorkKeeper
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# What torch sets where no timeout was given.
+# The timeout in options to which the program has passed none.
 _UNSET = timedelta(milliseconds=-1)
 _NOTHING: Mapping[str, Any] = {}
 _STAGE = partial(Stage, takes_gpu=True)
@@ -38,8 +41,8 @@ _NO_TENSORS = _STAGE()
 _is_profiled = torch.autograd._profiler_enabled
 
 
-def call(method: Method) -> Method:
-    """Let a method raise torch's errors, and be seen by torch's profiler."""
+def torch_call(method: Method) -> Method:
+    """Decorate a method so that it raises the errors of torch and is recorded by the profiler of torch."""
     name = f"unisono:{method.__name__}"
 
     @wraps(method)
@@ -50,51 +53,59 @@ def call(method: Method) -> Method:
                     return method(self, *args, **kwargs)
             return method(self, *args, **kwargs)
         except UnisonoError as error:
-            raise translated(error) from error
+            raise torch_error(error) from error
 
     return called  # type: ignore[return-value]
 
 
-@untraced
+@skip_dynamo
 class Collectives:
-    """Collectives over a communicator, which the process group sets with the rest of what stands here."""
+    """Collectives over a communicator. The process group sets the attributes.
+
+    Attributes:
+        _communicator: carries the calls.
+        _keeper: holds the works of calls in flight.
+        _rounding: by dtype, the arguments of reductions for `reproducible` and `accumulate`.
+        _limit_s: the time limit of calls to which the program passes none; None for that of the communicator.
+        _collectives: how many collectives this rank has called.
+    """
 
     _communicator: Communicator
-    _kept: Kept
+    _keeper: WorkKeeper
     _rounding: Mapping[Any, Mapping[str, Any]]
-    _limit_s: float | None  # of calls that say nothing; None for the communicator's own
-    _collectives: int  # how many this rank has called
+    _limit_s: float | None
+    _collectives: int
 
     # --- reductions -------------------------------------------------------------------------------------------------
 
-    @call
+    @torch_call
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        """Combine a tensor of each rank, in place. One that is sparse is summed up, as by Gloo."""
+        """Combine a tensor of each rank, in place. Of sparse tensors only the sum is possible, as with Gloo."""
         opts = opts or c10d.AllreduceOptions()
         (tensor,) = tensors = _listed(tensors)
         if tensor.is_sparse:
             from unisono.frameworks.torch import sparse
 
             self._collectives += 1
-            work = sparse.allreduce(self._communicator, tensor, opts, self._kept)
-            return work if opts.asyncOp else _waited(work)
+            work = sparse.allreduce(self._communicator, tensor, opts, self._keeper)
+            return work if opts.asyncOp else _wait(work)
         stage = _STAGE()
         x = stage.write(tensor)
         op, rounding = self._op(opts, tensor.dtype)
         return self._run(partial(self._communicator.allreduce, x, op, out=x, **rounding), opts, tensors, stage)
 
-    @call
+    @torch_call
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        """Combine each tensor of a list with those in its place on the other ranks, in place."""
+        """Combine the lists of all ranks, tensor by tensor, in place."""
         opts = opts or c10d.AllreduceCoalescedOptions()
         tensors, stage = _listed(tensors), _STAGE()
         x: Any = [stage.write(tensor) for tensor in tensors]
         op, rounding = self._op_of_all(opts, tensors)
         return self._run(partial(self._communicator.allreduce, x, op, out=x, **rounding), opts, tensors, stage)
 
-    @call
+    @torch_call
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        """Combine a tensor of each rank, in place at the root; the others keep theirs."""
+        """Combine a tensor of each rank. The root's tensor gets the result, and the others stay unchanged."""
         opts = opts or c10d.ReduceOptions()
         (tensor,) = tensors = _listed(tensors)
         stage = _STAGE()
@@ -104,9 +115,9 @@ class Collectives:
         reduce = partial(self._communicator.reduce, x, op, opts.rootRank, out=x if is_root else None, **rounding)
         return self._run(reduce, opts, tensors, stage)
 
-    @call
+    @torch_call
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Combine the lists of all ranks, tensor by tensor; rank r gets that in place r, of a shape of its own."""
+        """Combine the lists of all ranks, tensor by tensor. Rank r gets the result at index r, of any shape."""
         opts = opts or c10d.ReduceScatterOptions()
         (output,), (parts,) = _listed(outputs), _nested(inputs)
         self._check_list(parts)
@@ -115,46 +126,46 @@ class Collectives:
         op, rounding = self._op(opts, output.dtype)
         counts = _counts(parts)
         if len(set(counts)) == 1:
-            reduce = partial(self._communicator.reduce_scatter, apart(x, out), op, out=out, **rounding)
+            reduce = partial(self._communicator.reduce_scatter, disjoint(x, out), op, out=out, **rounding)
         else:
-            reduce = partial(self._communicator.reduce_scatterv, apart(x, out), counts, op, out=out, **rounding)
+            reduce = partial(self._communicator.reduce_scatterv, disjoint(x, out), counts, op, out=out, **rounding)
         return self._run(reduce, opts, [output], stage)
 
-    @call
+    @torch_call
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        """Combine the tensors of all ranks; each rank gets an equal part of the result."""
+        """Combine the tensors of all ranks. Each rank gets an equal part of the result."""
         opts = opts or c10d.ReduceScatterOptions()
         stage = _STAGE()
         out, x = stage.write(output), stage.read(tensor)
         op, rounding = self._op(opts, tensor.dtype)
-        reduce = partial(self._communicator.reduce_scatter, apart(x, out), op, out=out, **rounding)
+        reduce = partial(self._communicator.reduce_scatter, disjoint(x, out), op, out=out, **rounding)
         return self._run(reduce, opts, [output], stage)
 
-    @call
+    @torch_call
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Do what `reduce_scatter_single` does, for each of several tensors."""
+        """Run `reduce_scatter_single` for several tensors in one call."""
         opts = opts or c10d.ReduceScatterOptions()
         outputs, inputs, stage = _listed(outputs), _listed(inputs), _STAGE()
         outs = [stage.write(output) for output in outputs]
-        x = [apart(stage.read(tensor), out) for tensor, out in zip(inputs, outs, strict=True)]
+        x = [disjoint(stage.read(tensor), out) for tensor, out in zip(inputs, outs, strict=True)]
         op, rounding = self._op_of_all(opts, inputs)
         reduce = partial(self._communicator.reduce_scatter, x, op, out=outs, **rounding)
         return self._run(reduce, opts, outputs, stage)
 
-    # --- what is only moved -----------------------------------------------------------------------------------------
+    # --- movements --------------------------------------------------------------------------------------------------
 
-    @call
+    @torch_call
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        """Copy the root's tensor to those of all ranks."""
+        """Copy the root's tensor to the tensors of all ranks."""
         opts = opts or c10d.BroadcastOptions()
         (tensor,) = tensors = _listed(tensors)
         stage = _STAGE()
         x = stage.write(tensor)
         return self._run(partial(self._communicator.broadcast, x, opts.rootRank, out=x), opts, tensors, stage)
 
-    @call
+    @torch_call
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Copy the tensors of all ranks, each of a shape of its own, to the list of outputs of every rank."""
+        """Copy the tensors of all ranks, whose shapes may differ, to the list of outputs of every rank."""
         opts = opts or c10d.AllgatherOptions()
         (parts,), (tensor,) = _nested(outputs), _listed(inputs)
         self._check_list(parts)
@@ -164,10 +175,10 @@ class Collectives:
         if len(set(counts)) == 1:
             gather = partial(self._communicator.allgather, self._in_its_part(x, out), out=out)
         else:
-            gather = partial(self._communicator.allgatherv, apart(x, out), counts, out=out)
+            gather = partial(self._communicator.allgatherv, disjoint(x, out), counts, out=out)
         return self._run(gather, opts, parts, stage)
 
-    @call
+    @torch_call
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         """Copy the tensors of all ranks, one after the other, to the output of every rank."""
         opts = opts or c10d.AllgatherOptions()
@@ -177,9 +188,9 @@ class Collectives:
             partial(self._communicator.allgather, self._in_its_part(x, out), out=out), opts, [output], stage
         )
 
-    @call
+    @torch_call
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Do what `all_gather_single` does, for each of several tensors."""
+        """Run `all_gather_single` for several tensors in one call."""
         opts = opts or c10d.AllgatherOptions()
         outputs, stage = _listed(outputs), _STAGE()
         outs = [stage.write(output) for output in outputs]
@@ -187,20 +198,20 @@ class Collectives:
         x = [self._in_its_part(stage.read(tensor), out) for tensor, out in pairs]
         return self._run(partial(self._communicator.allgather, x, out=outs), opts, outputs, stage)
 
-    @call
+    @torch_call
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Do what `allgather` does, for each of several tensors: ``outputs[r][i]`` gets ``inputs[i]`` of rank r."""
+        """Run `allgather` for several tensors in one call: ``outputs[r][i]`` gets ``inputs[i]`` of rank r."""
         opts = opts or c10d.AllgatherOptions()
         self._check_list(outputs)
         stage = _STAGE()
         outs = [stage.write_all(parts) for parts in zip(*outputs, strict=True)]
-        x = [apart(stage.read(tensor), out) for tensor, out in zip(_listed(inputs), outs, strict=True)]
+        x = [disjoint(stage.read(tensor), out) for tensor, out in zip(_listed(inputs), outs, strict=True)]
         written = [tensor for parts in outputs for tensor in parts]
         return self._run(partial(self._communicator.allgather, x, out=outs), opts, written, stage)
 
-    @call
+    @torch_call
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Copy the tensors of all ranks to the list of outputs of the root; the others give an empty list."""
+        """Copy the tensors of all ranks to the list of outputs of the root. The other ranks pass an empty list."""
         opts = opts or c10d.GatherOptions()
         (tensor,), stage = _listed(inputs), _STAGE()
         is_root = opts.rootRank == self._communicator.rank
@@ -210,65 +221,65 @@ class Collectives:
             x = self._in_its_part(x, out)
         return self._run(partial(self._communicator.gather, x, opts.rootRank, out=out), opts, parts, stage)
 
-    @call
+    @torch_call
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Copy each tensor of the root's list to the output of its rank; the others give an empty list."""
+        """Copy the tensor at index r of the root's list to the output of rank r. The other ranks pass an empty list."""
         opts = opts or c10d.ScatterOptions()
         (output,), stage = _listed(outputs), _STAGE()
         is_root = opts.rootRank == self._communicator.rank
         parts = self._list_of_root(inputs, is_root, "input")
         out, x = stage.write(output), stage.read_all(parts) if is_root else None
         if x is not None:
-            x = apart(x, out)
+            x = disjoint(x, out)
         return self._run(partial(self._communicator.scatter, x, opts.rootRank, out=out), opts, [output], stage)
 
-    @call
+    @torch_call
     def all_to_all_single(
         self, output: Any, tensor: Any, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
     ) -> Any:
-        """Copy each part of the rows of the tensor to the output of its rank: in equal parts, or in these."""
+        """Split the rows of the tensor among the ranks, equally or by `input_splits`, and exchange the parts."""
         opts = opts or c10d.AllToAllOptions()
         stage = _STAGE()
         out, x = stage.write(output), stage.read(tensor)
-        x = apart(x, out)
+        x = disjoint(x, out)
         if not output_splits and not input_splits:
             self._check_rows(tensor)
             return self._run(partial(self._communicator.alltoall, x, out=out), opts, [output], stage)
         sent, received = self._split(tensor, input_splits), self._split(output, output_splits)
         return self._run(partial(self._communicator.alltoallv, x, sent, received, out=out), opts, [output], stage)
 
-    @call
+    @torch_call
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Copy each tensor of the list to the output, in the place of this rank, of the rank in whose place it is."""
+        """Copy ``inputs[r]`` of this rank s to ``outputs[s]`` of rank r."""
         opts = opts or c10d.AllToAllOptions()
         outputs, inputs, stage = _listed(outputs), _listed(inputs), _STAGE()
         out, x = stage.write_all(outputs), stage.read_all(inputs)
-        exchange = partial(self._communicator.alltoallv, apart(x, out), _counts(inputs), _counts(outputs), out=out)
+        exchange = partial(self._communicator.alltoallv, disjoint(x, out), _counts(inputs), _counts(outputs), out=out)
         return self._run(exchange, opts, outputs, stage)
 
-    @call
+    @torch_call
     def barrier(self, opts: Any = None) -> Any:
-        """Wait until all ranks have called it."""
+        """Wait until all ranks have called `barrier`."""
         return self._run(self._communicator.barrier, opts or c10d.BarrierOptions(), [], _NO_TENSORS)
 
-    # The same under the names that torch has given them before.
+    # The older names of torch for the same methods.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     alltoall_base = all_to_all_single
 
-    # --- what they have in common -----------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------------------------
 
     def _run(self, start: Callable[..., Any], opts: Any, results: list[Any], stage: Stage) -> Work | None:
-        """Make a call of the communicator; return its work, or None if it has ended."""
+        """Make a call of the communicator. Return its work, or None if the call is synchronous."""
         self._collectives += 1
         if stage.has_gpu:
             check_gpu(self)
         limit_s = self._limit_s if opts.timeout == _UNSET else opts.timeout.total_seconds()
         limits = _NOTHING if limit_s is None else {"timeout_s": limit_s}
-        if opts.asyncOp or self._kept.are_coalesced:
-            return Work(start(wait=False, **limits), results, stage.finish, self._kept)
+        if opts.asyncOp or self._keeper.is_coalescing:
+            return Work(start(wait=False, **limits), results, stage.finish, self._keeper)
         start(**limits)
         stage.finish()
         return None
@@ -283,60 +294,63 @@ class Collectives:
             raise UsageError(f"the tensors of a list must be of one dtype; got {names}")
         return self._op(opts, *dtypes)
 
-    def _in_its_part(self, x: Taken, out: Taken) -> Taken:
-        """Return `x`, or a copy if it is in the memory of `out` and not where this rank's part of that is."""
-        return x if lies_at(out) + self._communicator.rank * x.nbytes == lies_at(x) else apart(x, out)
+    def _in_its_part(self, x: FlatMemory, out: FlatMemory) -> FlatMemory:
+        """Return `x`, or a copy if it overlaps `out` elsewhere than in the part of this rank."""
+        return x if address_of(out) + self._communicator.rank * x.nbytes == address_of(x) else disjoint(x, out)
 
     def _list_of_root(self, lists: Any, is_root: bool, name: str) -> list[Any]:
-        """Return the tensors that only the root gives.
+        """Return the list of tensors that only the root passes.
 
         Raises:
-            UsageError: another rank gives some, or the root gives as many as there are ranks.
+            UsageError: another rank passes tensors, or the root does not pass one for each rank.
         """
-        found: list[Any] = [] if not lists else list(lists[0])
-        if len(found) != (self._communicator.size if is_root else 0):
+        tensors: list[Any] = [] if not lists else list(lists[0])
+        if len(tensors) != (self._communicator.size if is_root else 0):
             raise UsageError(
-                f"the {name} list has {len(found)} tensors: the root gives one for each rank, and the others give none"
+                f"the {name} list has {len(tensors)} tensors: the root passes one for each rank, and the other ranks "
+                "pass none"
             )
-        return found
+        return tensors
 
     def _check_list(self, tensors: Sequence[Any]) -> None:
         if len(tensors) != self._communicator.size:
-            raise UsageError(f"the list has {len(tensors)} places, and the group {self._communicator.size} ranks")
+            raise UsageError(f"the list has {len(tensors)} tensors, and the group has {self._communicator.size} ranks")
 
     def _check_rows(self, tensor: Any) -> None:
         size = self._communicator.size
         if tensor.dim() == 0 or tensor.size(0) % size:
-            raise UsageError(f"tensor's dim 0 does not divide equally across the group's size, {size}: give splits")
+            raise UsageError(f"tensor's dim 0 does not divide equally across the group's size, {size}: pass splits")
 
     def _split(self, tensor: Any, splits: Sequence[int]) -> list[int]:
-        """Return how many elements of a tensor there are for each rank, by rows for each or in equal parts."""
+        """Return how many elements of a tensor each rank gets: `splits` rows each, or equal parts if it is empty."""
         size = self._communicator.size
         if not splits:
             self._check_rows(tensor)
             splits = [tensor.size(0) // size] * size
         if len(splits) != size or sum(splits) != tensor.size(0):
             raise UsageError(f"splits {list(splits)} are not {size} numbers of rows whose sum is {tensor.size(0)}")
-        row = tensor.numel() // tensor.size(0) if tensor.size(0) else 0
-        return [rows * row for rows in splits]
+        row_elements = tensor.numel() // tensor.size(0) if tensor.size(0) else 0
+        return [rows * row_elements for rows in splits]
 
 
 def check_gpu(group: Any) -> None:
-    """Check that tensors on a GPU are this backend's.
+    """Check that the group is to use this backend for tensors on a GPU.
+
+    torch lets a process group written in Python replace all backends of the group, also those for other devices.
 
     Raises:
-        UsageError: the group was made with another backend for them, whose place torch has let this one take.
+        UsageError: the program has asked for another backend for tensors on a GPU.
     """
-    named = c10d._world.pg_backend_config.get(group, "")
-    other = dict(each.split(":") for each in named.split(",") if ":" in each).get("cuda", NAME)
-    if other != NAME:
+    backends = c10d._world.pg_backend_config.get(group, "")
+    gpu_backend = dict(pair.split(":") for pair in backends.split(",") if ":" in pair).get("cuda", NAME)
+    if gpu_backend != NAME:
         raise UsageError(
-            f"this group was made with the backend {named!r}, but torch lets a group that is written in Python take "
-            f"the place of all of them; make one for tensors on a GPU by new_group(backend={other!r})"
+            f"this group was created with the backend {backends!r}, but torch uses {NAME!r} for all devices, because "
+            f"that is written in Python: create a group for tensors on a GPU by new_group(backend={gpu_backend!r})"
         )
 
 
-def _waited(work: Work) -> None:
+def _wait(work: Work) -> None:
     work.wait()
 
 

@@ -1,6 +1,6 @@
-"""What goes between torch's own process groups and a communicator of ours."""
+"""`ddp_hook`: a communication hook by which DDP averages gradients over a communicator of Unisono."""
 
-# DDP reads the annotations of hooks, which must therefore not be text.
+# No ``from __future__ import annotations``: DDP reads the annotations of a hook, and they must not be strings.
 
 from collections.abc import Callable
 from typing import Any
@@ -11,43 +11,45 @@ import torch.distributed as dist
 
 from unisono import Communicator
 from unisono.frameworks.arrays import Array
-from unisono.frameworks.gradients.bucket_comms import Lanes, lanes_for
+from unisono.frameworks.gradients.bucket_comms import BucketComms, resolved_teams
 from unisono.frameworks.torch.tensors import Stage
-from unisono.frameworks.torch.work import Kept, Work
+from unisono.frameworks.torch.work import Work, WorkKeeper
 
 
 def ddp_hook(communicator: Communicator, compression: str | None = None) -> Callable[[Any, Any], Any]:
     """Return a hook that averages the gradients of DDP over a communicator, whatever the process group.
 
-    ``model.register_comm_hook(None, ddp_hook(world))``, where the ranks of `world` are those of the group, in its
-    order. DDP goes on using its process group for parameters and buffers.
+    Call ``model.register_comm_hook(None, ddp_hook(world))``. The ranks of `world` must be those of the process group,
+    in the same order. DDP still uses its process group for parameters and buffers.
 
     Args:
         communicator: the ranks.
-        compression: "float16", "bfloat16" or "int8", in which gradients travel, as with `unisono.GradientReducer`.
+        compression: the type in which gradients travel, as for `unisono.GradientReducer`: "float16", "bfloat16" or
+            "int8"; None for no compression.
 
     Raises:
         UsageError: there is no such compression.
     """
-    kept, residuals = Kept(), _Residuals()
-    lanes = Lanes(communicator, lanes_for(None, len(communicator.hosts), 0, compression), "avg", compression, None)
-    lanes.open()
+    keeper, residuals = WorkKeeper(), _Residuals()
+    teams = resolved_teams(None, len(communicator.hosts), 0, compression)
+    comms = BucketComms(communicator, teams, "avg", compression, None)
+    comms.open()
 
     def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         tensor, stage = bucket.buffer(), Stage()
         x = stage.write(tensor)
-        if lanes.compresses(x.dtype.name):
-            pending = lanes.reduction(0, bucket.index(), x, residuals.of(bucket.index(), x.size))()
+        if comms.compresses(x.dtype.name):
+            pending = comms.reduction(0, bucket.index(), x, residuals.of(bucket.index(), x.size))()
         else:
             pending = communicator.allreduce(x, "avg", out=x, wait=False)
-        work = Work(pending, [tensor], stage.finish, kept)
+        work = Work(pending, [tensor], stage.finish, keeper)
         return work.get_future().then(lambda future: future.value()[0])
 
     return average
 
 
 class _Residuals:
-    """What compression has left of each bucket, until DDP makes other buckets."""
+    """The residual of each bucket of DDP. It starts again from zero when DDP changes its buckets."""
 
     def __init__(self) -> None:
         self._arrays: dict[int, Array] = {}

@@ -1,13 +1,16 @@
-"""Updates of parameters that wait for their gradients, until the next forward needs them.
+"""Deferred updates: with priorities, a parameter is updated when the next forward reads it.
 
-Theory of operation. `defer` takes over the gradients of a step, of which some are still on their way, and notes the
-learning rate and what else the groups of the optimizer say at that moment. When a module hands out a parameter
-(`lookups`), its gradient is waited for, and the optimizer makes a step of the parameters whose gradients are there by
-then: its groups have only these for that moment. So it must be one that updates each parameter by itself, from its own
-gradient and state; then the order in which they are updated changes no bit.
+Theory of operation
+-------------------
+`defer` takes over the gradients of a step. Some of them are still on their way. It also copies the learning rate and
+the other settings of the optimizer's groups. When a module hands out a parameter (`parameter_watch`), its gradient is
+waited for. Then the optimizer makes a step for all parameters whose gradients have arrived: for the time of that step
+its groups hold only these. So the optimizer must update each parameter by itself, from its own gradient and state. Then
+the order of updates changes no bit.
 
-A parameter that gets a gradient, and has not been looked up since the step, was read where nobody saw it, and perhaps
-before its update: that is an error. A parameter that belongs to no module of the model never waits.
+If a parameter gets a new gradient and was not looked up since the step, that is an error: the program has read it
+without asking the module, perhaps before its update. A parameter that belongs to no module of the model is updated at
+once.
 """
 
 from __future__ import annotations
@@ -31,39 +34,39 @@ _ONE_BY_ONE = (
 )
 
 
-class LateUpdates:
-    """The updates of the last step that have not been made.
+class DeferredUpdates:
+    """The updates of the last step that have not been made yet.
 
     Args:
-        optimizer: what makes them; one that `check_late` has nothing against.
-        model: the module whose forward needs the parameters; it is changed until `close`.
-        parameters: by name.
+        optimizer: makes the updates; it must pass `check_deferrable`.
+        model: the module whose forward needs the parameters. Its parameters are watched until `close`.
+        parameters: the parameters by name.
     """
 
     def __init__(self, optimizer: Any, model: Any, parameters: Mapping[str, Any]) -> None:
         self._optimizer, self._parameters = optimizer, parameters
-        self._lock = threading.RLock()  # a model may be read, and gradients come, in several threads
+        self._lock = threading.RLock()  # several threads may read the model and pass gradients
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        # Of parameters that come later nobody would tell when they are looked up, so that these do not wait.
+        # Parameters that the program adds later are not watched, so their updates are not deferred.
         self._owned = owned(model) & self._names.keys()
-        self._alive = list(parameters.values())  # so that no other parameter gets the id of one of them
+        self._alive = list(parameters.values())  # so that no other parameter gets one of these ids
         self._settings: list[dict[str, Any]] = []
         self._gradients: Arriving | None = None
-        # By name, the group and the parameter, in the order of need; then those not looked up since the step, by id.
+        # The updates not made yet: by name, the index of the group and the parameter, in the order of need.
         self._waiting: dict[str, tuple[int, Any]] = {}
-        self._unseen: set[int] = set()
+        self._unseen: set[int] = set()  # the ids of parameters that were not looked up since the step
         self._has_failed = False
         self._end_watch = watch(model, parameters.values(), self.need)
 
     def defer(self, reduced: Arriving) -> dict[str, Any]:
-        """Take over the gradients of a step, and make the updates that are possible at once.
+        """Take over the gradients of a step, and make the updates whose gradients have arrived.
 
-        The parameters whose updates are late have no ``.grad`` from now on: what is still on its way must not be
+        A parameter whose update is deferred has no ``.grad`` from now on, because a gradient on its way must not be
         changed or read. All updates of the step before must have been made.
 
         Returns:
-            The gradients that are not taken over, by name: of parameters that belong to another optimizer or to no
-            module, and all where hooks of the optimizer's step want to see all updates.
+            By name, the gradients that are not taken over. They belong to parameters of another optimizer or of no
+            module. They are all gradients if the optimizer has hooks of its step, because these must see all updates.
 
         Raises:
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
@@ -72,20 +75,20 @@ class LateUpdates:
             return dict(reduced)
         with self._lock:
             groups = self._optimizer.param_groups
-            places = {id(each): index for index, group in enumerate(groups) for each in group["params"]}
+            group_of = {id(each): index for index, group in enumerate(groups) for each in group["params"]}
             self._settings = [_settings(group) for group in groups]
             self._gradients = reduced
             for name in reduced:
                 parameter = self._parameters[name]
-                if id(parameter) in places and id(parameter) in self._owned:
+                if id(parameter) in group_of and id(parameter) in self._owned:
                     parameter.grad = None
-                    self._waiting[name] = places[id(parameter)], parameter
+                    self._waiting[name] = group_of[id(parameter)], parameter
                     self._unseen.add(id(parameter))
             self._update(reduced.arrived(self._waiting))
             return {name: reduced[name] for name in reduced if id(self._parameters[name]) not in self._unseen}
 
     def need(self, parameter: Any) -> None:
-        """Make the update of a parameter, if it is late. Called when it is looked up, in whatever thread.
+        """Make the update of a parameter if it is deferred. Called when a parameter is looked up, in any thread.
 
         Raises:
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
@@ -101,23 +104,23 @@ class LateUpdates:
             self._unseen.discard(id(parameter))
 
     def overlooked(self, parameter: Any) -> bool:
-        """Return whether a parameter, which has got a gradient, has not been looked up since the last step."""
+        """Return whether a parameter that has got a gradient was not looked up since the last step."""
         return id(parameter) in self._unseen
 
-    def make(self) -> None:
-        """Make all updates, because their memory will be used again. Raises what `need` does."""
+    def make_all(self) -> None:
+        """Make all updates, because the memory of their gradients will be used again. Raises as `need` does."""
         with self._lock:
             while self._waiting:
                 self._wait_for(next(iter(self._waiting)))
 
     def settle(self) -> None:
-        """Make all updates, because the program wants to see them. Raises what `need` does."""
+        """Make all updates, because the program is about to see the parameters. Raises as `need` does."""
         with self._lock:
-            self.make()
+            self.make_all()
             self._unseen.clear()
 
     def close(self) -> None:
-        """Make all updates, unless that has failed, and leave the model as it was. Raises what `need` does."""
+        """Make all updates, unless one has failed, and end the watch of the model. Raises as `need` does."""
         try:
             if not self._has_failed:
                 self.settle()
@@ -127,7 +130,7 @@ class LateUpdates:
             self._end_watch()
 
     def _wait_for(self, name: str) -> None:
-        """Wait for a gradient, and make the updates whose gradients have come by then."""
+        """Wait for a gradient, and make all updates whose gradients have arrived by then."""
         assert self._gradients is not None
         try:
             self._gradients[name]
@@ -139,7 +142,7 @@ class LateUpdates:
         self._update(self._gradients.arrived(self._waiting))
 
     def _update(self, names: Iterable[str]) -> None:
-        """Make updates whose gradients have come."""
+        """Make the updates of these names, whose gradients have arrived."""
         assert self._gradients is not None
         gradients = {name: self._gradients[name] for name in names}
         if not gradients:
@@ -151,35 +154,35 @@ class LateUpdates:
                 groups[index]["params"].append(parameter)
                 stack.enter_context(_gradient(parameter, gradient))
             stack.enter_context(
-                _as_outside({parameter.device.type for group in groups for parameter in group["params"]})
+                _default_modes({parameter.device.type for group in groups for parameter in group["params"]})
             )
             stack.enter_context(_groups(self._optimizer, [group for group in groups if group["params"]]))
             self._optimizer.step()
 
 
-def check_late(optimizer: Any, model: Any, parameters: Mapping[str, Any]) -> None:
-    """Check that updates can be late.
+def check_deferrable(optimizer: Any, model: Any, parameters: Mapping[str, Any]) -> None:
+    """Check that the updates of an optimizer can be deferred.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: they cannot; the message says why.
     """
-    kind = type(optimizer)
-    if kind.__name__ not in _ONE_BY_ONE or kind is not getattr(torch.optim, kind.__name__, None):
+    class_ = type(optimizer)
+    if class_.__name__ not in _ONE_BY_ONE or class_ is not getattr(torch.optim, class_.__name__, None):
         raise UsageError(
-            f"priorities are for optimizers that update each parameter by itself ({', '.join(_ONE_BY_ONE)} of "
-            f"torch.optim), not for {kind.__module__}.{kind.__qualname__}"
+            f"priorities=True needs an optimizer that updates each parameter by itself ({', '.join(_ONE_BY_ONE)} of "
+            f"torch.optim), not {class_.__module__}.{class_.__qualname__}"
         )
     if not isinstance(model, torch.nn.Module):
-        raise UsageError("priorities need the module whose forward waits for the parameters: pass model=")
+        raise UsageError("priorities=True needs the module whose forward reads the parameters: pass model=")
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise UsageError("priorities are not for scripted modules: nothing tells when these read a parameter")
+        raise UsageError("priorities=True cannot be used with scripted modules, because their reads are not seen")
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if own.isdisjoint(owned(model)):
         raise UsageError("model has none of the optimizer's parameters")
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a group of an optimizer says now, whatever a schedule does with it later."""
+    """Return a copy of the settings of an optimizer's group, which a later learning-rate schedule does not change."""
     return {
         key: value.clone() if isinstance(value, torch.Tensor) else value
         for key, value in group.items()
@@ -189,7 +192,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _gradient(parameter: Any, gradient: Any) -> Iterator[None]:
-    """Let a parameter have a gradient for the moment."""
+    """Set the gradient of a parameter inside the block."""
     before = parameter.grad
     parameter.grad = gradient if isinstance(gradient, torch.Tensor) else like(parameter, gradient)
     try:
@@ -200,7 +203,7 @@ def _gradient(parameter: Any, gradient: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _groups(optimizer: Any, groups: list[dict[str, Any]]) -> Iterator[None]:
-    """Let an optimizer have other groups for the moment."""
+    """Replace the groups of an optimizer inside the block."""
     before, optimizer.param_groups = optimizer.param_groups, groups
     try:
         yield
@@ -209,8 +212,8 @@ def _groups(optimizer: Any, groups: list[dict[str, Any]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _as_outside(devices: Iterable[str]) -> Iterator[None]:
-    """Compute as outside of the forward that looks a parameter up, which may be one of inference or mixed precision."""
+def _default_modes(devices: Iterable[str]) -> Iterator[None]:
+    """Turn inference mode and autocast off inside the block: the forward that reads the parameter may use them."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         for device in devices:

@@ -1,8 +1,8 @@
-"""What torch.compile leaves as it is.
+"""`skip_dynamo`: a decorator for classes whose methods torch.compile must not compile.
 
-Compiled code that calls a backend written in Python would have each function of that compiled too, for seconds, or
-refused: nobody may read an attribute of a process group there. `torch.compiler.disable` would import all of dynamo, and
-cost every call as much as a short message.
+Compiled code that calls a backend written in Python would compile each function of the backend too. That takes seconds,
+or fails, because dynamo cannot read the attributes of a process group. `torch.compiler.disable` is no alternative: it
+imports all of dynamo, and would add as much time to every call as a short message takes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch._C._dynamo import eval_frame
 Class = TypeVar("Class", bound=type)
 
 
-def untraced(cls: Class) -> Class:
-    """Return a class whose methods, and all that they call, torch.compile does not compile."""
-    if hasattr(eval_frame, "_FrameExecStrategy"):  # before torch had it, it refused nothing either
+def skip_dynamo(cls: Class) -> Class:
+    """Exclude the methods of a class, and the functions that they call, from torch.compile; return the class."""
+    if hasattr(eval_frame, "_FrameExecStrategy"):  # older versions of torch compile such calls without an error
         skip = eval_frame._FrameAction.SKIP
         for member in vars(cls).values():
             function = member.fget if isinstance(member, property) else member

@@ -1,4 +1,4 @@
-"""Unisono's errors as users of torch.distributed expect them: kinds of RuntimeError, with the words they look for."""
+"""The errors of Unisono as errors of torch.distributed, with the words that programs look for."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from unisono import CollectiveTimeoutError, PeerLostError, UnisonoError, UsageEr
 
 
 class CallError(dist.DistBackendError, ValueError):  # type: ignore[misc]
-    """A call cannot be carried out as written; nothing has been sent."""
+    """The arguments of a call are wrong; nothing has been sent."""
 
 
-# What torch's own backends say first, and programs look for.
+# The first words of such errors of torch's own backends. Programs look for them.
 _WORDS: tuple[tuple[type[UnisonoError], str], ...] = (
     (CollectiveTimeoutError, "Timed out waiting for the other ranks: "),
     (PeerLostError, "Connection closed by peer: "),
 )
 
 
-def translated(error: UnisonoError) -> Exception:
-    """Return the error to raise instead of `error`, which is to be its cause: a `dist.DistBackendError`."""
-    kind = CallError if isinstance(error, UsageError) else dist.DistBackendError
+def torch_error(error: UnisonoError) -> Exception:
+    """Return the `dist.DistBackendError` to raise from `error`."""
+    error_class = CallError if isinstance(error, UsageError) else dist.DistBackendError
     words = next((words for cause, words in _WORDS if isinstance(error, cause)), "")
-    found: Exception = kind(f"unisono: {words}{type(error).__name__}: {error}")
-    return found
+    raised: Exception = error_class(f"unisono: {words}{type(error).__name__}: {error}")
+    return raised

@@ -1,4 +1,4 @@
-"""What FSDP2 gathers parameters and scatters gradients by, in memory that the ranks of a host read where it lies."""
+"""Collectives for FSDP2 in memory from `unisono.empty`, which the ranks of a host can map and read in place."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 import unisono
 
-# The references to an array of which no tensor is left: of the list, of the loop, and of the question.
+# The reference count of an array that no tensor uses: the list, the loop variable and the argument of `getrefcount`.
 _UNUSED = 3
 
 
 class Memory:
-    """Memory from `unisono.empty`, which is used again when no tensor in it is left."""
+    """An allocator of memory from `unisono.empty`. A block is used again when no tensor uses it any more."""
 
     def __init__(self) -> None:
         self._arrays: list[NDArray[Any]] = []
 
     def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> Any:
-        """Return a tensor of any contents; one on another device than the host is torch's own."""
+        """Return an uninitialised tensor. On another device than the host, torch allocates it."""
         nbytes = math.prod(size) * dtype.itemsize
         if device.type != "cpu" or nbytes == 0:
             return torch.empty(*size, dtype=dtype, device=device)
@@ -39,16 +39,16 @@ class Memory:
 
 
 class AllGather(Memory):
-    """For ``module.set_custom_all_gather(AllGather())`` of a module that is fully sharded."""
+    """The all-gather of a fully sharded module: ``module.set_custom_all_gather(AllGather())``."""
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
-        """Gather a shard from each rank into the output, of which the input may be this rank's part."""
+        """Gather a shard from each rank into the output. The input may be this rank's part of the output."""
         return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class ReduceScatter(Memory):
-    """For ``module.set_custom_reduce_scatter(ReduceScatter())`` of a module that is fully sharded."""
+    """The reduce-scatter of a fully sharded module: ``module.set_custom_reduce_scatter(ReduceScatter())``."""
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
-        """Combine the inputs of all ranks; each gets its shard of the result."""
+        """Combine the inputs of all ranks. Each rank gets its shard of the result."""
         return dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

@@ -1,4 +1,4 @@
-"""torch's reduction operations, and ours."""
+"""The operations of Unisono for the reduction operations of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.frameworks.torch.tensors import ONLY_MOVED
 
 _Kind = dist.ReduceOp.RedOpType
 
-# By the number of the kind, which is the hash of an operation, and the quickest to be had of it.
+# The key is the hash of the kind, which is also the hash of an operation of this kind and the fastest to compute.
 _OPERATIONS: Mapping[int, str] = {
     hash(kind): name
     for kind, name in (
@@ -27,22 +27,22 @@ _OPERATIONS: Mapping[int, str] = {
         (_Kind.BXOR, "bxor"),
     )
 }
-# Truths are bytes to torch, of which any but 0 is true: a sum is true where one is, a product where all are.
-_OF_TRUTHS: Mapping[int, str] = {**_OPERATIONS, hash(_Kind.SUM): "lor", hash(_Kind.PRODUCT): "land"}
+# A boolean of torch is a byte, and any value but 0 is true. So a sum of booleans is "lor", and a product is "land".
+_BOOL_OPERATIONS: Mapping[int, str] = {**_OPERATIONS, hash(_Kind.SUM): "lor", hash(_Kind.PRODUCT): "land"}
 
 
 def operation(reduce_op: Any, dtype: Any) -> str | Op:
-    """Return our operation for a ``dist.ReduceOp``, or a member of it, on tensors of a dtype.
+    """Return the operation of Unisono for a ``dist.ReduceOp``, or a member of it, on tensors of a dtype.
 
     Raises:
-        UsageError: there is none.
+        UsageError: Unisono has no such operation, or cannot reduce the dtype.
     """
     if dtype in ONLY_MOVED:
-        raise UsageError(f"tensors of {dtype} are moved, but not reduced: convert them")
-    name = (_OF_TRUTHS if dtype is torch.bool else _OPERATIONS).get(hash(reduce_op))
+        raise UsageError(f"tensors of {dtype} can be moved but not reduced: convert them to another dtype")
+    name = (_BOOL_OPERATIONS if dtype is torch.bool else _OPERATIONS).get(hash(reduce_op))
     if name is not None:
         return name
     if reduce_op == _Kind.PREMUL_SUM:
         factor = reduce_op.factor
         return Op.premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
-    raise UsageError(f"there is no {reduce_op} here")
+    raise UsageError(f"the operation {reduce_op} is not supported")

@@ -1,4 +1,4 @@
-"""An optimizer whose gradients are averaged over ranks while backward computes; it needs no process group."""
+"""`DistributedOptimizer`: averages gradients over ranks while backward computes. It needs no process group."""
 
 from __future__ import annotations
 
@@ -13,59 +13,60 @@ from unisono import Communicator, GradientReducer, UsageError
 from unisono.data_parallel import HybridGroups, broadcast_parameters
 from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.priorities import Arriving
-from unisono.frameworks.torch.deferred_updates import LateUpdates, check_late
+from unisono.frameworks.torch.deferred_updates import DeferredUpdates, check_deferrable
 from unisono.frameworks.torch.tensors import like
 from unisono.frameworks.torch.trained import TrainedParameters
 
 
 class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """An optimizer of torch, with gradients that are averaged over ranks. Use it as the one that it is given.
+    """A wrapper of an optimizer of torch that averages the gradients over ranks. Use it like the optimizer itself.
 
-    Each gradient is handed to a `GradientReducer` when backward has accumulated it, and `step` waits for all of them.
-    Where several backwards make one step, all but the last stand in `no_sync`. All ranks make it and call `step`,
-    `flush`, `add_param_group`, `load_state_dict` and `close` alike. When it is made, the parameters of rank 0 become
-    those of all.
+    When backward has accumulated a gradient, it is passed to a `GradientReducer`, and `step` waits for all of them. If
+    a step has several backwards, put all of them except the last in `no_sync`. All ranks create the optimizer and call
+    `step`, `flush`, `add_param_group`, `load_state_dict` and `close` in the same order. The constructor copies the
+    parameters of rank 0 to all ranks.
 
-    Between backward and `step` gradients are averaged where they lie, and reading `.grad` shows some numbers that are
-    averages already and some that are not. Call `synchronize` before you read, clip or scale gradients. If a gradient
-    was changed before that, `step` raises a `UsageError` on all ranks, and no rank applies it.
+    Between backward and `step`, gradients are averaged in place, so `.grad` may hold an average or not. Call
+    `synchronize` before you read, clip or scale gradients. If a gradient was changed before that, `step` raises a
+    `UsageError` on all ranks, and no rank applies it.
 
-    Layers may be unfrozen, and parameters added to `param_groups` or replaced there, between two steps on all ranks
-    alike: `step` looks for them, and their first gradient is averaged too. With a lag, call `flush` and
-    ``reducer.reset()`` before. Each step compares some of the parameters with those of the other ranks, by a checksum;
-    parameters that have drifted apart are a `MismatchError` of `step` on all ranks, with the name of the first.
+    Between two steps, all ranks may unfreeze layers, and add or replace parameters in `param_groups`. `step` finds
+    them, and averages their first gradients too. With a lag, call `flush` and ``reducer.reset()`` before that. Each
+    step compares a checksum of some parameters with the other ranks. If they differ, `step` raises a `MismatchError` on
+    all ranks, with the name of the first parameter that differs.
 
     Args:
-        optimizer: what applies the gradients; of the same parameters.
+        optimizer: applies the gradients.
         world: the ranks.
-        named_parameters: the names and the parameters, ``model.named_parameters()``, in the same order on all ranks; by
-            default, those of `model`, or else they are numbered.
-        model: the module that they are of; only needed with `priorities`.
-        priorities: whether `step` returns before all gradients are there, and the update of a parameter is made when it
-            is next looked up in `model`, as in the next forward; see `GradientReducer`. Parameters have no ``.grad``
-            after `step` then. Not with a lag, groups or a closure, and only for optimizers of torch.optim that update
-            each parameter by itself.
-        groups: number or members of the groups inside which gradients are averaged; each step then exchanges what it
-            has changed with the other groups, as `HybridGroups.exchange` does, and `finish` ends the training. None for
-            one group of all ranks.
-        staleness: of these groups; see `HybridGroups`.
-        verify_every: in how many steps each parameter is compared once with those of the other ranks, or with those of
-            its group, if there are groups; the first three steps compare all. 0 for never: for ranks whose processors
-            round differently, so that updates by equal gradients differ in their last bits.
-        options: what `GradientReducer` takes: `lag`, `compression`, `missing` and the others.
+        named_parameters: names and parameters, as ``model.named_parameters()`` returns them, in the same order on all
+            ranks. By default, those of `model`; without a model, the parameters are numbered.
+        model: the module of the parameters; only needed with `priorities`.
+        priorities: whether `step` returns before all gradients have arrived. A parameter is then updated when it is
+            next looked up in `model`, as in the next forward; see `GradientReducer`. Parameters have no ``.grad`` after
+            `step`. It cannot be used with a lag, groups or a closure, and only with optimizers of torch.optim that
+            update each parameter by itself.
+        groups: the number of the groups inside which gradients are averaged, or the ranks of each. After each step a
+            group exchanges its changes with the other groups, as by `HybridGroups.exchange`, and `finish` ends the
+            training. None for one group of all ranks.
+        staleness: the staleness of these groups; see `HybridGroups`.
+        verify_every: in how many steps each parameter is compared once with the other ranks of the group. The first
+            three steps compare all parameters. Pass 0 to compare none, if the processors of the ranks round
+            differently: then equal gradients give updates that differ in their last bits.
+        options: further arguments of `GradientReducer`, such as `lag`, `compression` and `missing`.
 
     Attributes:
         optimizer: the same.
-        hybrid: the groups; None if there are none.
-        reducer: the reducer; its `report` tells what communication has cost.
+        hybrid: the groups, or None.
+        reducer: the reducer; its `report` shows the time of communication.
 
     Raises:
-        UsageError: an argument cannot be used, or the optimizer has parameters that are not named, or is not one for
-            `priorities`.
-        MismatchError: the ranks have other parameters; it names the first that differs.
+        UsageError: an argument has a value that it cannot have, a parameter of the optimizer has no name, or the
+            optimizer cannot be used with `priorities`.
+        MismatchError: the parameters of the ranks differ in name, shape or dtype; the message names the first.
     """
 
-    # A `GradScaler` divides the gradients itself: what it would tell a fused optimizer, it would tell this one alone.
+    # False makes a `GradScaler` divide the gradients itself. With True it would set attributes for a fused optimizer on
+    # this wrapper, and not on the wrapped optimizer.
     _step_supports_amp_scaling = False
 
     def __init__(
@@ -81,7 +82,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         verify_every: int = 100,
         **options: Any,
     ) -> None:
-        # What the class above would set up is that of `optimizer`, which `__getattr__` finds.
+        # The base class is not initialised: `__getattr__` reads all attributes from the wrapped optimizer.
         self.optimizer = optimizer
         if named_parameters is None and model is not None:
             named_parameters = _module(model).named_parameters()
@@ -89,8 +90,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._parameters = self._trained.named
         if priorities:
             if groups is not None:
-                raise UsageError("priorities are for one group of all ranks: use them without groups")
-            check_late(optimizer, model, self._parameters)
+                raise UsageError("priorities=True needs groups=None, because they are for one group of all ranks")
+            check_deferrable(optimizer, model, self._parameters)
         self._is_prompt = not options.get("lag")
         broadcast_parameters(world, self._parameters)
         self.hybrid: HybridGroups | None = None
@@ -100,12 +101,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self.reducer = GradientReducer(
             self._world, priorities=priorities, parameters=self._trained.own, verify_every=verify_every, **options
         )
-        self._late = LateUpdates(optimizer, model, self._parameters) if priorities else None
+        self._deferred = DeferredUpdates(optimizer, model, self._parameters) if priorities else None
         self._syncs = True
         self._is_synchronized = False
         self._has_gradients = False
         self._slots: dict[str, tuple[int, Any]] = {}
-        self._given: dict[str, Any] = {}  # by name, the gradients of this step that the reducer has got
+        self._passed: dict[str, Any] = {}  # by name, the gradients of this step that the reducer has
         self._hooks: dict[str, tuple[Any, Any]] = {}  # by name, the parameter and its hook
         self._hook_parameters()
 
@@ -119,7 +120,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let the backwards of a with-block only accumulate gradients on this rank."""
+        """Make the backwards in the block accumulate gradients on this rank only."""
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -127,55 +128,54 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._syncs = before
 
     def synchronize(self) -> None:
-        """Wait for the gradients that are due, so that they can be looked at or clipped before `step`.
+        """Wait for the gradients that are due, so that the program can read or clip them before `step`.
 
-        With priorities, this is to wait for all of them, and `step` makes all updates at once.
-
-        Raises:
-            What `GradientReducer.finish` raises.
+        With priorities, this waits for all gradients, and `step` makes all updates at once. It raises the errors of
+        `GradientReducer.finish`.
         """
         self._adopt(self._reduced())
         self._is_synchronized = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Apply the gradients that are due, after `synchronize`, unless that has been called; nothing if none are.
+        """Apply the gradients that are due, if there are any. It calls `synchronize` unless the program has.
 
-        With priorities, and without `synchronize` before, it returns when it is known that no rank complains. What it
-        has not applied by then is applied when `model` is asked for the parameter, with the learning rate of now. Where
-        the optimizer has hooks of its step, it waits.
+        With priorities, and without `synchronize` before, it returns when it knows that no rank has an error. Updates
+        that have not been made by then are made when the parameter is looked up in `model`, with the present learning
+        rate. If the optimizer has hooks of its step, `step` waits for all gradients.
 
         Args:
-            closure: as with torch's own; what it returns is averaged over ranks, so that all decide alike by it.
+            closure: as in torch. Its result is averaged over ranks, so that all ranks make the same decisions by it.
 
         Raises:
-            UsageError: there is a closure, and a lag or priorities; or with priorities, a parameter that was not looked
-                up in `model` since the last step has got a gradient.
-            The same as `synchronize`. With priorities, the forward raises errors of ranks that are lost, too.
+            UsageError: there is a closure, and a lag or priorities. Or with priorities, a parameter has got a gradient
+                and was not looked up in `model` since the last step.
+
+        It also raises the errors of `synchronize`. With priorities, the next forward may raise those of lost ranks.
         """
         if closure is not None:
             return self._apply(self._closure(closure))
         if not self._is_synchronized:
             reduced = self._reduced()
-            if self._late is not None and isinstance(reduced, Arriving):
-                reduced = self._late.defer(reduced)
+            if self._deferred is not None and isinstance(reduced, Arriving):
+                reduced = self._deferred.defer(reduced)
             self._adopt(reduced)
         self._is_synchronized = False
         return self._apply() if self._has_gradients else None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """See torch's own."""
+        """Reset the gradients, as `zero_grad` of torch does."""
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """See torch's own; the new parameters of rank 0 become those of all. All ranks call it, between two steps.
+        """Add a group, as in torch, and copy its parameters from rank 0 to all ranks. All ranks call it between steps.
 
         Raises:
-            UsageError: there are hybrid groups, which exchange the parameters that they began with.
-            MismatchError: the ranks add other parameters; it names the first that differs.
+            UsageError: there are hybrid groups, whose parameters cannot change.
+            MismatchError: the ranks add different parameters; the message names the first that differs.
         """
         if self.hybrid is not None:
             raise UsageError(
-                "hybrid groups exchange the parameters that they began with: make a new optimizer for more"
+                "hybrid groups exchange the parameters with which they started: create a new optimizer for others"
             )
         self._settle()
         before = set(self._parameters)
@@ -185,7 +185,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._hook_parameters()
 
     def flush(self) -> None:
-        """Apply all gradients that are in flight, a step each: in the end, and before what is trained is saved."""
+        """Apply the gradients of all steps in flight. Call it at the end, and before the model is saved."""
         self._settle()
         for gradients in self.reducer.flush():
             for name, gradient in gradients.items():
@@ -193,21 +193,21 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._apply()
 
     def finish(self) -> None:
-        """End the training: `flush`, and wait for the other groups, if there are some. All ranks call it.
+        """End the training: `flush`, and wait for the other groups, if there are any. All ranks call it.
 
-        Then all hold the same bits. It is followed by `close` only.
+        After it, all ranks hold the same bits. Only `close` may follow.
         """
         self.flush()
         if self.hybrid is not None:
             self.hybrid.finish(self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer, and under "reducer" that of this rank's reducer."""
+        """Return the state of the optimizer, with the state of this rank's reducer under the key "reducer"."""
         self._settle()
         return {**self.optimizer.state_dict(), "reducer": self.reducer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load such a state, or one of the optimizer alone."""
+        """Load a state of `state_dict`, or one of the wrapped optimizer alone."""
         self._settle()
         state = dict(state_dict)
         reducer = state.pop("reducer", None)
@@ -217,9 +217,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self.reducer.load_state_dict(reducer)
 
     def close(self) -> None:
-        """Leave: the optimizer that it was given can be used by itself again.
+        """Close the reducer and remove all hooks. The wrapped optimizer can be used by itself again.
 
-        With priorities, what `step` has not applied is applied; raises what `synchronize` does.
+        With priorities, the updates that `step` has not made are made. It raises the errors of `synchronize`.
         """
         with contextlib.ExitStack() as stack:
             if self.hybrid is not None:
@@ -227,39 +227,39 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             stack.callback(self.reducer.close)
             for _, hook in self._hooks.values():
                 hook.remove()
-            if self._late is not None:
-                self._late.close()
+            if self._deferred is not None:
+                self._deferred.close()
 
     def _reduced(self) -> Mapping[str, Any]:
         """Return the gradients that are due."""
         self._settle()
-        self._look_again()
-        given, self._given = self._given, {}
-        for name, gradient in given.items():
+        self._pass_late_gradients()
+        passed, self._passed = self._passed, {}
+        for name, gradient in passed.items():
             if self._parameters[name].grad is not gradient:
                 self.reducer.complain(agreement.changed(name, "replaced").message)
         reduced = self.reducer.finish()
         self._has_gradients = bool(reduced)
         if reduced and not self._is_prompt:
-            # The error of a gradient that is new, or was replaced, comes in a later step. Until then, apply averages.
-            for name in given:
+            # A later step raises the error of a new or replaced gradient. Until then, apply averages.
+            for name in passed:
                 self._parameters[name].grad = reduced.get(name)
         return reduced
 
-    def _look_again(self) -> None:
-        """Give the gradients of parameters that were unfrozen, added or replaced since the last step."""
+    def _pass_late_gradients(self) -> None:
+        """Pass the gradients of parameters that were unfrozen, added or replaced since the last step."""
         if self._trained.update():
             self.reducer.verify_all()
         if self._trained.added and self.hybrid is not None:
             name = self._trained.added[0]
-            self.reducer.complain(f"{name!r} is new, and hybrid groups exchange the parameters that they began with")
+            self.reducer.complain(f"{name!r} is new, and hybrid groups exchange the parameters with which they started")
         for name in self._hook_parameters():
             parameter = self._parameters[name]
             if parameter.grad is not None:
-                self._give(name, parameter)
+                self._pass(name, parameter)
 
     def _hook_parameters(self) -> list[str]:
-        """Hook all parameters that are trained and have no hook yet; return their names."""
+        """Add a hook to each trained parameter that has none; return their names."""
         hooked = []
         for name, parameter in self._parameters.items():
             before, hook = self._hooks.get(name, (None, None))
@@ -272,18 +272,18 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return hooked
 
     def _adopt(self, reduced: Mapping[str, Any]) -> None:
-        """Wait for gradients, and let parameters that had none on this rank have theirs."""
+        """Wait for gradients, and set ``.grad`` of the parameters that had no gradient on this rank."""
         for name, gradient in reduced.items():
             if not isinstance(gradient, torch.Tensor):
                 self._parameters[name].grad = like(self._parameters[name], gradient)
 
     def _settle(self) -> None:
-        """Make all updates of the last step."""
-        if self._late is not None:
-            self._late.settle()
+        """Make the deferred updates of the last step."""
+        if self._deferred is not None:
+            self._deferred.settle()
 
     def _apply(self, *closure: Callable[[], Any]) -> Any:
-        """Apply gradients, and exchange what they have changed with the other groups."""
+        """Apply gradients, and exchange the changes with the other groups."""
         loss = self.optimizer.step(*closure)
         if self.hybrid is not None:
             self.hybrid.exchange(self._parameters)
@@ -291,31 +291,31 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _hook(self, name: str) -> Callable[[Any], None]:
         def ready(parameter: Any) -> None:
-            if self._late is not None:
-                self._make_late(self._late, name, parameter)
+            if self._deferred is not None:
+                self._update_before(self._deferred, name, parameter)
             if self._syncs:
-                self._give(name, parameter)
+                self._pass(name, parameter)
 
         return ready
 
-    def _give(self, name: str, parameter: Any) -> None:
-        """Hand a gradient to the reducer."""
-        gradient = self._given[name] = self._moved_to_slot(name, parameter)
+    def _pass(self, name: str, parameter: Any) -> None:
+        """Pass a gradient to the reducer."""
+        gradient = self._passed[name] = self._moved_to_slot(name, parameter)
         self.reducer.ready(name, gradient)
 
-    def _make_late(self, late: LateUpdates, name: str, parameter: Any) -> None:
-        """Make what updates are left before a gradient of the next step is taken, and check that none was forgotten."""
-        if late.overlooked(parameter):
-            late.settle()
+    def _update_before(self, deferred: DeferredUpdates, name: str, parameter: Any) -> None:
+        """Make the deferred updates before a gradient of the next step is passed; complain of an overlooked one."""
+        if deferred.overlooked(parameter):
+            deferred.settle()
             self.reducer.complain(
-                f"{name!r} has got a gradient, and model was not asked for it since the last step(): with priorities, "
+                f"{name!r} has got a gradient, but was not looked up in model since the last step(): with priorities, "
                 "read it as an attribute of its module in each forward"
             )
         elif self._syncs:
-            late.make()
+            deferred.make_all()
 
     def _moved_to_slot(self, name: str, parameter: Any) -> Any:
-        """Return the gradient, which lies where it is reduced, if it may, so that the result need not be copied."""
+        """Move the gradient to the slot in which it is reduced, if possible, so that the result need not be copied."""
         gradient = parameter.grad
         if not self._is_prompt or gradient.layout is not torch.strided:
             return gradient
@@ -332,10 +332,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return tensor
 
     def _closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        if self._late is not None:
-            raise UsageError("a closure wants the parameters of this step at once: use one without priorities")
+        if self._deferred is not None:
+            raise UsageError("a closure needs the updated parameters at once: use one without priorities")
         if not self._is_prompt:
-            raise UsageError("a closure wants the gradients of this step at once: use one without lag")
+            raise UsageError("a closure needs the gradients of this step at once: use one without lag")
 
         def averaged() -> Any:
             loss = closure()

@@ -1,4 +1,4 @@
-"""What users may set for a process group."""
+"""The options of a process group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from unisono import Options as Settings, UsageError
 from unisono.dtypes import DTYPES
 
-# The types that are computed in another one, by which alone a sum may be accumulated in it.
+# By dtype, the wider dtype in which it is computed. Only these dtypes can be accumulated in a wider one.
 _NARROW = {
     getattr(torch, name): dtype.accumulate for name, dtype in DTYPES.items() if dtype.kind in ("float", "float8")
 }
@@ -22,14 +22,14 @@ class Options:
     """Settings of a process group: ``init_process_group("unisono", pg_options=Options(algorithm="ring"))``.
 
     Args:
-        reproducible: whether the bits of every reduction depend on the contributions and their ranks alone.
-        accumulate: "float32" to sum float16, bfloat16 and the 8-bit floats up in float32, and round once.
-        timeout: how long a call may take; by default what `init_process_group` or `new_group` is given.
+        reproducible: whether the bits of every reduction depend only on the contributions and their ranks.
+        accumulate: "float32" to sum up float16, bfloat16 and the 8-bit floats in float32, and round once.
+        timeout: the time limit of a call; by default the timeout of `init_process_group` or `new_group`.
         settings: fields of `unisono.Options`, such as `transports`, `algorithm` and `bind_address`; by default those of
-            the ``UNISONO_*`` variables. All ranks of the group adopt those of its rank 0 that must be equal.
+            the ``UNISONO_*`` variables. Some settings must be equal on all ranks: those of rank 0 of the group apply.
 
     Raises:
-        UsageError: there is no such setting, or it cannot have that value.
+        UsageError: there is no such setting, or it has a value that it cannot have.
     """
 
     def __init__(
@@ -47,30 +47,30 @@ class Options:
         self.reproducible = reproducible
         self.accumulate = accumulate
         self.timeout = timeout
-        self._given = settings
-        self.settings(timedelta(seconds=1))  # so that what is wrong is found here
+        self._settings = settings
+        self.settings(timedelta(seconds=1))  # raises now if a setting is wrong
 
     @property
     def _timeout(self) -> timedelta | None:
-        """What a device mesh asks the options of its groups for."""
+        """The timeout under the name by which a device mesh of torch reads it."""
         return self.timeout
 
     def settings(self, timeout: timedelta) -> Settings:
-        """Return the settings of the communicator of a group, which torch has given this timeout."""
+        """Return the settings of the communicator of a group; `timeout` is the one that torch passes for the group."""
         limit_s = (self.timeout or timeout).total_seconds()
         limits = {"timeout_s": limit_s, "rendezvous_timeout_s": limit_s}
         try:
-            return Settings.from_environment(os.environ, **{**limits, **self._given})
+            return Settings.from_environment(os.environ, **{**limits, **self._settings})
         except TypeError as error:
-            raise UsageError(f"Options of a process group cannot be: {error}") from None
+            raise UsageError(f"the options of a process group are wrong: {error}") from None
 
     def rounding(self) -> Mapping[Any, Mapping[str, Any]]:
-        """Return the arguments of reductions, by the dtype of the tensor; those that are not there have `{}`."""
+        """Return by dtype the extra arguments of reductions; a dtype without any is missing."""
         always: dict[str, Any] = {"reproducible": True} if self.reproducible else {}
-        found: dict[Any, dict[str, Any]] = {}
+        arguments: dict[Any, dict[str, Any]] = {}
         for name in DTYPES:
             dtype = getattr(torch, name)
             once = {"accumulate": self.accumulate} if _NARROW.get(dtype) == self.accumulate and self.accumulate else {}
             if always or once:
-                found[dtype] = {**always, **once}
-        return found
+                arguments[dtype] = {**always, **once}
+        return arguments

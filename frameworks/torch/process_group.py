@@ -1,4 +1,4 @@
-"""The process group of the backend: ranks that meet in the store which torch hands over."""
+"""The process group of the backend. Its ranks meet in the store that torch passes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ import torch.distributed as dist
 import unisono
 from unisono import Communicator, UnisonoError
 from unisono.frameworks.torch.collectives import Collectives
-from unisono.frameworks.torch.dynamo_skip import untraced
-from unisono.frameworks.torch.errors import translated
+from unisono.frameworks.torch.constants import DEVICES, NAME
+from unisono.frameworks.torch.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.errors import torch_error
 from unisono.frameworks.torch.options import Options
-from unisono.frameworks.torch.point_to_point import Messages
-from unisono.frameworks.torch.registration import DEVICES, NAME
-from unisono.frameworks.torch.work import THREADS, Kept, Work
+from unisono.frameworks.torch.point_to_point import PointToPoint
+from unisono.frameworks.torch.work import THREADS, Work, WorkKeeper
 
-# How long leaving waits for the callbacks of futures, one of which may wait for whoever leaves.
-_FAREWELL_S = 2.0
+# How long `shutdown` waits for callbacks of futures. There is a limit, because a callback may wait for `shutdown`.
+_CALLBACKS_S = 2.0
 
 
 def create(facts: Any, options: Any) -> ProcessGroup:
-    """Return a process group, by what torch tells of it and the ``pg_options`` of the user, which may be None.
+    """Return a process group. This is the factory that torch calls.
+
+    Args:
+        facts: torch's description of the group: its store, rank, size, timeout and name.
+        options: the ``pg_options`` of the program, or None.
 
     Raises:
         CallError: `options` are not `Options`.
@@ -39,19 +43,19 @@ def create(facts: Any, options: Any) -> ProcessGroup:
     )
 
 
-@untraced
-class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[misc]
-    """Ranks of torch.distributed over a communicator of their own.
+@skip_dynamo
+class ProcessGroup(Collectives, PointToPoint, dist.ProcessGroup):  # type: ignore[misc]
+    """A process group of torch.distributed over a communicator of its own.
 
-    Each group meets in its own part of the store and has links of its own, so that one that fails takes no other with
-    it, and threads may use different groups as they like.
+    Each group uses its own part of the store and has its own links. So the failure of one group does not affect another
+    one, and threads may use different groups at the same time.
 
     Args:
-        store: torch's store, for the values of this group alone.
-        rank, size: this rank of the group, and how many there are.
-        timeout: how long calls may take that say nothing else, and how long the ranks wait for each other here.
-        options: of the user.
-        name: the group's name.
+        store: the store of torch, for the values of this group only.
+        rank, size: this rank in the group, and the number of ranks.
+        timeout: the time limit of calls that pass none, and of the rendezvous of the ranks here.
+        options: the options of the program; None for the defaults.
+        name: the name of the group.
 
     Raises:
         dist.DistBackendError: the ranks did not meet in time.
@@ -65,26 +69,26 @@ class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[mi
         self._store = store
         self._name = name
         self._description = "undefined"
-        self._kept = Kept()
+        self._keeper = WorkKeeper()
         self._rounding = options.rounding()
         self._limit_s = None
         self._collectives = 0
-        self._opening = store.add(f"unisono/groups/{rank}", 1)  # a store may outlive groups of the same name
-        self._places: Counter[str] = Counter()
+        self._opening = store.add(f"unisono/groups/{rank}", 1)  # groups of this name so far: a store may outlive one
+        self._uses: Counter[str] = Counter()  # of `next_key_prefix`, by purpose
         try:
             self._communicator: Communicator = unisono.init(
                 options.settings(timeout), store=store, rank=rank, size=size
             )
         except UnisonoError as error:
-            raise translated(error) from error
+            raise torch_error(error) from error
         _groups.add(self)
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator that carries everything, with its counters of traffic."""
+        """The communicator that carries all calls of the group, with its counters of traffic."""
         return self._communicator
 
-    # --- what torch asks for by name --------------------------------------------------------------------------------
+    # --- attributes that torch looks up by name ---------------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802
         """Return the name of the backend."""
@@ -99,11 +103,11 @@ class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[mi
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return what the user says of the group."""
+        """Return the description that the program has set."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Set what the user says of the group."""
+        """Set the description of the group."""
         self._description = description
 
     group_name = property(getGroupName)
@@ -115,52 +119,52 @@ class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[mi
     def _device_types(self) -> list[Any]:
         return [torch.device(device) for device in DEVICES]
 
-    # What torch's own backends may have, and it asks for.
+    # Optional features of backends, which torch asks for.
     supports_coalescing = supports_shrinking = supports_splitting = supports_time_estimate = False
 
     def supports_tensor_alloc(self, _device: Any) -> bool:
-        """Return whether the backend has memory of its own to give."""
+        """Return whether the backend allocates memory for tensors: it does not."""
         return False
 
     def _get_backend(self, _device: Any) -> ProcessGroup:
-        """Return the backend for a device: this, for there is none of C++ below it."""
+        """Return the backend for a device: this object, because it has no backend in C++."""
         return self
 
     def get_group_store(self) -> Any:
-        """Return torch's store, for the values of this group alone."""
+        """Return the store of torch for the values of this group."""
         return self._store
 
-    def next_place(self, purpose: str) -> str:
-        """Return the beginning of keys in the store that all ranks know which call this for a purpose equally often."""
-        self._places[purpose] += 1
-        return f"unisono/{purpose}/{self._opening}/{self._places[purpose]}"
+    def next_key_prefix(self, purpose: str) -> str:
+        """Return a new prefix for keys in the store. The k-th call for a purpose returns the same on all ranks."""
+        self._uses[purpose] += 1
+        return f"unisono/{purpose}/{self._opening}/{self._uses[purpose]}"
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return how many collectives this rank has called; it is the same on all ranks that have called the same."""
+        """Return how many collectives this rank has called. It is equal on ranks that have made the same calls."""
         return self._collectives
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: all ranks count from 0."""
+        """Do nothing, because all ranks count from 0."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Let calls that say nothing else take so long from now on."""
+        """Set the time limit of later calls that pass none."""
         self._limit_s = timeout.total_seconds()
 
     def _start_coalescing(self, _device: Any) -> None:
-        self._kept.start_coalescing()
+        self._keeper.start_coalescing()
 
     def _end_coalescing(self, _device: Any) -> Work:
-        return self._kept.end_coalescing()
+        return self._keeper.end_coalescing()
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Leave the group; calls of other ranks that still need this one fail. May be called twice."""
+        """Leave the group. Calls of other ranks that still need this rank fail. A second call does nothing."""
         self._communicator.close()
-        THREADS.rest(_FAREWELL_S)
+        THREADS.wait_idle(_CALLBACKS_S)
 
     def abort(self) -> None:
-        """Make all calls fail, on all ranks, and leave the group."""
+        """Make all calls fail on all ranks, and leave the group."""
         self._communicator.abort("the process group was aborted")
         self.shutdown()
 
@@ -168,10 +172,10 @@ class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[mi
 _groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
-def _leave_all() -> None:
-    """Let no thread wait in the native core when the interpreter ends."""
+def _shut_down_all() -> None:
+    """Shut down all groups, so that no thread waits in the native core when the interpreter ends."""
     for group in list(_groups):
         group.shutdown()
 
 
-atexit.register(_leave_all)
+atexit.register(_shut_down_all)

@@ -1,18 +1,17 @@
-"""How torch.distributed comes to know the backend: on request, or when torch is imported."""
+"""Registration of the backend with torch.distributed, on request or when torch is imported."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
 
-NAME = "unisono"
-DEVICES = ("cpu", "cuda")
+from unisono.frameworks.torch.constants import DEVICES, NAME
 
 
 def register() -> None:
-    """Let ``init_process_group("unisono")`` and ``new_group(backend="unisono")`` make our process groups.
+    """Register the backend for ``init_process_group("unisono")`` and ``new_group(backend="unisono")``.
 
-    May be called twice. Nothing else of Unisono is imported before a group is made.
+    A second call does nothing. The other modules of Unisono are imported when a group is created.
 
     Raises:
         ImportError: torch cannot be imported, or was built without torch.distributed.
@@ -26,7 +25,7 @@ def register() -> None:
 
 
 def autoload() -> None:
-    """Do what `register` does, at the end of ``import torch``, which nothing here may make fail."""
+    """Call `register` at the end of ``import torch``. Errors are dropped, because they would make the import fail."""
     with contextlib.suppress(Exception):
         register()
 

@@ -1,4 +1,4 @@
-"""The sum of sparse tensors, as Gloo has it: what each rank has is gathered, and added up everywhere."""
+"""The sum of sparse tensors, as Gloo computes it: all ranks gather the elements of all ranks and add them up."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from unisono import Communicator, UsageError
 from unisono.frameworks.arrays import same_bits
 from unisono.frameworks.torch.operations import operation
 from unisono.frameworks.torch.tensors import Stage
-from unisono.frameworks.torch.work import Kept, Several, Work
+from unisono.frameworks.torch.work import JoinedCalls, Work, WorkKeeper
 
 
-def allreduce(communicator: Communicator, tensor: Any, opts: Any, kept: Kept) -> Work:
-    """Start to replace a tensor in coordinate format, of one shape on all ranks, by the sum of those of all ranks.
+def allreduce(communicator: Communicator, tensor: Any, opts: Any, keeper: WorkKeeper) -> Work:
+    """Start to replace a tensor in coordinate format by the sum of the tensors of all ranks.
 
-    Returns at once, but for the exchange of how many elements each rank has.
+    It waits only for a first exchange, of the number of elements of each rank.
 
     Raises:
-        UsageError: `opts` ask for another operation, or the tensor's shape is not the same on all ranks.
+        UsageError: `opts` asks for another operation, or the shape of the tensor differs between ranks.
     """
     if operation(opts.reduceOp, tensor.dtype) != "sum" or tensor.layout is not torch.sparse_coo:
-        raise UsageError("of sparse tensors there is only the sum, in coordinate format")
+        raise UsageError(
+            "sparse tensors must be in coordinate format, and op must be SUM: otherwise pass tensor.to_dense()"
+        )
     own, stage = tensor.detach().coalesce(), Stage()
     facts = np.array([own.values().size(0), own.sparse_dim(), *own.shape])
     all_facts = communicator.allgather(facts[np.newaxis])
@@ -47,4 +49,4 @@ def allreduce(communicator: Communicator, tensor: Any, opts: Any, kept: Kept) ->
         with torch.no_grad():
             tensor.copy_(total.coalesce())
 
-    return Work(Several(works), [tensor], finish, kept)
+    return Work(JoinedCalls(works), [tensor], finish, keeper)

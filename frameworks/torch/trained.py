@@ -1,4 +1,4 @@
-"""The parameters that an optimizer trains, by name, also those that the program adds or replaces later."""
+"""The parameters of an optimizer by name, including those that the program adds or replaces later."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ class TrainedParameters:
     """Names for the parameters of an optimizer.
 
     Args:
-        optimizer: of torch. The program may change its `param_groups` at any time; `update` looks at them again.
-        named_parameters: names and parameters, among which those of the optimizer are; None to number these.
+        optimizer: an optimizer of torch. The program may change its `param_groups` at any time; `update` reads them
+            again.
+        named_parameters: names and parameters, which include those of the optimizer; None to number the parameters.
 
     Attributes:
         named: all parameters by name.
-        own: those of them that the optimizer has, in its order.
-        added: the names that the optimizer did not have in the beginning.
+        own: the parameters of the optimizer by name, in its order.
+        added: the names of parameters that the optimizer did not have at first.
 
     Raises:
-        UsageError: two parameters have one name, one has two, or those of the optimizer are not among them.
+        UsageError: two parameters have the same name, one has two names, or `named_parameters` lacks a parameter of the
+            optimizer.
     """
 
     def __init__(self, optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> None:
@@ -32,14 +34,14 @@ class TrainedParameters:
         self.own: dict[str, Any] = {}
         self.added: list[str] = []
         self._names = {id(parameter): name for name, parameter in self.named.items()}
-        self._name_at: dict[tuple[int, int], str] = {}  # by the numbers of the group and of the parameter in it
+        self._name_at: dict[tuple[int, int], str] = {}  # by the index of the group and the index in it
         self._name_all()
 
     def update(self) -> bool:
-        """Look at the groups of the optimizer again; return whether it has other parameters now.
+        """Read the groups of the optimizer again; return whether it has other parameters now.
 
-        A parameter in the place of one that is gone gets its name. Another new one is called by its place, such as
-        ``param_groups[1][0]``, so that it has the same name on all ranks that add the same.
+        A parameter that replaces another one gets its name. Any other new parameter is named by its place, such as
+        ``param_groups[1][0]``, so that it has the same name on all ranks that add it there.
         """
         ids = self._current_ids()
         if ids == self._ids:
@@ -54,9 +56,9 @@ class TrainedParameters:
     def _name_all(self) -> None:
         present, before, self._name_at = set(self._ids), self._name_at, {}
         self.own.clear()
-        for number, group in enumerate(self._optimizer.param_groups):
+        for group_index, group in enumerate(self._optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
-                place = (number, index)
+                place = (group_index, index)
                 name = self._names.get(id(parameter))
                 if name is None:
                     name = self._new_name(place, before.get(place), present)
@@ -80,10 +82,10 @@ def _named(parameters: list[Any], named_parameters: Iterable[tuple[str, Any]] | 
     pairs = list(named_parameters) if named_parameters is not None else pairs
     named = dict(pairs)
     if len(named) != len(pairs):
-        raise UsageError("two of named_parameters have the same name")
-    known = {id(parameter) for parameter in named.values()}
-    if len(known) != len(named):
+        raise UsageError("two parameters in named_parameters have the same name: rename one")
+    ids = {id(parameter) for parameter in named.values()}
+    if len(ids) != len(named):
         raise UsageError("a parameter has two names in named_parameters: give it one, as model.named_parameters() does")
-    if unnamed := [tuple(parameter.shape) for parameter in parameters if id(parameter) not in known]:
+    if unnamed := [tuple(parameter.shape) for parameter in parameters if id(parameter) not in ids]:
         raise UsageError(f"named_parameters lacks parameters of the optimizer, with the shapes {unnamed}")
     return named

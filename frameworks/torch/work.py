@@ -1,15 +1,17 @@
-"""Calls that go on: `Work`, and its futures.
+"""`Work`, the object that torch.distributed hands out for a call in flight, and its futures.
 
-Theory of operation. A future must not be completed by the only thread that could complete others, for callbacks that
-run there may wait for those: each is completed by a thread of its own, of a pool that grows whenever nobody in it is
-free. Until the call has ended, no thread waits for it, which might take a core from those who compute. Nor may a future
-be ended by `set_exception`: to C++ the exception would be the value. So the future that is handed out comes of one that
-only says that the call has ended, by a callback that returns or raises.
+Theory of operation
+-------------------
+*Futures.* The callback of a future may wait for another future. So no single thread completes all futures: each is
+completed by a thread of its own, from a pool that grows whenever no thread is free. No thread waits for a call that is
+in flight, because it might take a core from the program. A future must not end by `set_exception` either, because C++
+would take the exception for the value. So `Work` completes an inner future that only says that the call has ended. The
+future that is handed out follows from it by a callback that returns the result or raises.
 
-A work has two halves: an object of C++, and the Python object with the methods. C++ may hold the first after Python has
-dropped the second; DDP's `join` does so, which waits for a work and then asks for its future. C++ would find no
-methods then: a wait would never end, and there would be no future. Nothing tells Python when C++ lets go. So `Kept`
-holds the Python halves: those that nobody has waited for, and the last ones that Python has dropped.
+*Two halves.* A work is an object of C++ and a Python object with the methods. C++ may hold the first after Python has
+dropped the second. For example, DDP's `join` waits for a work and asks for its future. C++ would then find no methods:
+a wait would never end, and there would be no future. Nothing tells Python when C++ lets go. So `WorkKeeper` holds
+Python halves: those that nobody has waited for, and the last ones that Python has dropped.
 """
 
 from __future__ import annotations
@@ -21,146 +23,135 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch.futures import Future
 
 from unisono import UnisonoError
-from unisono.frameworks.torch.dynamo_skip import untraced
-from unisono.frameworks.torch.errors import translated
+from unisono.frameworks.pending import Pending
+from unisono.frameworks.torch.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.errors import torch_error
 
 _NO_LIMIT = timedelta(0)
-# Works that are kept although nobody has waited for them, and those that are kept although Python has dropped them.
+# How many works a keeper holds that nobody has waited for, and how many that Python has dropped.
 _MOST_KEPT = 256
-# Results of dropped works are kept up to this size; of larger ones, C++ must hold the tensors if it wants them.
+# Results of dropped works are held up to this size. Of larger results, the caller must hold the tensors.
 _MOST_RESULT_NBYTES = 4096
-# How long a thread waits for another future.
-_PATIENCE_S = 5.0
+# How long a thread without a job waits for another one before it ends.
+_IDLE_S = 5.0
 
 
-class Pending(Protocol):
-    """A call of Unisono that goes on; `unisono.Work` is one."""
-
-    def done(self) -> bool:
-        """Return whether it has ended."""
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        """Wait until it has ended; raises its error."""
-
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call ``callback(self)`` when it has ended, in whatever thread."""
-
-
-class Kept:
-    """The Python halves of works of a process group that C++ may still call.
+class WorkKeeper:
+    """Holds the Python halves of the works of a process group, because C++ may still call them.
 
     Attributes:
-        are_coalesced: whether the works of all calls are to become one, as between `start_coalescing` and
+        is_coalescing: whether the works of calls are being collected into one, between `start_coalescing` and
             `end_coalescing`.
     """
 
     def __init__(self) -> None:
-        self._works: OrderedDict[Work, None] = OrderedDict()  # many threads change it, and none walks through it
+        self._unwaited: OrderedDict[Work, None] = OrderedDict()  # many threads change it, and none iterates over it
         self._dropped: deque[Work] = deque(maxlen=_MOST_KEPT)
-        self.are_coalesced = False
-        self._together: list[Work] = []
+        self.is_coalescing = False
+        self._coalesced: list[Work] = []
 
     def start_coalescing(self) -> None:
-        """Let the works of calls become one from now on."""
-        self.are_coalesced = True
+        """Collect the works of the calls from now on."""
+        self.is_coalescing = True
 
     def end_coalescing(self) -> Work:
-        """Return the work of all calls since `start_coalescing`."""
-        works, self._together, self.are_coalesced = self._together, [], False
+        """Return one work for all calls since `start_coalescing`."""
+        works, self._coalesced, self.is_coalescing = self._coalesced, [], False
         results = [tensor for work in works for tensor in work.results]
-        return Work(Several([work.pending for work in works]), results, lambda: _finish_all(works), self)
+        return Work(JoinedCalls([work.pending for work in works]), results, lambda: _finish_all(works), self)
 
     def keep(self, work: Work) -> None:
-        """Keep a work until it is waited for, or has ended long since."""
-        self._works[work] = None
-        if self.are_coalesced:
-            self._together.append(work)
-        if len(self._works) > _MOST_KEPT:
-            oldest, _ = self._works.popitem(last=False)
+        """Hold a work until it is waited for. If there are too many, release the oldest one if it has ended."""
+        self._unwaited[work] = None
+        if self.is_coalescing:
+            self._coalesced.append(work)
+        if len(self._unwaited) > _MOST_KEPT:
+            oldest, _ = self._unwaited.popitem(last=False)
             if not oldest.is_completed():
-                self._works[oldest] = None
+                self._unwaited[oldest] = None
 
-    def drop(self, work: Work) -> None:
-        """Keep a work no longer for not having been waited for."""
-        self._works.pop(work, None)
+    def release(self, work: Work) -> None:
+        """Let go of a work that has been waited for."""
+        self._unwaited.pop(work, None)
 
     def keep_dropped(self, work: Work) -> None:
-        """Keep a work that Python has dropped, until as many others have been as are kept."""
+        """Hold a work that Python has dropped until 256 others have been dropped."""
         self._dropped.append(work)
 
 
-@untraced
+@skip_dynamo
 class Work(dist.Work):  # type: ignore[misc]
-    """What torch.distributed hands out for a call with ``async_op=True``.
+    """The object that torch.distributed hands out for a call with ``async_op=True``.
 
     Args:
         pending: the call.
         results: the tensors that the call writes.
-        finish: is called when it has ended well, before anybody learns of it, perhaps by several threads.
-        kept: where to keep the work.
+        finish: a function to call when the call has ended without an error and before its result is used. Several
+            threads may call it.
+        keeper: holds the work.
 
     Attributes:
         pending, results, finish: the same.
     """
 
-    def __init__(self, pending: Pending, results: list[Any], finish: Callable[[], None], kept: Kept) -> None:
+    def __init__(self, pending: Pending, results: list[Any], finish: Callable[[], None], keeper: WorkKeeper) -> None:
         super().__init__()
         self.pending = pending
         self.results = results
         self.finish = finish
-        self._kept = kept
+        self._keeper = keeper
         self._error: Exception | None = None
         self._future: Any = None
         self._has_waited = False
         self._weak_results: list[weakref.ref[Any]] = []
-        kept.keep(self)
+        keeper.keep(self)
 
     def __del__(self) -> None:
-        """Come back to life once, for C++ may hold the other half."""
+        """Resurrect the object once, because C++ may hold its other half."""
         if self.pending is _ENDED and sum(map(_nbytes, self.results)) > _MOST_RESULT_NBYTES:
             self._weak_results = [weakref.ref(tensor) for tensor in self.results]
             self.results, self._future = [], None
-        self._kept.keep_dropped(self)
+        self._keeper.keep_dropped(self)
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        """Wait until the call has ended, or fail it after `timeout`; 0 stands for the limit that the call was given.
+        """Wait until the call has ended, or make it fail after `timeout`. With 0, the time limit of the call applies.
 
         Raises:
-            dist.DistBackendError: it failed.
+            dist.DistBackendError: the call failed.
         """
         try:
             self.pending.wait(timeout.total_seconds() if timeout > _NO_LIMIT else None)
             self.finish()
         except UnisonoError as error:
-            self._kept.drop(self)
-            self._error = translated(error)
+            self._keeper.release(self)
+            self._error = torch_error(error)
             raise self._error from error
         self._has_waited = True
-        if self.pending.done():  # on a GPU it may only stand in the stream, and its memory is in use
+        if self.pending.done():  # False on a GPU while the call is in the stream, because its memory is in use
             self.pending, self.finish = _ENDED, _do_nothing
-        self._kept.drop(self)
+        self._keeper.release(self)
         return True
 
     def synchronize(self) -> None:
-        """See `wait`."""
+        """Wait until the call has ended, as `wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the call has ended, well or not."""
+        """Return whether the call has ended, with or without an error."""
         return self.pending.done()
 
     def is_success(self) -> bool:
-        """Return whether the call has ended well."""
+        """Return whether the call has ended without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """Return the error of a call that has ended; None if it has not, or well."""
+        """Return the error of a call that has failed, or None."""
         if self._error is None and self.is_completed():
             try:
                 self.wait()
@@ -169,25 +160,25 @@ class Work(dist.Work):  # type: ignore[misc]
         return self._error
 
     def result(self) -> list[Any]:
-        """Return the tensors that the call has written; waits for it."""
+        """Wait for the call and return the tensors that it has written."""
         self.wait()
         results = self.results or [result() for result in self._weak_results]
         if any(tensor is None for tensor in results):
-            raise dist.DistBackendError("unisono: the results of this work are gone, as nobody holds the tensors")
+            raise dist.DistBackendError("unisono: the results of this work are gone: the program holds no tensor of it")
         return results
 
     def get_future(self) -> Any:
-        """Return the future of the tensors that the call writes. It has ended if the work has been waited for."""
+        """Return the future of the tensors that the call writes. It is complete if the work has been waited for."""
         if self._future is not None:
             return self._future
         ended: Any = Future()
         future = ended.then(lambda _: self.result())
-        if not self._weak_results:  # whose tensors a future would keep
+        if not self._weak_results:  # a future would hold the tensors of the weak references
             self._future = future
         if self._has_waited:
             ended.set_result(None)
         else:
-            self.pending.add_done_callback(lambda _: THREADS.do(lambda: self._complete(ended)))
+            self.pending.add_done_callback(lambda _: THREADS.run(lambda: self._complete(ended)))
         return future
 
     def _complete(self, ended: Any) -> None:
@@ -196,16 +187,16 @@ class Work(dist.Work):  # type: ignore[misc]
         ended.set_result(None)
 
 
-@untraced
-class ReceivedFrom(Work):
-    """A receive from any rank."""
+@skip_dynamo
+class AnySourceReceive(Work):
+    """The work of a receive from any rank."""
 
-    def __init__(self, pending: Any, results: list[Any], finish: Callable[[], None], kept: Kept) -> None:
-        super().__init__(pending, results, finish, kept)
+    def __init__(self, pending: Any, results: list[Any], finish: Callable[[], None], keeper: WorkKeeper) -> None:
+        super().__init__(pending, results, finish, keeper)
         self._call = pending
 
     def _source_rank(self) -> int:
-        """Return the rank that has sent what was received; waits for it."""
+        """Wait for the message and return the rank that sent it."""
         self.wait()
         source: int = self._call.message().source
         return source
@@ -213,29 +204,26 @@ class ReceivedFrom(Work):
     source_rank = _source_rank
 
 
-class Several:
-    """Calls that count as one, which has ended when all have."""
+class JoinedCalls:
+    """Several calls as one `Pending`, which has ended when all of them have."""
 
     def __init__(self, calls: Sequence[Pending]) -> None:
         self._calls = calls
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return all(call.done() for call in self._calls)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Pending.wait`."""
         for call in self._calls:
             call.wait(timeout_s)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """See `Pending.add_done_callback`."""
-        left, lock = list(self._calls), threading.Lock()
+        unfinished, lock = list(self._calls), threading.Lock()
 
         def count(_: Any) -> None:
             with lock:
-                left.pop()
-                is_last = not left
+                unfinished.pop()
+                is_last = not unfinished
             if is_last:
                 callback(self)
 
@@ -246,17 +234,15 @@ class Several:
 
 
 class _Ended:
-    """A call that has ended well."""
+    """A call that has ended without an error."""
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return True
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Pending.wait`."""
+        pass
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """See `Pending.add_done_callback`."""
         callback(self)
 
 
@@ -268,7 +254,7 @@ def _do_nothing() -> None:
 
 
 def _nbytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())  # `nbytes` is not for sparse tensors
+    return int(tensor.numel() * tensor.element_size())  # sparse tensors have no `nbytes`
 
 
 def _finish_all(works: Sequence[Work]) -> None:
@@ -277,16 +263,16 @@ def _finish_all(works: Sequence[Work]) -> None:
 
 
 class Threads:
-    """Threads that do one job each at a time, as many as there are jobs under way. Those without one end in a while."""
+    """A pool of threads that runs every job at once: it starts a thread if none is free. Idle threads end after 5 s."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._changed = threading.Condition()  # of what follows
+        self._changed = threading.Condition()  # of the two counts below
         self._all = 0
         self._free = 0
 
-    def do(self, job: Callable[[], None]) -> None:
-        """Do a job at once, in a thread that has nothing else to do."""
+    def run(self, job: Callable[[], None]) -> None:
+        """Run a job in a free thread, or in a new one."""
         with self._changed:
             if self._free:
                 self._free -= 1
@@ -295,15 +281,15 @@ class Threads:
                 threading.Thread(target=self._work, name="unisono-futures", daemon=True).start()
             self._jobs.put(job)
 
-    def rest(self, patience_s: float) -> None:
-        """Wait until all jobs have ended, but no longer than that."""
+    def wait_idle(self, timeout_s: float) -> None:
+        """Wait until all jobs have ended, at most `timeout_s` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free == self._all, patience_s)
+            self._changed.wait_for(lambda: self._free == self._all, timeout_s)
 
     def _work(self) -> None:
         while True:
             try:
-                job = self._jobs.get(timeout=_PATIENCE_S)
+                job = self._jobs.get(timeout=_IDLE_S)
             except queue.Empty:
                 with self._changed:
                     if self._jobs.empty() and self._free:

@@ -380,7 +380,7 @@ def test_no_rank_sends_more_than_twice_the_array_and_nothing_is_not_reduced(rank
 OP = un.Op.from_function(np.add)
 X = np.ones(4)
 REFUSED: dict[str, tuple[type[un.UnisonoError], Callable[[Any], Any]]] = {
-    "an operation is made of a function": (un.UsageError, lambda world: un.Op.from_function("add")),  # type: ignore[arg-type]
+    "from_function needs a function": (un.UsageError, lambda world: un.Op.from_function("add")),  # type: ignore[arg-type]
     "commutative must be": (un.UsageError, lambda world: un.Op.from_function(np.add, 1)),  # type: ignore[arg-type]
     "accumulate is not for op add": (un.UsageError, lambda world: world.allreduce(X, OP, accumulate="float32")),
     "by 'ring' combines partial results on the way": (

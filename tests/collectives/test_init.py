@@ -184,7 +184,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], why: str) -> Non
 
 @pytest.mark.parametrize("transports", ["pigeon", "", "tcp,", (), ("shm", "shm"), ("auto", "tcp")])
 def test_transports_that_cannot_be_are_refused(transports: Any) -> None:
-    with pytest.raises(un.UsageError, match="some of shm, tcp, ucx, mpi, cuda_ipc with commas between"):
+    with pytest.raises(un.UsageError, match="some of shm, tcp, ucx, mpi, cuda_ipc separated by commas"):
         un.Options(transports=transports)
 
 

@@ -280,7 +280,7 @@ def mistakes(world: Any) -> dict[str, str]:
 
 def test_mistakes_are_told_with_the_names_of_parameters(two: Pool) -> None:
     words = {
-        "twice": "'2.bias' was given twice in a step: call finish() after each step. With a torch optimizer, put all",
+        "twice": "'2.bias' was passed twice in a step: call finish() after each step. With a torch optimizer, put all",
         "unused": "rank 1: got no gradient of '2.",
         "names": "named_parameters lacks parameters of the optimizer, with the shapes [(16,),",
         "closure": "use one without lag",
@@ -493,7 +493,7 @@ def drifted(world: Any, way: str) -> str:
         ("lag", "5 same rank 0: '0.weight' is not among the gradients of the first step: with a lag, call flush()"),
         ("data", "2 other the parameters are no longer the same on all ranks: '2.bias' has other bits on rank 1"),
         ("another", "2 other the parameters are no longer the same on all ranks: '0.weight' has other bits on rank 1"),
-        ("groups", "'param_groups[0][4]' is new, and hybrid groups exchange the parameters that they began with"),
+        ("groups", "'param_groups[0][4]' is new, and hybrid groups exchange the parameters with which they started"),
     ],
 )
 def test_parameters_that_cannot_stay_the_same_are_told_on_all_ranks(two: Pool, way: str, words: str) -> None:

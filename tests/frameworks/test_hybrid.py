@@ -81,7 +81,7 @@ def test_groups_keep_the_bound_and_see_one_history_in_all_layers_and_always_go_o
                     assert answered.pop(each) == [sum(history[:version])] * 2
                     asks[each] = version
     assert clock.longest <= staleness
-    assert (clock.left, [center.left for center in centers]) == (0, [0, 0])
+    assert (clock.active_groups, [center.active_groups for center in centers]) == (0, [0, 0])
     assert [(center.version, center.values[0]) for center in centers] == [(groups * rounds, sum(history))] * 2
 
 
@@ -240,9 +240,9 @@ def test_what_cannot_be_is_refused_with_what_is_wrong() -> None:
             assert differing[0] == "MismatchError"
             assert "rank 1: 'groups=[[0, 1], [2, 3]]' where the others have 'groups=[[0, 1, 2, 3]]'" in differing[1]
             assert "'w' has other bits on rank 2" in bits[1]
-            assert "other parameters than in the beginning" in shape[1]
-            assert "other parameters than in the beginning" in name[1]
-            assert "other parameters than in the beginning" in more[1]
+            assert "the parameters differ from those at the start" in shape[1]
+            assert "the parameters differ from those at the start" in name[1]
+            assert "the parameters differ from those at the start" in more[1]
             assert "have finished" in finished[1]
 
 

@@ -218,12 +218,12 @@ def call_wrongly(world: un.Communicator) -> dict[str, str]:
 
 
 WORDS = {
-    "gradients": "gradients() needs the other ranks: call init() or init_mpi() before",
-    "init_mpi twice": "call finalize() before it is again",
+    "gradients": "gradients() needs the other ranks: call init() or init_mpi() first",
+    "init_mpi twice": "call finalize() first",
     "team before init": "config_team() needs teams: call init(",
-    "init twice": "call finalize() before it is again",
+    "init twice": "call finalize() first",
     "no schedule": "team 1 has no schedule: call config_team(1, …) before gradients()",
-    "team 2": "there is no team 2: init() was given nteams=2",
+    "team 2": "there is no team 2: pass a number from 0 to nteams - 1, with nteams=2",
     "ksteps": "ksteps must be from -max_steps to max_steps, 5, not 6",
     "no list": "gradients() takes a list of arrays, not one of type ndarray",
     "elements": "the gradients have 4 elements, more than max_elements=3",

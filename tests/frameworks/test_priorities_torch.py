@@ -18,7 +18,7 @@ from unisono.launchers.launch import Pool
 
 torch = pytest.importorskip("torch", reason="make torch installs what these tests need")
 
-from unisono.frameworks.torch.deferred_updates import LateUpdates  # noqa: E402  (it needs torch)
+from unisono.frameworks.torch.deferred_updates import DeferredUpdates  # noqa: E402  (it needs torch)
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_a_parameter_read_past_the_model_is_an_error_on_all_ranks(two: Pool) -> 
 
     told, other = run(two, program)
     assert told == other
-    assert told.startswith("rank 1: 'head.bias' has got a gradient, and model was not asked for it")
+    assert told.startswith("rank 1: 'head.bias' has got a gradient, but was not looked up in model")
 
 
 def test_hooks_of_the_step_see_all_updates(two: Pool) -> None:
@@ -357,15 +357,15 @@ def test_what_cannot_wait_is_refused(two: Pool) -> None:
         return told
 
     words = {
-        "lbfgs": "not for torch.optim.lbfgs.LBFGS",
+        "lbfgs": "not torch.optim.lbfgs.LBFGS",
         "own": "Own",
         "none": "pass model=",
         "no module": "model must be a torch.nn.Module, not generator",
         "other module": "model has none of the optimizer's parameters",
-        "lag": "use them without lag",
-        "groups": "use them without groups",
+        "lag": "priorities=True needs lag=0",
+        "groups": "priorities=True needs groups=None",
         "two names": "a parameter has two names",
-        "scripted": "not for scripted modules",
+        "scripted": "cannot be used with scripted modules",
         "closure": "use one without priorities",
     }
     for told in run(two, program):
@@ -396,7 +396,7 @@ class Lost(Mapping[str, Any]):
 
 def test_a_parameter_that_cannot_be_updated_is_not_handed_out_until_the_model_is_left() -> None:
     model = torch.nn.Linear(2, 2)
-    late = LateUpdates(torch.optim.SGD(model.parameters(), lr=0.1), model, dict(model.named_parameters()))
+    late = DeferredUpdates(torch.optim.SGD(model.parameters(), lr=0.1), model, dict(model.named_parameters()))
     before = bits(in_place(model))
     late.defer(Lost("weight", "bias"))  # type: ignore[arg-type]
     for _ in range(2):

@@ -46,7 +46,7 @@ ERRORS = {
     "dtypes": ("CallError", "UsageError", "must be of one dtype and device"),
     "sizes": ("CallError", "UsageError", "out has shape (5,)"),
     "operation": ("CallError", "UsageError", "not defined for float32"),
-    "list": ("CallError", "UsageError", "4 places, and the group 2 ranks"),
+    "list": ("CallError", "UsageError", "4 tensors, and the group has 2 ranks"),
     "expanded": ("CallError", "UsageError", "expand()"),
     "DTensor": ("CallError", "UsageError", "to_local()"),
     "device": ("NotImplementedError", "NoneType", "meta"),
@@ -96,12 +96,12 @@ class Ended:
 
 
 def test_a_future_ends_although_nothing_can_be_copied_to_the_result() -> None:
-    from unisono.frameworks.torch.work import Kept, Work
+    from unisono.frameworks.torch.work import Work, WorkKeeper
 
     def fail() -> None:
         raise RuntimeError("no memory left")
 
-    future = Work(Ended(), [], fail, Kept()).get_future()
+    future = Work(Ended(), [], fail, WorkKeeper()).get_future()
     assert eventually(future.done)
     with pytest.raises(RuntimeError, match="no memory left"):
         future.wait()
@@ -112,12 +112,12 @@ def test_a_work_that_cpp_holds_answers_after_python_has_waited_and_dropped_it(el
     import torch
     import torch.distributed as dist
 
-    from unisono.frameworks.torch.work import Kept, Work
+    from unisono.frameworks.torch.work import Work, WorkKeeper
 
-    kept, tensor = Kept(), torch.ones(elements)
+    keeper, tensor = WorkKeeper(), torch.ones(elements)
 
     def held_by_cpp(tensor: Any) -> Any:
-        work = Work(Ended(), [tensor], lambda: None, kept)
+        work = Work(Ended(), [tensor], lambda: None, keeper)
         work.wait()
         return work.boxed()
 
@@ -136,22 +136,22 @@ def test_a_work_that_cpp_holds_answers_after_python_has_waited_and_dropped_it(el
 
 
 def test_works_are_kept_and_dropped_by_many_threads() -> None:
-    from unisono.frameworks.torch.work import Kept
+    from unisono.frameworks.torch.work import WorkKeeper
 
     class Endless:
         def is_completed(self) -> bool:
             return False
 
-    kept, errors = Kept(), []
+    keeper, errors = WorkKeeper(), []
 
     def keep_and_drop() -> None:
         try:
             works: list[Any] = []
             for _ in range(20_000):
                 works.append(Endless())
-                kept.keep(works[-1])
+                keeper.keep(works[-1])
                 if len(works) > 100:
-                    kept.drop(works.pop(0))
+                    keeper.release(works.pop(0))
         except RuntimeError as error:
             errors.append(error)
 

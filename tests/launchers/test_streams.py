@@ -116,8 +116,8 @@ def test_text_for_a_stream_that_takes_none_is_dropped(stream: TextIO | None) -> 
 
 ENDURING = """
 import sys
-from unisono.streams import endure
-endure()
+from unisono.streams import protect_standard_streams
+protect_standard_streams()
 print("x" * 200_000 + "\u00b5")
 print(sys.stdout.isatty(), sys.stdout.encoding, file=sys.stderr)
 """

@@ -22,13 +22,13 @@ def restored_logger() -> Iterator[None]:
 
 def test_each_line_says_which_rank_speaks(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("info", rank=2, size=4)
-    log.get(log.NAME).info("ring over %s", "shm")
+    log.get().info("ring over %s", "shm")
     assert capsys.readouterr() == ("", "unisono [2/4] ring over shm\n")
 
 
 def test_outside_a_job_no_rank_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("warning")
-    log.get(log.NAME).warning("careful")
+    log.get().warning("careful")
     assert capsys.readouterr().err == "unisono careful\n"
 
 
@@ -41,7 +41,7 @@ def test_modules_below_speak_through_the_same_logger(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(("level", "told"), [("error", 1), ("warning", 2), ("info", 3), ("debug", 4)])
 def test_the_level_says_how_much_is_told(level: str, told: int, capsys: pytest.CaptureFixture[str]) -> None:
     log.configure(level, rank=0, size=1)
-    logger = log.get(log.NAME)
+    logger = log.get()
     for say in (logger.exception, logger.warning, logger.info, logger.debug):
         say("message")
     assert capsys.readouterr().err.count("message") == told
@@ -51,7 +51,7 @@ def test_the_level_says_how_much_is_told(level: str, told: int, capsys: pytest.C
 def test_configuring_again_changes_the_rank_and_adds_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("info", rank=0, size=2)
     log.configure("info", rank=1, size=3)
-    log.get(log.NAME).info("once")
+    log.get().info("once")
     assert capsys.readouterr().err == "unisono [1/3] once\n"
 
 
@@ -67,7 +67,7 @@ def test_an_error_that_is_handled_is_told_with_its_trace(capsys: pytest.CaptureF
     try:
         raise KeyError("what")
     except KeyError:
-        log.get(log.NAME).exception("a callback failed")
+        log.get().exception("a callback failed")
     told = capsys.readouterr().err.splitlines()
     assert (told[0], told[-1]) == ("unisono [0/1] a callback failed", "KeyError: 'what'")
 
@@ -75,7 +75,7 @@ def test_an_error_that_is_handled_is_told_with_its_trace(capsys: pytest.CaptureF
 def test_a_message_is_of_the_line_that_says_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger=log.NAME):
         logging.getLogger(log.NAME).propagate = True
-        log.get(log.NAME).info("here")
+        log.get().info("here")
     assert (caplog.records[0].funcName, caplog.records[0].filename) == (
         "test_a_message_is_of_the_line_that_says_it",
         "test_log.py",
@@ -86,11 +86,11 @@ SILENT = """
 import sys
 from unisono import log
 log.configure({level!r}, rank=0, size=2)
-log.get(log.NAME).info("met")
+log.get().info("met")
 loaded = "logging" in sys.modules
 import logging
 {then}
-log.get(log.NAME).warning("careful")
+log.get().warning("careful")
 print(loaded, logging.getLogger(log.NAME).level)
 """
 

@@ -12,7 +12,7 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 import unisono as un
-from unisono.options import strange_variables
+from unisono.options import unknown_variables
 
 NAN, INFINITY = math.nan, math.inf
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -84,7 +84,7 @@ def test_a_variable_is_refused_where_the_option_is(text: str) -> None:
 
 
 def test_variables_of_kubernetes_are_passed_over() -> None:
-    assert list(strange_variables(OF_KUBERNETES)) == []
+    assert list(unknown_variables(OF_KUBERNETES)) == []
     assert un.Options.from_environment(OF_KUBERNETES) == un.Options()
 
 
@@ -97,7 +97,7 @@ def test_variables_of_kubernetes_are_passed_over() -> None:
     ],
 )
 def test_a_variable_of_another_version_or_a_typo_is_named(name: str, hint: str) -> None:
-    (sentence,) = strange_variables({**OF_KUBERNETES, name: "1"})
+    (sentence,) = unknown_variables({**OF_KUBERNETES, name: "1"})
     assert sentence.startswith(f"{name} is not a setting of this version of Unisono")
     assert hint in sentence
 

@@ -40,7 +40,7 @@ from unisono.transports.reductions.native import divisor
 if TYPE_CHECKING:
     from unisono.transports.mpi.collectives import MpiCollectives
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 # The id of the communicator of all ranks.
 _WORLD = 0

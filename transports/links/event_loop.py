@@ -21,7 +21,7 @@ from unisono.forks import closed_in_child
 
 Callback = Callable[[], None]
 
-_log = log.get(__name__)
+_log = log.get()
 
 
 class EventLoop:

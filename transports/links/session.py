@@ -51,7 +51,7 @@ from unisono.transports.rendezvous.roster import Member, Roster
 if TYPE_CHECKING:
     from unisono.transports.links.survivors import Arrivals
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 _DIAL_PAUSE_S = 0.01
 # The descriptors of a judge: for each rank its link, its pidfd and its connections of the rendezvous; and all others.

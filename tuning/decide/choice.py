@@ -40,7 +40,7 @@ from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve
 if TYPE_CHECKING:
     from unisono.tuning.decide.table import Reading, Table
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 # For each class of dtypes, the dtype whose reductions are measured.
 _MEASURED = {"plain": "float32", "narrow": "bfloat16"}

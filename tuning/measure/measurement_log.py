@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unisono import log
 from unisono.errors import UsageError
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 FORMAT = 1
 

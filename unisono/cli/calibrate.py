@@ -33,7 +33,7 @@ from unisono.tuning.machine.parameters import UNBOUNDED, Parameters, to_json
 from unisono.tuning.measure import calibration_files
 from unisono.tuning.measure.calibration_files import Calibration, Origin
 from unisono.tuning.measure.race import typical_s
-from unisono.watchdog import after
+from unisono.watchdog import call_if_overdue
 
 # The model is checked by calls of a ring and a butterfly, at these bytes.
 _CHECKS = (("allgather", "ring"), ("allreduce", "recursive_doubling"))
@@ -114,7 +114,7 @@ def _measure_in_job(parameters: Parameters, short: bool) -> Step:
     limit_s = _LIMITS_S["short" if short else "long"]
     giving_up = f"the ranks have not been measured within {limit_s:g} s: one hangs, or their link is very slow"
     # Every rank has a watchdog, because any rank may be the one that hangs.
-    with init() as world, after(limit_s, world.abort, giving_up):
+    with init() as world, call_if_overdue(limit_s, world.abort, giving_up):
         link = world.explain("allreduce", _CHECKED[0]).question.link
         parameters, checks = measure(world, parameters, short)
         return Step(link, world.size, parameters, tuple(checks))

@@ -21,7 +21,7 @@ from unisono.cli.gpu_checks import gpu_findings
 from unisono.collectives.bootstrap.environment import MPI_WORLD, detect, launchers
 from unisono.collectives.bootstrap.trust import trust_of
 from unisono.errors import UsageError
-from unisono.options import FIELDS, Options, strange_variables, variable
+from unisono.options import FIELDS, Options, unknown_variables, variable
 from unisono.transports.host.host_discovery import Surroundings
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.gpu_inventory import gpus, islands
@@ -132,7 +132,7 @@ def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]
     except UsageError as error:
         options = Options()
         findings.append(Finding("settings", False, error.message, required=True))
-    findings += [Finding("variables", False, sentence) for sentence in strange_variables(environ)]
+    findings += [Finding("variables", False, sentence) for sentence in unknown_variables(environ)]
     settings = [
         Setting(
             name,

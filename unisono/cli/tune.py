@@ -38,7 +38,7 @@ from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import Parameters, at_level
 from unisono.tuning.measure.campaign import Campaign, Settings, patience_s
 from unisono.tuning.measure.measurement_log import Context, Measurement, Store, identity
-from unisono.watchdog import after
+from unisono.watchdog import call_if_overdue
 
 # Points of a table: contexts and bytes of the vector.
 Again: TypeAlias = "frozenset[tuple[Context, int]]"
@@ -294,7 +294,7 @@ def _measure_in_job(request: Request) -> None:
     """Measure over the ranks of the job of this process."""
     bar = _Bar()
     # Every rank has a watchdog, because any rank may be the one that hangs.
-    with init() as world, after(request.limit_s, world.abort, request.giving_up):
+    with init() as world, call_if_overdue(request.limit_s, world.abort, request.giving_up):
         if world.rank > 0:
             measure(world, request)
         else:

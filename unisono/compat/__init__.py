@@ -1,1 +1,4 @@
+"""Interfaces of other libraries over Unisono.
 
+mlcomm: the Cray PE ML plugin.
+"""

@@ -1,12 +1,12 @@
 """The calls of the Cray PE ML plugin (``ml_comm``, ``dl_comm``) over Unisono: ``import unisono.compat.mlcomm as mc``.
 
-A serial training script becomes a parallel one in five steps: import, `init` and `config_team`, `broadcast` of the
-parameters, `gradients` between computing and applying them, `finalize`. Arrays are lists of those of numpy, torch, JAX
-or TensorFlow; inside a ``tf.function`` too. All ranks make the same calls in the same order.
+A serial training script becomes parallel in five steps: the import, `init` and `config_team`, `broadcast` of the
+parameters, `gradients` between computing and applying them, and `finalize`. The functions take lists of arrays of
+numpy, torch, JAX or TensorFlow, also inside a ``tf.function``. All ranks make the same calls in the same order.
 
-What is as with the plugin: names, the order and meaning of arguments, what is returned. What is not: a wrong call is a
-`UsageError` that says what to do, and ranks that disagree get a `MismatchError` on all of them, where there were hangs.
-How ranks start and meet is Unisono's (`unisono run`, `mpirun`, `torchrun`); there need be no MPI for `init_mpi`.
+Names, arguments, their order and results are those of the plugin. There are three differences. A wrong call raises a
+`UsageError` that says what to do. Ranks that disagree get a `MismatchError` on all of them, where the plugin hangs. And
+ranks are started by `unisono run`, `mpirun` or `torchrun`, so `init_mpi` needs no MPI.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ __all__ = [
 
 
 class _Team:
-    """A schedule of steps and the reducer that keeps to it."""
+    """A team: a schedule of steps, and the reducer that follows it."""
 
     def __init__(
         self, world: Communicator, nthreads: int, ksteps: int, max_steps: int, verbosity: int, perf_freq: int
     ) -> None:
-        prompt = abs(ksteps) == max_steps
-        # What is in flight in the end is applied with the last step, so that nothing is lost.
+        is_prompt = abs(ksteps) == max_steps
+        # At least the last step is prompt: it also applies the step in flight, so that no gradient is lost.
         last = max(-ksteps, 1)
         self.reducer = GradientReducer(
             world,
-            lag=0 if prompt else 1,
-            warmup_fraction=0.0 if prompt else max(ksteps, 0) / max_steps,
-            cooldown_fraction=0.0 if prompt else last / max_steps,
+            lag=0 if is_prompt else 1,
+            warmup_fraction=0.0 if is_prompt else max(ksteps, 0) / max_steps,
+            cooldown_fraction=0.0 if is_prompt else last / max_steps,
             total_steps=max_steps,
             teams=nthreads,
         )
         self.max_steps = max_steps
         self.step = 0
-        self._tells_every = perf_freq if verbosity > 0 and world.rank == 0 else 0
+        self._prints_every = perf_freq if verbosity > 0 and world.rank == 0 else 0
 
     def reduce(self, arrays: Mapping[int, np.ndarray[Any, Any]]) -> None:
         """Overwrite each array with the mean of the step that is due, or with zeros if none is."""
@@ -63,19 +63,26 @@ class _Team:
             self.reducer.ready(f"gradient {index}", array)
         self.reducer.finish()
         self.step += 1
-        if self._tells_every and self.step % self._tells_every == 0:
+        if self._prints_every and self.step % self._prints_every == 0:
             report = self.reducer.report()
             times = f"{report.step_s * 1e3:.3g} ms a step, of which {report.exposed_s * 1e3:.3g} ms waiting"
             sys.stdout.write(f"mlcomm: step {self.step} of {self.max_steps}: {times}\n")
 
 
 class _Job:
-    """What there is between `init_mpi` and `finalize`."""
+    """The state of the plugin between `init_mpi` and `finalize`.
+
+    Attributes:
+        world: the ranks.
+        is_own: whether the plugin has opened `world` and must close it.
+        nthreads, nteams, max_elements: the arguments of `init`; 0 before it.
+        teams: by number, the teams that `config_team` has configured.
+    """
 
     def __init__(self, world: Communicator, *, is_own: bool) -> None:
         self.world = world
         self.is_own = is_own
-        self.nthreads = self.nteams = self.max_elements = 0  # until `init`
+        self.nthreads = self.nteams = self.max_elements = 0
         self.teams: dict[int, _Team] = {}
 
 
@@ -83,18 +90,18 @@ _job: _Job | None = None
 
 
 def init_mpi(*, world: Communicator | None = None) -> None:
-    """Meet the other ranks. After it, everything but teams and gradients can be called.
+    """Join the other ranks. After it, all functions except those for teams and gradients can be called.
 
     Args:
-        world: the ranks, if they have met; by default they do here, by `unisono.init`.
+        world: a communicator that is already open; by default, `unisono.init` opens one.
 
     Raises:
-        UsageError: it has been called.
+        UsageError: it has been called before.
         RendezvousError: as in `unisono.init`.
     """
-    global _job  # noqa: PLW0603  (the plugin is one for the process, as its functions are of a module)
+    global _job  # noqa: PLW0603  (the plugin has one state for the process, because its functions are those of a module)
     if _job is not None:
-        raise UsageError("the plugin has been initialised: call finalize() before it is again")
+        raise UsageError("the plugin is already initialised: call finalize() first")
     _job = _Job(init_world() if world is None else world, is_own=world is None)
 
 
@@ -106,17 +113,17 @@ def init(
     *,
     world: Communicator | None = None,
 ) -> None:
-    """Say how many teams there will be, and of what size; meets the other ranks if `init_mpi` has not.
+    """Set the number and the size of teams. It joins the other ranks unless `init_mpi` has.
 
     Args:
-        nthreads_per_team: how many reductions of a team may be under way at a time; they need no threads here.
+        nthreads_per_team: how many reductions of a team may be in flight at a time. They need no threads here.
         nteams: the number of teams, for gradients of different models.
-        max_elements: how many elements there are in the gradients of a step, at most; 0 for any number.
-        framework: of no consequence here; "tensorflow" with the plugin.
+        max_elements: the greatest number of elements in the gradients of a step; 0 for any number.
+        framework: ignored here; "tensorflow" with the plugin.
         world: as in `init_mpi`.
 
     Raises:
-        UsageError: a number cannot be, or it has been called; nothing has been sent.
+        UsageError: a number is too small, or `init` has been called before; nothing has been sent.
         RendezvousError: as in `unisono.init`.
     """
     for name, number, least in (
@@ -130,7 +137,7 @@ def init(
     if _job is None:
         init_mpi(world=world)
     elif _job.nteams or world is not None:
-        raise UsageError("the plugin has been initialised: call finalize() before it is again")
+        raise UsageError("the plugin is already initialised: call finalize() first")
     job = _joined("init")
     job.nthreads, job.nteams, job.max_elements = nthreads_per_team, nteams, max_elements
 
@@ -143,25 +150,26 @@ def config_team(
     verbosity: int = 0,
     perf_freq: int = 100,
 ) -> None:
-    """Set the schedule of a team, which begins anew; what is still in flight from before is dropped.
+    """Set the schedule of a team, which starts again. A step of an earlier schedule that is in flight is dropped.
 
     Args:
-        team: its number, from 0.
-        transition_alg: 0, the only one.
-        ksteps: the number of steps in the beginning that are synchronous: `gradients` returns the means of the same
-            step. In later ones it returns those of the step before, while these are being reduced. If it is negative,
-            the last -ksteps steps are synchronous, and those before are not. `max_steps` makes all synchronous.
-        max_steps: how many steps there will be. The last one returns what is in flight as well, in a sum.
-        verbosity: with 1 or more, rank 0 prints how long steps take,
-        perf_freq: once in so many steps.
+        team: the number of the team, from 0.
+        transition_alg: must be 0.
+        ksteps: the number of synchronous steps at the beginning, in which `gradients` returns the means of the same
+            step. In later steps it returns the means of the step before, while those of this step are being reduced. If
+            it is negative, the last -ksteps steps are synchronous instead. With `max_steps`, all steps are.
+        max_steps: the number of all steps. The last one returns the sum of its own gradients and those in flight.
+        verbosity: with 1 or more, rank 0 prints the times of steps.
+        perf_freq: in how many steps it prints them once.
 
     Raises:
-        UsageError: `init` has not been called, there is no such team, or a number cannot be; nothing has been sent.
+        UsageError: `init` has not been called, there is no such team, or a number has a value that it cannot have;
+            nothing has been sent.
     """
     job = _initialised("config_team")
     _check_team(job, team)
     if transition_alg != 0:
-        raise UsageError(f"transition_alg must be 0, not {transition_alg!r}: there is one way to become asynchronous")
+        raise UsageError(f"transition_alg must be 0, not {transition_alg!r}: Unisono has only one transition")
     _check_integer("max_steps", max_steps, 1)
     _check_integer("ksteps", ksteps, -max_steps)
     if ksteps > max_steps:
@@ -189,54 +197,56 @@ def barrier() -> None:
 
 
 def broadcast(tensors: Sequence[Any], root: int = 0) -> list[Any]:
-    """Copy the arrays of the root to all ranks, and check that all hold the same bits then.
+    """Copy the arrays of the root to all ranks, and check that all ranks then hold the same bits.
 
     Args:
-        tensors: a list of arrays, of the same dtypes and shapes on all ranks. Those of numpy and torch, and a
+        tensors: a list of arrays, of the same dtypes and shapes on all ranks. Arrays of numpy and torch, and a
             ``tf.Variable``, are overwritten.
         root: the rank whose arrays are copied.
 
     Returns:
-        The arrays; of JAX, and for a ``tf.Tensor``, new ones.
+        The arrays. For an array of JAX and a ``tf.Tensor`` it is a new one.
 
     Raises:
-        UsageError: these are no arrays that can be written; nothing has been sent.
-        MismatchError: dtypes or shapes differ; it names the first array that does.
+        UsageError: an element is no array that can be written; nothing has been sent.
+        MismatchError: dtypes or shapes differ; the message names the first array that differs.
     """
     world = _joined("broadcast").world
 
-    def copy(given: list[Any]) -> list[Any]:
-        named = {f"tensor {index}": x for index, x in enumerate(given)}
+    def copy(arrays: list[Any]) -> list[Any]:
+        named = {f"tensor {index}": x for index, x in enumerate(arrays)}
         return list(broadcast_parameters(world, named, root).values())
 
     return _outside_of_graphs(_listed(tensors, "broadcast"), copy)
 
 
 def gradients(grads: Sequence[Any], team: int = 0) -> list[Any]:
-    """Return the means of gradients over all ranks: of this step, or of the step before, as `config_team` has it.
+    """Return the means of gradients over all ranks, of this step or of the step before: see `config_team`.
 
-    In the first step that is not synchronous there is nothing to return yet: the arrays are zeros.
+    In the first step that is not synchronous, the returned arrays are zeros.
 
     Args:
-        grads: a list of arrays of floats, of the same dtypes and shapes on all ranks and in each step. Those of numpy
-            and torch are overwritten. None stands for no gradient, on all ranks alike, and is returned.
+        grads: a list of arrays of floats, of the same dtypes and shapes on all ranks and in each step. Arrays of numpy
+            and torch are overwritten. An element may be None on all ranks; it is returned as None.
         team: the number of the team.
 
     Raises:
-        UsageError: `config_team` has not been called, its `max_steps` have been made, or there are more elements than
-            `max_elements`; nothing has been sent. Or some rank has given what is no gradient.
-        MismatchError: the ranks differ; it names the first gradient that does.
+        UsageError: `config_team` has not been called, its `max_steps` steps are over, or there are more elements than
+            `max_elements`; nothing has been sent. Or a rank has passed an object that is no gradient.
+        MismatchError: the ranks differ; the message names the first gradient that differs.
     """
     job = _initialised("gradients")
     _check_team(job, team)
     if team not in job.teams:
         raise UsageError(f"team {team} has no schedule: call config_team({team}, …) before gradients()")
-    its = job.teams[team]
+    configured = job.teams[team]
 
-    def reduce(given: list[Any]) -> list[Any]:
-        if its.step == its.max_steps:
-            raise UsageError(f"team {team} has made its {its.max_steps} steps: call config_team({team}, …) for more")
-        lent = {index: flatten(x, f"gradient {index}") for index, x in enumerate(given) if x is not None}
+    def reduce(passed: list[Any]) -> list[Any]:
+        if configured.step == configured.max_steps:
+            raise UsageError(
+                f"team {team} has made its {configured.max_steps} steps: call config_team({team}, …) for more"
+            )
+        lent = {index: flatten(x, f"gradient {index}") for index, x in enumerate(passed) if x is not None}
         elements = sum(each.flat.size for each in lent.values())
         if job.max_elements and elements > job.max_elements:
             raise UsageError(f"the gradients have {elements} elements, more than max_elements={job.max_elements}")
@@ -244,9 +254,9 @@ def gradients(grads: Sequence[Any], team: int = 0) -> list[Any]:
             index: (each.flat if each.writable else each.flat.copy()).reshape(each.shape)
             for index, each in lent.items()
         }
-        its.reduce(arrays)
-        made = {index: each.put_back() if each.writable else arrays[index] for index, each in lent.items()}
-        return [made.get(index) for index in range(len(given))]
+        configured.reduce(arrays)
+        results = {index: each.put_back() if each.writable else arrays[index] for index, each in lent.items()}
+        return [results.get(index) for index in range(len(passed))]
 
     return _outside_of_graphs(_listed(grads, "gradients"), reduce)
 
@@ -255,22 +265,22 @@ def average(metric: Any) -> Any:
     """Overwrite an array of floats, such as a loss, with its mean over all ranks, and return it.
 
     Raises:
-        UsageError: it is no such array, or cannot be written; nothing has been sent.
+        UsageError: `metric` is no array of floats, or cannot be written; nothing has been sent.
     """
     world = _joined("average").world
     lent = flatten(metric, "metric")
     if lent.flat.dtype.kind not in "fcV" or not lent.writable:
-        raise UsageError(f"metric is {lent.described()}: pass an array of floats that can be written: np.array([loss])")
+        raise UsageError(f"metric is {lent.described()}: pass a writable array of floats, such as np.array([loss])")
     world.allreduce(lent.flat, "avg", out=lent.flat)
     return lent.put_back()
 
 
 def check_buffers_match(buffers: Sequence[Any], verbosity: int = 0) -> int:
-    """Return 0 if all ranks hold the same bits, and 1 otherwise; on all ranks.
+    """Return 0 on all ranks if all hold the same bits, and 1 on all ranks otherwise.
 
     Args:
-        buffers: a list of arrays; only read.
-        verbosity: with 1 or more, rank 0 prints which is the first that differs, and on which ranks.
+        buffers: a list of arrays, which are only read.
+        verbosity: with 1 or more, rank 0 prints the first array that differs, and the ranks.
     """
     world = _joined("check_buffers_match").world
     named = {f"buffer {index}": x for index, x in enumerate(_listed(buffers, "check_buffers_match"))}
@@ -283,10 +293,10 @@ def check_buffers_match(buffers: Sequence[Any], verbosity: int = 0) -> int:
 def finalize() -> None:
     """Leave the other ranks. After it, `init` may be called again.
 
-    It may be registered by ``atexit``. What is in flight of a schedule that has not come to its end is dropped.
+    It may be registered by ``atexit``. If a schedule has not come to its end, its step in flight is dropped.
 
     Raises:
-        UsageError: there is nothing to finalize.
+        UsageError: the plugin is not initialised.
     """
     global _job
     job, _job = _joined("finalize"), None
@@ -299,20 +309,22 @@ def finalize() -> None:
 
 def _joined(call: str) -> _Job:
     if _job is None:
-        raise UsageError(f"{call}() needs the other ranks: call init() or init_mpi() before")
+        raise UsageError(f"{call}() needs the other ranks: call init() or init_mpi() first")
     return _job
 
 
 def _initialised(call: str) -> _Job:
     job = _joined(call)
     if not job.nteams:
-        raise UsageError(f"{call}() needs teams: call init(nthreads_per_team, nteams, max_elements) before")
+        raise UsageError(f"{call}() needs teams: call init(nthreads_per_team, nteams, max_elements) first")
     return job
 
 
 def _check_team(job: _Job, team: int) -> None:
     if not _is_integer(team) or not 0 <= team < job.nteams:
-        raise UsageError(f"there is no team {team!r}: init() was given nteams={job.nteams}, and they count from 0")
+        raise UsageError(
+            f"there is no team {team!r}: pass a number from 0 to nteams - 1, with nteams={job.nteams} in init()"
+        )
 
 
 def _check_integer(name: str, value: int, least: int) -> None:
@@ -321,7 +333,7 @@ def _check_integer(name: str, value: int, least: int) -> None:
 
 
 def _is_integer(value: object) -> bool:
-    """Return whether it is an integer of Python or numpy, which sizes of models often are."""
+    """Return whether `value` is an integer of Python or numpy. Sizes of models often are integers of numpy."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -332,20 +344,20 @@ def _listed(tensors: Sequence[Any], call: str) -> list[Any]:
 
 
 def _outside_of_graphs(tensors: list[Any], call: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    """Make a call on a list of arrays; where TensorFlow traces a graph, let the graph make it when it runs."""
+    """Run ``call(tensors)``. If TensorFlow traces a graph, add the call to the graph, which makes it when it runs."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not any(_is_symbolic(tensorflow, x) for x in tensors):
         return call(tensors)
-    there = [tensorflow.convert_to_tensor(x) for x in tensors if x is not None]
+    inputs = [tensorflow.convert_to_tensor(x) for x in tensors if x is not None]
 
     def run(*arrays: Any) -> list[Any]:
-        return call([np.array(x) for x in arrays])  # TensorFlow's own must not be written
+        return call([np.array(x) for x in arrays])  # copies, because arrays of TensorFlow must not be written
 
-    made = tensorflow.numpy_function(run, there, [x.dtype for x in there])
-    for x, result in zip(there, made, strict=True):
-        result.set_shape(x.shape)
-    left = iter(made)
-    return [None if x is None else next(left) for x in tensors]
+    outputs = tensorflow.numpy_function(run, inputs, [x.dtype for x in inputs])
+    for x, output in zip(inputs, outputs, strict=True):
+        output.set_shape(x.shape)
+    remaining = iter(outputs)
+    return [None if x is None else next(remaining) for x in tensors]
 
 
 def _is_symbolic(tensorflow: Any, x: Any) -> bool:

@@ -1,15 +1,17 @@
-"""A job on this machine: starts the ranks, serves their store, watches them, and never leaves one behind.
+"""A job on this machine: it starts the ranks, serves their store, watches them, and ends every process it started.
 
 Theory of operation
 -------------------
-`LocalJob.run` is one loop in one thread, over the ranks' output pipes and pidfds. Where there are no pidfds, the loop
-asks every `TICK_S` which ranks have ended. Other threads and signal handlers only leave a request in a queue, which the
-loop takes up within `TICK_S`. Every way to end a job is an *escalation*: a list of (seconds from now, signal). A failed
-rank gives the others time to notice by themselves before SIGTERM and SIGKILL; of two escalations the one that ends
-sooner is followed. If the launcher itself is killed, the kernel kills the ranks.
+`LocalJob.run` is one loop in one thread. It waits for output in the pipes of the ranks and for their pidfds. Without
+pidfds, the loop asks every `TICK_S` which ranks have ended. Other threads and signal handlers only put a request into a
+queue, and the loop takes it within `TICK_S`.
 
-The observer writes what the ranks write, and a slow reader may hold it up. While the observer waits it calls `attend`,
-so that time limits and signals keep their effect.
+Every way to end a job is an *escalation*: a list of (seconds from now, signal). When a rank fails, the other ranks get
+3 s to notice it by themselves, then SIGTERM, and SIGKILL 5 s later. Of two escalations, the one that ends sooner is
+followed. If the launcher itself is killed, the kernel kills the ranks.
+
+The observer writes the output of the ranks, and a slow reader of that output may delay it. While the observer waits, it
+calls `attend`, so that time limits and signals keep their effect.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from typing import Protocol
 from unisono.errors import UsageError
 from unisono.forks import closed_in_child
 from unisono.launchers.job_store import JobStore
-from unisono.launchers.process import Command, Exit, Placement, RankProcess, rank_environment
+from unisono.launchers.process import Command, Exit, LocalPlace, RankProcess, rank_environment
 from unisono.processes import exit_statuses_kept
 from unisono.transports.host.fd_limit import lift_limit_of_files
 
 TICK_S = 0.1
-DRAIN_S = 1.0  # How long processes that outlive their rank may go on writing.
+DRAIN_S = 1.0  # How long the job reads the output of processes that outlive their rank.
 FILES_PER_RANK = 8
 FILES_OF_LAUNCHER = 64
-READ_NBYTES = 1 << 16  # as much as a pipe holds
+READ_NBYTES = 1 << 16  # the capacity of a pipe
 
 Escalation = Sequence[tuple[float, int]]
 AFTER_FAILURE: Escalation = ((3.0, signal.SIGTERM), (8.0, signal.SIGKILL))
@@ -44,23 +46,23 @@ KILL: Escalation = ((0.0, signal.SIGKILL),)
 
 
 class Observer(Protocol):
-    """What hears of a running job; all calls come from the thread that is in `LocalJob.run`."""
+    """Receives the events of a running job, in the thread that runs `LocalJob.run`."""
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
-        """`rank` has written `data`, of any length, to "stdout" or "stderr"; b"" says that the stream has ended."""
+        """`rank` has written `data`, of any length, to "stdout" or "stderr"; b"" is the end of the stream."""
 
     def ended(self, exit_: Exit) -> None:
-        """A rank has ended; what it has written may still be on its way."""
+        """A rank has ended. More of its output may follow."""
 
     def tick(self) -> None:
-        """Some time has passed, at most about `TICK_S`."""
+        """Called again and again, at most about `TICK_S` apart."""
 
 
 class LocalJob:
-    """The local ranks of one job, run once.
+    """The local ranks of one job, which runs once.
 
     Attributes:
-        late: the ranks that were stopped because `run` had no more time; empty if it had enough.
+        late: the ranks that were stopped because the time limit of `run` had passed.
     """
 
     def __init__(
@@ -71,13 +73,13 @@ class LocalJob:
         bind: str | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare a job with one rank per command; nothing is started yet.
+        """Prepare a job with one rank per command. `run` starts it.
 
         Args:
-            commands: what each rank executes.
-            observer: is told what the ranks write and how they end.
-            bind: "core" binds rank r to the r-th core that this process may use, starting again after the last one.
-            environ: the environment that the ranks inherit; this process's own one if None.
+            commands: the command of each rank.
+            observer: receives the output of the ranks and how they ended.
+            bind: "core" binds rank r to core r modulo their number, of the cores that this process may use.
+            environ: the environment that the ranks inherit; None for that of this process.
 
         Raises:
             UsageError: there is no rank, `bind` is unknown, or there are more ranks than this process can watch.
@@ -97,21 +99,23 @@ class LocalJob:
         self._ranks: list[RankProcess] = []
         self._living: set[int] = set()
         self._exits: list[Exit] = []
-        self._unwatched: list[RankProcess] = []  # living ranks without a pidfd
+        self._unwatched: list[RankProcess] = []  # running ranks without a pidfd
         self._deadline = math.inf
         self._escalation: list[tuple[float, int]] = []
         self._sent: set[int] = set()
-        self._is_hurried = False
+        self._kills_at_once = False
 
     def run(self, timeout_s: float | None = None) -> list[Exit]:
-        """Start the ranks and return how they ended, in the order in which they did; nothing of them is left then.
+        """Start the ranks, wait for them, and return how they ended, in the order of their ends.
+
+        When it returns or raises, all processes of the ranks have ended.
 
         Args:
             timeout_s: seconds after which the ranks are stopped; None means never.
 
         Raises:
             RendezvousError: the store cannot be served.
-            OSError: a process cannot be started; those that were are killed.
+            OSError: a process cannot be started; the others are killed.
         """
         if timeout_s is not None:
             self._deadline = time.monotonic() + timeout_s
@@ -127,10 +131,10 @@ class LocalJob:
         return self._exits
 
     def attend(self) -> bool:
-        """Carry out requests and send the signals that are due; called in the thread of `run` by who makes it wait.
+        """Handle requests and send the signals that are due. Code that makes the thread of `run` wait must call it.
 
         Returns:
-            False if the ranks are to be killed at once, so that nothing is worth waiting for any more.
+            False if the ranks are being killed at once, so that the caller should stop waiting.
         """
         while self._requests:
             self._requests.popleft()()
@@ -139,22 +143,22 @@ class LocalJob:
             self._escalate(STOP)
         while self._escalation and self._escalation[0][0] <= time.monotonic():
             self._signal(self._escalation.pop(0)[1])
-        return not self._is_hurried
+        return not self._kills_at_once
 
     def forward(self, number: int) -> None:
-        """Have `number` sent to all ranks, and start the usual escalation: for signals that ask a process to end."""
+        """Request that a signal that ends processes is sent to all ranks, followed by the usual escalation."""
         self._requests.append(lambda: self._forward(number))
 
     def pass_on(self, number: int) -> None:
-        """Have `number` sent to those ranks that have a handler for it; no other is harmed."""
+        """Request that a signal is sent to the ranks that have a handler for it."""
         self._requests.append(lambda: self._pass_on(number))
 
     def stop(self) -> None:
-        """Have all ranks ended: SIGTERM, and SIGKILL some seconds later."""
+        """Request the end of all ranks: SIGTERM, and SIGKILL 5 s later."""
         self._requests.append(lambda: self._escalate(STOP))
 
     def kill(self) -> None:
-        """Have all ranks killed at once."""
+        """Request that all ranks are killed at once."""
         self._requests.append(self._kill)
 
     def _start_all(self, store: JobStore) -> None:
@@ -166,7 +170,7 @@ class LocalJob:
                 os.close(descriptor)
 
     def _start(self, rank: int, command: Command, store: JobStore) -> None:
-        place = Placement.of(rank, len(self._commands), self._bind)
+        place = LocalPlace.of(rank, len(self._commands), self._bind)
         with store.key_pipe() as key_fd:
             environ = rank_environment(self._environ, place, store.url, store.job.hex(), key_fd, store.torch_port)
             process = RankProcess(Command(command.argv, (*command.descriptors, key_fd)), place, environ)
@@ -183,17 +187,17 @@ class LocalJob:
         for selected, _ in self._selector.select(TICK_S):
             act, *arguments = selected.data
             act(*arguments)
-        for process in [each for each in self._unwatched if each.has_ended()]:
+        for process in [process for process in self._unwatched if process.has_ended()]:
             self._reap(process, store)
         self.attend()
         self._observer.tick()
 
     def _drain(self, store: JobStore) -> None:
-        """Read what is still in the pipes; processes that outlive their rank may hold them open."""
-        until = time.monotonic() + DRAIN_S
-        while self._selector.get_map() and time.monotonic() < until:
+        """Read the rest of the output. Processes that outlive their rank may hold the pipes open."""
+        end = time.monotonic() + DRAIN_S
+        while self._selector.get_map() and time.monotonic() < end:
             self._step(store)
-        # Where whoever reads our output is slow, the time may be over before all pipes have been read once.
+        # If the reader of our output is slow, the time may be over before all pipes have been read once.
         for key in list(self._selector.get_map().values()):
             act, *arguments = key.data
             act(*arguments)
@@ -231,7 +235,7 @@ class LocalJob:
             self._ranks[rank].signal_if_caught(number)
 
     def _kill(self) -> None:
-        self._is_hurried = True
+        self._kills_at_once = True
         self._escalate(KILL)
 
     def _escalate(self, escalation: Escalation) -> None:
@@ -257,12 +261,15 @@ class LocalJob:
 
 
 def require_open_files(size: int) -> None:
-    """Let this process open the files that it needs to watch `size` ranks.
+    """Raise the limit of open files of this process to the number that it needs to watch `size` ranks.
 
     Raises:
         UsageError: the system does not allow so many.
     """
     needed = size * FILES_PER_RANK + FILES_OF_LAUNCHER
-    most = lift_limit_of_files(needed)
-    if most is not None:
-        raise UsageError(f"{size} ranks need about {needed} open files, and {most} are allowed here (`ulimit -Hn`)")
+    hard_limit = lift_limit_of_files(needed)
+    if hard_limit is not None:
+        raise UsageError(
+            f"{size} ranks need about {needed} open files, and {hard_limit} are allowed here (`ulimit -Hn`): start "
+            "fewer ranks or raise the limit"
+        )

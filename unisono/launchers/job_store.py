@@ -1,4 +1,4 @@
-"""The store of a local job: served by the launcher, with a key of its own, and told which ranks will never come."""
+"""The store of a local job. The launcher serves it, and reports ranks that ended before they joined the job."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class JobStore:
     """A store on a free port of the loopback interface, for one job with a new id and a new key.
 
     Attributes:
-        url: where the ranks find it.
-        job: the job's id, 16 bytes.
-        torch_port: a free port for the store of torch.distributed, which rank 0 serves if the program asks for it.
+        url: the URL of the store.
+        job: the id of the job, 16 bytes.
+        torch_port: a free port for the store of torch.distributed, which rank 0 serves if the program uses it.
     """
 
     def __init__(self) -> None:
-        """Start to serve.
+        """Start the server of the store.
 
         Raises:
             RendezvousError: no port can be listened on.
@@ -48,7 +48,7 @@ class JobStore:
 
     @contextmanager
     def key_pipe(self) -> Iterator[int]:
-        """Yield a descriptor from which the job's key can be read once; it stays open in those who inherit it."""
+        """Yield a descriptor from which the key of the job can be read once. The rank must be started in the block."""
         reader, writer = os.pipe()
         reader = above_standard_streams(reader)
         try:
@@ -59,12 +59,12 @@ class JobStore:
             os.close(reader)
 
     def rank_ended(self, ended: Exit) -> None:
-        """If the rank has not joined the job, make the others stop waiting for it, with an error that says why."""
+        """If the rank ended before it joined the job, make the other ranks fail with an error that says so."""
         if not self._joined(ended.rank):
             self._server.fail(f"rank {ended.rank} {ended} before it called un.init()")
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop the server."""
         if self._reader is not None:
             self._reader.close()
         self._server.close()
@@ -73,7 +73,7 @@ class JobStore:
     def _joined(self, rank: int) -> bool:
         try:
             if self._reader is None:
-                # The first opening by this process: it sees what the first opening of each rank has set.
+                # This process opens the store for the first time, so it sees the keys of each rank's first opening.
                 prefix = next_prefix(self.url, rank=rank, job=self.job)
                 self._reader = open_store(self.url, prefix, key=self._key, job=self.job, timeout_s=ANSWER_TIMEOUT_S)
             return has_arrived(self._reader, rank)
@@ -82,10 +82,10 @@ class JobStore:
 
 
 def _reserved_port() -> socket.socket:
-    """Return a socket that holds a port for a process that will listen there, until it is closed.
+    """Return a socket that reserves a port for another process until the socket is closed.
 
-    The kernel gives the port to nobody who asks for any free one. A process that names the port can listen there, if it
-    sets SO_REUSEADDR as torch does, because this socket does not listen.
+    The kernel does not give the port to a process that asks for any free port. A process that names the port can listen
+    there if it sets SO_REUSEADDR, as torch does, because this socket does not listen.
     """
     holder = closed_in_child(socket.socket())
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
 """`launch` and `Pool`: run a function on several local ranks from a notebook, a test or a program.
 
 The ranks are new processes, so nothing is forked and no ``if __name__ == "__main__"`` is needed. Functions and results
-travel by cloudpickle, over sockets that only the pool and its ranks have.
+are pickled by cloudpickle, and travel over sockets to which only the pool and its ranks have access.
 """
 
 from __future__ import annotations
@@ -33,34 +33,35 @@ def launch(
     env: Mapping[str, str] | None = None,
     on_output: OnOutput | None = None,
 ) -> list[Any]:
-    """Run ``fn(comm, *args)`` in `size` new local processes and return the results, by rank.
+    """Run ``fn(comm, *args)`` in `size` new local processes and return the results by rank.
 
     Args:
-        fn: any function, also one of a notebook or of ``__main__``.
-        size: number of ranks, at least 1.
-        args: further arguments; they are pickled, as the results are.
+        fn: any function, including one of a notebook or of ``__main__``.
+        size: the number of ranks, at least 1.
+        args: further arguments; arguments and results are pickled.
         timeout_s: seconds after which all ranks are killed; None means never.
         bind: "core" binds rank r to the r-th core.
         options: the options of the ranks' communicator.
-        env: variables added to the environment that the ranks inherit.
-        on_output: called with (rank, "stdout" or "stderr", line) for each line that a rank writes, from another thread;
-            by default the line is printed with the rank before it.
+        env: variables to add to the environment that the ranks inherit.
+        on_output: a function that is called from another thread with (rank, "stdout" or "stderr", line) for each line
+            that a rank writes; by default the line is printed after the number of the rank.
 
     Raises:
-        UsageError: an argument cannot be used.
+        UsageError: an argument has a value that it cannot have.
         CollectiveTimeoutError: the ranks did not return in time.
         PeerLostError: a rank was killed or ended without an answer.
-        Exception: whatever `fn` raised on the rank that failed first; the rank's traceback is its cause.
+        Exception: the exception of `fn` on the rank that failed first; its cause is the rank's traceback as text.
     """
     with Pool(size, bind=bind, options=options, env=env, on_output=on_output) as pool:
         return pool.run(fn, *args, timeout_s=timeout_s)
 
 
 class Pool:
-    """Local ranks that stay, with their communicator open, from one function to the next. A context manager.
+    """A context manager for local ranks that run one function after the other with the same communicator.
 
-    They are started by the first `run`, and again by the next one after a failure. They end with `close`, when the pool
-    is garbage, or at exit. In a forked child the pool has no ranks, and its first `run` starts some.
+    The first `run` starts the ranks, and so does the next `run` after a failure. The ranks end when `close` is called,
+    when the pool is garbage-collected, or at exit. In a forked child the pool has no ranks, and the first `run` there
+    starts new ones.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class Pool:
         env: Mapping[str, str] | None = None,
         on_output: OnOutput | None = None,
     ) -> None:
-        """Prepare a pool; `launch` says what the arguments mean.
+        """Prepare a pool, with the arguments of `launch`.
 
         Raises:
-            UsageError: an argument cannot be used.
+            UsageError: an argument has a value that it cannot have.
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"size must be a positive number of ranks; got {size!r}")
@@ -85,42 +86,42 @@ class Pool:
         self._options = options
         self._environ = {**os.environ, **(env or {})}
         self._on_output = on_output
-        self._team: PoolProcesses | None = None
+        self._processes: PoolProcesses | None = None
         self._finalizer: weakref.finalize[[], Pool] | None = None
         _pools.add(self)
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
-        """Run ``fn(comm, *args)`` on every rank and return the results, by rank; raises what `launch` raises."""
+        """Run ``fn(comm, *args)`` on every rank and return the results by rank. Raises the errors of `launch`."""
         deadline = Deadline(math.inf if timeout_s is None else checked_timeout_s(timeout_s))
         with by_value(fn):
             task = encoded(Task(fn, args))
-        if self._team is None:
+        if self._processes is None:
             setup = Setup(list(sys.path), self._options)
-            self._team = PoolProcesses(self._size, setup, self._on_output, bind=self._bind, environ=self._environ)
-            self._finalizer = weakref.finalize(self, self._team.hang_up)
+            self._processes = PoolProcesses(self._size, setup, self._on_output, bind=self._bind, environ=self._environ)
+            self._finalizer = weakref.finalize(self, self._processes.hang_up)
             self._finalizer.atexit = False
-        team = self._team
+        processes = self._processes
         try:
-            return team.run(task, deadline)
+            return processes.run(task, deadline)
         except BaseException:
             self._forget()
-            team.kill()
+            processes.kill()
             raise
 
     def close(self) -> None:
-        """Close the communicators and end the ranks. May be called twice; a later `run` starts new ones.
+        """Close the communicators and end the ranks. A second call does nothing; a later `run` starts new ranks.
 
         Raises:
             MismatchError: the ranks disagree on their last call; all have ended.
         """
-        team = self._team
+        processes = self._processes
         self._forget()
-        if team is not None:
-            team.close()
+        if processes is not None:
+            processes.close()
 
     def _forget(self) -> None:
-        """Have no ranks from now on; what becomes of them is the caller's concern."""
-        self._team = None
+        """Let go of the ranks without ending them; the caller does that."""
+        self._processes = None
         if self._finalizer is not None:
             self._finalizer.detach()
 
@@ -142,7 +143,7 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    """In a forked child: the ranks are the parent's."""
+    """Let go of the ranks of all pools in a forked child, because they belong to the parent."""
     for pool in list(_pools):
         pool._forget()
 

@@ -1,9 +1,10 @@
-"""What the ranks write, merged line by line: labelled, never torn, and with tracebacks held back.
+"""The merged output of the ranks: whole lines with the rank before them, and tracebacks held back.
 
-A rank that fails writes its traceback and ends. So what follows the beginning of a traceback on stderr is held back
-until the rank has ended, when the launcher knows which rank's traceback matters. A rank that lives on has only
-reported an exception: after `HOLD_S` seconds that is output like any other. Once a rank has failed, the others end
-soon, by themselves or by the launcher's signals, and their tracebacks are held back for as long as that takes.
+A rank that fails writes its traceback and ends. Which traceback matters is known only when the job has ended. So once a
+traceback begins on stderr, all further lines of that rank on stderr are held back until the rank has ended. If the rank
+runs on for `HOLD_S` seconds, it has only reported an exception, and the lines are written like any other output. After
+a rank has failed, the others end soon, by themselves or by signals of the launcher, so their tracebacks are then held
+back without a limit.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from dataclasses import dataclass, field
 from unisono.launchers.process import Exit
 from unisono.launchers.root_cause import starts_traceback
 
-# A process that has imported torch may take seconds from its traceback to its end, on a busy machine.
+# On a busy machine, a process that has imported torch may take seconds from its traceback to its end.
 HOLD_S = 10.0
 LONGEST_LINE_NBYTES = 1 << 20
 
-# A line ends at "\n", or at "\r" as progress bars use it; "\r\n" is one end.
+# A line ends at "\n", or at "\r" because progress bars use it; "\r\n" is one end.
 _END = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 
 Write = Callable[[int, str, bytes], None]
@@ -33,19 +34,19 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes, each with its end; b"" completes the last one."""
+        """Return the lines that `data` completes, each with its line end. An empty `data` completes the last line."""
         self._rest += data
         start = 0
-        found = []
+        lines = []
         for match in _END.finditer(self._rest):
             line, start = self._rest[start : match.end()], match.end()
-            if line != b"\r":  # Progress bars also begin with one.
-                found.append(line)
+            if line != b"\r":  # Progress bars also begin with "\r".
+                lines.append(line)
         self._rest = self._rest[start:]
         if self._rest and (not data or len(self._rest) > LONGEST_LINE_NBYTES):
-            found.append(self._rest.rstrip(b"\r") + b"\n")
+            lines.append(self._rest.rstrip(b"\r") + b"\n")
             self._rest = b""
-        return found
+        return lines
 
 
 @dataclass(slots=True)
@@ -55,14 +56,14 @@ class _Held:
 
 
 class MergedOutput:
-    """An observer of a job that writes the ranks' lines as they come and holds tracebacks back."""
+    """An observer of a job that writes the lines of the ranks when they come, and holds tracebacks back."""
 
     def __init__(self, write: Write, *, hold: bool) -> None:
-        """Merge into `write`, which is called with (rank, "stdout" or "stderr", one whole line).
+        """Create the observer.
 
         Args:
-            write: where lines go.
-            hold: whether tracebacks are held back; otherwise they are written at once, and `finish` still tells them.
+            write: is called with (rank, "stdout" or "stderr", one whole line).
+            hold: whether tracebacks are held back; otherwise they are written at once. `finish` returns them anyway.
         """
         self._write = write
         self._hold = hold
@@ -77,12 +78,12 @@ class MergedOutput:
             self._line(rank, stream, line)
 
     def ended(self, exit_: Exit) -> None:
-        """Keep what is held back of this rank until the end of the job; if it has failed, that of the others, too."""
+        """Hold the lines of this rank back until the job ends; if the rank failed, also those of all others."""
         self._ended.add(exit_.rank)
         self._is_failing = self._is_failing or exit_.code != 0
 
     def tick(self) -> None:
-        """Write what is held back of ranks that have lived on."""
+        """Write the lines held back of ranks that have run on for `HOLD_S` seconds."""
         if self._is_failing:
             return
         now = time.monotonic()
@@ -93,14 +94,14 @@ class MergedOutput:
                 self._write(rank, "stderr", line)
 
     def finish(self) -> Mapping[int, list[bytes]]:
-        """Write what is left, once all ranks have ended; return by rank the traceback that it ended with."""
+        """Write the last lines after all ranks have ended; return by rank the lines that are held back."""
         for rank, stream in self._lines:
             self.output(rank, stream, b"")
         return {rank: held.lines for rank, held in self._held.items()}
 
     def _line(self, rank: int, stream: str, line: bytes) -> None:
-        belongs = stream == "stderr" and (rank in self._held or starts_traceback(line))
-        if belongs:
+        is_held = stream == "stderr" and (rank in self._held or starts_traceback(line))
+        if is_held:
             self._held.setdefault(rank, _Held(time.monotonic())).lines.append(line)
-        if not (belongs and self._hold):
+        if not (is_held and self._hold):
             self._write(rank, stream, line)

@@ -1,7 +1,6 @@
-"""The processes of a pool, from one start to their end, which the first failure brings.
+"""The processes of a pool, from their start to their end. The first failure ends all of them.
 
-A thread starts and watches the ranks. The thread that calls `PoolProcesses.run` sends the tasks and collects the
-replies.
+One thread starts and watches the ranks. The thread that calls `PoolProcesses.run` sends tasks and collects replies.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ EXIT_TIMEOUT_S = 10.0
 
 
 class RankError(Exception):
-    """An exception as it was in the rank's process, in words: the cause of the one that is raised here."""
+    """The traceback of an exception in a rank, as text. It is the cause of the exception that is raised here."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(f'\n"""\nrank {rank}: {text}"""')
 
 
 class _Watch(MergedOutput):
-    """Passes the ranks' lines on, and tells another thread how ranks have ended."""
+    """An observer of the job that passes the lines on, and lets another thread wait for the end of a rank."""
 
     def __init__(self, on_output: OnOutput) -> None:
         super().__init__(
@@ -55,7 +54,7 @@ class _Watch(MergedOutput):
             self._changed.notify_all()
 
     def exit_of(self, rank: int, timeout_s: float) -> Exit | None:
-        """Return how `rank` has ended, waiting for that; None if it has not after `timeout_s`."""
+        """Wait until `rank` has ended and return how; None if it has not ended after `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: rank in self._exits, timeout_s)
             return self._exits.get(rank)
@@ -67,7 +66,7 @@ class PoolProcesses:
     def __init__(
         self, size: int, setup: Setup, on_output: OnOutput | None, *, bind: str | None, environ: Mapping[str, str]
     ) -> None:
-        """Start `size` ranks; `run` raises what went wrong with that. Without `on_output`, their lines are printed.
+        """Start `size` ranks. `run` raises an error of the start. Without `on_output`, their lines are printed.
 
         Raises:
             UsageError: `LocalJob` cannot take the arguments.
@@ -82,17 +81,17 @@ class PoolProcesses:
             theirs.detach()  # The job closes it.
         self._sockets = [ours for ours, _ in pairs]
         self._start_error: Exception | None = None
-        # The kernel kills the ranks when the thread that started them ends, so they have a thread of their own.
+        # The kernel kills the ranks when the thread that started them ends, so a thread of their own starts them.
         self._thread = threading.Thread(target=self._supervise, name="unisono-pool", daemon=True)
         self._thread.start()
         self._send(encoded(setup), Deadline(math.inf))
 
     def run(self, task: bytes, deadline: Deadline) -> list[Any]:
-        """Have all ranks run the encoded `task` and return the results by rank; if it raises, kill the team.
+        """Run the encoded `task` on all ranks and return the results by rank. If it raises, the caller calls `kill`.
 
         Raises:
-            CollectiveTimeoutError: not all ranks have answered at `deadline`.
-            Exception: the failure that is the cause of the others; see `unisono.launchers.root_cause`.
+            CollectiveTimeoutError: a rank has not answered by `deadline`.
+            Exception: the failure that caused the others; see `unisono.launchers.root_cause`.
         """
         self._send(task, deadline)
         replies = self._collect(deadline)
@@ -103,7 +102,7 @@ class PoolProcesses:
         return [results[rank] for rank in sorted(results)]
 
     def close(self) -> None:
-        """Let the ranks close their communicators and end; those that do not are killed.
+        """Make the ranks close their communicators and end. Ranks that do not end in 10 s are killed.
 
         Raises:
             MismatchError: the ranks disagree on their last call; all have ended.
@@ -127,7 +126,7 @@ class PoolProcesses:
         self._thread.join()
 
     def hang_up(self) -> None:
-        """Close the connections to the ranks, which then end by themselves. It takes no lock, for finalizers."""
+        """Close the sockets of the ranks, which then end by themselves. Finalizers may call it: it takes no lock."""
         for sock in self._sockets:
             sock.close()
 
@@ -154,10 +153,10 @@ class PoolProcesses:
             except TimeoutError:
                 raise _timed_out([rank]) from None
             except OSError:
-                pass  # It has ended, which `_collect` finds out together with why.
+                pass  # The rank has ended. `_collect` finds that out.
 
     def _collect(self, deadline: Deadline) -> dict[int, Success | Failure | None]:
-        """Return by rank, in order of arrival, what the ranks have answered; None for those that ended without."""
+        """Return the replies by rank, in order of arrival; None for a rank that has ended without a reply."""
         replies: dict[int, Success | Failure | None] = {}
         with closed_in_child(selectors.DefaultSelector()) as selector:
             for rank, sock in enumerate(self._sockets):
@@ -175,7 +174,7 @@ class PoolProcesses:
         return replies
 
     def _failure(self, rank: int, reply: Failure | None) -> tuple[Exception, bool]:
-        """Return the error of a rank, and whether it is the consequence of another rank's."""
+        """Return the error of a rank, and whether it is the consequence of another rank's error."""
         if isinstance(reply, Failure):
             error = _unpickled(reply)
             error.__cause__ = RankError(rank, reply.traceback)
@@ -188,12 +187,12 @@ class PoolProcesses:
 
 
 def _cause(failures: Sequence[tuple[Exception, bool]]) -> Exception:
-    """Return the first error that is no consequence of another rank's, or else the first."""
+    """Return the first error that is no consequence of another error; if all are, the first one."""
     return next((error for error, is_consequence in failures if not is_consequence), failures[0][0])
 
 
 def _connection(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    """Return the ends of a new connection to a rank, ours and the rank's; `stack` closes both."""
+    """Return the two ends of a new connection to a rank: ours, and the rank's. `stack` closes both."""
     ours, theirs = map(stack.enter_context, socket.socketpair())
     moved = socket.socket(fileno=above_standard_streams(theirs.detach()))
     return closed_in_child(ours), stack.enter_context(moved)
@@ -206,12 +205,14 @@ def _worker(descriptor: int) -> Command:
 
 def _timed_out(ranks: Sequence[int]) -> CollectiveTimeoutError:
     late = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks)}"
-    return CollectiveTimeoutError(f"the function did not return in time: {late} had not answered, and all are killed")
+    return CollectiveTimeoutError(
+        f"the function did not return in time: {late} had not answered, and all ranks are killed"
+    )
 
 
 def _unpickled(failure: Failure) -> Exception:
     try:
         error = pickle.loads(failure.exception)
-    except Exception:  # noqa: BLE001 - its class may do anything, or there is no pickle: it is told in words.
+    except Exception:  # noqa: BLE001 - unpickling runs code of its class, or there is no pickle.
         error = None
     return error if isinstance(error, Exception) else RuntimeError(failure.summary)

@@ -1,7 +1,7 @@
-"""What a pool and its ranks say to each other, over a socket that only the two of them have.
+"""The messages between a pool and its ranks, over a socket that only the two of them have.
 
-A message is its length in 8 bytes and a pickle. Unpickling is safe here because parent and child run the same program
-for the same user, and nobody else can reach the socket: it has no name.
+A message is its length in 8 bytes and a pickle. Unpickling is safe here: parent and child run the same program for the
+same user, and no other process can reach the socket, because it has no name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ _CHUNK_NBYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The first message to a rank: where it looks for modules, and the options of its communicator."""
+    """The first message to a rank.
+
+    Attributes:
+        path: its ``sys.path``.
+        options: the options of its communicator; None for the defaults.
+    """
 
     path: list[str]
     options: Options | None
@@ -42,17 +47,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """What the function has returned."""
+    """The answer of a rank whose function has returned."""
 
     result: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What the function has raised.
+    """The answer of a rank whose function has raised an exception.
 
     Attributes:
-        exception: the exception, pickled; it may turn out that it cannot be unpickled.
+        exception: the pickled exception; empty if it cannot be pickled. Unpickling it may fail.
         summary: its type and message.
         traceback: the traceback as text.
     """
@@ -63,22 +68,22 @@ class Failure:
 
 
 def pickled(value: object) -> bytes:
-    """Return `value` as a pickle, with functions and classes that cannot be imported elsewhere by value."""
+    """Return the pickle of `value`. Functions and classes that a rank cannot import are pickled by value."""
     data: bytes = cloudpickle.dumps(value)
     return data
 
 
 def encoded(message: object) -> bytes:
-    """Return `message` as it travels; raises what pickling raises."""
+    """Return the bytes of `message` on the wire. Raises the errors of pickling."""
     data = pickled(message)
     return _LENGTH.pack(len(data)) + data
 
 
 @contextmanager
 def by_value(function: Callable[..., Any]) -> Iterator[None]:
-    """Pickle what is in the module of `function` by value, if the ranks could not import that module.
+    """Inside the block, pickle the module of `function` by value if the ranks cannot import it.
 
-    So it is with tests, and with scripts run by other programs: their modules are not found along `sys.path`.
+    Tests and scripts that another program runs are examples: their modules are not on `sys.path`.
     """
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or module.__name__ == "__main__" or _can_be_imported(module.__name__):
@@ -96,7 +101,7 @@ def _can_be_imported(name: str) -> bool:
 
 
 def receive(sock: socket.socket) -> Any:
-    """Return the next message, waiting for it; None if the peer has closed."""
+    """Wait for the next message and return it; None if the peer has closed the socket."""
     inbox = Inbox()
     while not inbox.complete:
         if not inbox.read(sock):
@@ -105,21 +110,21 @@ def receive(sock: socket.socket) -> Any:
 
 
 class Inbox:
-    """Receives one message in as many pieces as it comes in."""
+    """A buffer that receives one message piece by piece."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     @property
     def complete(self) -> bool:
-        """Whether the whole message is there."""
-        return self._wanted() == 0
+        """Whether the whole message has been received."""
+        return self._missing_nbytes() == 0
 
     def read(self, sock: socket.socket) -> bool:
-        """Read what is there of the message, waiting for at least a byte; return False if the peer has closed."""
+        """Read the available bytes of the message, at least one; return False if the peer has closed the socket."""
         try:
-            data = sock.recv(min(self._wanted(), _CHUNK_NBYTES))
-        except ConnectionResetError:  # It ended with unread messages.
+            data = sock.recv(min(self._missing_nbytes(), _CHUNK_NBYTES))
+        except ConnectionResetError:  # The peer ended without reading all messages.
             return False
         self._data += data
         return bool(data)
@@ -128,9 +133,9 @@ class Inbox:
         """Return the complete message, unpickled."""
         return pickle.loads(memoryview(self._data)[_LENGTH.size :])
 
-    def _wanted(self) -> int:
-        have = len(self._data)
-        if have < _LENGTH.size:
-            return _LENGTH.size - have
+    def _missing_nbytes(self) -> int:
+        received = len(self._data)
+        if received < _LENGTH.size:
+            return _LENGTH.size - received
         (length,) = _LENGTH.unpack_from(self._data)
-        return int(length) + _LENGTH.size - have
+        return int(length) + _LENGTH.size - received

@@ -1,4 +1,4 @@
-"""One rank of a local job as a process: its environment, its start, its signals and how it ended."""
+"""One rank of a local job as a process: environment, start, signals and exit code."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from unisono.options import LAUNCHER_VARIABLES, PREFIX
 from unisono.processes import LOST, Child
 from unisono.transports import core_path
 
-# How pidfd_open fails where there is none: kernels before 5.3, and old profiles of containers.
+# The errors of pidfd_open on systems without it: kernels before 5.3, and containers with an old security profile.
 _NO_PIDFD = (errno.ENOSYS, errno.EPERM, errno.EACCES)
-# What torchrun sets for itself. It would send torch to a store that torchrun serves.
+# The prefix of variables that torchrun sets. A rank must not see them: torch would use a store that torchrun serves.
 _OF_TORCHRUN = "TORCHELASTIC_"
 _CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a rank executes.
+    """The command that a rank executes.
 
     Attributes:
         argv: the program and its arguments; the program is looked up in PATH.
-        descriptors: file descriptors of the launcher that are handed over: the rank inherits them under the same
-            numbers, and they are closed in the launcher when the ranks have been started.
+        descriptors: file descriptors that the rank inherits under the same numbers. The launcher closes them when all
+            ranks have been started.
     """
 
     argv: tuple[str, ...]
@@ -48,7 +48,7 @@ class Exit:
     Attributes:
         rank: the rank.
         code: its exit code, minus the number of the signal that killed it, or `processes.LOST`.
-        stopped: whether it was a signal that the launcher sent.
+        stopped: whether a signal of the launcher ended it.
     """
 
     rank: int
@@ -57,23 +57,23 @@ class Exit:
 
     @property
     def status(self) -> int:
-        """The status as a shell counts it: the code, or 128 plus the signal's number; 1 for a code that is lost."""
+        """The exit status in a shell: the code, or 128 plus the number of the signal; 1 if the code is lost."""
         if self.code == LOST:
             return 1
         return self.code if self.code >= 0 else 128 - self.code
 
     def __str__(self) -> str:
-        """Return what happened: ``exited with code 3`` or ``was killed by SIGKILL``."""
+        """Return the end in words: ``exited with code 3`` or ``was killed by SIGKILL``."""
         if self.code == LOST:
             return "ended, and its exit code is lost (the program has waited for all of its children)"
         return f"exited with code {self.code}" if self.code >= 0 else f"was killed by {signal_name(-self.code)}"
 
 
 def above_standard_streams(descriptor: int) -> int:
-    """Return `descriptor`, or, if its number is one of a standard stream, another one in its place.
+    """Return `descriptor`, or a duplicate with a higher number if it has the number of a standard stream.
 
-    Where this process was started with a standard stream closed, a new descriptor gets that number. A rank could not
-    inherit it, because its own standard stream takes that number.
+    If this process was started with a standard stream closed, a new descriptor gets that number. A rank could not
+    inherit it, because its own standard stream takes the number.
     """
     if descriptor > 2:
         return descriptor
@@ -84,7 +84,7 @@ def above_standard_streams(descriptor: int) -> int:
 
 
 def signal_name(number: int) -> str:
-    """Return ``SIGKILL`` for 9; a real-time signal without a name of its own is ``signal 40``."""
+    """Return the name of a signal: ``SIGKILL`` for 9, and ``signal 40`` for a real-time signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -92,30 +92,36 @@ def signal_name(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a rank stands among `size` local ranks, and the core that it is bound to (None: not bound)."""
+class LocalPlace:
+    """The place of a rank on this machine.
+
+    Attributes:
+        rank: the rank.
+        size: the number of local ranks.
+        core: the core that the rank is bound to; None if it is not bound.
+    """
 
     rank: int
     size: int
     core: int | None
 
     @classmethod
-    def of(cls, rank: int, size: int, bind: str | None) -> Placement:
-        """Return the place of `rank`; with `bind` "core" the r-th rank has the r-th allowed core, starting again."""
+    def of(cls, rank: int, size: int, bind: str | None) -> LocalPlace:
+        """Return the place of `rank`. With `bind` "core", rank r gets allowed core r modulo their number."""
         cores = sorted(os.sched_getaffinity(0))
         return cls(rank, size, cores[rank % len(cores)] if bind == "core" else None)
 
     def threads(self) -> int:
-        """Return how many threads the rank can run without taking cores from the others."""
+        """Return how many threads the rank can run without taking cores from the other ranks."""
         return 1 if self.core is not None else max(1, len(os.sched_getaffinity(0)) // self.size)
 
 
 def rank_environment(
-    environ: Mapping[str, str], place: Placement, store: str, job: str, key_fd: int, torch_port: int
+    environ: Mapping[str, str], place: LocalPlace, store: str, job: str, key_fd: int, torch_port: int
 ) -> dict[str, str]:
     """Return the environment of a rank: `environ`, with the variables that Unisono and torch read.
 
-    Where `environ` is that of a rank of another job, of `unisono run` or torchrun, nothing of that job is left in it.
+    If this process is itself a rank, of `unisono run` or torchrun, the variables of that job are removed.
     """
     of_unisono = {
         "RANK": place.rank,
@@ -134,18 +140,18 @@ def rank_environment(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": torch_port,
     }
-    outer = {PREFIX + name for name in LAUNCHER_VARIABLES}
+    of_outer_job = {PREFIX + name for name in LAUNCHER_VARIABLES}
     inherited = {
-        name: value for name, value in environ.items() if name not in outer and not name.startswith(_OF_TORCHRUN)
+        name: value for name, value in environ.items() if name not in of_outer_job and not name.startswith(_OF_TORCHRUN)
     }
     defaults = {"OMP_NUM_THREADS": str(place.threads()), "PYTHONUNBUFFERED": "1"}
-    place_of_rank = of_torch | {PREFIX + name: value for name, value in of_unisono.items()}
-    return {**defaults, **inherited, **{name: str(value) for name, value in place_of_rank.items()}}
+    of_rank = of_torch | {PREFIX + name: value for name, value in of_unisono.items()}
+    return {**defaults, **inherited, **{name: str(value) for name, value in of_rank.items()}}
 
 
 @cache
 def _exec_rank() -> str:
-    """Return the path of the program that becomes a rank; it stands beside the native core.
+    """Return the path of the program that starts a rank. It lies beside the native core.
 
     Raises:
         ImportError: this copy of Unisono has no native core.
@@ -154,7 +160,7 @@ def _exec_rank() -> str:
 
 
 def start(command: Command, core: int | None, environ: Mapping[str, str]) -> Child:
-    """Start what becomes a rank, bound to a core if one is given, with pipes for what it writes."""
+    """Start the process of a rank, bound to `core` unless that is None, with pipes for its output."""
     return Child(
         [_exec_rank(), str(os.getpid()), str(-1 if core is None else core), *command.argv],
         stdin=subprocess.DEVNULL,
@@ -168,18 +174,18 @@ def start(command: Command, core: int | None, environ: Mapping[str, str]) -> Chi
 
 
 class RankProcess:
-    """A started rank, in a session and a process group of its own, killed by the kernel if the launcher dies.
+    """The process of a rank, in a session and a process group of its own. The kernel kills it if the launcher dies.
 
-    The kernel ties it to the *thread* that starts it, which therefore has to live as long as the rank.
+    The kernel kills it when the *thread* that started it ends, so that thread must live as long as the rank.
 
     Attributes:
         rank: the rank.
-        pidfd: a descriptor that is readable once the process has ended. None where the kernel (before 5.3) or a
-            container's profile has no pidfd_open; then `has_ended` is to be asked from time to time.
+        pidfd: a descriptor that becomes readable when the process has ended. None if the kernel (before 5.3) or a
+            container has no pidfd_open; the caller must then poll `has_ended`.
         streams: "stdout" and "stderr" as non-blocking descriptors, for reading.
     """
 
-    def __init__(self, command: Command, place: Placement, environ: Mapping[str, str]) -> None:
+    def __init__(self, command: Command, place: LocalPlace, environ: Mapping[str, str]) -> None:
         self._popen = start(command, place.core, environ)
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
@@ -187,7 +193,7 @@ class RankProcess:
         self._popen.stdout, self._popen.stderr = map(closed_in_child, (self._popen.stdout, self._popen.stderr))
         try:
             self.pidfd = _pidfd_of(self._popen.pid)
-        except OSError:  # The launcher has no descriptor left to watch the rank with.
+        except OSError:  # The launcher has no free descriptor to watch the rank.
             self._popen.kill()
             self._popen.wait()
             raise
@@ -196,19 +202,19 @@ class RankProcess:
             os.set_blocking(descriptor, False)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank and to the processes that it started, if there are any left."""
+        """Send a signal to the rank and to the processes that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, number)
 
     def signal_if_caught(self, number: int) -> None:
-        """Send a signal to the rank alone, if it has a handler for it: without one, the signal would kill it."""
+        """Send a signal to the rank only, if it has a handler for it: without a handler, the signal would kill it."""
         with contextlib.suppress(OSError):
             caught = _CAUGHT.search(Path("/proc", str(self._popen.pid), "status").read_text())
             if caught and int(caught[1], 16) >> (number - 1) & 1:
                 os.kill(self._popen.pid, number)
 
     def has_survivors(self) -> bool:
-        """Return whether processes that the rank started are still there after it was reaped."""
+        """Return whether processes that the rank started still run after the rank was reaped."""
         try:
             os.killpg(self._popen.pid, 0)
         except (ProcessLookupError, PermissionError):
@@ -216,11 +222,11 @@ class RankProcess:
         return True
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended; does not block."""
+        """Return whether the process has ended, without waiting."""
         return self._popen.poll() is not None
 
     def reap(self) -> int:
-        """Collect the ended process and return the `code` of its `Exit`."""
+        """Take the exit status of the ended process, and return the `code` for its `Exit`."""
         return self._popen.wait()
 
     def close(self) -> None:
@@ -235,7 +241,7 @@ class RankProcess:
 def _pidfd_of(pid: int) -> FileIO | None:
     try:
         return closed_in_child(FileIO(os.pidfd_open(pid)))
-    except AttributeError:  # Python was built for such a kernel.
+    except AttributeError:  # Python was built on a system without it.
         return None
     except OSError as error:
         if error.errno in _NO_PIDFD:

@@ -1,8 +1,9 @@
-"""Which of several failed ranks is the cause: pure functions over how ranks ended and what they wrote last.
+"""The root cause of a failed job: which failed rank made the other ranks fail.
 
-When one rank fails, the others fail of its absence a moment later, and often end before it does. Their errors say
-that a peer has been lost; the cause is a rank that was killed, or whose own error says something else. Where a program
-uses torch.distributed, the errors are of torch, and each line of a traceback begins with ``[rank1]: ``.
+These are pure functions of how the ranks ended and of their last errors. When one rank fails, the others fail a moment
+later because it is missing, and they often end before it. Their errors say that a peer has been lost. The root cause is
+a rank that was killed, or whose error says something else. If the program uses torch.distributed, the errors are of
+torch, and each line of a traceback begins with ``[rank1]: ``.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from unisono.launchers.process import Exit
 CONSEQUENCES = (PeerLostError, AbortedError, RendezvousError)
 _CONSEQUENCE_NAMES = frozenset(f"{error.__module__}.{error.__qualname__}" for error in CONSEQUENCES)
 
-# What the errors of torch begin with that follow from another rank's: by our backend, and by Gloo.
+# The first words of errors of torch that are consequences of another rank's error: by our backend, and by Gloo.
 _CONSEQUENCES_OF_TORCH = re.compile(
     rf"unisono: .*?\b({'|'.join(error.__name__ for error in CONSEQUENCES)}): |.*Connection (closed|reset) by peer \["
 )
 
-# What an uncaught exception begins with on stderr; a syntax error in the script itself has no "Traceback" line.
+# The first lines of an uncaught exception on stderr. A syntax error in the script itself has no "Traceback" line.
 _TRACEBACK_STARTS = (b"Traceback (most recent call last):", b"  + Exception Group Traceback", b'  File "')
 _PREFIX_OF_TORCH = re.compile(rb"^\[rank\d+\]: ")
 _EXCEPTION_LINE = re.compile(rb"^(?:  \| )?([A-Za-z_][\w.]*)(?::\s*(.*))?$")
@@ -30,7 +31,12 @@ _EXCEPTION_LINE = re.compile(rb"^(?:  \| )?([A-Za-z_][\w.]*)(?::\s*(.*))?$")
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """The exception that a traceback on stderr ends in: its type as printed, and the first line of its message."""
+    """The exception at the end of a traceback on stderr.
+
+    Attributes:
+        kind: its class, as it is printed.
+        message: the first line of its message.
+    """
 
     kind: str
     message: str = ""
@@ -51,9 +57,9 @@ def last_error(lines: Sequence[bytes]) -> LastError | None:
     plain = [_plain(line) for line in lines]
     starts = [at for at, line in enumerate(plain) if line.startswith(_TRACEBACK_STARTS[:2])]
     for line in plain[starts[-1] + 1 :] if starts else plain:
-        found = _EXCEPTION_LINE.match(line.rstrip())
-        if found:
-            kind, message = (part.decode(errors="replace") for part in (found[1], found[2] or b""))
+        match = _EXCEPTION_LINE.match(line.rstrip())
+        if match:
+            kind, message = (part.decode(errors="replace") for part in (match[1], match[2] or b""))
             return LastError(kind, message)
     return None
 
@@ -62,13 +68,13 @@ def root_cause(exits: Sequence[Exit], errors: Mapping[int, LastError]) -> Exit |
     """Return the failed rank that made the others fail, or None if none failed.
 
     Args:
-        exits: how the ranks ended, in the order in which they did.
-        errors: by rank, the exception that ended it; ranks that wrote no traceback have none.
+        exits: how the ranks ended, in the order of their ends.
+        errors: by rank, the exception that ended it. A rank that wrote no traceback has none.
     """
     failed = [ended for ended in exits if ended.code != 0]
     causes = [ended for ended in failed if not ended.stopped and not _is_consequence(errors.get(ended.rank))]
-    unasked = [ended for ended in failed if not ended.stopped]
-    return next(iter(causes or unasked or failed), None)
+    not_stopped = [ended for ended in failed if not ended.stopped]
+    return next(iter(causes or not_stopped or failed), None)
 
 
 def _is_consequence(error: LastError | None) -> bool:

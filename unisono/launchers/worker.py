@@ -1,7 +1,8 @@
-"""A rank of a pool: `main` runs the functions that it is sent over the socket whose descriptor is its argument.
+"""A rank of a pool: `main` runs the functions that the pool sends over a socket, whose descriptor is its argument.
 
-The communicator is opened for the first function and stays open. After an exception it is closed and the process ends:
-its peers may be waiting for it in the middle of a collective, and learn so that it will not come, and why.
+The communicator is opened for the first function and stays open. After an exception the communicator is closed and the
+process ends. Its peers may be waiting for it inside a collective: the farewell of the communicator tells them that it
+will not come, and why.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def serve(sock: socket.socket) -> int:
-    """Run tasks until the parent closes the socket or one fails; return the exit code."""
+    """Run tasks until the parent closes the socket or a task fails; return the exit code."""
     setup: Setup = receive(sock)
     sys.path[:] = setup.path
     communicator: Communicator | None = None
@@ -31,11 +32,11 @@ def serve(sock: socket.socket) -> int:
             sock.sendall(encoded(Success(task.function(communicator, *task.arguments))))
         if communicator is not None:
             communicator.close()
-    except Exception as error:  # noqa: BLE001 - whatever the function raises belongs to the parent.
+    except Exception as error:  # noqa: BLE001 - the parent raises every error of the function.
         with contextlib.suppress(OSError):
             sock.sendall(encoded(_failure(error)))
         if communicator is not None:
-            communicator.close()  # While the error is being handled, so that the others are told of it.
+            communicator.close()  # While the error is being handled, so that the farewell names it.
         return 1
     return 0
 
@@ -56,13 +57,13 @@ def _failure(error: Exception) -> Failure:
     trace = "".join(traceback.format_exception(type(error), error, here.tb_next if here else None))
     try:
         exception = pickled(error)
-    except Exception:  # noqa: BLE001 - what cannot be pickled is told in words.
+    except Exception:  # noqa: BLE001 - an exception that cannot be pickled is sent as text.
         exception = b""
     return Failure(exception, f"{type(error).__qualname__}: {error}", trace)
 
 
 def main() -> None:
-    """Be a rank, until the parent closes the socket or a function fails, and end the process."""
+    """Run as a rank until the parent closes the socket or a function fails; then end the process."""
     with closed_in_child(socket.socket(fileno=int(sys.argv[1]))) as sock:
         sock.set_inheritable(False)
         code = serve(sock)

@@ -19,7 +19,7 @@ from unisono.testing.differences import CheckError
 from unisono.testing.shrinking import shrunk
 from unisono.testing.sources import source
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 SEEDS = 1 << 32
 # The bytes of an error text that the ranks exchange.

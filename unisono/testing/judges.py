@@ -15,7 +15,7 @@ from typing import Any
 from unisono.launchers.launch import Pool
 from unisono.options import Options
 from unisono.testing.sources import TIMEOUT_S, Backend, literal
-from unisono.watchdog import after
+from unisono.watchdog import call_if_overdue
 
 # The time that ranks have to dump their stacks before they are killed.
 _GRACE_S = 1.0
@@ -111,7 +111,7 @@ def _ready(_: Any) -> None:
 
 def _watched(comm: Any, *, fn: Callable[[Any, Any], Any], value: Any, backend: Backend | None, timeout_s: float) -> Any:
     judged = comm if backend is None else backend.make(comm)
-    with after(timeout_s, _tell_of_hang, f"hangs in {literal(value)}"):
+    with call_if_overdue(timeout_s, _tell_of_hang, f"hangs in {literal(value)}"):
         return fn(judged, value)
 
 

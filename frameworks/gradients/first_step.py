@@ -1,0 +1,78 @@
+"""The first training step of a reducer: gradients are only recorded, and the ranks agree on them when it ends."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from unisono import Communicator, UnisonoError
+from unisono.frameworks.arrays import FlatArray, checksum, flatten
+from unisono.frameworks.gradients import agreement, intake
+from unisono.frameworks.gradients.agreement import Complaint
+from unisono.frameworks.gradients.compression import check_compressible
+from unisono.frameworks.gradients.layout import Gradient
+from unisono.frameworks.gradients.settings import Settings
+from unisono.frameworks.gradients.step_memory import StepMemory
+
+
+class _Recorded(NamedTuple):
+    """A gradient of the first step, and the checksum of its elements at the time when it was passed.
+
+    Nothing is reduced before the first step ends, so the checksum detects every change to an array of any library. A
+    program that clips gradients too early mostly does so in its first step.
+    """
+
+    lent: FlatArray
+    checksum: int
+
+    def changed(self) -> bool:
+        """Return whether the program has changed the elements since it passed them."""
+        return self.lent.changed() or checksum(self.lent.flat) != self.checksum
+
+
+class FirstStep:
+    """The gradients that this rank has passed in the first step, and its first error."""
+
+    def __init__(self) -> None:
+        self._recorded: dict[str, _Recorded] = {}
+        self._complaint: Complaint | None = None
+
+    def record(self, name: str, array: Any) -> None:
+        """Record a gradient. An error is kept as the complaint of this rank and not raised."""
+        if name in self._recorded:
+            self.complain(agreement.given_twice(name))
+            return
+        try:
+            lent = flatten(array, f"the gradient {name!r}")
+        except UnisonoError as error:
+            self.complain(Complaint("UsageError", error.message))
+        else:
+            self._recorded[name] = _Recorded(lent, checksum(lent.flat))
+
+    def complain(self, complaint: Complaint) -> None:
+        """Keep the complaint if it is the first."""
+        self._complaint = self._complaint or complaint
+
+    def agree(self, world: Communicator, settings: Settings) -> tuple[Gradient, ...]:
+        """Return the gradients of all ranks, as `agreement.agree` does. All ranks call it.
+
+        Raises:
+            MismatchError: the ranks differ in their gradients or settings.
+            UsageError: a rank complains, no rank has a gradient, or one cannot be compressed.
+        """
+        changed = (agreement.changed(name) for name, recorded in self._recorded.items() if recorded.changed())
+        own = [
+            Gradient(name, recorded.lent.shape, recorded.lent.flat.dtype.name)
+            for name, recorded in self._recorded.items()
+        ]
+        complaint = self._complaint or next(changed, None)
+        gradients = agreement.agree(world, settings, own, complaint, zeros=settings.missing == "zero")
+        if settings.compression is not None:
+            check_compressible(gradients, settings.compression)
+        return gradients
+
+    def copy_to(self, memory: StepMemory, *, check_finite: bool) -> None:
+        """Copy the recorded gradients to their slots."""
+        for name, recorded in self._recorded.items():
+            intake.copy(memory, name, recorded.lent)
+            if check_finite:
+                intake.complain_if_not_finite(memory, name, recorded.lent.flat)

@@ -1,0 +1,242 @@
+"""The memory of training steps, with the reductions of its buckets, and the memory of residuals.
+
+A step memory holds all gradients of one training step. It is used for one step after the other. With a lag several
+steps are in flight, so a reducer has several step memories, all of one layout: `StepMemoryPool` hands them out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+import unisono
+from unisono.frameworks.arrays import Array, FlatArray
+from unisono.frameworks.gradients.agreement import Complaint, Flags
+from unisono.frameworks.gradients.bucket_comms import BucketComms
+from unisono.frameworks.gradients.layout import Gradient, Layout, layout_of
+from unisono.frameworks.gradients.timeline import Span, Step
+from unisono.frameworks.pending import Pending
+
+# Below this size, mapping shared memory costs more time than it saves.
+_LEAST_MAPPED_NBYTES = 100 << 10
+
+
+class Slots:
+    """Flat arrays of zeros with a place for each gradient of a layout.
+
+    Args:
+        layout: where each gradient lies.
+        allocate: ``allocate(count, dtype)`` returns an array of zeros.
+        dtype: the dtype of all arrays; by default each gradient keeps its own.
+
+    Attributes:
+        flat: by name, the memory of each gradient as a one-dimensional array.
+        shaped: by name, the same memory in the shape of the gradient.
+        buckets: the memory of each bucket.
+    """
+
+    def __init__(
+        self, layout: Layout, allocate: Callable[[int, DTypeLike], Array], dtype: DTypeLike | None = None
+    ) -> None:
+        arrays = {name: allocate(count, np.dtype(dtype or name)) for name, count in layout.lengths.items()}
+        self.flat: Mapping[str, Array] = {
+            name: arrays[gradient.dtype][layout.offsets[name] :][: gradient.elements]
+            for name, gradient in layout.gradients.items()
+        }
+        self.shaped = {name: flat.reshape(layout.gradients[name].shape) for name, flat in self.flat.items()}
+        self.buckets = [arrays[bucket.dtype][bucket.start : bucket.stop] for bucket in layout.buckets]
+
+    def write(self, saved: Mapping[str, Array]) -> None:
+        """Copy the arrays in `saved` to the memory of the gradients of the same names. Other names are ignored."""
+        for name, array in saved.items():
+            if name in self.flat:
+                self.flat[name][...] = array.reshape(-1)
+
+
+class StepMemory(Slots):
+    """The memory of one training step, and the state of that step on this rank.
+
+    Args:
+        layout: where each gradient lies.
+        start_order: the indices of the buckets, in the order in which all ranks start them.
+        reduction: ``reduction(index, memory)`` returns a function that starts the reduction of a bucket.
+
+    Attributes:
+        layout, start_order: the same.
+        buckets_of: by name, the indices of the buckets in which a gradient lies.
+        starts: by bucket, the function that starts its reduction.
+        flags: three integers that this rank sends to the others: its `Flags`, the checksum of its parameters, and the
+            complement of the checksum. When `flags_work` has ended, they are joined by "bor" with those of all ranks.
+        works: by bucket, its reduction, in the order in which the reductions were started.
+        flags_work: the reduction of `flags`; None before it is started.
+        received: by name, the gradients that the program has passed in this step.
+        new: by name, the gradients that the program has passed and that are not in the layout.
+        lacking: by bucket, how many of its gradients have not been passed.
+        full: the buckets that lack no gradient, in the order in which they became full.
+        complaint: the first error of this rank in this step.
+        step: the times of the step.
+        notes_ends: whether the end of each reduction is noted when it happens, and not when it is waited for.
+    """
+
+    def __init__(
+        self, layout: Layout, start_order: Sequence[int], reduction: Callable[[int, Array], Callable[[], Pending]]
+    ) -> None:
+        super().__init__(layout, _zeros)
+        self.layout, self.start_order = layout, start_order
+        self.buckets_of = layout.buckets_of()
+        self.starts = [reduction(index, memory) for index, memory in enumerate(self.buckets)]
+        self.flags = np.zeros(3, np.int64)
+        self.begin(Step(-1))
+
+    def begin(self, step: Step, *, notes_ends: bool = False) -> None:
+        """Reset the state for a new step."""
+        self.flags[:] = 0
+        self.set_checksum(0)
+        self.works: dict[int, Pending] = {}
+        self.flags_work: Pending | None = None
+        self.received: dict[str, FlatArray] = {}
+        self.new: dict[str, FlatArray] = {}
+        self.lacking = [len(bucket.names) for bucket in self.layout.buckets]
+        self.full: list[int] = []
+        self.complaint: Complaint | None = None
+        self.step = step
+        self.notes_ends = notes_ends
+
+    def complain(self, complaint: Complaint) -> None:
+        """Keep the complaint if it is the first of the step, and set the flag that tells the other ranks."""
+        self.complaint = self.complaint or complaint
+        self.flags[0] |= Flags.COMPLAINT
+
+    def fill(self, index: int, moment: float) -> bool:
+        """Count one more gradient of a bucket, passed at `moment`. Return whether the bucket is full now."""
+        self.lacking[index] -= 1
+        self.step.spans[index].ready_s = moment
+        if self.lacking[index]:
+            return False
+        self.full.append(index)
+        return True
+
+    def next_bucket(self) -> int | None:
+        """Return the next bucket in the start order, or None if all have been started."""
+        return self.start_order[len(self.works)] if len(self.works) < len(self.start_order) else None
+
+    def wait(self, index: int) -> None:
+        """Wait for the reduction of a bucket that has been started, and raise its error if it failed."""
+        self.works[index].wait()
+        self.step.spans[index].note_end()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all gradients: first those of the layout in its order, then those that `add` has added."""
+        return tuple(self.flat)
+
+    def write_back(self, name: str, reduced: Array) -> Any:
+        """Copy a result into the array that the program has passed, and return that array.
+
+        Return a copy of the result if the program has passed none.
+        """
+        lent = self.received.get(name)
+        return reduced.copy() if lent is None else lent.with_elements(reduced)
+
+    def started(self) -> list[Pending]:
+        """Return all reductions of the step that have been started."""
+        return [*self.works.values(), *([self.flags_work] if self.flags_work is not None else [])]
+
+    def set_checksum(self, value: int) -> None:
+        """Set the checksum of the parameters, which the ranks compare when the flags are reduced."""
+        self.flags[1:] = value, ~value
+
+    def joined_flags(self) -> Flags:
+        """Return the flags of all ranks. Call it when `flags_work` has ended."""
+        # If two ranks differ in a bit of the checksum, "bor" sets that bit in the checksum and in its complement.
+        differ = Flags.PARAMETERS_DIFFER if self.flags[1] & self.flags[2] else Flags(0)
+        return Flags(int(self.flags[0])) | differ
+
+    def note_new(self, name: str, lent: FlatArray) -> None:
+        """Keep a gradient that is not in the layout until all ranks have agreed on it, and set its flag."""
+        self.new[name] = lent
+        self.flags[0] |= Flags.NEW_GRADIENT
+
+    def add(self, name: str, reduced: Array) -> None:
+        """Add the average of a new gradient to the results. This memory must not be used for another step then."""
+        self.flat = {**self.flat, name: reduced.reshape(-1)}
+        self.shaped[name] = reduced
+        self.buckets_of[name] = ()
+        if name in self.new:
+            self.received[name] = self.new.pop(name)
+
+
+class StepMemoryPool:
+    """All memory of one layout: the step memories, which are used again and again, and the residuals.
+
+    Args:
+        comms: the bucket communicators.
+        gradients: the gradients, in the order in which they become ready.
+        bucket_nbytes: the approximate size of a bucket.
+        start_order: the indices of the buckets, in the order in which they are started; by default, as they become
+            ready.
+        previous: the pool of the previous layout, whose residuals are copied.
+
+    Attributes:
+        layout: where gradients lie.
+        start_order: the order in which buckets are started.
+        residuals: the residual of each gradient; None if nothing is compressed.
+    """
+
+    def __init__(
+        self,
+        comms: BucketComms,
+        gradients: Iterable[Gradient],
+        bucket_nbytes: int,
+        start_order: Sequence[int] = (),
+        previous: StepMemoryPool | None = None,
+    ) -> None:
+        comms.open()
+        self.layout = layout_of(gradients, bucket_nbytes)
+        self.start_order = tuple(start_order) or tuple(range(len(self.layout.buckets)))
+        self.residuals: Slots | None = None
+        if any(comms.compresses(dtype) for dtype in self.layout.lengths):
+            self.residuals = Slots(self.layout, np.zeros, np.float32)
+            self.residuals.write(previous.copy_residuals() if previous else {})
+        self._comms = comms
+        self._algorithms = [comms.algorithm(bucket.nbytes, bucket.dtype) for bucket in self.layout.buckets]
+        self._free: deque[StepMemory] = deque()
+        self._count = 0  # of step memories of this layout
+
+    def take(self) -> StepMemory:
+        """Return a step memory that is free, or a new one."""
+        if self._free:
+            return self._free.popleft()
+        self._count += 1
+        return StepMemory(self.layout, self.start_order, self._reduction)
+
+    def put_back(self, memory: StepMemory) -> None:
+        """Keep a step memory for a later step. One of another layout is dropped."""
+        if memory.layout is self.layout:
+            self._free.append(memory)
+
+    def spans(self) -> list[Span]:
+        """Return a record for each bucket of a step, without times."""
+        return [
+            Span(bucket, algorithm) for bucket, algorithm in zip(self.layout.buckets, self._algorithms, strict=True)
+        ]
+
+    def copy_residuals(self) -> dict[str, Array]:
+        """Return copies of the residuals, by name."""
+        shaped = self.residuals.shaped if self.residuals is not None else {}
+        return {name: array.copy() for name, array in shaped.items()}
+
+    def _reduction(self, index: int, memory: Array) -> Callable[[], Pending]:
+        is_compressed = self._comms.compresses(self.layout.buckets[index].dtype)
+        residual = self.residuals.buckets[index] if self.residuals is not None and is_compressed else None
+        return self._comms.reduction(self._count, self.start_order.index(index), memory, residual)
+
+
+def _zeros(count: int, dtype: DTypeLike) -> Array:
+    if count * np.dtype(dtype).itemsize < _LEAST_MAPPED_NBYTES:
+        return np.zeros(count, dtype)
+    return unisono.empty(count, dtype)
