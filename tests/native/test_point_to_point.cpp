@@ -70,7 +70,7 @@ void a_receive_takes_the_first_message_of_its_tag() {
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
       const std::uint32_t sent_tags[] = {3, 1, 3, 2};
       const std::uint32_t received_tags[] = {2, 3, 1, 3};
-      const std::size_t expected[] = {3, 0, 1, 2};  // in which place it was sent
+      const std::size_t expected[] = {3, 0, 1, 2};  // the order in which they were sent
       for (std::size_t i = 0; i < 4; ++i) {
         Bytes data = rank == 0 ? pattern(1000, i) : Bytes(1000);
         const auto request = rank == 0 ? send(endpoint, sent_tags[i], data) : receive(endpoint, received_tags[i], data);
@@ -81,8 +81,7 @@ void a_receive_takes_the_first_message_of_its_tag() {
   }
 }
 
-// Fails both: the receive that is posted when the message comes, and the one that finds it put aside.
-// Whether it comes when it is expected, or had to be put aside before.
+// In both cases: the message arrives after its receive was posted, or it was buffered before.
 void what_a_channel_cannot_receive_in_place_is_left_on_the_host() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
@@ -102,7 +101,7 @@ void what_a_channel_cannot_receive_in_place_is_left_on_the_host() {
               endpoint.start(Message::to_receive(0, DType::uint8, 2, data.data(), nbytes, MemoryType::cuda), {});
           CHECK(done(endpoint, *request));
           CHECK(data == Bytes(nbytes));
-          CHECK(Bytes(request->aside().begin(), request->aside().end()) == pattern(nbytes, 4));
+          CHECK(Bytes(request->host_copy().begin(), request->host_copy().end()) == pattern(nbytes, 4));
           if (!is_late) CHECK(done(endpoint, *receive(endpoint, 1, behind)));
         }
       }
@@ -144,12 +143,12 @@ void a_message_that_can_end_at_once_does() {
     const auto sending = sender.try_now(Message::to_send(1, DType::uint8, 3, data.data(), data.size()), {}, 1);
     CHECK(sending->outcome() == Outcome::done);
     if (!expected) early = receiver.try_now(to_receive, {}, 1);
-    CHECK(done(receiver, *early) && early->found()->source == 0 && room == data);
+    CHECK(done(receiver, *early) && early->matched()->source == 0 && room == data);
     room.assign(100, std::byte{});
   }
 }
 
-// What was handed in before comes first, and a failure is found by whoever waits.
+// Earlier messages come first, and any waiting thread finds a failure.
 void a_message_is_not_begun_where_something_stands_in_its_way() {
   Ranks ranks(2, Transport::shm);
   Endpoint& receiver = ranks.endpoint(1);
@@ -218,15 +217,15 @@ std::unique_ptr<Request> receive_any(Endpoint& endpoint, Bytes& data, std::optio
   return endpoint.start(Message::to_receive({}, DType::uint8, tag, data.data(), data.size()), {});
 }
 
-std::optional<Found> probed(Endpoint& endpoint, std::optional<std::int32_t> source, std::optional<std::uint32_t> tag,
-                            bool once) {
+std::optional<MatchedMessage> probed(Endpoint& endpoint, std::optional<std::int32_t> source,
+                                     std::optional<std::uint32_t> tag, bool once) {
   const auto request = endpoint.start(Message::to_probe(source, tag, once), {});
   CHECK(done(endpoint, *request));
-  return request->found();
+  return request->matched();
 }
 
 bool is_from(const Request& request, std::int32_t source, std::uint32_t tag) {
-  return request.found() && request.found()->source == source && request.found()->header.group == tag;
+  return request.matched() && request.matched()->source == source && request.matched()->header.group == tag;
 }
 
 void a_receive_of_any_rank_gets_what_comes() {
@@ -234,7 +233,7 @@ void a_receive_of_any_rank_gets_what_comes() {
     Ranks ranks(3, transport);
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
       for (const std::size_t nbytes : {0, 1, 17, 3 << 20}) {
-        const auto tag = static_cast<std::uint32_t>(nbytes);  // for a rank may be ahead of the other
+        const auto tag = static_cast<std::uint32_t>(nbytes);  // a rank may be ahead of the other
         Bytes data = rank == 0 ? Bytes(nbytes) : pattern(nbytes, static_cast<std::size_t>(rank));
         if (rank != 0) {
           CHECK(done(endpoint, *endpoint.start(Message::to_send(0, DType::uint8, tag, data.data(), nbytes), {})));
@@ -243,9 +242,9 @@ void a_receive_of_any_rank_gets_what_comes() {
         std::vector<int> seen(3);
         for (int i = 0; i < 2; ++i) {
           const auto request = receive_any(endpoint, data, tag);
-          CHECK(done(endpoint, *request) && request->found());
-          const auto source = static_cast<std::size_t>(request->found()->source);
-          CHECK(request->found()->header.group == tag && ++seen[source] == 1);
+          CHECK(done(endpoint, *request) && request->matched());
+          const auto source = static_cast<std::size_t>(request->matched()->source);
+          CHECK(request->matched()->header.group == tag && ++seen[source] == 1);
           CHECK(data == pattern(nbytes, source));
         }
       }
@@ -270,9 +269,10 @@ void receives_of_any_and_of_one_rank_take_turns_as_posted() {
       CHECK(done(receiver, *fourth));
     }
     for (const auto* request : {&first, &second, &third}) CHECK(done(receiver, **request));
-    // Both of rank 2 have been served; of the two of any rank, one has got the third of rank 2 and one that of rank 1.
+    // Both messages for rank 2 have arrived. Of the two receives from any rank, one has the third message of rank 2,
+    // and one that of rank 1.
     CHECK(is_from(*first, 2, 5) && is_from(*third, 2, 5));
-    CHECK(second->found()->source + fourth->found()->source == 3);
+    CHECK(second->matched()->source + fourth->matched()->source == 3);
   }
 }
 
@@ -348,7 +348,7 @@ void what_waits_for_any_rank_fails_when_all_have_left() {
     ranks.endpoint(2).close();
     ranks.control(2).leave("finished too");
     if (probes) {
-      // What looked once has ended, or has not begun and fails as all later ones.
+      // A probe that looks once has ended, or has not begun and fails like all later calls.
       endpoint.wait(*request, timeout_s, nullptr);
       CHECK(eventually([&] {
         const auto again = endpoint.start(Message::to_probe({}, 4, true), {});

@@ -1,4 +1,4 @@
-// Calls that go on by themselves, beside those that somebody waits for.
+// Background calls, beside calls that a thread waits for.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ constexpr double timeout_s = 60;
 constexpr double short_s = 0.2;
 constexpr std::uint32_t rounds = 50;
 
-// Allreduces in place by one rank. What the `index`-th array holds at first is `index` + 1.
+// Allreduces in place by one rank. The `index`-th array is initially filled with `index` + 1.
 class Sums {
  public:
   Sums(Endpoint& endpoint, std::size_t number, std::size_t count)
@@ -39,15 +39,15 @@ class Sums {
     std::byte* data = at(index);
     requests_[index] = endpoint_.start(call_, {{&data, 1}, {&data, 1}}, {});
   }
-  void go_on(std::size_t index, double limit_s = timeout_s) {
+  void run_in_background(std::size_t index, double limit_s = timeout_s) {
     start(index);
-    endpoint_.go_on(*requests_[index], limit_s);
+    endpoint_.run_in_background(*requests_[index], limit_s);
   }
   bool try_now(std::size_t index) {
     std::byte* data = at(index);
     return endpoint_.try_now(call_, {{&data, 1}, {&data, 1}}, {}, rounds, requests_[index]);
   }
-  // As a blocking call does.
+  // Waits as a blocking call does.
   void run(std::size_t index) {
     if (!try_now(index)) start(index);
     CHECK(requests_[index] == nullptr || endpoint_.wait(*requests_[index], timeout_s, nullptr) == Outcome::done);
@@ -80,7 +80,7 @@ class Sums {
   Endpoint& endpoint_;
   CompiledCall call_;
   std::vector<std::vector<float>> arrays_;
-  std::vector<std::unique_ptr<Request>> requests_;  // go first
+  std::vector<std::unique_ptr<Request>> requests_;  // destroyed before the others
 };
 
 using Bytes = std::vector<std::byte>;
@@ -91,7 +91,7 @@ Bytes pattern(std::size_t nbytes, std::size_t seed) {
   return bytes;
 }
 
-// Between two ranks.
+// For messages between two ranks.
 std::unique_ptr<Request> send(Endpoint& endpoint, std::uint32_t tag, Bytes& data) {
   return endpoint.start(Message::to_send(1 - endpoint.rank(), DType::uint8, tag, data.data(), data.size()), {});
 }
@@ -110,7 +110,7 @@ void collectives_end_with_nobody_waiting() {
       Ranks ranks(3, transport);
       ranks.run([&](std::int32_t, Endpoint& endpoint) {
         Sums sums(endpoint, 4, count);
-        for (std::size_t index = 0; index < 4; ++index) sums.go_on(index);
+        for (std::size_t index = 0; index < 4; ++index) sums.run_in_background(index);
         CHECK(eventually([&] { return sums.all_ended(); }));
         CHECK(sums.all_right());
       });
@@ -127,8 +127,8 @@ void messages_end_with_nobody_waiting() {
         Bytes in(nbytes);
         const auto receiving = receive(endpoint, 4, in);
         const auto sending = send(endpoint, 4, out);
-        endpoint.go_on(*receiving, timeout_s);
-        endpoint.go_on(*sending, timeout_s);
+        endpoint.run_in_background(*receiving, timeout_s);
+        endpoint.run_in_background(*sending, timeout_s);
         CHECK(eventually([&] { return ended(*receiving) && ended(*sending); }));
         CHECK(in == pattern(nbytes, static_cast<std::size_t>(1 - rank)));
       }
@@ -136,7 +136,7 @@ void messages_end_with_nobody_waiting() {
   }
 }
 
-// One rank hands in all of them before the other one comes.
+// One rank starts all of them before the other one begins.
 void hundreds_of_queued_calls_end_in_their_order() {
   constexpr std::size_t number = 300;
   for (const Transport transport : {Transport::shm, Transport::tcp}) {
@@ -145,10 +145,10 @@ void hundreds_of_queued_calls_end_in_their_order() {
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
       Sums sums(endpoint, number, 16);
       if (rank == 1) CHECK(eventually([&] { return handed_in.load(); }));
-      for (std::size_t index = 0; index < number; ++index) sums.go_on(index);
+      for (std::size_t index = 0; index < number; ++index) sums.run_in_background(index);
       handed_in = true;
       CHECK(eventually([&] {
-        for (std::size_t index = number, later = 0; index-- != 0;) {  // the last one is looked at first
+        for (std::size_t index = number, later = 0; index-- != 0;) {  // the last one is checked first
           later += sums.ended(index);
           CHECK(later == 0 || sums.ended(index));
         }
@@ -165,7 +165,7 @@ void the_ends_of_calls_are_counted_and_wake() {
     constexpr std::size_t number = 20;
     CHECK(endpoint.wait_for_end(0, 0ms) == 0);
     Sums sums(endpoint, number, 100);
-    for (std::size_t index = 0; index < number; ++index) sums.go_on(index);
+    for (std::size_t index = 0; index < number; ++index) sums.run_in_background(index);
     std::uint64_t seen = 0;
     while (seen < number) seen = endpoint.wait_for_end(seen, 1h);
     CHECK(seen == number && sums.all_right());
@@ -174,7 +174,7 @@ void the_ends_of_calls_are_counted_and_wake() {
 
 // --- beside calls that are waited for --------------------------------------------------------------------------------
 
-// Collectives by one thread of each rank, some of which go on, and messages by two others.
+// Each rank has one thread for collectives, some of them in the background, and two threads for messages.
 void blocking_calls_and_those_that_go_on_may_be_mixed_by_threads() {
   constexpr std::size_t number = 30;
   for (const Transport transport : transports) {
@@ -187,7 +187,7 @@ void blocking_calls_and_those_that_go_on_may_be_mixed_by_threads() {
           Bytes in(nbytes);
           const auto receiving = receive(endpoint, tag, in);
           const auto sending = send(endpoint, tag, out);
-          if (round % 2 == 0) endpoint.go_on(*sending, timeout_s);
+          if (round % 2 == 0) endpoint.run_in_background(*sending, timeout_s);
           failures += endpoint.wait(*receiving, timeout_s, nullptr) != Outcome::done;
           failures += !eventually([&] { return endpoint.poll(*sending) == Outcome::done; });
           failures += in != pattern(nbytes, round + static_cast<std::size_t>(1 - rank));
@@ -200,7 +200,7 @@ void blocking_calls_and_those_that_go_on_may_be_mixed_by_threads() {
         Sums sums(endpoint, 2 * number, 3000);
         for (std::size_t index = 0; index < 2 * number; ++index) {
           if (dice.below(2) == 0)
-            sums.go_on(index);
+            sums.run_in_background(index);
           else
             sums.run(index);
         }
@@ -214,7 +214,7 @@ void blocking_calls_and_those_that_go_on_may_be_mixed_by_threads() {
   }
 }
 
-// Rank 0 waits for a message while a collective goes on, which can end only when that wait is over.
+// Rank 0 waits for a message during a background collective, which can end only after that wait.
 void a_waiter_takes_the_lead_and_gives_it_back() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
@@ -225,7 +225,7 @@ void a_waiter_takes_the_lead_and_gives_it_back() {
       Bytes data(1);
       for (std::size_t index = 0; index < number; ++index) {
         if (rank == 0) {
-          sums.go_on(index);
+          sums.run_in_background(index);
           const auto request = receive(endpoint, 0, data);
           CHECK(endpoint.wait(*request, timeout_s, nullptr) == Outcome::done);
           told = index + 1;
@@ -249,7 +249,7 @@ void a_call_that_goes_on_may_be_waited_for_by_two_threads() {
       Sums sums(endpoint, 30, 30000);
       std::atomic<int> failures{0};
       for (std::size_t index = 0; index < 30; ++index) {
-        sums.go_on(index);
+        sums.run_in_background(index);
         Request& request = sums.request(index);
         const auto wait = [&] { failures += endpoint.wait(request, timeout_s, nullptr) != Outcome::done; };
         std::thread other(wait);
@@ -265,7 +265,7 @@ void nothing_is_run_at_once_while_something_goes_on() {
   Ranks ranks(2, Transport::shm);
   Endpoint& endpoint = ranks.endpoint(0);
   Sums sums(endpoint, 2, 10);
-  sums.go_on(0);
+  sums.run_in_background(0);
   for (int attempt = 0; attempt < 1000; ++attempt) CHECK(!sums.try_now(1));
   std::thread peer([&] {
     Sums theirs(ranks.endpoint(1), 2, 10);
@@ -284,8 +284,8 @@ void nothing_is_run_at_once_while_something_goes_on() {
 void a_collective_that_nobody_waits_for_times_out() {
   Ranks ranks(2, Transport::tcp);
   Sums sums(ranks.endpoint(0), 2, 10);
-  sums.go_on(0, timeout_s);
-  sums.go_on(1, short_s);  // which has not even begun
+  sums.run_in_background(0, timeout_s);
+  sums.run_in_background(1, short_s);  // which has not begun yet
   CHECK(eventually([&] { return sums.all_ended(); }));
   CHECK(sums.outcome(0) == Outcome::failed && sums.outcome(1) == Outcome::failed);
   CHECK(ranks.control(0).failure().kind == FailureKind::timeout);
@@ -297,7 +297,7 @@ void a_message_that_nobody_waits_for_times_out() {
     Ranks ranks(2, transport);
     Bytes data(100);
     const auto request = receive(ranks.endpoint(0), 0, data);
-    ranks.endpoint(0).go_on(*request, short_s);
+    ranks.endpoint(0).run_in_background(*request, short_s);
     CHECK(eventually([&] { return request->outcome() == Outcome::failed; }));
     CHECK(ranks.control(0).failure().kind == FailureKind::timeout && ranks.control(0).failure().peer == 1);
   }
@@ -311,7 +311,7 @@ void a_limit_holds_while_another_thread_waits_for_something_else() {
   std::thread waiter([&] { endpoint.wait(*waited, timeout_s, nullptr); });
   Bytes other(100);
   const auto request = receive(endpoint, 1, other);
-  endpoint.go_on(*request, short_s);
+  endpoint.run_in_background(*request, short_s);
   const bool failed = eventually([&] { return request->outcome() == Outcome::failed; });
   waiter.join();
   CHECK(failed && waited->outcome() == Outcome::failed);
@@ -325,19 +325,19 @@ void closing_ends_calls_that_go_on() {
       Sums sums(endpoint, 4, 100000);
       Bytes data(100);
       const auto message = receive(endpoint, 0, data);
-      endpoint.go_on(*message, timeout_s);
-      for (std::size_t index = 0; index < 3; ++index) sums.go_on(index);
+      endpoint.run_in_background(*message, timeout_s);
+      for (std::size_t index = 0; index < 3; ++index) sums.run_in_background(index);
       std::thread listener([&] {
         for (std::uint64_t seen = 0; seen < 4;) seen = endpoint.wait_for_end(seen, 1h);
       });
       Sums theirs(ranks.endpoint(1), 1, 100000);
-      theirs.go_on(0);  // it may be right in the middle
+      theirs.run_in_background(0);  // the other rank may be in the middle of it
       if (attempt % 2 == 0) std::this_thread::sleep_for(1ms);
       endpoint.close();
       listener.join();
       CHECK(message->outcome() == Outcome::failed && sums.outcome(2) == Outcome::failed);
       CHECK(sums.ended(0) && sums.ended(1));
-      sums.go_on(3);  // later calls fail where they are looked at
+      sums.run_in_background(3);  // later calls fail when they are polled
       CHECK(endpoint.poll(sums.request(3)) == Outcome::failed);
       endpoint.close();
     }
@@ -350,7 +350,7 @@ void calls_may_be_handed_in_while_another_thread_closes() {
     Endpoint& endpoint = ranks.endpoint(0);
     Sums sums(endpoint, 20, 10);
     std::thread closer([&] { endpoint.close(); });
-    for (std::size_t index = 0; index < 20; ++index) sums.go_on(index);
+    for (std::size_t index = 0; index < 20; ++index) sums.run_in_background(index);
     closer.join();
     for (std::size_t index = 0; index < 20; ++index)
       CHECK(endpoint.wait(sums.request(index), timeout_s, nullptr) == Outcome::failed);
@@ -363,11 +363,11 @@ void dropping_a_call_that_goes_on_aborts_on_all_ranks() {
       Ranks ranks(2, transport);
       Sums ours(ranks.endpoint(0), 2, 100000);
       Sums theirs(ranks.endpoint(1), 2, 100000);
-      for (Sums* sums : {&ours, &theirs}) sums->go_on(0);
-      theirs.go_on(1);
+      for (Sums* sums : {&ours, &theirs}) sums->run_in_background(0);
+      theirs.run_in_background(1);
       ours.drop(0);  // it may have ended
       CHECK(eventually([&] { return theirs.ended(0); }));
-      ours.go_on(1);
+      ours.run_in_background(1);
       ours.drop(1);
       CHECK(eventually([&] { return theirs.ended(1); }));
       CHECK(!ranks.control(1).failed() || ranks.control(1).failure().kind == FailureKind::aborted);
@@ -382,8 +382,8 @@ void a_failure_ends_calls_that_go_on() {
     Sums first(ranks.endpoint(0), 3, 1000);
     Sums second(ranks.endpoint(1), 3, 1000);
     for (std::size_t index = 0; index < 3; ++index) {
-      first.go_on(index);
-      second.go_on(index);
+      first.run_in_background(index);
+      second.run_in_background(index);
     }
     ranks.control(2).fail({FailureKind::aborted, 2, -1, -1, "out of patience"});
     CHECK(eventually([&] { return first.all_ended() && second.all_ended(); }));
@@ -399,8 +399,8 @@ void a_mismatch_is_found_with_nobody_waiting() {
     Bytes in(50);
     const auto sending = send(ranks.endpoint(0), 1, out);
     const auto receiving = receive(ranks.endpoint(1), 1, in);
-    ranks.endpoint(0).go_on(*sending, timeout_s);
-    ranks.endpoint(1).go_on(*receiving, timeout_s);
+    ranks.endpoint(0).run_in_background(*sending, timeout_s);
+    ranks.endpoint(1).run_in_background(*receiving, timeout_s);
     CHECK(eventually([&] { return receiving->outcome() == Outcome::failed && ended(*sending); }));
     CHECK(ranks.control(1).failure().kind == FailureKind::mismatch);
   }
@@ -410,7 +410,7 @@ void a_peer_that_leaves_is_lost_with_nobody_waiting() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
     Sums sums(ranks.endpoint(0), 1, 10);
-    sums.go_on(0);
+    sums.run_in_background(0);
     ranks.endpoint(1).close();
     CHECK(eventually([&] { return sums.outcome(0) == Outcome::failed; }));
     CHECK(ranks.control(0).failure().kind == FailureKind::peer_lost);
@@ -419,7 +419,7 @@ void a_peer_that_leaves_is_lost_with_nobody_waiting() {
 
 // --- fork ------------------------------------------------------------------------------------------------------------
 
-// The child has none of the threads: neither the server, nor one that follows.
+// The child has none of the threads: neither the server nor a follower.
 void a_forked_child_lets_go_of_calls_that_go_on() {
   constexpr unsigned child_deadline_s = 100;
   for (const Transport transport : transports) {
@@ -427,7 +427,7 @@ void a_forked_child_lets_go_of_calls_that_go_on() {
       auto ranks = std::make_unique<Ranks>(2, transport);
       Endpoint& endpoint = ranks->endpoint(0);
       auto sums = std::make_unique<Sums>(endpoint, 3, 100000);
-      for (std::size_t index = 0; index < 3; ++index) sums->go_on(index);
+      for (std::size_t index = 0; index < 3; ++index) sums->run_in_background(index);
       std::thread first([&] { endpoint.wait(sums->request(0), timeout_s, nullptr); });
       std::thread second([&] { endpoint.wait(sums->request(1), timeout_s, nullptr); });
       std::this_thread::sleep_for(std::chrono::milliseconds(attempt));
