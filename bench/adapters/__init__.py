@@ -21,4 +21,10 @@ An adapter has:
     close()                 leaves the job in order
     memory                  only if its arrays are on a device: an object like `worker.HostMemory`; `call` then takes
                             such arrays, and returns when the device has finished
+
+- `unisono_api.py`, `unisono_empty.py`, `unisono_cuda.py`: Unisono on arrays of numpy, of `un.empty` and of a GPU.
+- `mpi.py`, `mpi_cuda.py`, `oneccl.py`, `torch_distributed.py`, `torch_cuda.py`: the peers.
+- `bare_copy.py`, `bare_tcp.py`: bounds that no library can be below.
+- `worker.py`: one rank of a measured library, which runs the commands of the driver.
+- `gradients_rank.py`, `regret_rank.py`, `shaped_rank.py`: ranks of benchmarks that are no adapters.
 """

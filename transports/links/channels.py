@@ -43,7 +43,7 @@ from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.tagged_fabrics import FabricError, Fabrics
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 # So many closed communicators are remembered. No rank dials a channel of an older one any more.
 _MOST_CLOSED = 1024
