@@ -65,9 +65,7 @@ def plans(draw: st.DrawFn, algorithms: Sequence[Algorithm] = MESSAGES, most: int
 
 @bounded
 @given(drawn=plans(ALL), segments=st.sampled_from([1, 1, 2, 5]))
-def test_every_algorithm_is_proved_for_any_ranks_root_parameter_form_and_segments(
-    drawn: tuple[Algorithm, list[Plan]], segments: int
-) -> None:
+def test_verifier_proves_drawn_plans_of_every_algorithm(drawn: tuple[Algorithm, list[Plan]], segments: int) -> None:
     algorithm, found = drawn
     few = segments if len(found) <= 24 else 1
     report = verify_plans(found, few, in_place=algorithm.in_place, commutative=algorithm.commutative_only)
@@ -82,7 +80,7 @@ def test_every_algorithm_is_proved_for_any_ranks_root_parameter_form_and_segment
     segments_and_elements=st.tuples(st.integers(1, 4), st.integers(0, 40)),
     form=st.tuples(st.booleans(), st.booleans()),
 )
-def test_any_number_of_elements_is_reduced_and_moved_even_fewer_than_ranks(
+def test_algorithm_gives_right_result_for_any_number_of_elements(
     algorithm: Algorithm, size: int, root: int, segments_and_elements: tuple[int, int], form: tuple[bool, bool]
 ) -> None:
     assume(algorithm.supports(size) is None)
@@ -96,7 +94,7 @@ def test_any_number_of_elements_is_reduced_and_moved_even_fewer_than_ranks(
 
 @bounded
 @given(drawn=plans())
-def test_what_a_rank_receives_is_what_its_peers_send_it_at_the_same_place(drawn: tuple[Algorithm, list[Plan]]) -> None:
+def test_every_send_has_a_receive_in_the_same_lane_and_group_of_the_peer(drawn: tuple[Algorithm, list[Plan]]) -> None:
     _, found = drawn
     sent = {place: blocks for plan in found for place, blocks in messages(plan, Send).items()}
     received = {
@@ -127,7 +125,7 @@ def messages(plan: Plan, *kinds: type) -> dict[tuple[int, int, int, int], int]:
 @pytest.mark.parametrize(
     ("name", "params"), [("binomial", {}), *(("knomial", {"radix": radix}) for radix in (2, 3, 4, 7)), ("binary", {})]
 )
-def test_a_broadcast_down_a_tree_in_which_time_runs_backwards_is_a_reduce(name: str, params: dict[str, int]) -> None:
+def test_tree_broadcast_run_backwards_is_a_reduce(name: str, params: dict[str, int]) -> None:
     broadcast = find("broadcast", name)
     for size in range(1, 25):
         for root in {0, size // 3, size - 1}:
@@ -138,7 +136,7 @@ def test_a_broadcast_down_a_tree_in_which_time_runs_backwards_is_a_reduce(name: 
 
 
 @pytest.mark.parametrize(("name", "params"), [("binomial", {}), ("knomial", {"radix": 3}), ("knomial", {"radix": 4})])
-def test_a_reduce_up_a_tree_costs_what_its_broadcast_does_backwards(name: str, params: dict[str, int]) -> None:
+def test_tree_reduce_costs_as_much_as_its_broadcast(name: str, params: dict[str, int]) -> None:
     for size in range(1, 40):
         up, down = (find(collective, name).cost_of(size, params) for collective in ("reduce", "broadcast"))
         assert (up.rounds, up.reduced) == (down.rounds, down.sent)
@@ -176,7 +174,7 @@ def backwards(broadcast: Plan, groups: int) -> Plan:
 
 @pytest.mark.parametrize("gathering", ALLGATHERS)
 @pytest.mark.parametrize("reducing", ALGORITHMS["reduce_scatter"])
-def test_a_reduce_scatter_and_then_an_allgather_are_an_allreduce(reducing: str, gathering: str) -> None:
+def test_reduce_scatter_followed_by_allgather_equals_allreduce(reducing: str, gathering: str) -> None:
     for size in (1, 2, 4, 6):
         if find("allgather", gathering).supports(size) is None:
             wanted = sum(np.arange(21) * (rank + 1) for rank in range(size)).tolist()
@@ -199,9 +197,7 @@ def reduce_scatter_and_allgather(executor: Any, reducing: str, gathering: str) -
 @pytest.mark.parametrize(
     ("reducing", "gathering", "whole"), [("ring", "ring", "ring"), ("circulant", "circulant", "circulant")]
 )
-def test_a_reduce_scatter_and_an_allgather_cost_what_the_allreduce_of_their_kind_costs(
-    reducing: str, gathering: str, whole: str
-) -> None:
+def test_reduce_scatter_plus_allgather_cost_as_much_as_the_allreduce(reducing: str, gathering: str, whole: str) -> None:
     for size in (1, 2, 5, 8, 13, 24):
         first, second, both = (
             find(collective, name).cost(size)
@@ -216,7 +212,7 @@ def test_a_reduce_scatter_and_an_allgather_cost_what_the_allreduce_of_their_kind
 
 @bounded
 @given(drawn=plans(most=24), elements=st.integers(0, 60), segments=st.integers(1, 6))
-def test_the_segments_of_the_blocks_of_a_buffer_are_all_of_it_once(
+def test_segments_of_all_blocks_cover_each_element_once(
     drawn: tuple[Algorithm, list[Plan]], elements: int, segments: int
 ) -> None:
     _, found = drawn
@@ -237,7 +233,7 @@ def test_the_segments_of_the_blocks_of_a_buffer_are_all_of_it_once(
 
 
 @given(length=st.integers(0, 1 << 40), parts=st.integers(1, 50))
-def test_parts_are_near_equal_adjacent_and_the_whole(length: int, parts: int) -> None:
+def test_split_gives_adjacent_near_equal_parts(length: int, parts: int) -> None:
     cut = [split(length, parts, part) for part in range(parts)]
     assert [offset for offset, _ in cut] == [sum(size for _, size in cut[:part]) for part in range(parts)]
     assert sum(size for _, size in cut) == length

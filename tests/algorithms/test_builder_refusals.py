@@ -55,9 +55,7 @@ def show(capsys: pytest.CaptureFixture[str], algorithm: Algorithm, *arguments: s
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_ranks_and_roots_that_do_not_exist_are_refused(
-    capsys: pytest.CaptureFixture[str], algorithm: Algorithm
-) -> None:
+def test_builder_refuses_rank_or_root_out_of_range(capsys: pytest.CaptureFixture[str], algorithm: Algorithm) -> None:
     for (size, rank, root), message in OUT_OF_RANGE:
         with pytest.raises(UsageError) as caught:
             algorithm.build(size, rank, root)
@@ -66,7 +64,7 @@ def test_ranks_and_roots_that_do_not_exist_are_refused(
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_a_number_of_ranks_that_is_not_supported_is_refused_in_the_words_of_the_declaration(
+def test_builder_refuses_unsupported_size_with_the_declared_reason(
     capsys: pytest.CaptureFixture[str], algorithm: Algorithm
 ) -> None:
     for size in range(1, 10):
@@ -80,7 +78,7 @@ def test_a_number_of_ranks_that_is_not_supported_is_refused_in_the_words_of_the_
         assert show(capsys, algorithm, f"-n{size}") == (1, told)
 
 
-def test_those_for_a_power_of_two_or_an_even_number_of_ranks_refuse_others() -> None:
+def test_only_three_algorithms_refuse_five_or_six_ranks() -> None:
     refusing = {(each.collective, each.name) for each in ALL if each.supports(6) or each.supports(5)}
     assert refusing == {
         ("broadcast", "scatter_doubling"),
@@ -94,7 +92,7 @@ def test_those_for_a_power_of_two_or_an_even_number_of_ranks_refuse_others() -> 
 
 
 @pytest.mark.parametrize(("algorithm", "name"), PARAMETERS)
-def test_a_radix_below_two_and_a_window_or_lanes_below_one_are_refused(
+def test_builder_refuses_radix_below_two_and_window_or_lanes_below_one(
     capsys: pytest.CaptureFixture[str], algorithm: Algorithm, name: str
 ) -> None:
     for value in (LEAST[name] - 1, -3):
@@ -106,9 +104,7 @@ def test_a_radix_below_two_and_a_window_or_lanes_below_one_are_refused(
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_a_parameter_that_the_builder_does_not_know_is_refused(
-    capsys: pytest.CaptureFixture[str], algorithm: Algorithm
-) -> None:
+def test_builder_refuses_unknown_parameter(capsys: pytest.CaptureFixture[str], algorithm: Algorithm) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'radixx'"):
         algorithm.build(4, 0, radixx=3)
     known = ", ".join(algorithm.parameters()) or "none"
@@ -127,9 +123,7 @@ def test_a_parameter_that_the_builder_does_not_know_is_refused(
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_a_name_with_a_letter_too_few_is_refused_and_the_right_one_suggested(
-    capsys: pytest.CaptureFixture[str], algorithm: Algorithm
-) -> None:
+def test_misspelled_name_is_refused_with_a_suggestion(capsys: pytest.CaptureFixture[str], algorithm: Algorithm) -> None:
     wrong = replace(algorithm, name=algorithm.name[:-1])
     status, told = show(capsys, wrong)
     assert status == 1
@@ -142,7 +136,7 @@ def test_a_name_with_a_letter_too_few_is_refused_and_the_right_one_suggested(
     assert told.endswith(f"; did you mean '{algorithm.collective}'?")
 
 
-def test_a_name_that_is_like_no_other_is_refused_without_a_suggestion() -> None:
+def test_name_similar_to_no_other_is_refused_without_suggestion() -> None:
     for names in (("allreduce", "zzz"), ("zzz", "ring")):
         with pytest.raises(NoAlgorithmError) as caught:
             find(*names)
@@ -153,7 +147,7 @@ def test_a_name_that_is_like_no_other_is_refused_without_a_suggestion() -> None:
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_an_algorithm_that_is_forced_runs_or_is_refused_but_never_replaced(algorithm: Algorithm) -> None:
+def test_forced_algorithm_is_chosen_or_refused_but_never_replaced(algorithm: Algorithm) -> None:
     for size, link in product(range(1, 8), ("shm", "tcp")):
         for commutative in (True, False):
             asked = Question(algorithm.collective, 4096, size, link, commutative, algorithm=algorithm.name)
@@ -165,7 +159,7 @@ def test_an_algorithm_that_is_forced_runs_or_is_refused_but_never_replaced(algor
                 assert choose(asked).algorithm == algorithm.name
 
 
-def test_a_power_of_two_that_is_forced_on_six_ranks_says_why_not() -> None:
+def test_refusal_of_forced_recursive_doubling_on_six_ranks_says_why() -> None:
     asked = Question("allgather", 4096, 6, "shm", algorithm="recursive_doubling")
     with pytest.raises(
         NoAlgorithmError, match="recursive_doubling does not run on 6 ranks: it needs a number of ranks"
@@ -201,7 +195,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
     ],
 )
-def test_a_file_that_registers_what_cannot_be_is_refused_by_the_prover(
+def test_verify_command_refuses_file_with_invalid_registration(
     capsys: pytest.CaptureFixture[str], file: Path, registration: str, status: int, message: str
 ) -> None:
     file.write_text(

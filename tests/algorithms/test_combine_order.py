@@ -48,7 +48,7 @@ def lowered_later(plan: Plan) -> Plan:
     return with_groups(plan, groups)
 
 
-def test_what_reduces_declares_an_order_and_what_only_moves_declares_none() -> None:
+def test_only_reducing_algorithms_declare_an_order() -> None:
     assert {each.name for each in ALL if (each.order == "none") == CONTRACTS[each.collective].reduces} == set()
 
 
@@ -59,7 +59,7 @@ def test_every_algorithm_combines_in_the_order_that_it_declares(algorithm: Algor
 
 
 @pytest.mark.parametrize("algorithm", cases("fixed"))
-def test_no_algorithm_keeps_a_better_order_than_it_declares(algorithm: Algorithm) -> None:
+def test_algorithm_with_fixed_order_keeps_no_stricter_order(algorithm: Algorithm) -> None:
     for better in ("rank", "at_once", "canonical"):
         assert not keeps(algorithm, better, 9)
 
@@ -72,11 +72,11 @@ def test_no_algorithm_keeps_a_better_order_than_it_declares(algorithm: Algorithm
         ("rank", {"scan", "exscan"}),
     ],
 )
-def test_what_reduces_can_be_had_in_these_orders_by_messages(order: Order, collectives: set[str]) -> None:
+def test_expected_collectives_have_an_algorithm_for_each_order(order: Order, collectives: set[str]) -> None:
     assert {each.collective for each in ALL if each.order == order and not each.mapped} == collectives
 
 
-def test_the_canonical_order_is_one_balanced_tree_that_does_not_depend_on_who_combines() -> None:
+def test_canonical_order_is_one_balanced_tree() -> None:
     expressions = Expressions()
     assert expressions.text(expressions.in_pairs(range(7))) == "((0∘1)∘(2∘3))∘((4∘5)∘6)"
     assert expressions.in_pairs(range(6)) != expressions.in_sequence(range(6))
@@ -84,7 +84,7 @@ def test_the_canonical_order_is_one_balanced_tree_that_does_not_depend_on_who_co
 
 
 @pytest.mark.parametrize("other", ["rank", "canonical"])
-def test_combining_at_once_rounds_otherwise_than_step_by_step(other: Order) -> None:
+def test_order_check_distinguishes_at_once_from_stepwise_combining(other: Order) -> None:
     direct = find("allreduce", "direct")
     check_order(direct, 3)
     with pytest.raises(
@@ -94,7 +94,7 @@ def test_combining_at_once_rounds_otherwise_than_step_by_step(other: Order) -> N
 
 
 @pytest.mark.parametrize("name", ["direct", "balanced_tree"])
-def test_what_is_lowered_after_the_last_combination_is_rounded_once_more(name: str) -> None:
+def test_order_check_refuses_lowering_after_the_last_combination(name: str) -> None:
     plans = [lowered_later(plan) for plan in flat_plans(find("allreduce", name), 2)]
     with pytest.raises(
         PlanError, match=r"rank 0: block 0 of OUTPUT is lowered \(0∘1\), but the declared order .* demands 0∘1"
@@ -102,7 +102,7 @@ def test_what_is_lowered_after_the_last_combination_is_rounded_once_more(name: s
         check_order(replace(find("allreduce", name), build=lambda size, rank, root: plans[rank]), 2)
 
 
-def test_an_order_that_is_right_for_powers_of_two_only_is_wrong() -> None:
+def test_declared_order_that_holds_for_powers_of_two_only_is_refused() -> None:
     doubling = replace(find("allreduce", "recursive_doubling"), order="canonical")
     for size in (1, 2, 4, 8, 16):
         check_order(doubling, size)
@@ -111,12 +111,12 @@ def test_an_order_that_is_right_for_powers_of_two_only_is_wrong() -> None:
         prove(doubling, 5)
 
 
-def test_an_order_that_holds_for_one_root_only_is_wrong() -> None:
+def test_declared_order_that_holds_for_one_root_only_is_refused() -> None:
     with pytest.raises(PlanError, match="rank 1: block 0 of OUTPUT is 1∘0"):
         check_order(replace(find("reduce", "chain"), order="rank"), 2)
 
 
-def test_one_rank_that_combines_in_another_order_is_found() -> None:
+def test_order_check_names_one_rank_that_combines_in_another_order() -> None:
     direct = find("allreduce", "direct")
     plans = flat_plans(direct, 4)
     last = step_at(plans, 2, 1, 0)

@@ -92,7 +92,7 @@ HANDMADE = [
 ]
 
 
-def test_the_native_decoder_takes_every_plan() -> None:
+def test_native_decoder_accepts_every_plan() -> None:
     for plan in registered_plans() + HANDMADE:
         _core.Plan(encode(plan))
 
@@ -104,14 +104,14 @@ def test_the_native_decoder_refuses_to_write_memory_of_peers() -> None:
         _core.Plan(encode(replace(plan, lanes=lane)))
 
 
-def test_a_plan_that_is_cut_short_is_refused() -> None:
+def test_decoder_refuses_truncated_plan() -> None:
     words = encode(small_plan())
     for length in range(len(words)):
         with pytest.raises(ValueError, match="invalid plan"):
             _core.Plan(words[:length])
 
 
-def test_a_plan_with_words_left_over_is_refused() -> None:
+def test_decoder_refuses_plan_with_extra_words() -> None:
     with pytest.raises(ValueError, match="left over"):
         _core.Plan(encode(small_plan()) + array("q", [0]))
 
@@ -146,7 +146,7 @@ def changed(step: int, word: int, value: int) -> array[int]:
         (2, 6, 3, "sources"),
     ],
 )
-def test_steps_that_cannot_be_are_refused(step: int, word: int, value: int, complaint: str) -> None:
+def test_decoder_refuses_invalid_step(step: int, word: int, value: int, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         _core.Plan(changed(step, word, value))
 
@@ -155,7 +155,7 @@ def with_scratch(scratch: Partition) -> Plan:
     return Plan("x", "x", 2, 0, 0, even(2), even(2), scratch)
 
 
-def test_scratch_is_cut_by_counts_of_its_own_or_like_a_buffer_or_like_a_block_of_it() -> None:
+def test_scratch_partition_is_encoded_in_all_three_forms() -> None:
     scratches = {
         Partition(3, Counts.RANKS): [3, int(Counts.RANKS), -1, 1, -1],
         scratch_like(Buffer.OUTPUT, even(2), 2): [4, 0, int(Buffer.OUTPUT), 2, -1],
@@ -177,7 +177,7 @@ def test_scratch_is_cut_by_counts_of_its_own_or_like_a_buffer_or_like_a_block_of
         (Partition(3, like=Buffer.INPUT, copies=3, block=2), "block that scratch is like"),
     ],
 )
-def test_scratch_that_cannot_be_cut_is_refused(scratch: Partition, complaint: str) -> None:
+def test_decoder_refuses_invalid_partition_of_scratch(scratch: Partition, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         _core.Plan(encode(with_scratch(scratch)))
 
@@ -188,7 +188,7 @@ def test_a_span_longer_than_its_buffer_is_refused() -> None:
         _core.Plan(encode(plan))
 
 
-def test_a_dependency_on_a_group_that_does_not_run_is_refused() -> None:
+def test_decoder_refuses_dependency_on_a_group_that_never_runs() -> None:
     group = Group((Recv(1, output_block()),), after=((1, 1),))
     plan = Plan("x", "x", 2, 0, 0, even(1), even(1), lanes=((group,), (Group(()),)))
     with pytest.raises(ValueError, match="group of a dependency"):
@@ -224,6 +224,6 @@ def bind(plan: _core.Plan) -> None:
         assert any(complaint in str(error) for complaint in complaints)  # noqa: PT017
 
 
-def test_words_of_another_size_are_refused() -> None:
+def test_decoder_refuses_words_that_are_not_8_bytes_long() -> None:
     with pytest.raises(ValueError, match="invalid plan"):
         _core.Plan(np.frombuffer(encode(small_plan()).tobytes()[:-4], np.uint8))

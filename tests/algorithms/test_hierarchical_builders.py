@@ -87,13 +87,13 @@ def prove(algorithm: Algorithm, hosts: Hosts, segments: int = 1, **params: Any) 
 
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_they_are_proved_on_equal_hosts(algorithm: Algorithm, segments: int) -> None:
+def test_hierarchical_algorithms_are_proved_on_equal_hosts(algorithm: Algorithm, segments: int) -> None:
     for hosts in EQUAL:
         prove(algorithm, hosts, segments)
 
 
 @pytest.mark.parametrize("algorithm", [*LED, *BY_SHARES, *SCANS])
-def test_leaders_and_scans_are_proved_on_hosts_with_different_numbers_of_ranks(algorithm: Algorithm) -> None:
+def test_leader_algorithms_and_scans_are_proved_on_unequal_hosts(algorithm: Algorithm) -> None:
     for hosts in UNEQUAL_RUNS:
         prove(algorithm, hosts)
 
@@ -108,7 +108,7 @@ def layouts(size: int) -> list[Hosts]:
 
 @pytest.mark.parametrize("varying", [False, True])
 @pytest.mark.parametrize("algorithm", BY_SHARES)
-def test_shares_are_proved_for_any_number_of_ranks_on_unequal_hosts(algorithm: Composition, varying: bool) -> None:
+def test_share_algorithms_are_proved_for_any_size_on_unequal_hosts(algorithm: Composition, varying: bool) -> None:
     for size in (*range(1, 18), 24, 31, 32, 48):
         for hosts in layouts(size):
             verify_algorithm(algorithm, size, hosts=hosts, varying=varying)
@@ -116,7 +116,7 @@ def test_shares_are_proved_for_any_number_of_ranks_on_unequal_hosts(algorithm: C
 
 @pytest.mark.parametrize("segments", [1, 2])
 @pytest.mark.parametrize("algorithm", BY_SHARES)
-def test_shares_are_proved_on_levels_of_any_depth(algorithm: Composition, segments: int) -> None:
+def test_share_algorithms_are_proved_on_levels_of_any_depth(algorithm: Composition, segments: int) -> None:
     for hosts in (
         (((0, 1), (2, 3)), ((4, 5), (6, 7))),
         (((0,), (1, 2)), ((3, 4, 5),), ((6, 7), (8,), (9,))),
@@ -129,13 +129,13 @@ def test_shares_are_proved_on_levels_of_any_depth(algorithm: Composition, segmen
 
 @pytest.mark.parametrize("segments", [1, 2])
 @pytest.mark.parametrize("algorithm", LED)
-def test_leaders_are_proved_on_levels_of_any_depth_and_ranks_in_any_order(algorithm: Algorithm, segments: int) -> None:
+def test_leader_algorithms_are_proved_on_any_levels_and_rank_orders(algorithm: Algorithm, segments: int) -> None:
     for hosts in (*EQUAL_LEVELS, *UNEQUAL_LEVELS):
         prove(algorithm, hosts, segments)
 
 
 @pytest.mark.parametrize("algorithm", IN_LANES)
-def test_full_lanes_are_proved_on_levels_of_any_depth_and_ranks_in_any_order(algorithm: Algorithm) -> None:
+def test_full_lane_algorithms_are_proved_on_any_equal_levels(algorithm: Algorithm) -> None:
     for hosts in EQUAL_LEVELS:
         prove(algorithm, hosts)
 
@@ -201,7 +201,7 @@ def test_every_algorithm_of_a_collective_can_be_its_phase(phase: tuple[str, str,
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_whatever_the_tuner_chooses_for_phases_goes_together(algorithm: Composition) -> None:
+def test_every_pair_of_declared_phase_algorithms_can_be_combined(algorithm: Composition) -> None:
     parameters = [phase.parameter for phase in algorithm.phases]
     for names in covering.pairwise(*(phase.algorithms for phase in algorithm.phases)):
         params = dict(zip(parameters, names, strict=True))
@@ -212,7 +212,7 @@ def test_whatever_the_tuner_chooses_for_phases_goes_together(algorithm: Composit
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_the_first_algorithm_that_a_phase_declares_is_the_default_of_the_builder(algorithm: Composition) -> None:
+def test_builder_default_is_first_algorithm_declared_for_the_phase(algorithm: Composition) -> None:
     defaults = {name: each.default for name, each in algorithm.parameters().items()}
     declared = {phase.parameter: phase.algorithms[0] for phase in algorithm.phases}
     told = {"hosts": None, **({"varying": False} if algorithm.varying else {})}
@@ -229,7 +229,7 @@ def test_the_first_algorithm_that_a_phase_declares_is_the_default_of_the_builder
         ("alltoall", "two_level", {"inside": "direct(window=2)", "across": "bruck(radix=3)"}),
     ],
 )
-def test_phases_take_parameters_of_their_algorithms(collective: str, name: str, params: dict[str, Any]) -> None:
+def test_phase_accepts_parameters_of_its_algorithm(collective: str, name: str, params: dict[str, Any]) -> None:
     algorithm, hosts = COMPOSED[collective][name], runs(4, 4, 4)
     prove(algorithm, hosts, **params)
     plain = {key: str(value).split("(")[0] for key, value in params.items() if isinstance(value, str)}
@@ -249,20 +249,20 @@ def relay() -> Iterator[str]:
     del REGISTERED["broadcast"]["relay"]
 
 
-def test_an_algorithm_of_a_user_can_be_a_phase_and_has_no_cost_if_it_declares_none(relay: str) -> None:
+def test_user_algorithm_without_cost_can_be_a_phase(relay: str) -> None:
     algorithm = find("allreduce", "hierarchical")
     prove(algorithm, runs(3, 1, 2), broadcast=relay)
     assert algorithm.cost_of(6, {"broadcast": relay}) is None
 
 
-def test_every_level_has_its_own_algorithm() -> None:
+def test_each_level_can_have_its_own_algorithm() -> None:
     three = (((0, 1, 2), (3, 4, 5)), ((6, 7, 8), (9, 10, 11)))
     prove(find("allreduce", "hierarchical"), three, reduce=("chain", "binary"), broadcast=("knomial", "chain"))
     prove(find("allreduce", "full_lane"), three, reduce_scatter=("direct", "circulant"), allgather=("bruck", "ring"))
 
 
 @pytest.mark.parametrize("algorithm", EXACT)
-def test_the_costs_of_what_all_ranks_of_equal_hosts_take_part_in_are_exact(algorithm: Algorithm) -> None:
+def test_declared_costs_are_exact_on_equal_hosts(algorithm: Algorithm) -> None:
     for hosts in (runs(2, 2), runs(3, 3, 3), runs(4, 4), runs(2, 2, 2, 2, 2)):
         size = len(ranks_of(hosts))
         report, cost = verify_algorithm(algorithm, size, hosts=hosts), algorithm.cost_of(size, {"hosts": hosts})
@@ -297,19 +297,19 @@ def test_only_leaders_talk_to_other_hosts() -> None:
     assert {rank for ends in between(plans, hosts) for rank in ends} == {0, 3, 7}
 
 
-def test_in_full_lanes_all_ranks_talk_to_their_like_on_other_hosts() -> None:
+def test_full_lane_ranks_talk_to_same_local_rank_on_other_hosts() -> None:
     hosts = runs(3, 3)
     plans = [allreduce_full_lane(6, rank, hosts=hosts) for rank in range(6)]
     assert between(plans, hosts) == {(0, 3), (3, 0), (1, 4), (4, 1), (2, 5), (5, 2)}
 
 
-def test_a_two_level_alltoall_sends_between_hosts_from_place_to_place_only() -> None:
+def test_two_level_alltoall_crosses_hosts_between_equal_local_ranks_only() -> None:
     hosts = runs(4, 4, 4)
     plans = [find("alltoall", "two_level").build(12, rank, hosts=hosts) for rank in range(12)]
     assert {(receiver - sender) % 4 for sender, receiver in between(plans, hosts)} == {0}
 
 
-def test_in_an_exclusive_scan_what_the_last_host_contributes_is_not_combined_for_anyone() -> None:
+def test_two_level_exscan_does_not_combine_on_the_last_host() -> None:
     hosts = runs(2, 2, 2)
     plans = [find("exscan", "two_level").build(6, rank, hosts=hosts) for rank in range(6)]
     combining = [
@@ -323,18 +323,18 @@ def test_in_an_exclusive_scan_what_the_last_host_contributes_is_not_combined_for
     assert combining == [1, 3]
 
 
-def test_the_root_leads_its_host_and_other_hosts_are_led_by_their_first_rank() -> None:
+def test_leader_is_the_root_or_the_first_rank_of_its_host() -> None:
     levels = levels_of(((0, 1, 2), (3, 4, 5)), 6)
     assert [led_by(levels, rank, 4)[0] for rank in range(6)] == [(0, 4), (), (), (), (0, 4), ()]
     assert led_by(levels, 5, 4)[1] == (3, 4, 5)
 
 
-def test_lanes_join_the_ranks_of_one_place_at_each_level() -> None:
+def test_lanes_join_ranks_with_equal_position_at_each_level() -> None:
     levels = levels_of((((0, 1), (2, 3)), ((4, 5), (6, 7))), 8)
     assert in_lanes(levels, 5) == ((1, 5), (5, 7), (4, 5))
 
 
-def test_hosts_that_are_not_given_are_equal_runs_near_the_square_root() -> None:
+def test_default_hosts_are_equal_runs_near_the_square_root_of_size() -> None:
     assert equal_hosts(12) == runs(3, 3, 3, 3)
     assert equal_hosts(7) == runs(1, 1, 1, 1, 1, 1, 1)
 
@@ -346,7 +346,7 @@ def test_plans_stay_small_at_any_number_of_ranks(algorithm: Algorithm) -> None:
         assert 8 * len(encode(algorithm.build(size, rank, hosts=hosts))) < 100 * 1024
 
 
-def test_a_ring_across_hosts_stays_a_few_rows_in_the_middle_of_the_vector() -> None:
+def test_full_lane_plan_across_1024_hosts_has_few_rows() -> None:
     lanes = allreduce_full_lane(4096, 2049, hosts=runs(*(4,) * 1024)).lanes
     items = [item for lane in lanes for item in lane]
     assert len(items) < 40
@@ -390,7 +390,7 @@ def test_a_ring_across_hosts_stays_a_few_rows_in_the_middle_of_the_vector() -> N
         ("allgather", "hierarchical", {"broadcast": "scatter_ring", "hosts": ((0, 1, 2), (3,))}, "4 shares into 3"),
     ],
 )
-def test_what_cannot_be_composed_is_refused_with_the_reason(
+def test_builder_refuses_impossible_composition_with_the_reason(
     collective: str, name: str, params: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((UsageError, NoAlgorithmError), match=message):
@@ -398,7 +398,7 @@ def test_what_cannot_be_composed_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("refused", sorted(NO_PHASE), ids="-".join)
-def test_a_phase_whose_messages_are_in_pieces_in_the_whole_vector_is_refused(refused: tuple[str, ...]) -> None:
+def test_phase_with_messages_of_nonconsecutive_blocks_is_refused(refused: tuple[str, ...]) -> None:
     collective, name, parameter, part = refused
     with pytest.raises(UsageError, match=f"{part} cannot be a phase here: .* blocks that are not consecutive"):
         [COMPOSED[collective][name].build(16, rank, hosts=runs(4, 4, 4, 4), **{parameter: part}) for rank in (12, 15)]
@@ -456,13 +456,15 @@ def told_and_done(executor: Any, hosts: Hosts, algorithm: str | None, collective
         ("broadcast", "hierarchical", ((0, 4), (1, 2, 5), (3,))),
     ],
 )
-def test_a_communicator_runs_them_on_its_own_hosts(collective: str, name: str | None, hosts: Hosts) -> None:
+def test_communicator_runs_hierarchical_algorithms_on_its_hosts(
+    collective: str, name: str | None, hosts: Hosts
+) -> None:
     inputs = np.arange(5.0) + np.arange(6)[:, None]
     wanted = inputs[3] if collective == "broadcast" else inputs.sum(axis=0)
     assert LocalRanks(6).run(told_and_done, hosts, name, collective) == [wanted.tolist()] * 6
 
 
-def test_a_communicator_sends_no_more_across_hosts_than_leaders_do() -> None:
+def test_only_leaders_of_a_communicator_send_across_hosts() -> None:
     hosts = runs(3, 1, 2)
 
     def peers_of(executor: Any) -> set[int]:
@@ -473,6 +475,6 @@ def test_a_communicator_sends_no_more_across_hosts_than_leaders_do() -> None:
     assert [talked[rank] for rank in (1, 2, 5)] == [{0}, {0}, {4}]
 
 
-def test_a_communicator_refuses_full_lanes_by_name_where_hosts_are_unequal() -> None:
+def test_communicator_refuses_forced_full_lane_on_unequal_hosts() -> None:
     with pytest.raises(NoAlgorithmError, match=r"full_lane does not run on these hosts: .* not 1 and 2 and 3"):
         LocalRanks(6).run(told_and_done, runs(3, 1, 2), "full_lane", "allreduce")

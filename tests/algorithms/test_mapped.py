@@ -84,18 +84,18 @@ def without_group(plans: Sequence[Plan], number: int) -> list[Plan]:
 
 @pytest.mark.parametrize("window", [1, 5])
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_every_window_is_proved_and_costs_what_is_declared(algorithm: Algorithm, window: int) -> None:
+def test_mapped_algorithm_is_proved_with_declared_cost_for_any_window(algorithm: Algorithm, window: int) -> None:
     assert len(verify_sizes(algorithm, range(1, 12), window=window)) == 11
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_a_window_below_one_is_refused(algorithm: Algorithm) -> None:
+def test_mapped_builder_refuses_window_below_one(algorithm: Algorithm) -> None:
     with pytest.raises(UsageError, match="window is 0, but must be at least 1"):
         algorithm.build(4, 0, window=0)
 
 
 @pytest.mark.parametrize("name", ALLREDUCES)
-def test_the_tuner_refuses_them_over_sockets_and_leaves_them_to_those_who_name_them_on_one_host(name: str) -> None:
+def test_tuner_uses_mapped_algorithms_by_name_only_and_never_over_tcp(name: str) -> None:
     with pytest.raises(NoAlgorithmError, match=f"{name} needs memory that its peers can map"):
         choose(Question("allreduce", 64, 4, "tcp", algorithm=name))
     assert choose(Question("allreduce", 64, 4, "shm", algorithm=name)).algorithm == name
@@ -155,7 +155,7 @@ def flags_of(plans: Sequence[Plan]) -> list[tuple[int, int, type[Signal | Wait],
     size=st.integers(2, 7),
     choice=st.randoms(use_true_random=False),
 )
-def test_the_verifier_refuses_plans_with_a_flag_too_few_or_too_late(
+def test_verifier_refuses_plan_with_missing_or_late_flag(
     algorithm: Algorithm,
     mutation: Callable[[Sequence[Plan], Random], list[Plan]],
     size: int,
@@ -169,7 +169,7 @@ def test_the_verifier_refuses_plans_with_a_flag_too_few_or_too_late(
 
 
 @pytest.mark.parametrize(("name", "meeting"), [("one_shot", 0), ("one_shot", 2), *(("two_shot", g) for g in (0, 2, 4))])
-def test_some_schedule_goes_wrong_without_one_of_the_meetings(name: str, meeting: int) -> None:
+def test_some_schedule_fails_without_one_synchronising_group(name: str, meeting: int) -> None:
     expected = [contributions(3, 6).sum(axis=0).tolist()] * 3
 
     def goes_wrong(seed: int) -> bool:
@@ -203,7 +203,7 @@ def test_an_allreduce_equals_numpy_on_every_schedule(
 
 
 @pytest.mark.parametrize("name", ALLREDUCES)
-def test_floating_point_sums_are_rounded_once_in_the_order_of_ranks(name: str) -> None:
+def test_float16_sums_of_mapped_algorithms_are_rounded_once(name: str) -> None:
     plans, targets = plans_of(name, 3), [np.zeros(3, np.float16) for _ in range(3)]
     sources = [np.full(3, value, np.float16) for value in (2048, 1, 1)]
     calls = [call_of(plan, "float16", (3, 3), op="sum") for plan in plans]
@@ -212,7 +212,7 @@ def test_floating_point_sums_are_rounded_once_in_the_order_of_ranks(name: str) -
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_peers_memory_is_written(size: int) -> None:
+def test_write_steps_write_memory_of_peers(size: int) -> None:
     for seed in range(10):
         plans, targets = [broadcast_by_writes(size, rank) for rank in range(size)], np.zeros((size, 9), np.int32)
         calls = [call_of(plan, "int32", (9, 9), root=0, segments=2) for plan in plans]
@@ -221,7 +221,7 @@ def test_peers_memory_is_written(size: int) -> None:
         assert targets.tolist() == [source.tolist()] * size
 
 
-def test_what_is_read_is_traffic_and_flags_are_not() -> None:
+def test_reads_count_as_traffic_and_flags_do_not() -> None:
     plans = plans_of("one_shot", 3)
     calls = [(call_of(plan, "int64", (5, 5), op="sum"), np.ones(5, np.int64), np.ones(5, np.int64)) for plan in plans]
     moved = Traffic("local", sent_messages=1, sent_nbytes=40, received_messages=1, received_nbytes=40)
@@ -249,7 +249,7 @@ def errors_of(plans: Sequence[Plan], calls: Sequence[tuple[Any, Any, Any]]) -> l
     return errors
 
 
-def test_using_memory_that_is_not_published_is_an_error_on_every_rank() -> None:
+def test_access_to_unpublished_memory_is_an_error_on_every_rank() -> None:
     plans = [allreduce_one_shot(2, rank) for rank in range(2)]
     calls = [(call_of(plan, "int64", (4, 4), op="sum"), np.ones(4, np.int64), np.ones(4, np.int64)) for plan in plans]
     errors = errors_of(plans, calls)

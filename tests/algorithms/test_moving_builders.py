@@ -49,7 +49,7 @@ def sizes_of(algorithm: Algorithm, sizes: range) -> list[int]:
 
 
 @pytest.mark.parametrize(("collective", "name", "parameter", "value"), PARAMETERS)
-def test_every_radix_and_window_is_proved_and_costs_what_is_declared(
+def test_moving_algorithm_is_proved_with_declared_cost_for_any_parameter(
     collective: str, name: str, parameter: str, value: int
 ) -> None:
     algorithm, params = find(collective, name), {parameter: value}
@@ -70,18 +70,18 @@ def test_plans_stay_small_at_any_number_of_ranks(algorithm: Algorithm) -> None:
             assert 8 * len(encode(algorithm.build(size, rank, root=5))) < 100 * 1024
 
 
-def test_algorithms_that_declare_shares_of_different_lengths_are_those_whose_builders_take_them() -> None:
+def test_algorithm_is_varying_exactly_if_its_builder_takes_varying() -> None:
     for algorithm in (algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()):
         assert algorithm.varying == ("varying" in inspect.signature(algorithm.build).parameters), algorithm.name
 
 
-def test_a_binomial_broadcast_is_the_k_nomial_one_of_radix_two() -> None:
+def test_binomial_broadcast_equals_knomial_broadcast_of_radix_two() -> None:
     for rank in range(6):
         binomial, knomial = (find("broadcast", name) for name in ("binomial", "knomial"))
         assert binomial.build(6, rank, 1).lanes == knomial.build(6, rank, 1, radix=2).lanes
 
 
-def test_an_interior_rank_of_one_of_the_two_trees_is_a_leaf_of_the_other() -> None:
+def test_rank_of_double_binary_tree_is_interior_in_one_tree_at_most() -> None:
     for size in range(2, 40):
         for rank in range(1, size):
             plan = find("broadcast", "double_binary_tree").build(size, rank)
@@ -91,7 +91,7 @@ def test_an_interior_rank_of_one_of_the_two_trees_is_a_leaf_of_the_other() -> No
             assert len(sending) <= 2
 
 
-def test_a_rank_of_a_binomial_gather_has_scratch_for_those_that_it_heads_only() -> None:
+def test_binomial_gather_has_scratch_for_its_subtree_only() -> None:
     plans = plans_of(find("gather", "binomial"), 8, root=3)
     assert [plan.scratch.blocks for plan in plans] == [0, 2, 0, 0, 0, 2, 0, 4]
 
@@ -117,6 +117,6 @@ def test_the_generic_executor_moves_data_in_every_form(algorithm: Algorithm) -> 
 
 
 @pytest.mark.parametrize("algorithm", MOVING_DATA)
-def test_the_generic_executor_moves_data_in_messages_that_are_late_and_out_of_order(algorithm: Algorithm) -> None:
+def test_generic_executor_moves_data_with_late_and_reordered_messages(algorithm: Algorithm) -> None:
     for seed, size in enumerate(sizes_of(algorithm, range(4, 9, 2))):
         check_all(LocalRanks(size, faults=Faults(seed, delay=0.5)), [call_on_integers(algorithm, size, 1, 3)])

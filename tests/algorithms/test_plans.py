@@ -76,7 +76,7 @@ def test_a_ring_plan_is_a_few_rows_long_at_any_number_of_ranks() -> None:
     assert plans[0].scratch.blocks == 0
 
 
-def test_a_ring_of_two_is_an_exchange_of_halves_and_back() -> None:
+def test_ring_of_two_ranks_exchanges_halves_twice() -> None:
     groups = list(find("allreduce", "ring").build(2, 0).groups(0))
     assert [[type(step) for step in group.steps] for group in groups] == [[Send, RecvReduce], [Send, Recv]]
 
@@ -109,7 +109,7 @@ def test_only_the_root_of_a_broadcast_has_an_input() -> None:
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_builders_are_deterministic_and_say_what_they_build(algorithm: Algorithm) -> None:
+def test_builders_are_deterministic_and_name_collective_and_algorithm(algorithm: Algorithm) -> None:
     plan = algorithm.build(8, 4, 2)
     assert plan == algorithm.build(8, 4, 2)
     assert (plan.collective, plan.algorithm, plan.size, plan.rank, plan.root) == (
@@ -132,14 +132,14 @@ def test_both_ends_of_every_message_have_the_same_number_of_elements(algorithm: 
             assert sides[sender].get(ends) == sides[receiver].get(ends)
 
 
-def test_finding_an_unknown_algorithm_lists_those_there_are() -> None:
+def test_find_lists_algorithms_when_name_is_unknown() -> None:
     with pytest.raises(NoAlgorithmError, match=r"broadcast has no algorithm 'bionmial': it has .*binomial, knomial"):
         find("broadcast", "bionmial")
     with pytest.raises(NoAlgorithmError, match=r"'alreduce': there are allreduce, .*broadcast, .*barrier"):
         find("alreduce", "ring")
 
 
-def test_a_repeat_advances_peers_modulo_the_ranks_and_spans_modulo_the_blocks() -> None:
+def test_repeat_advances_peers_modulo_ranks_and_spans_modulo_blocks() -> None:
     send = Send(1, output_block(1, advance=-2), peer_advance=2)
     plan = Plan("allreduce", "test", 4, 0, 0, even(3), even(3), lanes=((Repeat(3, (Group((send,)),)),),))
     steps = [step for group in plan.groups(0) for step in group.steps]
@@ -151,7 +151,7 @@ def test_a_repeat_advances_peers_modulo_the_ranks_and_spans_modulo_the_blocks() 
     assert plan.group_count(0) == 3
 
 
-def test_a_permutation_applies_to_the_buffers_of_that_many_blocks_only() -> None:
+def test_permutation_applies_only_to_buffers_with_as_many_blocks() -> None:
     scratch = scratch_like(Buffer.OUTPUT, even(3), copies=2)
     plan = Plan("allreduce", "test", 1, 0, 0, even(3), even(3), scratch, permutation=(2, 0, 1))
     assert plan.physical_blocks(input_block(1, count=3)) == [0, 1, 2]
@@ -161,7 +161,7 @@ def test_a_permutation_applies_to_the_buffers_of_that_many_blocks_only() -> None
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))
-def test_the_parts_of_a_split_are_near_equal_and_cover_it(length: int, parts: int) -> None:
+def test_split_gives_near_equal_parts_that_cover_the_length(length: int, parts: int) -> None:
     found = [split(length, parts, part) for part in range(parts)]
     ends = [0, *itertools.accumulate(size for _, size in found)]
     assert [offset for offset, _ in found] == ends[:-1]
@@ -170,9 +170,7 @@ def test_the_parts_of_a_split_are_near_equal_and_cover_it(length: int, parts: in
 
 
 @given(st.integers(0, 12), st.integers(1, 5))
-def test_the_canonical_order_posts_every_instance_once_and_after_those_it_depends_on(
-    groups: int, segments: int
-) -> None:
+def test_canonical_order_posts_every_instance_once_after_its_dependencies(groups: int, segments: int) -> None:
     order = list(canonical_order(groups, segments)) if groups else []
     assert sorted(order) == sorted(itertools.product(range(groups), range(segments)))
     position = {instance: index for index, instance in enumerate(order)}
@@ -192,6 +190,6 @@ def test_the_algorithms_are_imported_without_numpy_or_the_native_module() -> Non
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("[]", "", 0)
 
 
-def test_builders_of_one_file_share_a_name() -> None:
+def test_builders_of_one_file_have_the_same_file_attribute() -> None:
     builders = [find("allreduce", name).build for name in ("ring", "multi_lane_ring", "hierarchical")]
     assert [build.file for build in builders if isinstance(build, Builder)] == ["ring", "ring", "hierarchical"]

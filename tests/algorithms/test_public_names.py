@@ -21,6 +21,6 @@ def test_type_checkers_see_the_public_names() -> None:
     assert visible == {*algorithms.__all__}
 
 
-def test_another_name_is_refused() -> None:
+def test_unknown_name_of_algorithms_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'sing'"):
         algorithms.sing  # noqa: B018

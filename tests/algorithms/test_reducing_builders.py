@@ -74,7 +74,7 @@ def links(plans: Sequence[Plan]) -> Counter[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("collective", "name", "parameter", "value"), PARAMETERS)
-def test_every_radix_window_and_number_of_lanes_is_proved_and_costs_what_is_declared(
+def test_reducing_algorithm_is_proved_with_declared_cost_for_any_parameter(
     collective: str, name: str, parameter: str, value: int
 ) -> None:
     algorithm, params = find(collective, name), {parameter: value}
@@ -106,7 +106,7 @@ def test_plans_stay_small_at_any_number_of_ranks(algorithm: Algorithm) -> None:
         ("double_binary_tree", {}, True),
     ],
 )
-def test_a_reduce_is_the_broadcast_of_its_name_backwards(
+def test_reduce_uses_the_links_of_its_broadcast_backwards(
     name: str, params: dict[str, int], is_for_any_root: bool
 ) -> None:
     # A reduce up a k-nomial tree keeps to the order of ranks for any root, so it is the mirror for rank 0 only.
@@ -118,14 +118,14 @@ def test_a_reduce_is_the_broadcast_of_its_name_backwards(
             assert reduce == Counter({(receiver, sender): times for (sender, receiver), times in broadcast.items()})
 
 
-def test_a_binomial_reduce_is_the_k_nomial_one_of_radix_two() -> None:
+def test_binomial_reduce_equals_knomial_reduce_of_radix_two() -> None:
     for size in range(1, 20):
         for root in range(size):
             binomial, knomial = (find("reduce", name) for name in ("binomial", "knomial"))
             assert links(plans_of(binomial, size, root)) == links(plans_of(knomial, size, root, radix=2))
 
 
-def test_a_rabenseifner_reduce_begins_as_the_allreduce_and_gathers_at_the_root_over_the_same_pairs() -> None:
+def test_rabenseifner_reduce_and_allreduce_use_the_same_pairs() -> None:
     for size in (2, 4, 8, 16):
         for root in range(size):
             reduce, allreduce = (
@@ -140,7 +140,7 @@ def test_a_rabenseifner_reduce_begins_as_the_allreduce_and_gathers_at_the_root_o
             assert gathered.keys() <= halving.keys()
 
 
-def test_an_allreduce_on_a_circulant_graph_is_its_reduce_scatter_and_its_allgather() -> None:
+def test_circulant_allreduce_is_its_reduce_scatter_and_allgather() -> None:
     for size in (1, 2, 5, 8, 13):
         whole, *halves = (
             links(plans_of(find(collective, "circulant"), size))
@@ -149,20 +149,20 @@ def test_an_allreduce_on_a_circulant_graph_is_its_reduce_scatter_and_its_allgath
         assert whole == halves[0] + halves[1]
 
 
-def test_no_rank_stands_aside_in_a_circulant_graph() -> None:
+def test_every_rank_sends_in_every_group_of_circulant_allreduce() -> None:
     for size in range(2, 40):
         for rank in range(size):
             groups = find("allreduce", "circulant").build(size, rank).groups(0)
             assert all(any(isinstance(step, Send) for step in group.steps) for group in groups)
 
 
-def test_a_bidirectional_ring_uses_the_links_of_both_neighbours_both_ways() -> None:
+def test_bidirectional_ring_uses_both_directions_to_both_neighbours() -> None:
     plans = plans_of(find("allreduce", "bidirectional_ring"), 6)
     assert peers(plans[2]) == [(0, 1), (0, 3), (1, 1), (1, 3)]
     assert set(links(plans).values()) == {10}
 
 
-def test_every_rank_but_the_top_of_a_tree_sends_its_contribution_once_in_a_reduce() -> None:
+def test_every_rank_but_the_root_sends_once_in_a_tree_reduce() -> None:
     for name in ("binomial", "knomial", "binary", "chain"):
         for size in range(1, 20):
             for root in (0, size // 2, size - 1):
@@ -170,7 +170,7 @@ def test_every_rank_but_the_top_of_a_tree_sends_its_contribution_once_in_a_reduc
                 assert sent == Counter(rank for rank in range(size) if rank != root)
 
 
-def test_an_in_order_tree_has_smaller_positions_on_the_left_and_larger_ones_on_the_right() -> None:
+def test_in_order_tree_has_one_child_per_side_and_declared_depth() -> None:
     for size in range(1, 70):
         nodes = [in_order_node(size, position) for position in range(size)]
         assert max(node.depth for node in nodes) == in_order_height(size)
@@ -210,7 +210,7 @@ def test_the_generic_executor_reduces_in_every_form(algorithm: Algorithm) -> Non
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_the_generic_executor_reduces_messages_that_are_late_and_out_of_order(algorithm: Algorithm) -> None:
+def test_generic_executor_reduces_late_and_reordered_messages(algorithm: Algorithm) -> None:
     for seed, size in enumerate((3, 6, 8)):
         check_all(LocalRanks(size, faults=Faults(seed, delay=0.5)), [call_on_integers(algorithm, size, 1, 3, 30)])
 

@@ -95,14 +95,14 @@ def apart(world: un.Communicator) -> str:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_an_algorithm_forced_by_name_carries_the_data_and_has_the_bits_of_its_order(size: int) -> None:
+def test_forced_user_algorithm_gives_the_bits_of_its_order(size: int) -> None:
     for result, is_direct in un.launch(forced, size, timeout_s=DEADLINE_S):
         assert is_direct
         assert result.tobytes() == balanced_sum(size).tobytes()
 
 
 @pytest.mark.parametrize(("size", "transport"), [(3, "shm"), (4, "shm"), (3, "tcp")])
-def test_an_algorithm_that_the_tuner_finds_cheapest_carries_the_data(size: int, transport: str) -> None:
+def test_user_algorithm_runs_when_the_tuner_finds_it_cheapest(size: int, transport: str) -> None:
     options = un.Options(transports=transport)
     for result, is_direct, *choice in un.launch(chosen, size, timeout_s=DEADLINE_S, options=options):
         assert is_direct
@@ -110,7 +110,7 @@ def test_an_algorithm_that_the_tuner_finds_cheapest_carries_the_data(size: int, 
         assert result.tobytes() == balanced_sum(size).tobytes()
 
 
-def test_what_is_registered_late_is_for_other_kinds_of_calls_and_for_those_that_name_it() -> None:
+def test_late_registration_affects_only_new_call_specs_and_forced_calls() -> None:
     everything = un.launch(late, 4, timeout_s=DEADLINE_S)
     for facts, first, same_kind, again, named, other_kind in everything:
         assert facts == [True, True, True]
@@ -120,7 +120,7 @@ def test_what_is_registered_late_is_for_other_kinds_of_calls_and_for_those_that_
         assert other_kind.tobytes() == balanced_sum(4, COUNT - 1).tobytes()
 
 
-def test_ranks_that_have_not_registered_the_same_are_told_of_it_on_every_rank() -> None:
+def test_different_registrations_are_a_mismatch_error_on_every_rank() -> None:
     for told in un.launch(apart, 3, timeout_s=DEADLINE_S):
         assert told.startswith(
             "MismatchError: ranks disagree on call #0: rank 0 called allreduce(float32[50000], op=sum)"

@@ -55,7 +55,7 @@ def free_cost(size: int) -> Cost:
 # What is right is a candidate.
 
 
-def test_a_registered_builder_is_returned_as_it_is_and_found_by_its_name() -> None:
+def test_registration_returns_the_builder_and_find_knows_its_name() -> None:
     assert un.algorithm("allreduce", "my_ring", cost=RING.cost)(my_ring) is my_ring
     found = find("allreduce", "my_ring")
     assert (found.build, found.cost, found.reference) == (my_ring, RING.cost, f"{__name__}.my_ring")
@@ -64,7 +64,7 @@ def test_a_registered_builder_is_returned_as_it_is_and_found_by_its_name() -> No
     assert "my_ring" not in algorithms_of("broadcast")
 
 
-def test_the_tuner_weighs_it_against_the_others_by_its_cost() -> None:
+def test_tuner_compares_user_algorithm_by_its_declared_cost() -> None:
     cheap = {name: replace(each, supports=lambda size: "not today") for name, each in ALGORITHMS["allreduce"].items()}
     algorithm("allreduce", "my_ring", cost=RING.cost)(my_ring)
     candidates = {candidate.algorithm: candidate for candidate in explain(ASKED).candidates}
@@ -74,7 +74,7 @@ def test_the_tuner_weighs_it_against_the_others_by_its_cost() -> None:
         assert choose(ASKED).algorithm == "my_ring"
 
 
-def test_without_a_cost_it_runs_where_it_is_named_only() -> None:
+def test_algorithm_without_cost_runs_by_name_only() -> None:
     algorithm("allreduce", "my_ring")(my_ring)
     explanation = explain(ASKED)
     candidate = next(each for each in explanation.candidates if each.algorithm == "my_ring")
@@ -85,13 +85,13 @@ def test_without_a_cost_it_runs_where_it_is_named_only() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_it_runs_on_the_generic_executor_forced_by_name(size: int) -> None:
+def test_forced_user_algorithm_runs_on_the_generic_executor(size: int) -> None:
     algorithm("allreduce", "my_ring")(my_ring)
     assert sums_of(size, "my_ring", segments=2) == [expected_sums(size)] * size
 
 
 @pytest.mark.parametrize("size", [3, 4, 7])
-def test_it_runs_on_the_generic_executor_where_the_tuner_chooses_it(size: int) -> None:
+def test_user_algorithm_chosen_by_tuner_runs_on_the_generic_executor(size: int) -> None:
     algorithm("allreduce", "two_exchanges", cost=BALANCED.cost, segmentable=False, order="canonical")(two_exchanges)
     choice = choose(Question("allreduce", nbytes=1 << 20, size=size, link="local"))
     assert (choice.algorithm, choice.tier, choice.segments) == ("two_exchanges", "model", 1)
@@ -114,7 +114,7 @@ def expected_sums(size: int) -> list[int]:
     return [int(total) for total in sum(np.arange(5) + 10**rank for rank in range(size))]
 
 
-def test_sizes_are_the_only_numbers_of_ranks_that_it_is_for() -> None:
+def test_algorithm_supports_only_its_declared_sizes() -> None:
     algorithm("allreduce", "my_ring", sizes=(2, 4, 100))(my_ring)
     supports = find("allreduce", "my_ring").supports
     assert [supports(size) for size in (2, 4, 100)] == [None] * 3
@@ -122,7 +122,7 @@ def test_sizes_are_the_only_numbers_of_ranks_that_it_is_for() -> None:
         choose(replace(ASKED, size=3, algorithm="my_ring"))
 
 
-def test_what_it_does_not_support_is_not_proved() -> None:
+def test_registration_proves_only_supported_sizes() -> None:
     built = []
 
     @algorithm("allreduce", "my_ring", supports=needs_power_of_two)
@@ -134,7 +134,7 @@ def test_what_it_does_not_support_is_not_proved() -> None:
     assert set(built) < set(PROVED_SIZES)
 
 
-def test_a_builder_with_counts_per_rank_is_noticed() -> None:
+def test_registration_detects_builder_that_takes_varying() -> None:
     @algorithm("allgather", "mine")
     def mine(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
         return replace(find("allgather", "ring").build(size, rank, root, varying=varying), algorithm="mine")
@@ -142,12 +142,12 @@ def test_a_builder_with_counts_per_rank_is_noticed() -> None:
     assert find("allgather", "mine").varying
 
 
-def test_every_declaration_of_an_algorithm_can_be_declared_or_is_found_out() -> None:
+def test_decorator_has_an_option_for_every_field_of_algorithm() -> None:
     options = set(signature(algorithm).parameters) - {"sizes"}
     assert options - {"replace"} == {field.name for field in fields(Algorithm)} - {"build", "varying", "vendor"}
 
 
-def test_a_cost_may_be_a_bound_and_is_one_then() -> None:
+def test_inexact_cost_must_be_an_upper_bound() -> None:
     def bound(size: int) -> Cost:
         return replace(RING.cost(size), rounds=2 * size)
 
@@ -159,7 +159,7 @@ def test_a_cost_may_be_a_bound_and_is_one_then() -> None:
     assert not find("allreduce", "my_ring").is_cost_exact
 
 
-def test_the_tuner_leaves_it_to_those_who_name_it_if_so_declared() -> None:
+def test_tuner_does_not_choose_algorithm_declared_by_name_only() -> None:
     algorithm("allreduce", "two_exchanges", cost=BALANCED.cost, by_name_only=True)(two_exchanges)
     candidates = {candidate.algorithm: candidate for candidate in explain(ASKED).candidates}
     assert candidates["two_exchanges"].refusal == "runs only if it is named"
@@ -167,7 +167,7 @@ def test_the_tuner_leaves_it_to_those_who_name_it_if_so_declared() -> None:
     assert choose(replace(ASKED, algorithm="two_exchanges")).algorithm == "two_exchanges"
 
 
-def test_the_order_is_fixed_unless_declared_and_is_proved() -> None:
+def test_registered_algorithm_has_fixed_order_unless_declared() -> None:
     algorithm("allreduce", "my_ring")(my_ring)
     algorithm("broadcast", "my_chain")(my_chain)
     algorithm("allreduce", "two_exchanges", order="canonical")(two_exchanges)
@@ -183,7 +183,7 @@ def my_chain(size: int, rank: int, root: int = 0) -> Plan:
 # What is wrong is refused.
 
 
-def test_a_wrong_builder_is_refused_with_the_place_and_the_picture() -> None:
+def test_wrong_builder_is_refused_with_place_and_picture_of_the_mistake() -> None:
     with pytest.raises(PlanError, match="allreduce my_ring on 4 ranks: rank"):
         algorithm("allreduce", "my_ring")(forgetful_ring)
     direct = find("allreduce", "direct")
@@ -249,7 +249,7 @@ def returns_nothing(size: int, rank: int, root: int = 0) -> Plan:
         (returns_nothing, "allreduce my_ring on 3 ranks: rank 2: the builder returns None, which is not a Plan"),
     ],
 )
-def test_a_builder_that_fails_is_refused_with_the_rank(build: Any, message: str) -> None:
+def test_builder_that_raises_or_returns_no_plan_is_refused_with_the_rank(build: Any, message: str) -> None:
     with pytest.raises(PlanError) as caught:
         algorithm("allreduce", "my_ring")(build)
     assert str(caught.value) == message
@@ -266,7 +266,7 @@ def with_a_demand(size: int, rank: int, root: int = 0, *, radix: int) -> Plan:
 
 
 @pytest.mark.parametrize(("build", "told"), [(without_root, "argument 'root'"), (with_a_demand, "argument: 'radix'")])
-def test_a_builder_that_cannot_be_called_is_refused(build: Any, told: str) -> None:
+def test_builder_with_wrong_signature_is_refused(build: Any, told: str) -> None:
     with pytest.raises(UsageError, match=f"{build.__name__}.* cannot be called as build.*{told}"):
         algorithm("allreduce", "my_ring")(build)
 
@@ -289,18 +289,18 @@ def test_a_declaration_that_makes_no_sense_is_refused(collective: str, declared:
         algorithm(collective, "mine", **declared)
 
 
-def test_a_refusal_that_is_no_words_is_refused() -> None:
+def test_supports_function_must_return_none_or_text() -> None:
     with pytest.raises(UsageError, match=r"supports\(1\) returns False: it must return None, or a str with the reason"):
         algorithm("allreduce", "my_ring", supports=lambda size: size % 2 == 0)(my_ring)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "My_Ring", "my ring", "2nd", "mpi.native", "auto"])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
+def test_invalid_algorithm_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a valid name for an algorithm"):
         algorithm("allreduce", name)
 
 
-def test_a_name_that_is_taken_is_refused() -> None:
+def test_algorithm_name_in_use_is_refused() -> None:
     with pytest.raises(UsageError, match="allreduce has an algorithm 'ring' already; it has direct, "):
         algorithm("allreduce", "ring")
     algorithm("allreduce", "my_ring")(my_ring)
@@ -308,7 +308,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
         algorithm("allreduce", "my_ring")
 
 
-def test_registering_again_with_replace_takes_the_place_of_the_earlier_one() -> None:
+def test_registration_with_replace_replaces_user_algorithms_only() -> None:
     algorithm("allreduce", "my_ring", reference="first")(my_ring)
     algorithm("allreduce", "my_ring", reference="second", replace=True)(my_ring)
     assert [each.reference for each in registered()] == ["second"]
@@ -336,7 +336,7 @@ def test_an_unknown_collective_is_refused() -> None:
         algorithm("allreduse", "mine")
 
 
-def test_an_algorithm_that_supports_nothing_is_refused() -> None:
+def test_algorithm_that_supports_no_size_is_refused() -> None:
     with pytest.raises(UsageError, match="supports none of these numbers of ranks"):
         algorithm("allreduce", "my_ring", supports=lambda size: "never")(my_ring)
     with pytest.raises(UsageError, match="supports none of these numbers of ranks"):
@@ -372,9 +372,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     sys.modules.pop("packaged_algorithms", None)
 
 
-def test_algorithms_of_installed_packages_are_loaded_once_when_first_asked_for(
-    install: list[str], tmp_path: Path
-) -> None:
+def test_algorithms_of_installed_packages_are_loaded_once_on_first_use(install: list[str], tmp_path: Path) -> None:
     (tmp_path / "packaged_algorithms.py").write_text(PACKAGE)
     assert install == []
     assert [find("allreduce", "packaged").name for _ in range(2)] == ["packaged"] * 2

@@ -50,7 +50,7 @@ KEEP = Group((Copy(output_block(), scratch_block()),))
 # What is right is proved.
 
 
-def test_the_report_counts_what_the_plans_do() -> None:
+def test_report_counts_messages_rounds_and_volume_of_the_plans() -> None:
     report = verify(RING.build, 4)
     assert (report.messages, report.rounds, report.sent, report.reduced) == (24, 6, Fraction(3, 2), Fraction(3, 4))
     assert (report.scratch_blocks, report.ports, report.mapped, report.same_bits) == (0, 1, False, True)
@@ -60,7 +60,7 @@ def test_the_report_counts_what_the_plans_do() -> None:
     assert verify(find("broadcast", "binomial").build, 6, root=5).messages == 5
 
 
-def test_a_permutation_of_blocks_is_respected_by_all_ranks_or_refused() -> None:
+def test_block_permutation_must_be_the_same_on_all_ranks() -> None:
     permutation = (3, 0, 4, 1, 2)
     plans = [RING.build(5, rank) for rank in range(5)]
     permuted = [replace(plan, permutation=permutation) for plan in plans]
@@ -71,7 +71,7 @@ def test_a_permutation_of_blocks_is_respected_by_all_ranks_or_refused() -> None:
         verify_plans(changed(plans, 1, lambda plan: replace(plan, permutation=(0, 0, 1, 2, 3))))
 
 
-def test_equal_bits_are_reported_only_where_all_ranks_compute_the_same_expression() -> None:
+def test_same_bits_are_reported_only_for_equal_expressions_on_all_ranks() -> None:
     plans = flat_plans(find("allreduce", "direct"), 4)
     reduce = step_at(plans, 2, 1, 0)
     assert isinstance(reduce, Reduce)
@@ -119,7 +119,7 @@ def test_two_lanes_on_the_same_half_are_a_race() -> None:
         verify_plans(two_rings(3, (0, 0)))
 
 
-def test_a_lane_may_use_what_another_one_made_if_it_comes_after_it() -> None:
+def test_lane_may_read_results_of_another_lane_only_after_it() -> None:
     lanes = [[[exchange(1 - rank)], [replace(KEEP, after=((0, 0),))]] for rank in range(2)]
     assert verify_plans(pair(*lanes), segments=2).rounds == 1
     racing = [[[exchange(1 - rank)], [KEEP]] for rank in range(2)]
@@ -127,7 +127,7 @@ def test_a_lane_may_use_what_another_one_made_if_it_comes_after_it() -> None:
         verify_plans(pair(*racing))
 
 
-def test_lanes_that_come_after_each_other_on_different_ranks_wait_in_a_cycle() -> None:
+def test_lanes_in_opposite_orders_on_two_ranks_wait_in_a_cycle() -> None:
     def lanes(rank: int) -> list[list[Group]]:
         other = 1 - rank
         first = Group((Send(other, input_block()), Recv(other, scratch_block())))
@@ -139,7 +139,7 @@ def test_lanes_that_come_after_each_other_on_different_ranks_wait_in_a_cycle() -
         verify_plans(pair(lanes(0), lanes(1)))
 
 
-def test_a_group_that_comes_after_a_group_of_its_own_lane_is_refused() -> None:
+def test_dependency_on_a_group_of_the_same_lane_is_refused() -> None:
     groups = [replace(exchange(1), after=((0, 0),)), KEEP]
     with pytest.raises(PlanError, match=r"rank 0, lane 0, group 0, step 0: .*which is not a group of another lane"):
         verify_plans(pair([groups], [[exchange(0), KEEP]]))
@@ -164,7 +164,7 @@ def test_a_dropped_send_is_named_at_its_receiver() -> None:
         verify_plans(plans)
 
 
-def test_a_contribution_that_is_not_combined_is_named_as_missing() -> None:
+def test_verifier_names_missing_contribution() -> None:
     plans = flat_plans(find("allreduce", "direct"), 3)
     reduce = step_at(plans, 1, 1, 0)
     assert isinstance(reduce, Reduce)
@@ -174,7 +174,7 @@ def test_a_contribution_that_is_not_combined_is_named_as_missing() -> None:
         verify_plans(changed(plans, 1, lambda plan: with_step(plan, 1, 0, short)))
 
 
-def test_a_contribution_that_is_combined_twice_is_named() -> None:
+def test_verifier_names_contribution_combined_twice() -> None:
     plans = flat_plans(find("allreduce", "direct"), 3)
     doubled = Reduce(output_block(), (input_block(), scratch_block(0), scratch_block(0)), lower=True)
     with pytest.raises(PlanError, match="step 0: the contribution of rank 1 to block 0 is combined twice"):
@@ -191,7 +191,7 @@ def test_swapped_groups_are_refused() -> None:
         verify_plans(plans)
 
 
-def test_the_two_ends_of_a_message_must_be_in_groups_of_the_same_number() -> None:
+def test_both_ends_of_a_message_must_have_the_same_group_number() -> None:
     plans = flat_plans(find("broadcast", "binomial"), 2)
     late = changed(plans, 1, lambda plan: with_groups(plan, (Group(()), *groups_of(plan))))
     with pytest.raises(PlanError, match=r"rank 0, lane 0, group 0, step 0: .*both ends must have the same group"):
@@ -228,7 +228,7 @@ def test_lowering_twice_is_refused() -> None:
         verify_plans(pair([[exchange(1), KEEP]], [[exchange(0), lowered_again]]))
 
 
-def test_combining_what_is_lowered_is_refused() -> None:
+def test_combining_a_lowered_value_is_refused() -> None:
     plans = flat_plans(RING, 3)
     early = step_at(plans, 1, 0, 1)
     assert isinstance(early, RecvReduce)
@@ -236,7 +236,7 @@ def test_combining_what_is_lowered_is_refused() -> None:
         verify_plans(changed(plans, 1, lambda plan: with_step(plan, 0, 1, replace(early, lower=True))))
 
 
-def test_writing_what_is_being_sent_is_a_hazard() -> None:
+def test_writing_a_block_while_it_is_sent_is_a_hazard() -> None:
     def lane(peer: int) -> list[list[Group]]:
         seed = Group((Copy(output_block(), input_block()),))
         return [
@@ -248,7 +248,7 @@ def test_writing_what_is_being_sent_is_a_hazard() -> None:
         verify_plans(pair(lane(1), lane(0)))
 
 
-def test_a_hazard_that_exists_only_in_place_is_found_in_place_only() -> None:
+def test_in_place_hazard_is_reported_for_in_place_calls_only() -> None:
     def lane(peer: int) -> list[list[Group]]:
         return [[Group((Send(peer, input_block()), RecvReduce(peer, output_block(), input_block(), lower=True)))]]
 
@@ -258,7 +258,7 @@ def test_a_hazard_that_exists_only_in_place_is_found_in_place_only() -> None:
         verify_plans(plans)
 
 
-def test_reading_an_input_that_was_overwritten_in_place_is_refused() -> None:
+def test_reading_input_overwritten_in_place_is_refused() -> None:
     def lane(peer: int) -> list[list[Group]]:
         keep = Group((Reduce(output_block(), (input_block(), scratch_block()), lower=True),))
         clobber = Group((Send(peer, input_block()), Recv(peer, scratch_block())))
@@ -272,14 +272,14 @@ def test_reading_an_input_that_was_overwritten_in_place_is_refused() -> None:
         verify_plans(plans)
 
 
-def test_a_step_that_overwrites_what_it_has_yet_to_read_is_a_hazard() -> None:
+def test_step_that_overwrites_its_unread_source_is_a_hazard() -> None:
     shift = Group((Copy(scratch_block(0, count=2), scratch_block(1, count=2)),))
     plans = pair([[shift]], [[shift]], blocks=3)
     with pytest.raises(PlanError, match="step 0: hazard: writes block 1 of SCRATCH before it has read it"):
         verify_plans(plans)
 
 
-def test_the_buffers_of_a_collective_are_cut_as_it_demands_and_alike_on_all_ranks() -> None:
+def test_buffers_have_blocks_of_the_collective_equal_on_all_ranks() -> None:
     alone = Plan("allreduce", "test", 1, 0, 0, even(2), even(1), lanes=((),))
     with pytest.raises(PlanError, match="rank 0: allreduce with an OUTPUT of 1 block, expected 2 blocks"):
         verify_plans([alone])
@@ -306,14 +306,14 @@ def test_ranks_that_both_send_before_they_receive_wait_in_a_cycle(segments: int)
     assert str(caught.value) == cycle
 
 
-def test_reading_what_was_never_written_is_refused() -> None:
+def test_reading_unwritten_scratch_is_refused() -> None:
     with pytest.raises(
         PlanError, match="rank 0, lane 0, group 0, step 0: reads block 0 of SCRATCH, to which nothing has been"
     ):
         verify_plans(pair([[KEEP, exchange(1)]], [[Group(()), exchange(0), KEEP]]))
 
 
-def test_a_rank_that_leaves_its_output_unwritten_is_named() -> None:
+def test_verifier_names_rank_with_unwritten_output() -> None:
     with pytest.raises(PlanError, match="rank 1: block 0 of OUTPUT is never written"):
         verify_plans(pair([[exchange(1), KEEP]], [[exchange(0)]]))
 
@@ -329,7 +329,7 @@ def test_two_messages_to_one_peer_in_a_group_are_refused() -> None:
         verify_plans(pair([[twice]], [[]]))
 
 
-def test_blocks_that_do_not_exist_or_repeat_are_refused() -> None:
+def test_span_with_missing_or_repeated_blocks_is_refused() -> None:
     for span in (input_block(count=3), input_block(count=0), input_block(count=2, stride=2)):
         with pytest.raises(PlanError, match="does not name different blocks of the 2 of INPUT"):
             verify_plans(pair([[Group((Send(1, span),))]], [[]], blocks=2))
@@ -343,19 +343,19 @@ def test_operands_of_different_numbers_of_blocks_are_refused() -> None:
         verify_plans(pair([[uneven]], [[]], blocks=2))
 
 
-def test_a_reduction_of_nothing_is_refused() -> None:
+def test_reduce_without_sources_is_refused() -> None:
     with pytest.raises(PlanError, match="rank 0, lane 0, group 0, step 0: has no sources"):
         verify_plans(pair([[Group((Reduce(output_block(), ()),))]], [[]]))
 
 
-def test_writing_a_value_to_a_block_that_may_be_longer_is_refused() -> None:
+def test_copy_between_blocks_of_different_lengths_is_refused() -> None:
     misplaced = Group((Copy(output_block(1), input_block(0)),))
     message = "rank 0, lane 0, group 0, step 0: writes block 0 of INPUT of rank 0 to block 1 of OUTPUT of rank 0"
     with pytest.raises(PlanError, match=message):
         verify_plans(pair([[misplaced]], [[]], blocks=2))
 
 
-def test_a_collective_has_an_output_exactly_if_it_promises_one() -> None:
+def test_plan_has_output_exactly_if_its_collective_has_one() -> None:
     nothing = Plan("allreduce", "test", 1, 0, 0, even(1), Partition(0))
     with pytest.raises(PlanError, match="rank 0: allreduce with an OUTPUT of 0 blocks"):
         verify_plans([nothing])
@@ -363,7 +363,7 @@ def test_a_collective_has_an_output_exactly_if_it_promises_one() -> None:
         verify_plans([replace(nothing, collective="barrier", output=even(1))])
 
 
-def test_a_message_must_be_received_into_as_many_blocks_as_are_sent() -> None:
+def test_receive_must_have_as_many_blocks_as_its_send() -> None:
     short = Group((Recv(0, scratch_block()),))
     with pytest.raises(PlanError, match="rank 1, lane 0, group 0, step 0: receives 1 blocks of the 2 that are sent"):
         verify_plans(pair([[Group((Send(1, input_block(count=2)),))]], [[short]], blocks=2))
@@ -387,7 +387,7 @@ def test_a_broadcast_of_another_rank_than_the_root_is_refused() -> None:
         verify_plans(plans)
 
 
-def test_a_broadcast_does_not_lower() -> None:
+def test_lowering_in_a_broadcast_is_refused() -> None:
     plans = changed(
         flat_plans(find("broadcast", "binomial"), 2),
         0,
@@ -397,7 +397,7 @@ def test_a_broadcast_does_not_lower() -> None:
         verify_plans(plans, in_place=False)
 
 
-def test_contributions_out_of_rank_order_are_refused_for_operations_that_are_not_commutative() -> None:
+def test_noncommutative_plan_must_combine_in_rank_order() -> None:
     plans = flat_plans(find("allreduce", "recursive_doubling"), 4)
     step = step_at(plans, 1, 0, 1)
     assert isinstance(step, RecvReduce)
@@ -422,12 +422,12 @@ def test_the_ring_needs_a_commutative_operation() -> None:
         (Cost(6, 1.5, 0.75, stored=0.5), "stored"),
     ],
 )
-def test_a_declared_cost_that_is_not_what_the_plan_does_is_refused(cost: Cost, term: str) -> None:
+def test_declared_cost_that_differs_from_the_plan_is_refused(cost: Cost, term: str) -> None:
     with pytest.raises(PlanError, match=f"allreduce ring on 4 ranks: {term} is .*, declared"):
         verify_algorithm(replace(RING, cost=lambda size: cost), 4)
 
 
-def test_declarations_of_equal_bits_and_of_the_name_are_proved() -> None:
+def test_verifier_checks_declared_same_bits_and_name() -> None:
     def uneven(size: int, rank: int, root: int = 0) -> Plan:
         plan = flat(find("allreduce", "direct").build(size, rank, root))
         reduce = groups_of(plan)[1].steps[0]
@@ -444,14 +444,14 @@ def test_declarations_of_equal_bits_and_of_the_name_are_proved() -> None:
         verify_algorithm(replace(RING, name="star"), 3)
 
 
-def test_an_algorithm_is_refused_by_its_own_reason_where_it_does_not_support_the_size() -> None:
+def test_verifier_refuses_unsupported_size_with_the_declared_reason() -> None:
     picky = replace(RING, supports=lambda size: "the number of ranks is odd" if size % 2 else None)
     assert verify_algorithm(picky, 4).same_bits
     with pytest.raises(NoAlgorithmError, match="allreduce 'ring' cannot run on 3 ranks: the number of ranks is odd"):
         verify_algorithm(picky, 3)
 
 
-def test_plans_that_do_not_belong_together_are_refused() -> None:
+def test_inconsistent_set_of_plans_is_refused() -> None:
     plans = [RING.build(3, rank) for rank in range(3)]
     with pytest.raises(PlanError, match=r"rank 1: .* is \('allreduce', 'ring', 3, 0, 2\), expected"):
         verify_plans([plans[0], plans[2], plans[1]])

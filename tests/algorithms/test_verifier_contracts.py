@@ -56,7 +56,7 @@ def plans_of(
 # The table.
 
 
-def test_every_collective_has_a_contract_and_lower_bounds_and_every_algorithm_a_contract() -> None:
+def test_every_collective_has_a_contract_a_promise_and_lower_bounds() -> None:
     assert BOUNDS.keys() == CONTRACTS.keys() == PROMISES.keys() >= ALGORITHMS.keys()
 
 
@@ -75,26 +75,26 @@ def test_every_collective_has_a_contract_and_lower_bounds_and_every_algorithm_a_
         ("alltoall", Promise(Origin(1, 2), 0b010)),
     ],
 )
-def test_block_1_of_rank_2_of_three_is_promised(collective: str, promise: Promise) -> None:
+def test_promise_of_block_1_on_rank_2_of_3_matches_the_collective(collective: str, promise: Promise) -> None:
     assert PROMISES[collective](3, 2, 0, 1) == promise
 
 
 # Partitions and lengths.
 
 
-def test_a_rank_that_is_not_the_root_has_no_output_in_a_gather() -> None:
+def test_gather_with_output_on_a_nonroot_rank_is_refused() -> None:
     plans = flat_plans(find("gather", "linear"), 3)
     with pytest.raises(PlanError, match="rank 2: gather with an OUTPUT of 3 blocks, expected 0 blocks"):
         verify_plans(changed(plans, 2, lambda plan: replace(plan, output=even(3))))
 
 
-def test_counts_vary_on_all_ranks_or_on_none() -> None:
+def test_counts_that_vary_on_one_rank_only_are_refused() -> None:
     plans = flat_plans(find("allgather", "ring"), 3)
     with pytest.raises(PlanError, match=r"rank 0: .* OUTPUT of 3 blocks, expected 3 blocks by Counts.RANKS"):
         verify_plans(changed(plans, 1, lambda plan: replace(plan, output=Partition(3, Counts.RANKS))))
 
 
-def test_shares_have_the_count_of_their_rank_or_pair_if_counts_vary_and_one_length_otherwise() -> None:
+def test_share_lengths_are_per_rank_or_pair_only_if_counts_vary() -> None:
     def lengths(collective: str, name: str, **params: bool) -> list[Length]:
         plans = [find(collective, name).build(2, rank, **params) for rank in range(2)]
         return PlanSet(plans).lengths(1)[: plans[1].input.blocks + plans[1].output.blocks]
@@ -110,7 +110,7 @@ def test_shares_have_the_count_of_their_rank_or_pair_if_counts_vary_and_one_leng
     assert lengths("allreduce", "ring") == parts * 2
 
 
-def test_a_share_may_pass_through_a_block_of_another_rank_only_if_all_are_equally_long() -> None:
+def test_share_in_block_of_another_rank_is_refused_if_counts_vary() -> None:
     def swapped(counts: Counts) -> list[Plan]:
         """Rank 0 receives the share of rank 1 into block 0 of SCRATCH, which is as long as its own."""
         groups: list[list[list[Step]]] = [
@@ -127,13 +127,13 @@ def test_a_share_may_pass_through_a_block_of_another_rank_only_if_all_are_equall
         verify_plans(swapped(Counts.RANKS))
 
 
-def test_scratch_is_so_many_copies_of_what_it_is_like() -> None:
+def test_scratch_length_must_be_copies_times_blocks_of_its_model() -> None:
     plan = Plan("allreduce", "test", 1, 0, 0, even(2), even(2), Partition(3, Counts.OWN, Buffer.INPUT, 2))
     with pytest.raises(PlanError, match="rank 0: SCRATCH of 3 blocks, expected 2 times 2"):
         verify_plans([plan])
 
 
-def test_scratch_may_be_copies_of_one_block_that_exists() -> None:
+def test_scratch_may_be_copies_of_one_existing_block() -> None:
     scratch = scratch_like_block(Buffer.INPUT, even(2), block=1, copies=3)
     plan = Plan("allreduce", "test", 1, 0, 0, even(2), even(2), scratch)
     assert PlanSet([plan]).lengths(0)[4:] == [Length("part", 2, 1)] * 3
@@ -168,7 +168,7 @@ def test_exscan_leaves_the_output_of_rank_0_untouched() -> None:
     assert verify_plans(changed(plans, 0, lambda plan: with_groups(plan, groups_of(plan)[:1]))).rounds == 1
 
 
-def test_a_scan_has_no_contribution_of_later_ranks() -> None:
+def test_contribution_of_a_later_rank_to_a_scan_is_refused() -> None:
     exchange: list[list[list[Step]]] = [
         [
             [Send(1 - rank, input_block()), Recv(1 - rank, scratch_block())],
@@ -187,7 +187,7 @@ def test_a_scan_has_no_contribution_of_later_ranks() -> None:
     )
 
 
-def test_a_contribution_that_is_combined_twice_is_shown() -> None:
+def test_error_draws_contribution_combined_twice() -> None:
     plans = flat_plans(find("allreduce", "direct"), 3)
     finish = step_at(plans, 0, 1, 0)
     assert isinstance(finish, Reduce)
@@ -205,7 +205,7 @@ def test_a_contribution_that_is_combined_twice_is_shown() -> None:
 # In place.
 
 
-def test_the_share_of_an_allgather_must_not_be_read_when_its_block_of_output_was_used_for_another() -> None:
+def test_reading_allgather_input_after_its_output_block_changed_is_refused() -> None:
     def groups(rank: int) -> list[list[Step]]:
         return [
             [Send(1 - rank, input_block()), Recv(1 - rank, scratch_block())],
@@ -222,7 +222,7 @@ def test_the_share_of_an_allgather_must_not_be_read_when_its_block_of_output_was
         verify_plans(plans)
 
 
-def test_a_share_of_a_reduce_scatter_is_written_in_place_when_nothing_reads_it_any_more() -> None:
+def test_in_place_reduce_scatter_writes_share_only_after_the_last_read() -> None:
     def groups(rank: int, *, early: bool) -> list[list[Step]]:
         peer = 1 - rank
         give = Send(peer, input_block(peer))
@@ -241,7 +241,7 @@ def test_a_share_of_a_reduce_scatter_is_written_in_place_when_nothing_reads_it_a
         verify_plans(early)
 
 
-def test_receiving_into_the_share_of_output_that_is_being_sent_is_a_hazard_in_place_only() -> None:
+def test_receiving_into_own_allgather_share_is_a_hazard_in_place_only() -> None:
     """Block r of OUTPUT is the memory of the INPUT of rank r in an allgather; the others are no hazard."""
 
     def groups(rank: int, into: int) -> list[list[Step]]:
@@ -260,7 +260,7 @@ def test_receiving_into_the_share_of_output_that_is_being_sent_is_a_hazard_in_pl
         verify_plans(wrong)
 
 
-def test_a_group_that_only_moves_on_is_a_hazard_whichever_time_it_is_run() -> None:
+def test_hazard_in_any_iteration_of_a_repeated_group_is_reported() -> None:
     """The hazards of a group that is repeated are those of its first time only if all of it moves on alike."""
     finish = Group((Copy(output_block(0, 4), input_block(0, 4), lower=True),))
 
@@ -283,7 +283,7 @@ def test_a_group_that_only_moves_on_is_a_hazard_whichever_time_it_is_run() -> No
 # Properties.
 
 
-def test_a_plan_that_costs_less_than_the_least_possible_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_that_costs_less_than_the_lower_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = BOUNDS["allreduce"]
     monkeypatch.setitem(BOUNDS, "allreduce", bound._replace(sent=lambda size: bound.sent(size) + 1))
     with pytest.raises(PlanError, match="allreduce on 4 ranks: sent is 3/2, below the least possible 5/2"):
@@ -293,7 +293,7 @@ def test_a_plan_that_costs_less_than_the_least_possible_is_refused(monkeypatch: 
         verify(find("allreduce", "ring").build, 4)
 
 
-def test_a_link_holds_as_many_messages_as_the_sender_may_be_ahead() -> None:
+def test_report_counts_how_many_messages_a_link_may_hold() -> None:
     assert verify(find("broadcast", "chain").build, 4).queue == 1
     assert verify(find("allreduce", "ring").build, 4).queue == 3
     assert verify(find("allreduce", "ring").build, 33).queue is None
@@ -306,7 +306,7 @@ def test_a_link_holds_as_many_messages_as_the_sender_may_be_ahead() -> None:
     assert verify_plans(plans).queue == 2
 
 
-def test_the_least_number_of_rounds_is_a_logarithm_to_the_base_of_ports_and_one() -> None:
+def test_least_rounds_is_the_logarithm_to_base_ports_plus_one() -> None:
     assert [least_rounds(size, ports=1) for size in (1, 2, 3, 4, 5, 64)] == [0, 1, 2, 2, 3, 6]
     assert [least_rounds(size, ports=3) for size in (1, 4, 5, 16, 17)] == [0, 1, 2, 2, 3]
 
@@ -323,12 +323,12 @@ def test_no_algorithm_declares_less_than_the_lower_bound(algorithm: Algorithm) -
 # All sizes.
 
 
-def test_sizes_that_an_algorithm_does_not_support_are_left_out_of_the_reports() -> None:
+def test_verify_sizes_omits_unsupported_sizes() -> None:
     picky = replace(find("allreduce", "ring"), supports=lambda size: "odd" if size % 2 else None)
     assert list(verify_sizes(picky, range(1, 7))) == [2, 4, 6]
 
 
-def test_equal_counts_are_proved_by_counts_that_vary_only_if_all_ranks_do_the_same() -> None:
+def test_wrong_plans_for_equal_counts_alone_are_refused() -> None:
     """Plans that are wrong with equal counts alone are refused."""
     ring = find("allgather", "ring")
 
@@ -345,7 +345,7 @@ def test_equal_counts_are_proved_by_counts_that_vary_only_if_all_ranks_do_the_sa
             verify_sizes(replace(ring, build=wrong), [4])
 
 
-def test_what_is_as_long_in_plans_that_are_proved_must_be_as_long_in_those_that_they_prove() -> None:
+def test_proof_transfers_only_to_plans_with_matching_lengths() -> None:
     ring = find("reduce_scatter", "ring")
     varying, equal = ([ring.build(3, rank, varying=form) for rank in range(3)] for form in (True, False))
     assert are_proved_by(equal, varying)

@@ -50,31 +50,31 @@ def plans_of(builder: Callable[[int, int], Plan], size: int) -> list[Plan]:
 
 @pytest.mark.parametrize("builder", [one_shot, two_shot, broadcast_by_writes])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-def test_mapped_plans_that_meet_before_and_after_are_proved(builder: Callable[[int, int], Plan], size: int) -> None:
+def test_mapped_plans_with_flags_before_and_after_are_proved(builder: Callable[[int, int], Plan], size: int) -> None:
     for segments in (1, 3):
         assert verify_plans(plans_of(builder, size), segments).same_bits
 
 
-def test_reading_and_writing_of_peers_counts_as_sending_and_flags_count_as_rounds() -> None:
+def test_access_to_peers_counts_as_sending_and_flags_as_rounds() -> None:
     report = verify_plans(plans_of(two_shot, 4))
     assert (report.rounds, report.sent, report.reduced) == (3, Fraction(6, 4), Fraction(3, 4))
     assert (report.messages, report.ports, report.mapped) == (0, 3, True)
 
 
-def test_reading_a_peer_before_it_has_begun_is_refused() -> None:
+def test_reading_memory_of_a_peer_before_its_first_flag_is_refused() -> None:
     message = "rank 1, lane 0, group 0, step 0: reads block 0 of INPUT of rank 0, which may not have begun"
     with pytest.raises(PlanError, match=message):
         verify_plans(plans_of(allreduce_one_shot, 2))
 
 
-def test_a_peer_must_not_end_while_its_memory_is_read() -> None:
+def test_plan_in_which_a_peer_may_end_while_it_is_read_is_refused() -> None:
     plans = [with_groups(plan, [*groups_of(plan)[:2], groups_of(plan)[3]]) for plan in plans_of(one_shot, 3)]
     message = "rank 1, lane 0, group 1, step 0: reads block 0 of INPUT of rank 0, which may have ended before"
     with pytest.raises(PlanError, match=message):
         verify_plans(plans, in_place=False)
 
 
-def test_reading_what_a_peer_may_still_be_writing_is_a_race() -> None:
+def test_reading_memory_that_a_peer_may_still_write_is_a_race() -> None:
     plans = [
         with_groups(plan, [group for number, group in enumerate(groups_of(plan)) if number != 2])
         for plan in plans_of(two_shot, 3)
@@ -83,7 +83,7 @@ def test_reading_what_a_peer_may_still_be_writing_is_a_race() -> None:
         verify_plans(plans)
 
 
-def test_overwriting_what_a_peer_may_still_read_is_a_race_in_place() -> None:
+def test_overwriting_memory_that_a_peer_may_still_read_is_a_race() -> None:
     def early(size: int, rank: int) -> Plan:
         plan = one_shot(size, rank)
         read = groups_of(plan)[1].steps[0]
@@ -112,7 +112,7 @@ def test_two_ranks_that_write_the_same_block_of_a_third_are_a_race() -> None:
         verify_plans(plans_of(doubly, 3))
 
 
-def test_a_message_of_data_orders_nothing_because_it_may_be_empty() -> None:
+def test_data_message_does_not_order_access_like_a_flag() -> None:
     def lane(rank: int) -> tuple[Group, ...]:
         groups = list(groups_of(two_shot(2, rank)))
         groups[0] = Group((Send(1 - rank, input_block()), Recv(1 - rank, scratch_block())))
@@ -127,7 +127,7 @@ def test_a_message_of_data_orders_nothing_because_it_may_be_empty() -> None:
 
 
 @pytest.mark.parametrize("builder", [one_shot, two_shot, broadcast_by_writes])
-def test_no_flag_can_be_left_out(builder: Callable[[int, int], Plan]) -> None:
+def test_verifier_refuses_plan_without_any_one_of_its_flags(builder: Callable[[int, int], Plan]) -> None:
     plans = plans_of(builder, 3)
     waits = [
         (plan.rank, step.peer, number)
@@ -144,7 +144,7 @@ def test_no_flag_can_be_left_out(builder: Callable[[int, int], Plan]) -> None:
             verify_plans(changed(unheard, signalling, partial(without_flag, group=number, kind=Signal, peer=waiting)))
 
 
-def test_a_rank_that_waits_for_a_flag_that_is_raised_later_waits_in_a_cycle() -> None:
+def test_ranks_that_wait_before_they_signal_wait_in_a_cycle() -> None:
     def late(size: int, rank: int) -> Plan:
         lane = (Group((Wait(1 - rank),)), Group((Signal(1 - rank),)))
         return Plan("barrier", "late", size, rank, 0, even(1), Partition(0), lanes=(lane,))
@@ -153,14 +153,14 @@ def test_a_rank_that_waits_for_a_flag_that_is_raised_later_waits_in_a_cycle() ->
         verify_plans(plans_of(late, 2))
 
 
-def test_flags_make_a_barrier() -> None:
+def test_exchange_of_flags_is_proved_as_a_barrier() -> None:
     def barrier(size: int, rank: int) -> Plan:
         return Plan("barrier", "flags", size, rank, 0, even(1), Partition(0), lanes=((flags(size, rank),),))
 
     assert verify_plans(plans_of(barrier, 5)).rounds == 1
 
 
-def test_reading_what_was_never_written_of_a_peer_is_refused() -> None:
+def test_reading_unwritten_scratch_of_a_peer_is_refused() -> None:
     def lane(rank: int) -> tuple[Group, ...]:
         met = flags(2, rank)
         fetch = Group((Read(0, output_block(), scratch_block()),) if rank else ())

@@ -221,7 +221,7 @@ mistakes, choices = st.sampled_from(MISTAKES), st.randoms(use_true_random=False)
 
 
 @pytest.mark.parametrize("examples", [400, pytest.param(4000, marks=pytest.mark.slow)])
-def test_mutants_that_are_accepted_compute_what_is_right_on_every_schedule(
+def test_accepted_mutants_compute_right_results_on_every_schedule(
     capsys: pytest.CaptureFixture[str], examples: int
 ) -> None:
     tally: Counter[str] = Counter()

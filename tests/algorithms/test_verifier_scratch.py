@@ -54,16 +54,16 @@ def finish(block: int) -> Group:
 DIRECTLY = Group((Copy(output_block(), input_block(), lower=True),))
 
 
-def test_scratch_that_nothing_uses_is_not_live() -> None:
+def test_unused_scratch_is_not_live() -> None:
     assert proved([DIRECTLY], blocks=3) == (0, 3)
 
 
-def test_what_is_written_and_never_read_is_not_live() -> None:
+def test_written_but_never_read_scratch_is_not_live() -> None:
     assert proved([fill(0), fill(1), DIRECTLY], blocks=2) == (0, 2)
     assert proved([fill(0), fill(1), fill(0), finish(1)], blocks=2) == (1, 2)
 
 
-def test_a_block_is_live_from_the_group_that_writes_it_to_the_last_that_reads_it() -> None:
+def test_scratch_block_is_live_from_its_write_to_its_last_read() -> None:
     assert proved([fill(0), Group(()), finish(0)], blocks=1) == (1, 1)
     # Both the source and the target of a copy are in use while it runs, and three blocks in turn never more than two.
     assert proved([fill(0), move(1, 0), move(2, 1), finish(2)], blocks=3) == (2, 3)
@@ -72,12 +72,12 @@ def test_a_block_is_live_from_the_group_that_writes_it_to_the_last_that_reads_it
     assert proved([fill(0), move(1, 0), late], blocks=3) == (2, 3)
 
 
-def test_a_block_that_is_used_again_is_live_once() -> None:
+def test_reused_scratch_block_is_counted_once() -> None:
     assert proved([fill(0), move(1, 0), fill(0), move(1, 0), finish(1)], blocks=2) == (2, 2)
     assert proved([fill(0), move(1, 0), move(0, 1), move(1, 0), finish(1)], blocks=2) == (2, 2)
 
 
-def test_a_block_that_is_combined_in_place_is_one_block() -> None:
+def test_scratch_block_combined_in_place_is_counted_once() -> None:
     def lane(rank: int) -> tuple[Group, ...]:
         peer = 1 - rank
         exchange = (Send(peer, input_block()), RecvReduce(peer, scratch_block(), scratch_block(), rank == 1))
@@ -88,13 +88,13 @@ def test_a_block_that_is_combined_in_place_is_one_block() -> None:
     assert told(verify_plans(plans)) == (1, 2)
 
 
-def test_a_gap_in_which_a_block_holds_nothing_to_be_read_is_free_for_another() -> None:
+def test_scratch_block_is_not_live_between_last_read_and_next_write() -> None:
     first = [fill(0), move(1, 0), Group(()), Group(())]
     second = [move(2, 1), fill(0), move(1, 0), Group((Reduce(output_block(), (scratch_block(1),), lower=True),))]
     assert proved([*first, *second], blocks=3) == (2, 3)
 
 
-def test_lanes_run_side_by_side_unless_one_comes_after_the_other() -> None:
+def test_scratch_of_concurrent_lanes_is_live_at_the_same_time() -> None:
     def lane(first: int) -> list[Group]:
         return [fill(first), move(first + 1, first), move(first, first + 1), move(first + 1, first)]
 
@@ -105,7 +105,7 @@ def test_lanes_run_side_by_side_unless_one_comes_after_the_other() -> None:
     assert proved([*lane(0), last], behind, blocks=4) == (3, 4)
 
 
-def test_what_a_peer_reads_is_live_until_it_has_read_it() -> None:
+def test_scratch_block_read_by_a_peer_is_live_until_the_read() -> None:
     def lane(rank: int, block: int) -> tuple[Group, ...]:
         peer = 1 - rank
         meet, rest = Group((Signal(peer), Wait(peer))), Group(())
@@ -131,7 +131,7 @@ def test_what_a_peer_reads_is_live_until_it_has_read_it() -> None:
         ("barrier", "dissemination", lambda size: 0),
     ],
 )
-def test_algorithms_use_as_much_scratch_at_a_time_as_their_idea_needs(
+def test_algorithm_has_the_expected_number_of_live_scratch_blocks(
     collective: str, name: str, live: Callable[[int], int]
 ) -> None:
     for size, report in verify_sizes(find(collective, name), range(1, 17)).items():

@@ -75,20 +75,20 @@ def sampled(algorithm: Algorithm, most_work: tuple[int, int]) -> list[int]:
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_every_algorithm_is_proved_for_a_sample_of_the_numbers_of_ranks_up_to_512(algorithm: Algorithm) -> None:
+def test_every_algorithm_is_proved_for_sampled_sizes_up_to_512(algorithm: Algorithm) -> None:
     sizes = sampled(algorithm, USUAL_WORK)
     assert list(verify_sizes(algorithm, sizes)) == sizes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_every_algorithm_is_proved_for_more_of_the_numbers_of_ranks_up_to_512(algorithm: Algorithm) -> None:
+def test_every_algorithm_is_proved_for_more_sizes_up_to_512(algorithm: Algorithm) -> None:
     sizes = sampled(algorithm, WORK_ON_REQUEST)
     assert list(verify_sizes(algorithm, sizes)) == sizes
 
 
 @pytest.mark.parametrize(("most_work", "least", "share"), [(USUAL_WORK, 40, 0.4), (WORK_ON_REQUEST, 100, 0.5)])
-def test_many_algorithms_are_proved_for_512_ranks(most_work: tuple[int, int], least: int, share: float) -> None:
+def test_size_samples_reach_512_ranks_for_many_algorithms(most_work: tuple[int, int], least: int, share: float) -> None:
     at_most = [max(sampled(algorithm, most_work)) for algorithm in ALL]
     assert min(at_most) >= least
     assert at_most.count(512) > share * len(ALL)

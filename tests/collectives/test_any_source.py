@@ -69,7 +69,7 @@ wanted = st.tuples(
     sent=st.lists(tags, min_size=SIZE - 1, max_size=SIZE - 1),
     windows=st.lists(st.tuples(wanted, st.lists(wanted, max_size=5)), max_size=6),
 )
-def test_each_message_goes_to_the_first_receive_that_may_have_it(
+def test_message_goes_to_the_first_matching_receive(
     ranks: Any, sent: Sent, windows: list[tuple[Wanted, list[Wanted]]]
 ) -> None:
     in_order = getattr(ranks, "faults", None) is None
@@ -164,7 +164,7 @@ class Model:
 # --- more of every executor ----------------------------------------------------------------------------------------
 
 
-def test_a_probe_tells_dtype_and_count(ranks: Any) -> None:
+def test_probe_reports_dtype_and_count(ranks: Any) -> None:
     assert ranks.run(run_dtypes)[0] == [(name, count) for name in DTYPES for count in (0, 3)]
 
 
@@ -187,7 +187,7 @@ def run_dtypes(executor: Any) -> list[tuple[str, int]]:
     return told
 
 
-def test_reserved_tags_are_of_no_interest_to_those_who_want_any(ranks: Any) -> None:
+def test_any_tag_does_not_match_reserved_tags(ranks: Any) -> None:
     assert ranks.run(run_reserved)[0] == [5, 7, 6]
 
 
@@ -229,7 +229,7 @@ def serve_numbers(world: un.Communicator, tasks: int) -> Any:
     return total
 
 
-def test_work_is_handed_out_to_whoever_asks(four: NativeRanks) -> None:
+def test_any_source_receive_serves_a_task_queue(four: NativeRanks) -> None:
     assert four.run_calls(serve_numbers, 30)[0] == sum(i * i for i in range(31))
 
 
@@ -244,7 +244,7 @@ def gather_by_works(world: un.Communicator) -> Any:
     return sorted(arrays)
 
 
-def test_works_receive_from_any(four: NativeRanks) -> None:
+def test_recv_from_any_source_returns_a_work_when_not_waiting(four: NativeRanks) -> None:
     assert four.run_calls(gather_by_works)[0] == [[1] * 4, [2] * 4, [3] * 4]
 
 
@@ -265,7 +265,7 @@ def probe_until_found(world: un.Communicator) -> Any:
     return found
 
 
-def test_iprobe_finds_what_has_come(four: NativeRanks) -> None:
+def test_iprobe_finds_an_arrived_message(four: NativeRanks) -> None:
     assert four.run_calls(probe_until_found) == [Message(3, 4, "float32", 70_000), None, None, None]
 
 
@@ -280,7 +280,7 @@ def object_before_array(world: un.Communicator) -> Any:
     return int(x[0]), world.recv_object(1, tag=2)
 
 
-def test_objects_are_not_taken_for_arrays(four: NativeRanks) -> None:
+def test_any_source_receive_of_an_array_skips_objects(four: NativeRanks) -> None:
     assert four.run_calls(object_before_array)[0] == (8, "small")
 
 
@@ -301,7 +301,7 @@ def refused(world: un.Communicator) -> list[str]:
     return said
 
 
-def test_wrong_calls_are_refused(four: NativeRanks) -> None:
+def test_wrong_recv_and_probe_calls_are_refused(four: NativeRanks) -> None:
     texts = four.run_calls(refused)[3]
     for text, expected in zip(
         texts,
@@ -338,7 +338,7 @@ def wait_for_any(world: un.Communicator, say: Any, kind: str, timeout_s: float) 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("kind", ["recv", "probe", "iprobe"])
-def test_what_waits_for_any_rank_fails_when_all_have_left(tmp_path: Path, kind: str, transport: str) -> None:
+def test_any_source_wait_fails_when_all_peers_have_departed(tmp_path: Path, kind: str, transport: str) -> None:
     with Job(wait_for_any, 3, tmp_path, kind, 60.0, transports=transport) as job:
         name, text = job.hear(0)
     assert name == "PeerLostError"
@@ -346,7 +346,7 @@ def test_what_waits_for_any_rank_fails_when_all_have_left(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("kind", ["recv", "probe"])
-def test_what_waits_for_any_rank_has_a_time_limit(tmp_path: Path, kind: str) -> None:
+def test_any_source_wait_times_out(tmp_path: Path, kind: str) -> None:
     with Job(wait_for_any, 3, tmp_path, kind, 0.5) as job:
         told = job.hear_all()
     assert [name for name, _ in told] == ["CollectiveTimeoutError"] * 3

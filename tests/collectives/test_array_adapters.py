@@ -75,7 +75,7 @@ def call_in_kind(world: un.Communicator, case: Case, name: str) -> None:
 @pytest.mark.parametrize("name", INSTALLED)
 @settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
-def test_every_kind_in_every_collective_gives_what_numpy_gives(ranks: NativeRanks, name: str, data: Any) -> None:
+def test_every_array_library_gives_numpy_results_in_every_collective(ranks: NativeRanks, name: str, data: Any) -> None:
     kind = KINDS[name]
     case = replace(data.draw(st.sampled_from(COLLECTIVES).flatmap(cases)), algorithm=None)
     if case.dtype not in kind.dtypes:
@@ -111,7 +111,7 @@ def message_in_kind(world: un.Communicator, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_every_kind_is_sent_and_received(ranks: NativeRanks, name: str) -> None:
+def test_arrays_of_every_library_are_sent_and_received(ranks: NativeRanks, name: str) -> None:
     wanted = [[[(rank - 1) % ranks.size + 1] * 3] * 2 for rank in range(ranks.size)]
     assert ranks.run_calls(message_in_kind, name) == wanted
 
@@ -124,7 +124,7 @@ def kinds_mixed(world: un.Communicator) -> Any:
     return type(result).__name__, result.tolist(), np.frombuffer(out).tolist()
 
 
-def test_ranks_may_pass_different_kinds(ranks: NativeRanks) -> None:
+def test_ranks_may_pass_arrays_of_different_libraries(ranks: NativeRanks) -> None:
     size = ranks.size
     wanted = ("ndarray", [1.0, size - 1.0], [size * 1.0, size * (size - 1) / 2])
     assert ranks.run_calls(kinds_mixed) == [wanted] * size
@@ -141,7 +141,7 @@ LENDERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("lender", LENDERS)
-def test_what_is_seen_is_the_memory_itself_and_is_kept_alive(lender: str) -> None:
+def test_adapter_view_shares_memory_and_keeps_it_alive(lender: str) -> None:
     values = np.arange(6.0)
     seen = adapters.view_to_write(LENDERS[lender](values), "out")
     assert seen.ctypes.data == values.ctypes.data
@@ -154,20 +154,20 @@ def test_what_is_seen_is_the_memory_itself_and_is_kept_alive(lender: str) -> Non
 @pytest.mark.parametrize(
     "lent", [b"abc", memoryview(b"abc"), Interfaced(np.frombuffer(b"abc", "u1"))], ids=lambda lent: type(lent).__name__
 )
-def test_what_is_read_only_can_be_read_and_is_refused_as_out(alone: un.Communicator, lent: Any) -> None:
+def test_read_only_memory_is_accepted_as_input_and_refused_as_out(alone: un.Communicator, lent: Any) -> None:
     assert alone.allreduce(lent).tolist() == [97, 98, 99]
     with pytest.raises(un.UsageError, match="read-only"):
         alone.allreduce(np.zeros(3, "u1"), out=lent)
 
 
-def test_mapped_files_and_arrays_of_c_are_arrays(alone: un.Communicator) -> None:
+def test_mmap_and_ctypes_arrays_are_accepted(alone: un.Communicator) -> None:
     with mmap.mmap(-1, 8) as memory:
         alone.allreduce(np.arange(8, dtype="u1"), out=memory)
         assert memory[:] == bytes(range(8))
     assert alone.allreduce((ctypes.c_int16 * 2)(3, 4)).tolist() == [3, 4]
 
 
-def test_an_interface_by_which_memory_is_described_in_part_is_read_by_numpys_rules(alone: un.Communicator) -> None:
+def test_partial_array_interface_is_read_by_rules_of_numpy(alone: un.Communicator) -> None:
     described = Interfaced(np.zeros(2, "<i4"))
     described.__array_interface__ = {"shape": (2,), "typestr": "<i4", "data": b"\1\0\0\0\2\0\0\0", "version": 3}
     assert alone.allreduce(described).tolist() == [1, 2]
@@ -187,7 +187,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("how", VIEWS)
 @pytest.mark.parametrize("dtype", sorted(set(DTYPES) - {"bfloat16", "float8_e4m3fn", "float8_e5m2"}))
-def test_the_memory_of_devices_is_described_as_it_lies(dtype: str, how: str) -> None:
+def test_device_memory_keeps_shape_dtype_strides_and_pointer(dtype: str, how: str) -> None:
     array = VIEWS[how](np.arange(12).astype(dtype).reshape(3, 4))
     for memory in (from_cuda_interface(OnDevice(array), "x"), from_dlpack(Exported(array, (2, 3)), "x")):
         assert (memory.pointer, memory.shape, memory.dtype) == (array.ctypes.data, array.shape, array.dtype)
@@ -200,7 +200,7 @@ def test_the_memory_of_devices_is_described_as_it_lies(dtype: str, how: str) -> 
     assert from_dlpack(Exported(array, (2, 3)), "x").device == ("cuda", 3)
 
 
-def test_the_stream_of_a_device_is_told() -> None:
+def test_cuda_array_interface_reports_stream_and_device() -> None:
     memory = from_cuda_interface(OnDevice(np.zeros(3), stream=7, strides=None), "x")
     assert (memory.stream, memory.device, memory.strides) == (7, ("cuda", -1), (8,))
 
@@ -215,13 +215,13 @@ WRONG_INTERFACES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG_INTERFACES)
-def test_an_interface_that_breaks_the_protocol_is_refused(what: str) -> None:
+def test_invalid_cuda_array_interface_is_refused(what: str) -> None:
     changes, why = WRONG_INTERFACES[what]
     with pytest.raises(un.UsageError, match=why):
         from_cuda_interface(OnDevice(np.zeros(3), **changes), "x")
 
 
-def test_an_exporter_that_refuses_is_refused_with_its_reason() -> None:
+def test_dlpack_exporter_that_raises_is_refused_with_its_reason() -> None:
     class Refusing(Exported):
         def __dlpack__(self, **arguments: Any) -> Any:
             raise BufferError("it is lazy")
@@ -230,7 +230,7 @@ def test_an_exporter_that_refuses_is_refused_with_its_reason() -> None:
         adapters.view(Refusing(np.zeros(3)), "x")
 
 
-def test_an_exporter_from_before_versions_is_taken() -> None:
+def test_dlpack_exporter_without_versions_is_accepted() -> None:
     class Old(Exported):
         def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
             return self.values.__dlpack__()
@@ -253,7 +253,7 @@ def one_call(world: un.Communicator, collective: str, **arrays: Any) -> Any:
 @pytest.mark.parametrize("argument", ["x", "out"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("kind", ON_DEVICE)
-def test_memory_of_a_device_is_refused_by_every_collective(
+def test_every_collective_refuses_memory_of_unsupported_devices(
     alone: un.Communicator, kind: str, collective: str, argument: str
 ) -> None:
     with pytest.raises(un.TransportUnavailableError, match=f"{argument} is on the device .*copy it to the host"):
@@ -278,13 +278,13 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_no_array_of_numbers_is_refused(alone: un.Communicator, what: str) -> None:
+def test_objects_that_are_no_numeric_arrays_are_refused(alone: un.Communicator, what: str) -> None:
     wrong, why = REFUSED[what]
     with pytest.raises(un.UsageError, match=why):
         alone.allreduce(wrong)
 
 
-def test_a_plan_in_memory_that_cannot_be_overwritten_is_refused(alone: un.Communicator) -> None:
+def test_persistent_call_in_place_on_unwritable_array_is_refused(alone: un.Communicator) -> None:
     with pytest.raises(un.UsageError, match="Standard cannot be written"):
         alone.plan("allreduce", Standard(np.zeros(3)))
     out = np.zeros(3)
@@ -292,7 +292,7 @@ def test_a_plan_in_memory_that_cannot_be_overwritten_is_refused(alone: un.Commun
     assert Namespace.asarray(out).values.tolist() == [1, 1, 1]
 
 
-def test_a_plan_reads_the_memory_of_what_it_was_given(alone: un.Communicator) -> None:
+def test_persistent_call_reads_current_contents_of_its_array(alone: un.Communicator) -> None:
     x = bytearray(b"abc")
     plan = alone.plan("allreduce", x)
     x[0] = 100
@@ -303,7 +303,7 @@ def test_a_plan_reads_the_memory_of_what_it_was_given(alone: un.Communicator) ->
 
 
 @pytest.mark.parametrize("name", sorted(DTYPES))
-def test_tensors_of_every_dtype_are_seen_where_they_lie(name: str) -> None:
+def test_torch_tensors_of_every_dtype_are_viewed_without_a_copy(name: str) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.ones(2, 3).to(getattr(torch, name))
     for x in (tensor, tensor.T, tensor[:, ::2], tensor[0, 0], tensor[:0]):
@@ -327,14 +327,14 @@ def wrong_tensors(torch: Any) -> list[tuple[Any, type[Exception], str]]:
     ]
 
 
-def test_tensors_without_memory_of_their_own_are_refused(alone: un.Communicator) -> None:
+def test_torch_tensors_without_plain_memory_are_refused(alone: un.Communicator) -> None:
     for wrong, kind, why in wrong_tensors(pytest.importorskip("torch")):
         for arrays in ({"x": wrong}, {"x": np.ones(2), "out": wrong}):
             with pytest.raises(kind, match=why):
                 alone.allreduce(**arrays)
 
 
-def test_a_parameter_is_reduced_in_place_by_its_data_and_autograd_hears_of_it(alone: un.Communicator) -> None:
+def test_in_place_reduction_of_torch_tensor_is_visible_to_autograd(alone: un.Communicator) -> None:
     torch = pytest.importorskip("torch")
     x = torch.nn.Parameter(torch.ones(3))
     squares = (x * x).sum()
@@ -347,7 +347,7 @@ def test_a_parameter_is_reduced_in_place_by_its_data_and_autograd_hears_of_it(al
         assert alone.allreduce(torch.ones(2), out=torch.zeros(2)).tolist() == [1, 1]
 
 
-def test_an_out_of_tensors_must_be_contiguous(alone: un.Communicator) -> None:
+def test_torch_out_must_be_contiguous(alone: un.Communicator) -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(un.UsageError, match="not contiguous"):
         alone.allreduce(torch.ones(2), out=torch.zeros(4)[::2])
@@ -358,7 +358,7 @@ def test_an_out_of_tensors_must_be_contiguous(alone: un.Communicator) -> None:
 # --- JAX and TensorFlow --------------------------------------------------------------------------------------------
 
 
-def test_arrays_of_jax_are_not_written(alone: un.Communicator) -> None:
+def test_jax_arrays_are_refused_as_out(alone: un.Communicator) -> None:
     jax = pytest.importorskip("jax")
     x = jax.numpy.ones(3)
     with pytest.raises(un.UsageError, match="cannot be written: pass a numpy array, or no out if the call can make"):
@@ -371,7 +371,7 @@ def test_arrays_of_jax_are_not_written(alone: un.Communicator) -> None:
     assert (result.devices(), result.dtype) == (x.devices(), x.dtype)
 
 
-def test_tensors_of_tensorflow_are_not_written(alone: un.Communicator) -> None:
+def test_tensorflow_tensors_are_refused_as_out(alone: un.Communicator) -> None:
     tf = pytest.importorskip("tensorflow")
     x = tf.ones(3)
     with pytest.raises(un.UsageError, match="cannot be written"):
@@ -381,7 +381,7 @@ def test_tensors_of_tensorflow_are_not_written(alone: un.Communicator) -> None:
     assert alone.allreduce(x).device == x.device
 
 
-def test_what_is_only_converted_to_an_array_is_neither_read_nor_written(alone: un.Communicator) -> None:
+def test_objects_with_only_dunder_array_are_refused(alone: un.Communicator) -> None:
     class Convertible:
         def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
             return np.zeros(2)
@@ -391,7 +391,7 @@ def test_what_is_only_converted_to_an_array_is_neither_read_nor_written(alone: u
             alone.allreduce(**arguments)
 
 
-def test_autograph_calls_methods_as_they_are_without_a_warning(alone: un.Communicator) -> None:
+def test_autograph_does_not_convert_methods_and_does_not_warn(alone: un.Communicator) -> None:
     tf = pytest.importorskip("tensorflow")
     warned: list[str] = []
     handler = logging.Handler()
@@ -417,7 +417,7 @@ def test_autograph_calls_methods_as_they_are_without_a_warning(alone: un.Communi
     assert warned == []
 
 
-def test_variables_of_tensorflow_are_read_and_assigned_to(alone: un.Communicator) -> None:
+def test_tensorflow_variables_are_accepted_as_input_and_refused_as_out(alone: un.Communicator) -> None:
     tf = pytest.importorskip("tensorflow")
     x = tf.Variable(tf.constant([1, 2], tf.bfloat16))
     for result in (alone.allreduce(x), alone.allreduce(x, wait=False).wait(), alone.allreduce([x, x])[1]):

@@ -192,11 +192,11 @@ def make_calls(ranks: Any, most: int) -> None:
     )
 
 
-def test_calls_of_any_kind_on_any_communicators_may_be_in_flight_and_waited_for_in_any_order(ranks: Any) -> None:
+def test_random_programs_of_concurrent_calls_give_right_results(ranks: Any) -> None:
     make_calls(ranks, 25)
 
 
-def test_calls_that_are_mixed_up_in_flight_are_found_with_a_short_program(tmp_path: Path) -> None:
+def test_backend_that_confuses_calls_is_caught_with_a_short_program(tmp_path: Path) -> None:
     ranks = Processes(2, "shm", Backend("support.faulty_backends", "Confused"))
     with contextlib.closing(ranks), pytest.raises(CheckError, match=r"step \d: element") as raised:
         make_calls(ranks, 400)
@@ -208,7 +208,7 @@ def test_calls_that_are_mixed_up_in_flight_are_found_with_a_short_program(tmp_pa
     assert "CheckError: step" in ended.stderr
 
 
-def test_a_program_that_hangs_is_found_with_a_short_one() -> None:
+def test_hanging_backend_is_caught_with_a_short_program() -> None:
     ranks = Processes(2, "shm", Backend("support.faulty_backends", "hanging_alltoall"), timeout_s=3.0)
     plain = Make(Case("allreduce", rows=3, wait=False))
     steps = (plain, Make(Case("scan"), "dup"), Make(Case("alltoall", "int8", rows=5)), Wait(0), plain, WaitForAny())
@@ -219,7 +219,7 @@ def test_a_program_that_hangs_is_found_with_a_short_one() -> None:
     assert raised.value.program.count("Make(Case(") == 1
 
 
-def test_a_program_shrinks_to_the_steps_that_matter_and_what_they_name() -> None:
+def test_program_shrinks_to_relevant_steps_and_their_references() -> None:
     scan = Make(Case("scan", "int8", rows=5, wait=False), "dup")
     other = Make(Case("barrier"), "halves")
     program = Program((other, scan, other, WaitForAny(), scan, Again(1), other, Wait(4), Again(4)), seed=3)

@@ -89,7 +89,7 @@ def sums_of_several_runs(world: un.Communicator) -> list[float]:
         (((0, 2), (1,), (3,)), 3, 3, LATE_S),
     ],
 )
-def test_a_call_takes_from_the_first_rank_to_the_last_of_the_host_where_that_is_longest(
+def test_trial_time_is_first_start_to_last_end_on_the_slowest_host(
     hosts: tuple[tuple[int, ...], ...], late: int, busy: int, least_s: float
 ) -> None:
     one, *others = un.launch(times, 4, hosts, late, busy, timeout_s=DEADLINE_S)
@@ -98,11 +98,11 @@ def test_a_call_takes_from_the_first_rank_to_the_last_of_the_host_where_that_is_
     assert all(least_s <= each < AHEAD_S / 2 for each in one)
 
 
-def test_what_a_call_sends_is_written_anew_before_it_into_the_arrays_of_all_algorithms() -> None:
+def test_trials_refill_input_and_share_arrays_among_algorithms() -> None:
     results = un.launch(sums_of_two_calls, 2, timeout_s=DEADLINE_S)
     assert results == [([2.0] * 16, True)] * 2
 
 
-def test_runs_take_turns_among_several_arrays() -> None:
+def test_trial_runs_rotate_among_several_arrays() -> None:
     first, second = un.launch(sums_of_several_runs, 2, timeout_s=DEADLINE_S)
     assert first == second == [2.0, 2.0, 1.0, 2.0, 2.0, 2.0]

@@ -89,7 +89,7 @@ def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, bool, float]
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_call_is_refused_where_it_is_made_and_harms_nobody(three: NativeRanks, what: str) -> None:
+def test_wrong_collective_is_refused_locally_and_later_calls_work(three: NativeRanks, what: str) -> None:
     *others, last = three.run_calls(err_then_go_on, what)
     assert others == [("", True, 3.0)] * 2
     assert last == ("NoAlgorithmError" if what in OF_THE_TUNER else "UsageError", True, 3.0)
@@ -114,7 +114,7 @@ def gather_in_and_out_of_place(world: un.Communicator) -> list[Any]:
     return told
 
 
-def test_arrays_that_lie_otherwise_than_before_are_seen(three: NativeRanks) -> None:
+def test_repeated_call_checks_overlap_of_its_arrays_again(three: NativeRanks) -> None:
     assert three.run_calls(gather_in_and_out_of_place) == [[[0.0, 1.0, 2.0]] * 4] * SIZE
 
 
@@ -124,7 +124,7 @@ def gather_in_other_orders(world: un.Communicator) -> list[Any]:
     return [world.allgather(x).tolist() for _ in range(2) for x in layouts]
 
 
-def test_rows_are_gathered_whatever_the_memory_order(three: NativeRanks) -> None:
+def test_gather_accepts_any_memory_order(three: NativeRanks) -> None:
     wanted = np.concatenate([np.arange(6).reshape(2, 3) + 10 * rank for rank in range(SIZE)]).tolist()
     assert three.run_calls(gather_in_other_orders) == [[wanted] * 8] * SIZE
 
@@ -149,7 +149,7 @@ def leave_alone(world: un.Communicator) -> tuple[Any, Any, Any]:
     return out.tolist(), gathered.tolist(), first.tolist()
 
 
-def test_what_is_not_written_is_left_as_it_is(three: NativeRanks) -> None:
+def test_out_stays_unchanged_on_ranks_without_a_result(three: NativeRanks) -> None:
     untouched = [-1.0] * 2, [-1.0] * 6
     assert three.run_calls(leave_alone) == [
         (*untouched, [9.0] * 2),
@@ -187,7 +187,7 @@ def exchange_other_lengths(world: un.Communicator) -> str:
     ],
 )
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_ranks_that_disagree_on_counts_are_told(disagree: Any, told: str, transport: str) -> None:
+def test_mismatch_error_shows_counts_on_which_ranks_disagree(disagree: Any, told: str, transport: str) -> None:
     with NativeRanks(2, transport) as ranks:
         for message in ranks.run_calls(disagree):
             assert told in message
@@ -210,7 +210,7 @@ def mix_plans_and_methods(world: un.Communicator) -> list[float]:
     return told
 
 
-def test_plans_read_what_is_there_and_mix_with_methods(three: NativeRanks) -> None:
+def test_persistent_calls_read_current_data_and_mix_with_methods(three: NativeRanks) -> None:
     assert three.run_calls(mix_plans_and_methods) == [[3.0, 12.0, 3.0, 6.0, 24.0, 6.0]] * SIZE
 
 
@@ -224,7 +224,7 @@ def plan_beyond_the_end(world: un.Communicator) -> str:
     return caught.value.message
 
 
-def test_a_plan_of_a_closed_communicator_is_refused() -> None:
+def test_persistent_call_of_a_closed_communicator_is_refused() -> None:
     with NativeRanks(2, "shm") as ranks:
         assert all("is closed" in told for told in ranks.run_calls(plan_beyond_the_end))
 
@@ -250,7 +250,7 @@ def plan_in_a_child(world: un.Communicator) -> tuple[str, float]:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_plan_in_a_forked_child_is_refused_and_harms_nobody(three: NativeRanks) -> None:
+def test_persistent_call_in_a_forked_child_is_refused(three: NativeRanks) -> None:
     *others, last = three.run_calls(plan_in_a_child)
     assert others == [("", 3.0)] * 2
     assert "forked" in last[0]
@@ -270,7 +270,7 @@ def shift(world: un.Communicator, count: int) -> list[bool]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 70_000, 8 << 20])
-def test_ranks_shift_messages_of_any_length_and_to_themselves(three: NativeRanks, count: int) -> None:
+def test_sendrecv_shifts_messages_of_any_length(three: NativeRanks, count: int) -> None:
     assert three.run_calls(shift, count) == [[True] * SIZE] * SIZE
 
 
@@ -302,7 +302,7 @@ def told(world: un.Communicator, call: Any) -> str:
         (call_in_a_group, "rank 1 called allreduce([2 × (float64[6], op=sum)]) at "),
     ],
 )
-def test_a_disagreement_tells_what_differs_and_where_in_the_users_program(call: Any, told_of_the_call: str) -> None:
+def test_mismatch_error_shows_difference_and_line_of_the_user_program(call: Any, told_of_the_call: str) -> None:
     for message in un.launch(told, 2, call):
         _, _, where = message.partition(told_of_the_call)
         assert where.startswith(__file__), message

@@ -35,7 +35,7 @@ def run_cases(world: Communicator, several: Sequence[Case]) -> list[str]:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @settings(max_examples=4, deadline=None, derandomize=True, phases=GENERATE)
 @given(data=st.data())
-def test_every_collective_gives_what_numpy_gives(ranks: Any, collective: str, data: Any) -> None:
+def test_every_collective_equals_numpy_on_real_ranks(ranks: Any, collective: str, data: Any) -> None:
     # Several in one job, because most of the time of one goes into handing it to the ranks.
     several = data.draw(st.lists(cases(collective), min_size=4, max_size=4))
     for case, outcomes in zip(several, zip(*ranks.run_calls(run_cases, several), strict=True), strict=True):
@@ -50,6 +50,6 @@ def run_locally(executor: Any, case: Case) -> str:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @settings(max_examples=10, deadline=None, derandomize=True, phases=GENERATE)
 @given(size=st.integers(1, 4), data=st.data())
-def test_the_generic_executor_gives_the_same(collective: str, size: int, data: Any) -> None:
+def test_every_collective_equals_numpy_on_the_generic_executor(collective: str, size: int, data: Any) -> None:
     case = data.draw(cases(collective))
     check_refusals(case, LocalRanks(size, 8).run(run_locally, case), size, "local")

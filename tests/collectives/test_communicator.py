@@ -71,7 +71,7 @@ def sum_out_of_place(world: un.Communicator, shape: tuple[int, ...], dtype: str,
     dtype=st.sampled_from(["int8", "uint64", "float16", "bfloat16", "float32", "float64"]),
     layout=st.sampled_from(["C", "F", "strided"]),
 )
-def test_allreduce_takes_every_shape_and_layout(
+def test_allreduce_accepts_every_shape_and_layout(
     ranks: NativeRanks, shape: tuple[int, ...], dtype: str, layout: str
 ) -> None:
     wanted = sum(array_of(rank, shape, "float64", "C") for rank in range(ranks.size))
@@ -91,7 +91,7 @@ def sum_in_place(world: un.Communicator, order: Any) -> Any:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_allreduce_writes_where_it_is_told_to(ranks: NativeRanks, order: str) -> None:
+def test_allreduce_writes_to_out_and_in_place(ranks: NativeRanks, order: str) -> None:
     total = ranks.size * (ranks.size + 1) / 2
     assert ranks.run_calls(sum_in_place, order) == [(total, float(ranks.size), True)] * ranks.size
 
@@ -102,7 +102,7 @@ def every_op(world: un.Communicator, algorithm: str | None) -> list[float]:
 
 
 @pytest.mark.parametrize("algorithm", [None, *ALLREDUCES])
-def test_every_operation_by_every_algorithm(ranks: NativeRanks, algorithm: str | None) -> None:
+def test_allreduce_gives_every_op_by_every_algorithm(ranks: NativeRanks, algorithm: str | None) -> None:
     values = np.arange(ranks.size) + 1.0
     wanted = [values.sum(), values.prod(), 1.0, float(ranks.size), values.mean()]
     assert ranks.run_calls(every_op, algorithm) == [wanted] * ranks.size
@@ -114,7 +114,7 @@ def sum_of_many(world: un.Communicator, count: int) -> bool:
     return bool((x == world.size).all())
 
 
-def test_sixteen_ranks_share_few_cores() -> None:
+def test_sixteen_ranks_on_few_cores_give_right_sums() -> None:
     with NativeRanks(16, "shm") as ranks:
         for count in (1, 256, 100_000):
             assert ranks.run_calls(sum_of_many, count) == [True] * 16
@@ -157,7 +157,7 @@ def barrier_times(world: un.Communicator) -> tuple[float, float]:
     return began, time.monotonic()
 
 
-def test_no_rank_leaves_a_barrier_before_the_last_has_come(ranks: NativeRanks) -> None:
+def test_no_rank_leaves_a_barrier_before_the_last_enters(ranks: NativeRanks) -> None:
     spans = ranks.run_calls(barrier_times)
     assert max(began for began, _ in spans) <= min(ended for _, ended in spans)
 
@@ -175,7 +175,7 @@ def out_of_order(world: un.Communicator) -> list[float]:
     return found
 
 
-def test_messages_are_taken_by_tag_and_in_order(four: NativeRanks) -> None:
+def test_messages_are_received_by_tag_and_in_order(four: NativeRanks) -> None:
     assert four.run_calls(out_of_order)[-1] == [2.0, 4.0, 1.0, 3.0]
 
 
@@ -194,7 +194,7 @@ def to_and_fro(world: un.Communicator, count: int) -> bool:
 
 
 @pytest.mark.parametrize("count", [0, 1, 65_535, 65_536, 65_537, 8 << 20])
-def test_messages_of_any_length_go_both_ways(four: NativeRanks, count: int) -> None:
+def test_messages_of_any_length_travel_in_both_directions(four: NativeRanks, count: int) -> None:
     assert four.run_calls(to_and_fro, count) == [True] * 4
 
 
@@ -267,7 +267,7 @@ def totals(world: un.Communicator) -> tuple[int, int]:
     ("algorithm", "messages", "nbytes"),
     [("ring", 2 * 3, 2 * 3 * 1000), ("recursive_doubling", 2, 2 * 4000), ("direct", 3, 3 * 4000)],
 )
-def test_nothing_travels_but_what_the_plan_says(transport: str, algorithm: str, messages: int, nbytes: int) -> None:
+def test_traffic_of_allreduce_matches_its_plan(transport: str, algorithm: str, messages: int, nbytes: int) -> None:
     with NativeRanks(4, transport) as ranks:
         told = ranks.run_calls(traffic_of, algorithm)
     for sent, frames, transports in told:
@@ -342,7 +342,7 @@ def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, int, float]:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_call_is_refused_where_it_is_made_and_harms_nobody(four: NativeRanks, what: str) -> None:
+def test_wrong_call_is_refused_locally_and_later_calls_work(four: NativeRanks, what: str) -> None:
     *others, last = four.run_calls(err_then_go_on, what)
     assert others == [("", True, 4.0)] * 3
     assert last == ("NoAlgorithmError" if what in OF_THE_TUNER else "UsageError", True, 4.0)
@@ -394,7 +394,7 @@ def fork_and_go_on(world: un.Communicator) -> tuple[str, float]:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_forked_child_is_refused_and_harms_nobody(four: NativeRanks) -> None:
+def test_call_in_a_forked_child_is_refused_and_the_job_goes_on(four: NativeRanks) -> None:
     *others, last = four.run_calls(fork_and_go_on)
     assert others == [("", 4.0)] * 3
     assert last[1] == 4.0
@@ -406,7 +406,7 @@ def facts(world: un.Communicator) -> Any:
     return world.rank, world.size, world.local_rank, world.hosts, repr(world), explanation.choice
 
 
-def test_a_communicator_knows_its_place_and_all_choose_alike(four: NativeRanks) -> None:
+def test_communicator_reports_rank_size_hosts_and_the_same_choice(four: NativeRanks) -> None:
     told = four.run_calls(facts)
     assert [row[:3] for row in told] == [(rank, 4, rank) for rank in range(4)]
     assert all(row[3] == ((0, 1, 2, 3),) for row in told)
@@ -423,7 +423,7 @@ def test_a_communicator_knows_its_place_and_all_choose_alike(four: NativeRanks) 
         ((8, "float23"), "dtype must be one of bool, .*not 'float23'"),
     ],
 )
-def test_what_cannot_be_explained_is_told(asked: tuple[Any, ...], said: str) -> None:
+def test_explain_refuses_wrong_nbytes(asked: tuple[Any, ...], said: str) -> None:
     with un.init() as alone, pytest.raises(un.UsageError, match=said):
         alone.explain("allreduce", *asked)
 
@@ -441,7 +441,7 @@ def reduce_many_shapes(world: un.Communicator) -> bool:
     return all(world.allreduce(np.ones(n, "uint8"))[0] == world.size for n in range(1, 4200))
 
 
-def test_a_program_whose_shapes_never_repeat_goes_on() -> None:
+def test_calls_with_ever_new_shapes_keep_working() -> None:
     with NativeRanks(2, "shm") as ranks:
         assert all(ranks.run_calls(reduce_many_shapes))
 
@@ -474,7 +474,7 @@ def call_in_many_ways(world: un.Communicator) -> list[float]:
     return found
 
 
-def test_a_known_call_may_be_written_in_any_way(ranks: NativeRanks) -> None:
+def test_cached_call_accepts_arguments_by_position_and_by_name(ranks: NativeRanks) -> None:
     assert ranks.run_calls(call_in_many_ways) == [[float(ranks.size)] * 22] * ranks.size
 
 
@@ -497,7 +497,7 @@ def refused(world: un.Communicator) -> list[str]:
     return texts
 
 
-def test_arguments_that_a_method_has_not_are_refused_by_name(ranks: NativeRanks) -> None:
+def test_wrong_arguments_raise_the_errors_of_python(ranks: NativeRanks) -> None:
     for missing, many, unknown, twice, barrier, limit in ranks.run_calls(refused):
         assert "missing 1 required positional argument: 'x'" in missing
         assert "takes from 2 to 3 positional arguments" in many
@@ -507,7 +507,7 @@ def test_arguments_that_a_method_has_not_are_refused_by_name(ranks: NativeRanks)
         assert "timeout_s" in limit
 
 
-def test_methods_look_as_they_are_written() -> None:
+def test_cached_methods_keep_signature_name_and_docstring() -> None:
     method = un.Communicator.allreduce
     assert list(inspect.signature(method).parameters)[:4] == ["self", "x", "op", "out"]
     assert method.__name__ == "allreduce"

@@ -227,9 +227,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @settings(max_examples=4, deadline=None, derandomize=True, phases=GENERATE)
 @given(data=st.data())
-def test_a_reduction_by_a_function_gives_what_a_loop_over_ranks_gives(
-    ranks: NativeRanks, collective: str, data: Any
-) -> None:
+def test_custom_op_gives_the_result_of_a_loop_over_ranks(ranks: NativeRanks, collective: str, data: Any) -> None:
     ranks.run_calls(check_several, data.draw(st.lists(cases(collective), min_size=4, max_size=4)))
 
 
@@ -241,7 +239,7 @@ def locally(executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @settings(max_examples=10, deadline=None, derandomize=True, phases=GENERATE)
 @given(size=st.integers(1, 7), data=st.data())
-def test_the_generic_executor_gives_the_same(collective: str, size: int, data: Any) -> None:
+def test_generic_executor_gives_the_same_custom_reductions(collective: str, size: int, data: Any) -> None:
     counts = st.tuples(*[st.sampled_from([0, 1, 2, 5])] * 7)
     case = data.draw(cases(collective))
     object.__setattr__(case, "counts", data.draw(counts))
@@ -267,12 +265,12 @@ def keep_order(world: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", SIZES)
-def test_calls_that_wait_and_that_do_not_go_together_in_any_order(ranks: NativeRanks, count: int) -> None:
+def test_custom_ops_mix_blocking_and_nonblocking_calls(ranks: NativeRanks, count: int) -> None:
     ranks.run_calls(keep_order, count)
 
 
 @pytest.mark.parametrize("count", SIZES)
-def test_so_they_do_in_the_generic_executor(count: int) -> None:
+def test_generic_executor_mixes_blocking_and_nonblocking_custom_ops(count: int) -> None:
     LocalRanks(3, 8).run(locally, keep_order, count)
 
 
@@ -288,7 +286,7 @@ def be_told(world: Any) -> list[Any]:
     return [told.get(timeout=DEADLINE_S), asyncio.run(waiting()), un.wait_any([work]), un.wait_all([work])[0].size]
 
 
-def test_works_call_back_and_can_be_awaited(ranks: NativeRanks) -> None:
+def test_works_of_custom_ops_call_back_and_can_be_awaited(ranks: NativeRanks) -> None:
     assert ranks.run_calls(be_told) == [[ranks.size, ranks.size, 0, 300_000]] * ranks.size
 
 
@@ -316,7 +314,7 @@ def in_two_threads(world: Any) -> None:
         comm.close()
 
 
-def test_threads_reduce_on_communicators_of_their_own(ranks: NativeRanks) -> None:
+def test_custom_ops_run_in_two_threads_on_separate_communicators(ranks: NativeRanks) -> None:
     ranks.run_calls(in_two_threads)
 
 
@@ -339,7 +337,7 @@ def elsewhere(world: Any) -> None:
     backwards.close()
 
 
-def test_arrays_of_other_kinds_and_communicators_of_some_ranks_do_as_well(ranks: NativeRanks) -> None:
+def test_custom_ops_accept_buffers_strided_arrays_and_subcommunicators(ranks: NativeRanks) -> None:
     ranks.run_calls(elsewhere)
 
 
@@ -347,7 +345,7 @@ def by_options(world: Any) -> list[int]:
     return [int(world.allreduce(np.full(count, world.rank), OP)[0]) for count in SIZES]
 
 
-def test_the_algorithm_of_the_options_is_for_other_calls() -> None:
+def test_algorithm_option_does_not_apply_to_custom_ops() -> None:
     assert un.launch(by_options, 3, options=un.Options(algorithm="bruck")) == [[3, 3]] * 3
 
 
@@ -367,7 +365,7 @@ def counted(world: Any) -> tuple[int, int]:
     return sent, len(calls)
 
 
-def test_no_rank_sends_more_than_twice_the_array_and_nothing_is_not_reduced(ranks: NativeRanks) -> None:
+def test_custom_op_sends_at_most_twice_the_array(ranks: NativeRanks) -> None:
     share = (1 << 20) // ranks.size
     for sent, calls in ranks.run_calls(counted):
         assert sent <= 2 * (ranks.size - 1) * share + 100 * ranks.size
@@ -408,14 +406,14 @@ def refused(world: Any) -> list[tuple[str, str]]:
     return told
 
 
-def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
+def test_wrong_custom_reductions_are_refused() -> None:
     for told in un.launch(refused, 2):
         for (kind, text), (wanted, (error, _)) in zip(told, REFUSED.items(), strict=True):
             assert kind == error.__name__
             assert wanted in text
 
 
-def test_arrays_of_one_process_are_reduced_from_left_to_right() -> None:
+def test_reduce_local_applies_custom_op_from_left_to_right() -> None:
     dst = np.array([[1, 0], [0, 0]], order="F")
     op = un.Op.from_function(first_nonzero, commutative=False)
     assert un.reduce_local(dst, np.array([[2, 3], [0, 0]]), np.array([[4, 4], [4, 0]]), op=op) is dst
@@ -430,7 +428,7 @@ def test_arrays_of_one_process_are_reduced_from_left_to_right() -> None:
     assert dst.tolist() == [[1, 3], [4, 0]]
 
 
-def test_an_operation_is_called_by_the_name_of_its_function() -> None:
+def test_custom_op_has_the_name_of_its_function() -> None:
     assert un.Op.from_function(affine).name == "affine()"
     assert un.Op.from_function(affine, commutative=False).name == "affine() in rank order"
     assert un.Op.from_function(partial(np.hypot)).name == "hypot()"
@@ -473,7 +471,7 @@ def raise_on_one_rank(world: Any, count: int, way: str) -> list[tuple[str, str, 
 
 @pytest.mark.parametrize("way", ["now", "later", "plan"])
 @pytest.mark.parametrize("count", SIZES)
-def test_what_a_function_raises_on_one_rank_is_an_error_on_all(count: int, way: str) -> None:
+def test_exception_in_custom_op_on_one_rank_is_an_error_on_all_ranks(count: int, way: str) -> None:
     text = "fn() raised ValueError: no such thing"
     for rank, (first, *later) in enumerate(un.launch(raise_on_one_rank, 3, count, way)):
         assert first[0] == "AbortedError"
@@ -487,7 +485,7 @@ def fail_locally(executor: Any) -> tuple[str, str, str]:
     return locally(executor, lambda world: raise_on_one_rank(world, 30, "now")[0])
 
 
-def test_so_it_is_in_the_generic_executor() -> None:
+def test_exception_in_custom_op_aborts_all_ranks_on_generic_executor() -> None:
     for kind, text, _ in LocalRanks(3, 8).run(fail_locally):
         assert kind == "AbortedError"
         assert "raised ValueError: no such thing" in text
@@ -511,7 +509,7 @@ def return_wrong(world: Any, text: str) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("text", [*WRONG, "made a call on the communicator"])
-def test_what_a_function_must_not_return_or_do_is_told(text: str) -> None:
+def test_error_says_what_a_custom_op_wrongly_returned_or_did(text: str) -> None:
     for kind, told, _ in LocalRanks(2, 8).run(locally, return_wrong, text):
         assert kind in ("AbortedError", "UsageError")
         assert text in told
@@ -529,7 +527,7 @@ def disagree(world: Any, which: str, count: int) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(("which", "count"), [("another function", 3), ("another order", 300_000), ("no function", 3)])
-def test_ranks_that_disagree_on_the_function_are_told(which: str, count: int) -> None:
+def test_ranks_with_different_custom_ops_get_a_mismatch_error(which: str, count: int) -> None:
     for kind, text, _ in un.launch(disagree, 2, which, count):
         assert kind == "MismatchError"
         assert "op=add()" in text
@@ -555,7 +553,7 @@ def be_interrupted(world: un.Communicator, say: Say, wait: bool) -> None:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_an_interrupt_in_a_function_ends_the_call_on_all_ranks(wait: bool, tmp_path: Path) -> None:
+def test_interrupt_in_a_custom_op_ends_the_call_on_all_ranks(wait: bool, tmp_path: Path) -> None:
     with Job(be_interrupted, 3, tmp_path, wait) as job:
         assert job.hear(1) == "in the function"
         time.sleep(0.3)
@@ -587,7 +585,7 @@ def be_late(world: Any, way: str) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("way", ["call", "work"])
-def test_who_waits_too_long_for_a_function_fails_on_all_ranks(way: str) -> None:
+def test_slow_custom_op_times_out_on_all_ranks(way: str) -> None:
     kinds = [kind for kind, _, _ in un.launch(be_late, 2, way)]
     assert "CollectiveTimeoutError" in kinds
     assert set(kinds) <= {"CollectiveTimeoutError", "AbortedError"}

@@ -69,7 +69,7 @@ def call_on_device(world: un.Communicator, case: Case, seed: int, parts: int) ->
 
 @settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
-def test_every_collective_gives_on_a_device_what_it_gives_on_the_host(ranks: NativeRanks, data: Any) -> None:
+def test_every_collective_gives_host_results_on_a_device(ranks: NativeRanks, data: Any) -> None:
     case = replace(data.draw(st.sampled_from(COLLECTIVES).flatmap(cases)), algorithm=None, offset=0)
     is_vector = CONTRACTS[case.name].input is Cut.VECTOR
     case = replace(case, layout=case.layout if is_vector and case.layout == "F" else "C")

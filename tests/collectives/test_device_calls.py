@@ -95,7 +95,9 @@ def outcome_without(method: str, index: int) -> str:
 # Of the copies for the caller's stream, and of that for them; and the events of these, and of the first copy.
 @pytest.mark.parametrize(("method", "index"), [("wait", 0), ("wait", 1), ("record", 0), ("record", 1), ("record", 3)])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_nothing_that_orders_streams_can_be_left_out(launched_alone: None, method: str, index: int) -> None:
+def test_device_call_goes_wrong_without_any_stream_wait_or_record(
+    launched_alone: None, method: str, index: int
+) -> None:
     assert outcome_without(method, 99) == "right"
     assert outcome_without(method, index) in ("wrong", "DeviceTrapError", "AbortedError")
 
@@ -111,7 +113,7 @@ def later_work(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return found
 
 
-def test_works_order_the_stream_and_can_be_waited_for_by_the_host(ranks: NativeRanks) -> None:
+def test_device_works_order_the_stream_and_synchronize_the_host(ranks: NativeRanks) -> None:
     total = np.arange(3000.0).sum()
     assert ranks.run_calls(on_double, later_work) == [[2 * total, total, total]] * 2
 
@@ -125,7 +127,7 @@ def overtaken(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return [between.tolist(), read(gpu, again).tolist(), read(gpu, work.wait()).tolist()]
 
 
-def test_calls_on_the_host_may_stand_between_those_on_a_device(ranks: NativeRanks) -> None:
+def test_host_calls_may_be_made_between_device_calls(ranks: NativeRanks) -> None:
     assert ranks.run_calls(on_double, overtaken) == [[[2.0] * 2, [2.0] * 5, [3.0] * 5]] * 2
 
 
@@ -137,7 +139,7 @@ def by_several_streams(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[
     return [read(gpu, out).sum(), read(gpu, comm.allreduce(mine)).sum()]
 
 
-def test_arrays_of_one_call_may_be_used_on_several_streams(ranks: NativeRanks) -> None:
+def test_device_arrays_of_one_call_may_be_used_on_several_streams(ranks: NativeRanks) -> None:
     assert ranks.run_calls(on_double, by_several_streams) == [[200.0, 200.0]] * 2
 
 
@@ -153,7 +155,7 @@ def dropped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> None:
     gc.collect()
 
 
-def test_arrays_live_until_the_device_is_done_with_them(ranks: NativeRanks) -> None:
+def test_device_arrays_live_until_the_device_has_used_them(ranks: NativeRanks) -> None:
     ranks.run_calls(on_double, dropped)
 
 
@@ -176,7 +178,7 @@ class Exported:
         self.__dlpack_device__ = inner.__dlpack_device__
 
 
-def test_arrays_go_and_come_by_dlpack(ranks: NativeRanks) -> None:
+def test_device_arrays_are_accepted_by_dlpack(ranks: NativeRanks) -> None:
     assert ranks.run_calls(on_double, lent_by_dlpack) == [(4 * np.arange(6.0).reshape(2, 3)).tolist()] * 2
 
 
@@ -185,7 +187,7 @@ def of_kind(comm: un.Communicator, gpu: Gpu, stream: Stream, kind: str) -> float
 
 
 @pytest.mark.parametrize("kind", ["pooled", "managed"])
-def test_memory_that_has_no_handle_is_taken_too(ranks: NativeRanks, kind: str) -> None:
+def test_pooled_and_managed_device_memory_is_accepted(ranks: NativeRanks, kind: str) -> None:
     assert ranks.run_calls(on_double, of_kind, kind) == [200.0] * 2
 
 
@@ -208,7 +210,7 @@ class Freed:
         self._device.free(self._memory)
 
 
-def test_arrays_outlive_a_communicator_that_nobody_has_closed(launched_alone: None) -> None:
+def test_device_arrays_in_use_outlive_an_unclosed_communicator(launched_alone: None) -> None:
     gpu, trapped = Gpu(1, background=False), list[str]()
     hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
     with devices.replaced(gpu.device), hear:
@@ -245,7 +247,7 @@ def given_up(world: un.Communicator) -> list[str]:
     return trapped
 
 
-def test_a_send_that_is_given_up_frees_nothing_that_is_in_use(by_ipc: NativeRanks) -> None:
+def test_abandoned_device_send_frees_no_memory_in_use(by_ipc: NativeRanks) -> None:
     assert by_ipc.run_calls(given_up) == [[], []]
 
 
@@ -271,9 +273,7 @@ def lost_at_work(world: un.Communicator, say: Callable[[Any], None], gives_up: b
 
 @pytest.mark.parametrize("gives_up", [True, False], ids=["given up", "never done"])
 @pytest.mark.parametrize("transports", WAYS.values(), ids=WAYS)
-def test_a_rank_that_is_killed_is_lost_and_no_array_is_freed_that_is_in_use(
-    tmp_path: Path, transports: str, *, gives_up: bool
-) -> None:
+def test_death_of_a_rank_frees_no_device_array_in_use(tmp_path: Path, transports: str, *, gives_up: bool) -> None:
     with Job(lost_at_work, 3, tmp_path, gives_up, transports=transports) as job:
         job.hear_all()
         job.signal(1, signal.SIGKILL)
@@ -301,7 +301,7 @@ def wait_for_work_that_is_never_done(world: un.Communicator, say: Callable[[Any]
         world.close()
 
 
-def test_work_behind_that_of_a_killed_rank_is_not_waited_for(tmp_path: Path) -> None:
+def test_device_work_of_a_killed_rank_is_not_waited_for(tmp_path: Path) -> None:
     with Job(wait_for_work_that_is_never_done, 2, tmp_path, transports=WAYS["by IPC"]) as job:
         job.hear_all()
         job.signal(1, signal.SIGKILL)
@@ -327,7 +327,7 @@ def messages(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return [*found, read(gpu, out)[4]]
 
 
-def test_messages_go_from_device_to_device_and_from_the_host_to_one(by_ipc: NativeRanks) -> None:
+def test_messages_go_between_devices_and_from_host_to_device(by_ipc: NativeRanks) -> None:
     assert by_ipc.run_calls(on_double, messages) == [[1, 1, 7], [0, 0, 7]]
 
 
@@ -342,7 +342,7 @@ def planned(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return found
 
 
-def test_plans_are_made_again_and_again(ranks: NativeRanks) -> None:
+def test_persistent_call_on_device_arrays_runs_repeatedly(ranks: NativeRanks) -> None:
     assert ranks.run_calls(on_double, planned) == [[2.0, 4.0, 8.0]] * 2
 
 
@@ -356,7 +356,7 @@ def several(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return [read(gpu, each).tolist() for each in results]
 
 
-def test_lists_and_groups_of_arrays_go_together(ranks: NativeRanks) -> None:
+def test_device_arrays_work_in_lists_and_groups(ranks: NativeRanks) -> None:
     assert ranks.run_calls(on_double, several) == [[[2.0] * 4, [1] * 3, [2.0] * 4, [1] * 3, [0] * 3 + [1] * 3]] * 2
 
 
@@ -367,7 +367,7 @@ def function_and_factor(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list
     return [read(gpu, product).tolist(), read(gpu, scaled).tolist()]
 
 
-def test_functions_and_factors_are_taken(ranks: NativeRanks) -> None:
+def test_device_calls_accept_custom_ops_and_factors(ranks: NativeRanks) -> None:
     assert ranks.run_calls(on_double, function_and_factor) == [[[6.0] * 3, [2.5] * 3]] * 2
 
 
@@ -391,7 +391,7 @@ def without_handles(world: un.Communicator) -> tuple[str, bool, bool]:
     return on_double(world, told, exports=False)
 
 
-def test_what_carries_arrays_is_told(ranks: NativeRanks) -> None:
+def test_explain_says_what_carries_device_arrays(ranks: NativeRanks) -> None:
     way, by_ipc, by_host = ranks.run_calls(on_double, told)[0]
     assert (way == "cuda_ipc", "not among the transports" in way) == (by_ipc, by_host)
     assert by_ipc != by_host
@@ -453,7 +453,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_calls_are_refused_and_the_next_ones_are_not(by_ipc: NativeRanks, what: str) -> None:
+def test_wrong_device_call_is_refused_and_later_calls_work(by_ipc: NativeRanks, what: str) -> None:
     for error in by_ipc.run_calls(on_double, wrong, what):
         assert WRONG[what] in error
 
@@ -470,7 +470,7 @@ def on_different_memory(world: un.Communicator, say: Callable[[Any], None]) -> N
         world.close()
 
 
-def test_an_array_on_the_host_here_and_one_on_a_device_there_is_a_mismatch(tmp_path: Any) -> None:
+def test_host_array_on_one_rank_and_device_array_on_another_is_a_mismatch(tmp_path: Any) -> None:
     with Job(on_different_memory, 2, tmp_path) as job:
         found = job.hear_all()
     assert {kind for kind, _ in found} == {"MismatchError"}
@@ -493,13 +493,13 @@ def two_devices(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
     return told
 
 
-def test_a_communicator_uses_one_device_of_each_rank(by_ipc: NativeRanks) -> None:
+def test_communicator_refuses_arrays_on_a_second_device(by_ipc: NativeRanks) -> None:
     for now, both in by_ipc.run_calls(on_double, two_devices):
         assert "the arrays are on cuda:1, but this communicator uses cuda:0" in now
         assert "out is on cuda:1, but another array is on cuda:0" in both
 
 
-def test_without_a_driver_the_error_says_so(launched_alone: None) -> None:
+def test_device_call_without_a_driver_says_so(launched_alone: None) -> None:
     def no_driver(ordinal: int) -> Any:
         raise un.TransportUnavailableError("there is no driver")
 
@@ -559,7 +559,7 @@ def with_cupy(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     return found
 
 
-def test_arrays_of_cupy_are_used_on_its_current_stream_and_come_back_as_such(by_ipc: NativeRanks) -> None:
+def test_cupy_arrays_use_the_current_stream_and_come_back_as_cupy(by_ipc: NativeRanks) -> None:
     wanted = ["LikeCupys", [0, 2, 4, 6], [0.0, 4.0], [0, 4, 8, 12]]
     assert by_ipc.run_calls(on_double, with_cupy) == [wanted] * 2
 
@@ -589,7 +589,7 @@ print("imported", [name for name in sys.modules if name.startswith(of_devices)])
 """
 
 
-def test_nothing_of_devices_is_imported_before_the_first_array_on_one(tmp_path: Path) -> None:
+def test_no_device_module_is_imported_before_the_first_device_array(tmp_path: Path) -> None:
     program = tmp_path / "without.py"
     program.write_text(WITHOUT)
     command = [sys.executable, "-m", "unisono", "run", "-n", "2", "--no-label", str(program)]

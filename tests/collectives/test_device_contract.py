@@ -43,7 +43,7 @@ def two() -> Iterator[NativeRanks]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_on_any_device(make: Callable[[], Bench], check: str) -> None:
+def test_device_passes_contract_check(make: Callable[[], Bench], check: str) -> None:
     bench = make()
     CHECKS[check](bench)
     bench.close()
@@ -202,23 +202,23 @@ def scene(lenient: tuple[str, ...]) -> tuple[Gpu, Any, list[int], Any]:
     return gpu, device, [device.allocate(N).pointer for _ in range(3)], device.new_stream()
 
 
-def test_every_rule_has_a_test() -> None:
+def test_every_rule_of_the_device_double_has_a_check() -> None:
     assert {*RULES, *BETWEEN_PROCESSES} == set(LENIENCIES)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_double_keeps_a_rule(rule: str) -> None:
+def test_device_double_enforces_rule(rule: str) -> None:
     RULES[rule](())
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_lenient_double_is_found_out(rule: str) -> None:
+def test_check_fails_when_the_device_double_is_lenient(rule: str) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         RULES[rule]((rule,))
 
 
 @pytest.mark.parametrize("rule", BETWEEN_PROCESSES)
-def test_the_double_keeps_a_rule_between_processes(two: NativeRanks, rule: str) -> None:
+def test_device_double_enforces_rule_between_processes(two: NativeRanks, rule: str) -> None:
     rank, wanted = BETWEEN_PROCESSES[rule]
     run = device_contract.break_a_rule_between_processes
     assert wanted in two.run_calls(run, (), rule)[rank]
@@ -226,6 +226,6 @@ def test_the_double_keeps_a_rule_between_processes(two: NativeRanks, rule: str) 
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_accesses_of_processes_are_ordered_by_their_events(two: NativeRanks, waits: bool) -> None:
+def test_device_events_order_accesses_of_two_processes(two: NativeRanks, waits: bool) -> None:
     said = two.run_calls(device_contract.order_of_processes, Bench.of_double, waits)
     assert ("ordered behind" in said[1]) is not waits

@@ -77,7 +77,7 @@ def exchange(comm: un.Communicator, gpu: Gpu, stream: Stream, nbytes: int, kind:
 
 @pytest.mark.parametrize("kind", ["device", "pooled", "managed"])
 @pytest.mark.parametrize("nbytes", [MOST_SMALL_NBYTES + 4, 1 << 20, SEVERAL_PIECES_NBYTES])
-def test_arrays_go_as_they_lie(run: Callable[..., list[Any]], nbytes: int, kind: str) -> None:
+def test_large_device_arrays_are_sent_directly_by_ucx(run: Callable[..., list[Any]], nbytes: int, kind: str) -> None:
     for is_right, direct, by_host, link in run(exchange, nbytes, kind, background=False):
         assert is_right
         assert (direct, by_host) == ((nbytes, nbytes), (0, 0))
@@ -85,13 +85,13 @@ def test_arrays_go_as_they_lie(run: Callable[..., list[Any]], nbytes: int, kind:
 
 
 @pytest.mark.parametrize("nbytes", [0, 4, MOST_SMALL_NBYTES])
-def test_small_arrays_are_staged(run: Callable[..., list[Any]], nbytes: int) -> None:
+def test_small_device_arrays_are_staged(run: Callable[..., list[Any]], nbytes: int) -> None:
     for is_right, direct, by_host, _ in run(exchange, nbytes, "device"):
         assert is_right
         assert (direct, by_host) == ((0, 0), (nbytes, nbytes))
 
 
-def test_where_ucx_does_not_know_cuda_arrays_are_staged(run: Callable[..., list[Any]]) -> None:
+def test_device_arrays_are_staged_when_ucx_lacks_cuda(run: Callable[..., list[Any]]) -> None:
     def without(*args: Any) -> Any:
         return exchange(*args, 1 << 20, "device")
 
@@ -114,7 +114,9 @@ def one_side(comm: un.Communicator, gpu: Gpu, stream: Stream, on_device: int) ->
 
 
 @pytest.mark.parametrize("on_device", [0, 1])
-def test_an_array_of_the_host_may_meet_one_of_a_device(run: Callable[..., list[Any]], on_device: int) -> None:
+def test_host_array_on_one_side_matches_device_array_on_the_other(
+    run: Callable[..., list[Any]], on_device: int
+) -> None:
     found = run(one_side, on_device)
     assert [is_right for is_right, _ in found] == [True, True]
     assert found[on_device][1] == (1_200_000, 1_200_000)
@@ -139,7 +141,7 @@ def late_receive(comm: un.Communicator, gpu: Gpu, stream: Stream, wildcards: boo
 
 
 @pytest.mark.parametrize("wildcards", [False, True])
-def test_what_had_to_be_put_aside_gets_to_the_device(run: Callable[..., list[Any]], wildcards: bool) -> None:
+def test_unexpected_message_is_copied_to_the_device(run: Callable[..., list[Any]], wildcards: bool) -> None:
     assert run(late_receive, wildcards) == [(True, (0, 0), (0, 800_000)), (True, (800_000, 0), (0, 0))]
 
 
@@ -164,7 +166,7 @@ def one_way(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[bool, Any,
     return bool((read(gpu, array) == of_rank(comm, 1, count)).all()), direct_since(before), staged(comm)
 
 
-def test_a_message_that_comes_by_another_transport_gets_to_the_device(ranks: NativeRanks, tmp_path: Path) -> None:
+def test_message_by_another_transport_is_copied_to_the_device(ranks: NativeRanks, tmp_path: Path) -> None:
     found = ranks.run_calls(without_ucx, str(tmp_path / "store"))
     assert found == [(True, (0, 0), (0, 1_200_000)), (True, (0, 0), (1_200_000, 0))]
 
@@ -183,7 +185,9 @@ def unordered(comm: un.Communicator, gpu: Gpu, stream: Stream, rank: int) -> boo
 
 
 @pytest.mark.parametrize("rank", [0, 1, None])
-def test_neither_side_may_overtake_the_stream(run: Callable[..., list[Any]], rank: int | None) -> None:
+def test_device_message_is_wrong_when_either_side_skips_its_stream(
+    run: Callable[..., list[Any]], rank: int | None
+) -> None:
     assert run(unordered, rank, background=False) == [True, rank is None]
 
 
@@ -212,7 +216,7 @@ def going_on(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[bool]:
     return [bool((read(gpu, out) == of_rank(comm, tag, count)).all()) for tag, out in enumerate(outs)]
 
 
-def test_messages_go_on_by_themselves(run: Callable[..., list[Any]]) -> None:
+def test_device_messages_progress_without_waiting(run: Callable[..., list[Any]]) -> None:
     assert run(going_on) == [[True] * 3] * 2
 
 
@@ -235,9 +239,7 @@ def synchronized(comm: un.Communicator, gpu: Gpu, stream: Stream, tag: int) -> t
 
 @pytest.mark.parametrize("transports", ["ucx", "tcp"])
 @pytest.mark.parametrize("tag", [1, 2])
-def test_after_synchronize_the_host_sees_what_has_come(
-    run: Callable[..., list[Any]], tag: int, transports: str
-) -> None:
+def test_host_sees_received_data_after_synchronize(run: Callable[..., list[Any]], tag: int, transports: str) -> None:
     assert run(synchronized, tag, transports=transports, background=False)[1] == (tag, tag)
 
 
@@ -252,7 +254,7 @@ def grouped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[bool, Any]
     return bool((read(gpu, out) == of_rank(comm, peer, count)).all()), staged(comm)
 
 
-def test_groups_take_them(run: Callable[..., list[Any]]) -> None:
+def test_device_messages_work_in_a_group(run: Callable[..., list[Any]]) -> None:
     assert run(grouped) == [(True, (0, 0))] * 2
 
 
@@ -266,7 +268,7 @@ def dropped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[int, int]:
     return staged(comm)
 
 
-def test_arrays_live_until_they_have_been_sent_and_received(run: Callable[..., list[Any]]) -> None:
+def test_device_arrays_live_until_their_messages_end(run: Callable[..., list[Any]]) -> None:
     assert run(dropped) == [(0, 0)] * 2
 
 
@@ -309,9 +311,7 @@ def by_the_driver(world: un.Communicator, store: str) -> tuple[bool, tuple[int, 
         return bool((out.values(device) == of_rank(comm, peer, count)).all()), cuda_ucx.entries()
 
 
-def test_whatever_thread_enters_ucx_has_a_context_of_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_thread_that_enters_ucx_has_a_cuda_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fabric_ranks.require("ucx")
     fake_cuda.use(monkeypatch)
     with NativeRanks(2, "shm") as ranks:
@@ -338,7 +338,7 @@ def late_device(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
     return found
 
 
-def test_a_device_that_is_late_is_a_timeout_before_anything_is_sent(run: Callable[..., list[Any]]) -> None:
+def test_late_device_times_out_before_its_message_is_sent(run: Callable[..., list[Any]]) -> None:
     for send, receive in run(late_device):
         assert "has not finished its earlier work in time" in send
         assert "has not finished its earlier work in time" in receive
@@ -365,7 +365,7 @@ def unlike(comm: un.Communicator, gpu: Gpu, stream: Stream, ready: Callable[[], 
 
 
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 99_999), ("int32", 100_000), ("float32", 10)])
-def test_another_number_or_type_of_elements_is_a_mismatch(tmp_path: Path, dtype: str, count: int) -> None:
+def test_device_message_of_wrong_dtype_or_count_is_a_mismatch(tmp_path: Path, dtype: str, count: int) -> None:
     fabric_ranks.require("ucx")
     with Job(failing, 2, tmp_path, str(tmp_path / "inner"), unlike, dtype, count, transports="tcp") as job:
         job.hear_all()
@@ -386,7 +386,7 @@ def until_the_end(comm: un.Communicator, gpu: Gpu, stream: Stream, ready: Callab
 
 
 @pytest.mark.parametrize("sends", [True, False])
-def test_a_rank_that_is_killed_is_lost(tmp_path: Path, sends: bool) -> None:
+def test_killed_peer_of_a_device_message_is_lost(tmp_path: Path, sends: bool) -> None:
     fabric_ranks.require("ucx")
     with Job(failing, 2, tmp_path, str(tmp_path / "inner"), until_the_end, sends, transports="tcp") as job:
         job.hear_all()

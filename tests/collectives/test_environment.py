@@ -43,14 +43,14 @@ def place(launch):
     return launch.rank, launch.size
 
 
-def test_without_a_launcher_a_process_is_a_job_of_one():
+def test_process_without_a_launcher_is_a_job_of_one():
     launch = detect({"HOME": "/"})
     assert place(launch) == (0, 1)
     assert (launch.store, launch.key, launch.launcher) == (None, None, "none")
     assert len(launch.job) == 16
 
 
-def test_our_launcher_gives_place_store_job_and_key():
+def test_unisono_launcher_passes_rank_size_store_job_and_key():
     reading, writing = os.pipe()
     os.write(writing, KEY)
     os.close(writing)
@@ -89,7 +89,7 @@ def test_ranks_that_share_a_pipe_each_take_one_key():
         os.close(reading)
 
 
-def test_a_process_started_by_a_rank_is_told_that_it_cannot_be_the_rank():
+def test_process_started_by_a_rank_cannot_be_that_rank():
     script = "import os; from unisono.collectives.bootstrap.environment import detect; detect(os.environ)"
     environ = {**os.environ, **UNISONO, "UNISONO_KEY_FD": "77"}
     done = subprocess.run(
@@ -112,7 +112,7 @@ def test_a_pipe_with_half_a_key_is_refused():
         detect({**UNISONO, "UNISONO_JOB": "bb" * 16, "UNISONO_KEY_FD": str(reading)})
 
 
-def test_the_key_can_come_from_a_private_file(key_file):
+def test_key_is_read_from_a_private_file(key_file):
     launch = detect({**UNISONO, "UNISONO_KEY_FILE": str(key_file)})
     assert launch.key == KEY
     assert launch.launcher == "environment"
@@ -145,20 +145,20 @@ def test_a_key_file_that_is_missing_or_a_link_is_refused(tmp_path, key_file):
             detect({**UNISONO, "UNISONO_KEY_FILE": str(tmp_path / name)})
 
 
-def test_without_our_launcher_rank_0_serves_a_tcp_store():
+def test_rank_0_serves_the_tcp_store_without_the_unisono_launcher():
     first = {**UNISONO, "UNISONO_RANK": "0"}
     assert detect(first).served_host == "127.0.0.1"
     assert detect(UNISONO).served_host is None
     assert detect({**first, "UNISONO_STORE": "file:///tmp/store"}).served_host is None
 
 
-def test_ranks_without_a_job_id_take_it_from_their_store():
+def test_job_id_is_derived_from_the_store_when_not_set():
     one, two = detect(UNISONO), detect({**UNISONO, "UNISONO_RANK": "4"})
     assert one.job == two.job
     assert one.job != detect({**UNISONO, "UNISONO_STORE": "tcp://127.0.0.1:29401"}).job
 
 
-def test_torchrun_is_understood():
+def test_variables_of_torchrun_give_rank_size_and_store():
     launch = detect(TORCHRUN)
     assert place(launch) == (3, 8)
     assert launch.store == "torch://node0:29500/a%20run%2F1/2"
@@ -174,7 +174,7 @@ def test_torchruns_ipv6_address_is_put_in_brackets():
     assert detect({**TORCHRUN, "MASTER_ADDR": "fe80::1"}).store.startswith("torch://[fe80::1]:29500/")
 
 
-def test_the_four_variables_of_torch_suffice_and_rank_0_serves_the_store_there():
+def test_four_env_variables_of_torch_suffice_to_join_a_job():
     first, last = detect({**ENV_VARIABLES, "RANK": "0"}), detect(ENV_VARIABLES)
     assert place(first), place(last) == ((0, 8), (3, 8))
     assert first.store == last.store == "tcp://node0:29500"
@@ -182,7 +182,7 @@ def test_the_four_variables_of_torch_suffice_and_rank_0_serves_the_store_there()
     assert (first.served_host, last.served_host) == ("node0", None)
 
 
-def test_with_a_key_rank_0_serves_wherever_it_may_be_called_what_it_is_not(key_file):
+def test_rank_0_with_a_key_serves_the_store_on_all_addresses(key_file):
     with_key = {**ENV_VARIABLES, "UNISONO_KEY_FILE": str(key_file)}
     first, last = detect({**with_key, "RANK": "0", "MASTER_ADDR": "localhost"}), detect(with_key)
     assert (first.store, first.served_host, first.job) == ("tcp://localhost:29500", "", last.job)
@@ -197,7 +197,7 @@ def test_with_a_key_rank_0_serves_wherever_it_may_be_called_what_it_is_not(key_f
         {**ENV_VARIABLES, "RANK": "0", "WORLD_SIZE": "1"},
     ],
 )
-def test_a_process_that_is_told_to_be_the_only_one_is_a_job_of_one(environ):
+def test_world_size_of_one_makes_a_job_of_one(environ):
     launch = detect(environ)
     assert (place(launch), launch.store, launch.launcher) == ((0, 1), None, "env://")
 
@@ -219,7 +219,7 @@ LAUNCHERS = {
 }
 
 
-def test_of_several_launchers_the_first_in_their_order_counts_and_all_are_named():
+def test_launchers_are_detected_and_listed_in_fixed_order():
     present = {name: value for variables in reversed(LAUNCHERS.values()) for name, value in variables.items()}
     names = list(LAUNCHERS)
     while names:
@@ -231,7 +231,7 @@ def test_of_several_launchers_the_first_in_their_order_counts_and_all_are_named(
 
 @pytest.mark.parametrize("alone", [{"WORLD_SIZE": "16"}, {"RANK": "5"}, {"WORLD_SIZE": "1"}, {"MASTER_ADDR": "node0"}])
 @pytest.mark.parametrize("launcher", [MPIRUN, HYDRA, SRUN], ids=["mpirun", "Hydra", "srun"])
-def test_some_of_torchs_variables_hide_no_other_launcher(launcher, alone):
+def test_incomplete_variables_of_torch_do_not_hide_another_launcher(launcher, alone):
     assert place(detect({**launcher, **alone})) == (1, 2)
 
 
@@ -247,7 +247,7 @@ def test_a_missing_variable_is_named(environ):
 @pytest.mark.parametrize(
     ("environ", "name"), [(UNISONO, "UNISONO_RANK"), (UNISONO, "UNISONO_SIZE"), (TORCHRUN, "WORLD_SIZE")]
 )
-def test_a_number_that_is_none_is_refused_by_name(environ, name, text):
+def test_variable_that_is_no_number_is_refused_by_name(environ, name, text):
     with pytest.raises(UsageError, match=name):
         detect({**environ, name: text})
 
@@ -264,13 +264,13 @@ def test_a_number_that_is_none_is_refused_by_name(environ, name, text):
         (TORCHRUN, {"MASTER_PORT": "65536"}, "MASTER_PORT='65536' cannot be used"),
     ],
 )
-def test_nonsense_is_refused_by_name(environ, changes, message):
+def test_inconsistent_variable_is_refused_by_name(environ, changes, message):
     with pytest.raises(UsageError) as caught:
         detect({**environ, **changes})
     assert message in caught.value.message
 
 
-def test_rank_0_makes_the_key_and_hands_it_over(tmp_path):
+def test_rank_0_creates_the_key_and_shares_it_through_the_store(tmp_path):
     with (
         contextlib.closing(FileStore(str(tmp_path / "store"))) as first,
         contextlib.closing(FileStore(str(tmp_path / "store"))) as second,

@@ -58,7 +58,7 @@ def enter(world: un.Communicator) -> list[list[str]]:
     return entered
 
 
-def test_a_message_of_an_array_enters_no_python_once_there_is_a_channel(ranks: NativeRanks) -> None:
+def test_array_message_runs_no_python_frame_on_an_open_channel(ranks: NativeRanks) -> None:
     assert ranks.run_calls(enter) == [[["<lambda>"]] * 3] * 2
 
 
@@ -73,7 +73,7 @@ def enter_without_waiting(world: un.Communicator) -> bool:
     return not {"source", "target", "_peer_of"} & {*entered, *also}
 
 
-def test_nor_does_one_that_is_not_waited_for_take_a_closer_look(ranks: NativeRanks) -> None:
+def test_nonblocking_array_message_skips_the_python_checks(ranks: NativeRanks) -> None:
     assert ranks.run_calls(enter_without_waiting) == [True, True]
 
 
@@ -121,7 +121,7 @@ def other_kinds(world: un.Communicator) -> list[int]:
     return list(out)
 
 
-def test_what_is_no_plain_array_takes_the_long_way(ranks: NativeRanks) -> None:
+def test_message_of_an_unusual_array_takes_the_python_path(ranks: NativeRanks) -> None:
     assert ranks.run_calls(other_kinds) == [[1, 2, 3, 4]] * 2
 
 
@@ -136,7 +136,7 @@ def large_and_small(world: un.Communicator) -> bool:
     return all(work.wait() is None for work in works)
 
 
-def test_messages_that_nobody_expects_wait_their_turn(ranks: NativeRanks) -> None:
+def test_unexpected_messages_wait_in_order(ranks: NativeRanks) -> None:
     assert ranks.run_calls(large_and_small) == [True, True]
 
 
@@ -195,7 +195,7 @@ def refused(world: un.Communicator) -> list[str]:
     return told
 
 
-def test_wrong_calls_are_refused_and_harm_nobody(ranks: NativeRanks) -> None:
+def test_wrong_message_call_is_refused_and_later_calls_work(ranks: NativeRanks) -> None:
     assert ranks.run_calls(refused) == [list(WRONG)] * 2
 
 
@@ -227,14 +227,14 @@ def close_before(world: un.Communicator) -> list[tuple[str, str]]:
     return [told(lambda: world.send(X, peer)), told(lambda: world.recv(OUT, peer))]
 
 
-def test_ranks_that_disagree_are_told_how() -> None:
+def test_mismatched_message_error_shows_both_arrays() -> None:
     for first, then in un.launch(disagree, 2):
         assert first[0] in ("MismatchError", "AbortedError")
         assert then[0] == "AbortedError"
         assert "float64[3]" in first[1] or "float64[4]" in first[1]
 
 
-def test_a_message_that_does_not_come_has_a_time_limit_and_poisons_the_communicator() -> None:
+def test_message_timeout_aborts_the_communicator() -> None:
     late, other = un.launch(time_out, 2)
     assert late[0][0] == "CollectiveTimeoutError"
     assert late[0][1].startswith("recv(float64[3], source=1, tag=9)")
@@ -242,7 +242,7 @@ def test_a_message_that_does_not_come_has_a_time_limit_and_poisons_the_communica
     assert other[0][0] == "CollectiveTimeoutError"
 
 
-def test_a_closed_communicator_passes_nothing_on() -> None:
+def test_closed_communicator_refuses_messages() -> None:
     for outcomes in un.launch(close_before, 2):
         assert [kind for kind, _ in outcomes] == ["UsageError"] * 2
 
@@ -257,5 +257,5 @@ def in_a_group(world: un.Communicator) -> list[float]:
     return out.tolist()
 
 
-def test_in_a_group_messages_wait_for_its_end(ranks: NativeRanks) -> None:
+def test_grouped_messages_run_when_the_group_ends(ranks: NativeRanks) -> None:
     assert ranks.run_calls(in_a_group) == [[3.0, 3.0]] * 2

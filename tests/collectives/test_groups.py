@@ -83,7 +83,7 @@ def in_group_and_alone(world: Any) -> None:
         same([work.result() for work in works], wanted)
 
 
-def test_a_group_gives_what_its_calls_give(run: Run) -> None:
+def test_group_equals_its_single_calls(run: Run) -> None:
     run(in_group_and_alone)
 
 
@@ -109,7 +109,7 @@ def promised_bits(world: Any, given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("given", PROMISES, ids=str)
-def test_promised_bits_are_those_of_each_array_alone(run: Run, given: dict[str, Any]) -> None:
+def test_grouped_reduction_gives_the_promised_bits_of_single_calls(run: Run, given: dict[str, Any]) -> None:
     run(promised_bits, given)
 
 
@@ -134,7 +134,7 @@ def lists_and_alone(world: Any, collective: str, kind: type, wait: bool) -> None
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast", "scan", "exscan"])
-def test_a_list_gives_what_its_arrays_give(run: Run, collective: str) -> None:
+def test_list_equals_calls_on_its_arrays(run: Run, collective: str) -> None:
     for kind, wait in product([list, tuple], [True, False]):
         run(lists_and_alone, collective, kind, wait)
 
@@ -194,7 +194,7 @@ def share_lists_and_alone(world: Any, collective: str, where: str) -> None:
         if (collective, where) != ("alltoall", "in place")
     ],
 )
-def test_a_list_of_shares_gives_what_its_arrays_give(run: Run, collective: str, where: str) -> None:
+def test_list_of_shares_equals_calls_on_its_arrays(run: Run, collective: str, where: str) -> None:
     run(share_lists_and_alone, collective, where)
 
 
@@ -214,7 +214,7 @@ def lists_by_every_algorithm(world: Any, collective: str) -> list[str]:
 
 
 @pytest.mark.parametrize("collective", SHARED)
-def test_every_algorithm_shares_lists(run: Run, collective: str) -> None:
+def test_lists_of_shares_work_with_every_algorithm(run: Run, collective: str) -> None:
     for told in run(lists_by_every_algorithm, collective):
         assert told
 
@@ -231,7 +231,7 @@ def lists_in_group(world: Any) -> None:
     assert (at_root.result() is None) == (world.rank > 0)
 
 
-def test_lists_and_arrays_may_be_in_one_group(run: Run) -> None:
+def test_group_may_mix_lists_and_arrays(run: Run) -> None:
     run(lists_in_group)
 
 
@@ -243,7 +243,7 @@ def equal_roots(world: Any) -> None:
     assert [work.result().tolist() for work in works] == [[index] * 2 for index in range(10)]
 
 
-def test_equal_roots_are_one_root(run: Run) -> None:
+def test_group_treats_equal_roots_of_different_types_alike(run: Run) -> None:
     run(equal_roots)
 
 
@@ -258,7 +258,7 @@ def kept_arrays(world: Any) -> None:
         assert work.result().tolist() == [world.size] * 3
 
 
-def test_a_work_keeps_only_results() -> None:
+def test_work_of_a_group_does_not_keep_its_input_alive() -> None:
     with NativeRanks(2, "shm") as ranks:
         ranks.run_calls(kept_arrays)
 
@@ -270,7 +270,7 @@ def empty_lists(world: Any) -> None:
         pass
 
 
-def test_an_empty_list_is_nothing_to_do(run: Run) -> None:
+def test_call_on_an_empty_list_does_nothing(run: Run) -> None:
     run(empty_lists)
 
 
@@ -285,7 +285,7 @@ def plan_of_list(world: Any) -> None:
     assert out[1].tolist() == [3 * world.size] * 2
 
 
-def test_a_plan_may_be_of_a_list(run: Run) -> None:
+def test_persistent_call_accepts_a_list(run: Run) -> None:
     run(plan_of_list)
 
 
@@ -317,7 +317,7 @@ def groups_in_groups(world: Any) -> None:
     assert first.result()[0] == second.result()[0] == world.size
 
 
-def test_a_group_in_a_group_belongs_to_it(run: Run) -> None:
+def test_nested_group_ends_with_the_outer_group(run: Run) -> None:
     run(groups_in_groups)
 
 
@@ -333,7 +333,7 @@ def arrays_of_others(world: Any) -> None:
     assert world.allreduce(x[1:], out=out)[0].tolist() == [world.size, 2 * world.size]
 
 
-def test_arrays_of_other_libraries_come_back_as_such(run: Run) -> None:
+def test_grouped_results_have_the_array_type_of_their_inputs(run: Run) -> None:
     run(arrays_of_others)
 
 
@@ -347,7 +347,7 @@ def torch_tensors(world: Any) -> None:
         assert [type(each) for each in found] == [torch.Tensor] * 2
 
 
-def test_tensors_come_back_as_tensors(run: Run) -> None:
+def test_grouped_torch_tensors_come_back_as_tensors(run: Run) -> None:
     pytest.importorskip("torch")
     run(torch_tensors)
 
@@ -377,7 +377,7 @@ def messages_of_hundred(world: Any) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (2, "tcp"), (3, "tcp")])
-def test_a_hundred_small_calls_are_no_more_messages_than_two(size: int, transport: str) -> None:
+def test_hundred_fused_calls_send_no_more_messages_than_two_calls(size: int, transport: str) -> None:
     with NativeRanks(size, transport) as ranks:
         for one, group, as_list in ranks.run_calls(messages_of_hundred):
             assert 0 < group <= 2 * one
@@ -399,7 +399,7 @@ def shares_of_hundred(world: Any, collective: str) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp")])
-def test_a_hundred_calls_on_shares_are_no_more_messages_than_two(size: int, transport: str) -> None:
+def test_hundred_fused_share_calls_send_no_more_messages_than_two(size: int, transport: str) -> None:
     with NativeRanks(size, transport) as ranks:
         for collective in SHARED:
             messages = ranks.run_calls(shares_of_hundred, collective)
@@ -469,7 +469,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(calls=st.lists(CALLS, min_size=1, max_size=12))
-def test_any_group_gives_what_its_calls_give(ranks: NativeRanks, calls: list[dict[str, Any]]) -> None:
+def test_random_group_equals_its_single_calls(ranks: NativeRanks, calls: list[dict[str, Any]]) -> None:
     ranks.run_calls(any_group, calls)
 
 
@@ -531,7 +531,7 @@ def err_in_group(world: Any, what: str) -> tuple[int, list[str], float]:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_nothing_is_sent_if_something_is_wrong(run: Run, what: str) -> None:
+def test_group_with_a_wrong_call_sends_nothing(run: Run, what: str) -> None:
     results = run(err_in_group, what)
     for sent, told, later in results:
         assert sent == 0
@@ -553,7 +553,7 @@ def disagree(world: Any) -> str:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_ranks_that_disagree_about_one_array_are_told(transport: str) -> None:
+def test_mismatch_error_shows_the_array_of_a_group_that_differs(transport: str) -> None:
     with NativeRanks(2, transport) as ranks:
         for told in ranks.run_calls(disagree):
             assert told.startswith("MismatchError")
@@ -579,7 +579,7 @@ def callbacks_and_await(world: Any) -> tuple[list[float], float]:
     return seen, asyncio.run(ask(work))
 
 
-def test_works_of_a_group_tell_when_it_ends(run: Run) -> None:
+def test_works_of_a_group_call_back_and_can_be_awaited(run: Run) -> None:
     results = run(callbacks_and_await)
     assert results == [([float(len(results)), -1.0], float(len(results)))] * len(results)
 
@@ -593,5 +593,5 @@ def closed_in_group(world: Any) -> str:
     return error.value.message
 
 
-def test_a_communicator_that_is_closed_in_a_group_makes_no_call() -> None:
+def test_communicator_closed_inside_a_group_runs_none_of_its_calls() -> None:
     assert all("closed" in told for told in un.launch(closed_in_group, 2))

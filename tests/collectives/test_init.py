@@ -31,7 +31,7 @@ Say = Callable[[Any], None]
 # --- one rank ------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_nobody_launched_is_a_world_of_one() -> None:
+def test_init_without_a_launcher_makes_a_world_of_one() -> None:
     with un.init() as world:
         assert (world.rank, world.size, world.local_rank, world.hosts) == (0, 1, 0, ((0,),))
         x = np.arange(4.0)
@@ -43,7 +43,7 @@ def test_a_process_that_nobody_launched_is_a_world_of_one() -> None:
         world.barrier()
 
 
-def test_worlds_of_one_can_be_made_again_and_leave_no_descriptors() -> None:
+def test_repeated_worlds_of_one_leak_no_file_descriptors() -> None:
     un.init().close()
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -69,7 +69,7 @@ def opened() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
-def test_a_world_that_is_dropped_is_closed() -> None:
+def test_world_is_closed_when_garbage_collected() -> None:
     un.init().close()
     before = opened()
     for _ in range(5):
@@ -77,7 +77,7 @@ def test_a_world_that_is_dropped_is_closed() -> None:
     assert eventually(lambda: opened() == before)
 
 
-def test_a_world_that_is_dropped_stays_open_for_its_plans_and_works() -> None:
+def test_world_stays_open_while_anything_made_from_it_is_alive() -> None:
     before = opened()
     plan, work, part = world_of_a_plan(), un.init().allreduce(np.ones(3), wait=False), un.init().dup()
     gc.collect()
@@ -86,7 +86,7 @@ def test_a_world_that_is_dropped_stays_open_for_its_plans_and_works() -> None:
     assert eventually(lambda: opened() == before)
 
 
-def test_every_thread_that_closes_a_world_returns_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_closes_of_a_world_all_return_after_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on, is_closed, left = threading.Event(), threading.Event(), threading.Event(), []
     leave = Session.close
 
@@ -131,7 +131,7 @@ from unisono.launchers.launch import Pool
         "Pool(1).run(lambda comm: None)",
     ],
 )
-def test_what_is_open_at_exit_is_closed_without_a_warning(tmp_path: Path, program: str) -> None:
+def test_open_world_is_closed_at_exit_without_a_warning(tmp_path: Path, program: str) -> None:
     place = {"UNISONO_RANK": "0", "UNISONO_SIZE": "1", "UNISONO_STORE": f"file://{tmp_path}/store"}
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", AT_EXIT.format(program=program)]
     environ = {**os.environ, **place, "PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"}
@@ -141,7 +141,7 @@ def test_what_is_open_at_exit_is_closed_without_a_warning(tmp_path: Path, progra
 
 
 @pytest.mark.parametrize("algorithm", by_messages("allreduce"))
-def test_the_option_forces_an_algorithm_for_the_collectives_that_have_it(algorithm: str) -> None:
+def test_algorithm_option_applies_to_collectives_that_have_it(algorithm: str) -> None:
     with un.init(un.Options(algorithm=algorithm)) as world:
         choice = world.explain("allreduce", 1 << 20).choice
         assert (choice.algorithm, choice.tier) == (algorithm, "forced")
@@ -150,7 +150,7 @@ def test_the_option_forces_an_algorithm_for_the_collectives_that_have_it(algorit
             assert world.explain(collective, 1 << 20).choice.tier == ("forced" if forced else "model")
 
 
-def test_an_option_that_names_no_algorithm_is_refused_and_the_nearest_are_named() -> None:
+def test_unknown_algorithm_option_is_refused_with_suggestions() -> None:
     with un.init(un.Options(algorithm="rign")) as world:
         for call in (lambda: world.allreduce(np.ones(1)), world.barrier):
             with pytest.raises(
@@ -177,13 +177,13 @@ def test_an_option_that_names_no_algorithm_is_refused_and_the_nearest_are_named(
         ({"store": "tcp://127.0.0.1", "rank": 0, "size": 2}, "port"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], why: str) -> None:
+def test_init_refuses_wrong_arguments(arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(un.UsageError, match=why):
         un.init(**arguments)
 
 
 @pytest.mark.parametrize("transports", ["pigeon", "", "tcp,", (), ("shm", "shm"), ("auto", "tcp")])
-def test_transports_that_cannot_be_are_refused(transports: Any) -> None:
+def test_transports_option_refuses_unknown_or_repeated_names(transports: Any) -> None:
     with pytest.raises(un.UsageError, match="some of shm, tcp, ucx, mpi, cuda_ipc separated by commas"):
         un.Options(transports=transports)
 
@@ -203,13 +203,13 @@ def test_transports_may_be_a_tuple() -> None:
         ("UNISONO_SIZE", "two"),
     ],
 )
-def test_nonsense_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_init_refuses_invalid_environment_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(un.UsageError, match=name):
         un.init()
 
 
-def test_an_address_that_is_not_of_this_machine_is_refused() -> None:
+def test_init_refuses_bind_address_of_another_machine() -> None:
     with pytest.raises(un.UnisonoError, match=r"192\.0\.2\.1"):
         un.init(un.Options(bind_address="192.0.2.1"))
 
@@ -218,7 +218,7 @@ def resident_nbytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def test_communicators_that_are_closed_leave_nothing_that_grows() -> None:
+def test_closed_communicators_do_not_leak_memory() -> None:
     with un.init() as world:
         loop = world._executor.session._listener.loop  # which hears of each that is closed
         for count in (2_000, 20_000):
@@ -242,7 +242,7 @@ def meet_again(world: un.Communicator, say: Say, stores: list[str]) -> None:
     say(world.allreduce(np.array([1])).tolist())
 
 
-def test_ranks_meet_at_stores_of_every_kind(tmp_path: Path) -> None:
+def test_ranks_rendezvous_at_tcp_and_file_stores(tmp_path: Path) -> None:
     stores = [f"tcp://127.0.0.1:{free_port()}", f"file://{tmp_path}/other"]
     with Job(meet_again, 3, tmp_path, stores) as job:
         assert [job.hear_all() for _ in range(3)] == [[[6]] * 3, [[6]] * 3, [[3]] * 3]
@@ -258,7 +258,7 @@ def differ(world: un.Communicator, say: Say, store: str) -> None:
     say((choice.algorithm, choice.segments > 1, transports))
 
 
-def test_all_ranks_adopt_what_rank_0_asks_for(tmp_path: Path) -> None:
+def test_all_ranks_adopt_the_settings_of_rank_0(tmp_path: Path) -> None:
     with Job(differ, 3, tmp_path, f"file://{tmp_path}/other") as job:
         assert job.hear_all() == [("ring", True, {"tcp"})] * 3
 
@@ -275,7 +275,7 @@ def wait_in_vain(world: un.Communicator, say: Say, store: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_a_rank_that_does_not_arrive_is_named(tmp_path: Path, kind: str) -> None:
+def test_rendezvous_error_names_the_missing_rank(tmp_path: Path, kind: str) -> None:
     store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/other"
     with Job(wait_in_vain, 3, tmp_path, store) as job:
         for text in job.hear_all(but=2):
@@ -286,7 +286,7 @@ def say_the_place(world: un.Communicator, say: Say) -> None:
     say((world.rank, world.size, world.local_rank, world.hosts))
 
 
-def test_ranks_of_one_host_number_themselves(tmp_path: Path) -> None:
+def test_ranks_of_one_host_get_local_ranks_in_order(tmp_path: Path) -> None:
     with Job(say_the_place, 3, tmp_path) as job:
         assert job.hear_all() == [(rank, 3, rank, ((0, 1, 2),)) for rank in range(3)]
 
@@ -306,7 +306,7 @@ for _ in range(5):
 """
 
 
-def test_ranks_that_are_told_torchs_variables_meet_again_and_again_at_one_port(tmp_path: Path) -> None:
+def test_ranks_with_variables_of_torch_reuse_one_port_for_many_worlds(tmp_path: Path) -> None:
     for ended in by_variables(MEETINGS, port=free_port(), folder=tmp_path, ranks=3, UNISONO_LOG="info"):
         assert ended.returncode == 0, ended.stderr
         assert ("Rank 0 makes this job's key and hands it out in the store" in ended.stderr) == (
@@ -320,7 +320,7 @@ def look_at_the_store(world: un.Communicator, say: Say, folder: Path) -> None:
     world.barrier()
 
 
-def test_nothing_of_a_store_is_left_once_all_ranks_have_met(tmp_path: Path) -> None:
+def test_file_store_is_removed_after_the_rendezvous(tmp_path: Path) -> None:
     with Job(look_at_the_store, 3, tmp_path, tmp_path / "store") as job:
         assert job.hear_all() == [False] * 3
 
@@ -338,7 +338,7 @@ def fail_to_listen(world: un.Communicator, say: Say, store: str, failing: int) -
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 @pytest.mark.parametrize("failing", range(4))
-def test_a_rank_that_cannot_come_tells_the_others_why(tmp_path: Path, kind: str, failing: int) -> None:
+def test_rank_that_fails_in_init_tells_the_others_why(tmp_path: Path, kind: str, failing: int) -> None:
     store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/other"
     with Job(fail_to_listen, 4, tmp_path, store, failing) as job:
         for rank, (error, text) in enumerate(job.hear_all()):
@@ -357,7 +357,7 @@ def count_mappings_of_meetings(world: un.Communicator, say: Say, store: str) -> 
         say(len(Path("/proc/self/maps").read_text().splitlines()))
 
 
-def test_worlds_that_are_closed_leave_no_mappings(tmp_path: Path) -> None:
+def test_closed_worlds_leave_no_memory_mappings(tmp_path: Path) -> None:
     with Job(count_mappings_of_meetings, 2, tmp_path, f"file://{tmp_path}/other") as job:
         before, after = job.hear_all(), job.hear_all()
     assert max(one - other for one, other in zip(after, before, strict=True)) < 5

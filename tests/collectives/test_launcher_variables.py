@@ -42,7 +42,7 @@ def key_file(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA])
-def test_ranks_of_mpirun_meet_by_mpi(variables: Variables) -> None:
+def test_ranks_of_mpirun_use_mpi_as_their_store(variables: Variables) -> None:
     launch = detect(mpirun(variables))
     assert place(launch) == (3, 8)
     assert (launch.store, launch.key, launch.launcher) == (MPI_WORLD, None, variables.launcher)
@@ -50,13 +50,13 @@ def test_ranks_of_mpirun_meet_by_mpi(variables: Variables) -> None:
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA])
-def test_a_store_that_is_named_replaces_mpi(variables: Variables) -> None:
+def test_explicit_store_replaces_the_mpi_store(variables: Variables) -> None:
     launch = detect({**mpirun(variables, 0), "UNISONO_STORE": "tcp://127.0.0.1:29400"})
     assert (launch.store, launch.served_host, launch.size) == ("tcp://127.0.0.1:29400", "127.0.0.1", 8)
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA])
-def test_one_rank_of_mpirun_needs_nobody(variables: Variables) -> None:
+def test_single_rank_of_mpirun_needs_no_store(variables: Variables) -> None:
     assert detect(mpirun(variables, 0, 1)).store is None
 
 
@@ -71,7 +71,7 @@ def test_a_missing_variable_of_mpirun_is_named(variables: Variables) -> None:
 # --- srun ----------------------------------------------------------------------------------------------------------
 
 
-def test_srun_says_place_and_job_and_rank_0_serves_the_store_on_the_first_node(key_file: str) -> None:
+def test_srun_variables_give_rank_job_and_store_on_the_first_node(key_file: str) -> None:
     launch = detect({**STEP, "UNISONO_KEY_FILE": key_file})
     assert place(launch) == (3, 5)
     assert launch.launcher == "srun"
@@ -83,13 +83,13 @@ def test_srun_says_place_and_job_and_rank_0_serves_the_store_on_the_first_node(k
     assert len({launch.job, *jobs}) == 4
 
 
-def test_a_step_on_one_node_needs_no_key() -> None:
+def test_srun_step_on_one_node_needs_no_key() -> None:
     launch = detect(fake_srun.variables(1, 3))
     assert str(launch.store).startswith("tcp://127.0.0.1:")
     assert launch.key is None
 
 
-def test_a_step_on_several_nodes_needs_a_key_or_a_folder() -> None:
+def test_srun_step_on_several_nodes_needs_a_key_or_a_file_store() -> None:
     with pytest.raises(UsageError, match=r"on 3 nodes, .* make a key, .* UNISONO_KEY_FILE .* UNISONO_STORE=file"):
         detect(STEP)
     assert detect({**STEP, "UNISONO_STORE": "file:///shared/folder"}).store == "file:///shared/folder"
@@ -100,7 +100,7 @@ def test_a_batch_script_is_no_task_of_a_step() -> None:
     assert detect(script).launcher == "none"
 
 
-def test_of_srun_and_hydra_the_one_that_has_started_the_rank_is_believed(key_file: str) -> None:
+def test_launcher_that_started_the_rank_wins_over_an_outer_srun(key_file: str) -> None:
     key = {"UNISONO_KEY_FILE": key_file}
     by_hydra = {**STEP, **key, **mpirun(HYDRA, 7)}
     assert (detect(by_hydra).launcher, detect(by_hydra).rank) == (HYDRA.launcher, 7)
@@ -117,7 +117,7 @@ def test_of_srun_and_hydra_the_one_that_has_started_the_rank_is_believed(key_fil
         ({"SLURM_JOB_ID": ""}, "is set but SLURM_JOB_ID is not"),
     ],
 )
-def test_nonsense_of_srun_is_refused_by_name(changes: dict[str, str], why: str, key_file: str) -> None:
+def test_inconsistent_srun_variable_is_refused_by_name(changes: dict[str, str], why: str, key_file: str) -> None:
     with pytest.raises(UsageError) as caught:
         detect({**STEP, "UNISONO_KEY_FILE": key_file, **changes})
     assert why in caught.value.message
@@ -133,7 +133,7 @@ def test_nonsense_of_srun_is_refused_by_name(changes: dict[str, str], why: str, 
         ("r[1-2]n[0-1]x", ["r1n0x", "r1n1x", "r2n0x", "r2n1x"]),
     ],
 )
-def test_lists_of_nodes_are_understood(text: str, names: list[str]) -> None:
+def test_slurm_node_list_expands_to_node_names(text: str, names: list[str]) -> None:
     assert node_names(text) == names
 
 
@@ -142,7 +142,7 @@ def test_lists_of_nodes_are_understood(text: str, names: list[str]) -> None:
         st.tuples(st.sampled_from(["a", "node", "rack-"]), st.integers(0, 90), st.integers(0, 9), st.integers(1, 4))
     )
 )
-def test_ranges_of_nodes_are_all_of_their_numbers(parts: list[tuple[str, int, int, int]]) -> None:
+def test_slurm_node_range_expands_to_every_number(parts: list[tuple[str, int, int, int]]) -> None:
     text = ",".join(f"{name}[{first:0{width}}-{first + more:0{width}}]" for name, first, more, width in parts)
     found = [
         f"{name}{number:0{len(f'{first:0{width}}')}}"
@@ -154,7 +154,7 @@ def test_ranges_of_nodes_are_all_of_their_numbers(parts: list[tuple[str, int, in
 
 
 @given(st.text(alphabet="ab01[]-,", max_size=12))
-def test_any_text_is_a_list_of_nodes_or_refused(text: str) -> None:
+def test_node_list_parser_refuses_or_expands_any_text(text: str) -> None:
     try:
         names = node_names(text)
     except UsageError:
@@ -163,7 +163,7 @@ def test_any_text_is_a_list_of_nodes_or_refused(text: str) -> None:
     assert not any(set(name) & set("[],") for name in names)
 
 
-def test_tasks_of_a_fake_srun_meet() -> None:
+def test_tasks_of_a_fake_srun_form_a_job() -> None:
     program = (
         "import numpy as np, unisono as un\n"
         "with un.init() as world: total = int(world.allreduce(np.array(world.rank)))\n"
@@ -179,7 +179,7 @@ def test_tasks_of_a_fake_srun_meet() -> None:
     assert sorted(output.split("\n")) == ["", "0 3 3", "1 3 3", "2 3 3"]
 
 
-def test_a_port_that_another_process_has_is_told_by_every_task() -> None:
+def test_every_task_reports_a_store_port_held_by_another_process() -> None:
     """Whoever squats it does not speak like a store, and lets nobody wait for long."""
     environ = {**fake_srun.variables(0, 2), "SLURM_JOB_ID": "4712"}
     port = int(str(detect(environ).store).rpartition(":")[2])
@@ -206,7 +206,7 @@ def test_a_port_that_another_process_has_is_told_by_every_task() -> None:
                 rank.wait()
 
 
-def test_the_port_of_a_step_is_below_those_that_systems_hand_out() -> None:
+def test_port_of_an_srun_step_is_below_ephemeral_ports() -> None:
     ports = {int(Step(f"slurm {job}.0 0", ["a"]).store.rpartition(":")[2]) for job in range(1000)}
     assert min(ports) >= 15_000
     assert max(ports) < 30_000

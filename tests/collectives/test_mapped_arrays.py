@@ -29,7 +29,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_array_is_one_of_numpy_with_aligned_memory(dtype: str) -> None:
+def test_empty_returns_an_aligned_zeroed_numpy_array(dtype: str) -> None:
     array = un.empty((3, 5), dtype)
     assert type(array) is np.ndarray
     assert (array.shape, array.dtype) == ((3, 5), np.dtype(dtype))
@@ -43,12 +43,12 @@ def test_an_array_is_one_of_numpy_with_aligned_memory(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [0, (0,), (3, 0, 2), (), 1, (2, 3), [4, 1], np.int64(7), (np.int8(2),)])
-def test_shapes_are_those_of_numpy(shape: Any) -> None:
+def test_empty_accepts_the_shapes_of_numpy(shape: Any) -> None:
     assert un.empty(shape, "f4").shape == np.empty(shape, "f4").shape
 
 
 @pytest.mark.parametrize("shape", [-1, (2, -3), 1.5, "3", None, (2, None)])
-def test_a_wrong_shape_is_a_usage_error(shape: Any) -> None:
+def test_empty_refuses_a_wrong_shape(shape: Any) -> None:
     with pytest.raises(un.UsageError, match="shape"):
         un.empty(shape, "f4")
 
@@ -56,13 +56,13 @@ def test_a_wrong_shape_is_a_usage_error(shape: Any) -> None:
 @pytest.mark.parametrize(
     ("dtype", "advice"), [(object, "astype"), ([("a", "f4")], "field"), (">f4", "byte order"), ("no dtype", "dtype")]
 )
-def test_a_dtype_that_cannot_be_sent_is_a_usage_error_with_advice(dtype: Any, advice: str) -> None:
+def test_empty_refuses_unsupported_dtype_with_advice(dtype: Any, advice: str) -> None:
     with pytest.raises(un.UsageError, match=advice):
         un.empty(4, dtype)
 
 
 @pytest.mark.parametrize("elements", [1 << 44, 1 << 61, 1 << 70])
-def test_more_memory_than_there_is_is_a_memory_error(elements: int) -> None:
+def test_empty_raises_memory_error_when_memory_does_not_suffice(elements: int) -> None:
     with pytest.raises(MemoryError):
         un.empty(elements, "f8")
 
@@ -87,7 +87,7 @@ def test_memory_is_freed_with_the_last_view() -> None:
     assert (mappings(), len(os.listdir("/proc/self/fd"))) == before
 
 
-def test_a_forked_child_and_its_parent_do_not_see_what_the_other_writes() -> None:
+def test_forked_child_has_its_own_copy_of_an_array_of_empty() -> None:
     array = un.empty(1000, "i4")
     array[:] = 5
     child = os.fork()
@@ -146,7 +146,7 @@ COUNTS = st.one_of(st.integers(0, 5000), st.integers(2000, 900_000))
     in_place=st.booleans(),
 )
 @bounded
-def test_results_do_not_depend_on_where_arrays_lie(
+def test_results_do_not_depend_on_arrays_being_in_arenas(
     ranks: NativeRanks, count: int, places: list[tuple[str, str, int, int]], algorithm: str, in_place: bool
 ) -> None:
     total = contribution(0, count) * (ranks.size * (ranks.size + 1) // 2)
@@ -177,7 +177,7 @@ def exchanged(world: un.Communicator, counts: list[int], places: list[tuple[str,
 
 @given(counts=st.lists(COUNTS, max_size=4), places=st.lists(PLACE, min_size=3, max_size=3))
 @bounded
-def test_messages_arrive_wherever_arrays_lie(
+def test_messages_arrive_from_and_into_arenas(
     ranks: NativeRanks, counts: list[int], places: list[tuple[str, str, int, int]]
 ) -> None:
     assert all(ranks.run_calls(exchanged, counts, places))
@@ -199,7 +199,7 @@ def called_often(world: un.Communicator) -> tuple[int, int, int]:
     return mappings()
 
 
-def test_thousands_of_calls_on_a_hundred_arrays_leave_nothing_behind(ranks: NativeRanks) -> None:
+def test_calls_on_many_arenas_leave_few_mappings(ranks: NativeRanks) -> None:
     for mapped in ranks.run_calls(called_often):
         assert mapped < 20  # far fewer than there were arrays
 
@@ -216,7 +216,7 @@ def sums_while_a_rank_dies(world: un.Communicator, say: Any) -> None:
         say(type(error).__name__)
 
 
-def test_a_rank_that_dies_is_lost_to_those_that_read_its_memory(tmp_path: Path) -> None:
+def test_death_of_a_rank_during_reads_of_its_arena_is_peer_lost(tmp_path: Path) -> None:
     with Job(sums_while_a_rank_dies, 2, tmp_path, transports="shm") as job:
         victim = job.hear(1)
         job.hear(0)

@@ -81,7 +81,7 @@ def exchange(world: un.Communicator, recipes: list[Any], root: int) -> bool:
 
 @bounded
 @given(recipes=st.lists(objects, min_size=3, max_size=3), root=st.integers(0, 2))
-def test_objects_arrive_as_they_were(ranks: NativeRanks, recipes: list[Any], root: int) -> None:
+def test_objects_arrive_equal_in_object_collectives(ranks: NativeRanks, recipes: list[Any], root: int) -> None:
     assert ranks.run_calls(exchange, recipes[: ranks.size], root % ranks.size) == [True] * ranks.size
 
 
@@ -104,7 +104,7 @@ def hand_around(world: un.Communicator, recipe: Any) -> bool:
 
 @bounded
 @given(recipe=objects)
-def test_objects_are_sent_from_rank_to_rank(three: NativeRanks, recipe: Any) -> None:
+def test_objects_arrive_equal_in_messages(three: NativeRanks, recipe: Any) -> None:
     assert three.run_calls(hand_around, recipe) == [True] * 3
 
 
@@ -113,7 +113,7 @@ def use_on_a_subgroup(world: un.Communicator) -> Any:
         return part.allgather_object(world.rank), part.scatter_object(list("abc") if part.rank == 0 else None)
 
 
-def test_objects_go_by_the_ranks_of_the_communicator(three: NativeRanks) -> None:
+def test_object_calls_use_ranks_of_the_subcommunicator(three: NativeRanks) -> None:
     assert three.run_calls(use_on_a_subgroup) == [([2, 1, 0], "c"), ([2, 1, 0], "b"), ([2, 1, 0], "a")]
 
 
@@ -128,7 +128,7 @@ def memory_of_a_large_array(world: un.Communicator) -> Any:
     return bool(is_own), parts[world.rank]["x"] is x, float(theirs[LARGE - 1, 1]), sent >= x.nbytes
 
 
-def test_a_large_array_comes_in_memory_of_its_own(three: NativeRanks) -> None:
+def test_large_array_in_an_object_arrives_in_its_own_memory(three: NativeRanks) -> None:
     results = three.run_calls(memory_of_a_large_array)
     assert results == [(True, True, float((rank + 1) % 3), True) for rank in range(3)]
 
@@ -148,7 +148,7 @@ def carriers(world: un.Communicator, recipe: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["ucx", "ucx_core", "openmpi"])
-def test_objects_take_authenticated_links_where_those_of_arrays_are_not(name: str) -> None:
+def test_objects_use_authenticated_links_when_array_links_are_not(name: str) -> None:
     fabric_ranks.require("ucx" if name == "ucx_core" else name)
     with NativeRanks(3, name) if name == "ucx_core" else fabric_ranks.started(3, name) as ranks:
         library = "mpi" if name == "openmpi" else name
@@ -164,7 +164,7 @@ def disagree(world: un.Communicator) -> tuple[str, str]:
     return told(lambda: world.allreduce(np.ones(5)) if world.rank else world.broadcast_object("object"))
 
 
-def test_who_calls_something_else_is_found_out_where_objects_take_other_links() -> None:
+def test_mismatch_is_detected_when_objects_use_other_links() -> None:
     with fabric_ranks.started(2, "ucx") as ranks:
         for kind, text in ranks.run_calls(disagree):
             assert kind == "MismatchError"
@@ -197,9 +197,7 @@ def fail_to_pickle(world: un.Communicator, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_object_that_cannot_be_pickled_is_an_error_on_every_rank_and_calls_go_on(
-    three: NativeRanks, name: str
-) -> None:
+def test_unpicklable_object_is_an_error_on_every_rank_and_calls_go_on(three: NativeRanks, name: str) -> None:
     wanted = "rank 1 cannot pickle its object: RuntimeError: no pickles of this"
     assert three.run_calls(fail_to_pickle, name) == [("UsageError", wanted, 3)] * 3
 
@@ -213,7 +211,7 @@ def fail_to_send(world: un.Communicator) -> Any:
     return (*error, int(world.allreduce(np.array(1))))
 
 
-def test_who_receives_what_cannot_be_pickled_is_told(three: NativeRanks) -> None:
+def test_receiver_of_an_unpicklable_object_gets_an_error(three: NativeRanks) -> None:
     wanted = ("UsageError", "rank 1 cannot pickle its object: RuntimeError: no pickles of this", 3)
     assert three.run_calls(fail_to_send) == [wanted, wanted, ("", "", 3)]
 
@@ -226,7 +224,7 @@ def fail_to_unpickle(world: un.Communicator) -> Any:
     return (*error, int(world.allreduce(np.array(1))))
 
 
-def test_an_object_that_cannot_be_unpickled_is_an_error_where_it_comes(three: NativeRanks) -> None:
+def test_object_that_fails_to_unpickle_is_an_error_on_its_receiver(three: NativeRanks) -> None:
     first, second, root = three.run_calls(fail_to_unpickle)
     assert first == second == ("", "", 3)
     assert root == ("UsageError", POISON, 3)
@@ -251,7 +249,7 @@ def err_then_go_on(world: un.Communicator, what: str) -> Any:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_call_is_refused_where_it_is_made_and_harms_nobody(three: NativeRanks, what: str) -> None:
+def test_wrong_object_call_is_refused_locally_and_later_calls_work(three: NativeRanks, what: str) -> None:
     assert three.run_calls(err_then_go_on, what) == [("", "fine"), ("", "fine"), ("UsageError", "fine")]
 
 
@@ -261,7 +259,7 @@ def forget_to_send(world: un.Communicator) -> Any:
     return told(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
-def test_an_object_that_does_not_come_is_a_timeout() -> None:
+def test_missing_object_message_times_out() -> None:
     with NativeRanks(2, "shm") as ranks:
         for kind, text in ranks.run_calls(forget_to_send):
             assert kind == "CollectiveTimeoutError"

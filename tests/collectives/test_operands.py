@@ -13,7 +13,7 @@ from unisono.errors import UsageError
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype_is_taken_by_its_name(name: str) -> None:
+def test_operand_has_the_dtype_of_its_array(name: str) -> None:
     operand = operands.source(np.zeros(3, name))
     assert operand.dtype is DTYPES[name]
     assert operand.flat.dtype.itemsize == DTYPES[name].itemsize
@@ -23,7 +23,7 @@ def test_every_dtype_is_taken_by_its_name(name: str) -> None:
     ("shape", "order", "told"),
     [((2, 3), "C", "C"), ((2, 3), "F", "F"), ((), "C", "C"), ((4, 1), "F", "C"), ((0, 3), "C", "C"), ((5,), "F", "C")],
 )
-def test_contiguous_arrays_are_used_where_they_lie(shape: tuple[int, ...], order: Any, told: str) -> None:
+def test_contiguous_arrays_become_operands_without_a_copy(shape: tuple[int, ...], order: Any, told: str) -> None:
     array = np.zeros(shape, order=order)
     for operand in (operands.source(array), operands.target(array)):
         assert (operand.shape, operand.order, operand.flat.ndim) == (shape, told, 1)
@@ -31,7 +31,7 @@ def test_contiguous_arrays_are_used_where_they_lie(shape: tuple[int, ...], order
         assert operand.flat.ctypes.data == array.ctypes.data
 
 
-def test_the_flat_form_of_an_array_in_fortran_order_is_that_of_its_memory() -> None:
+def test_operand_of_fortran_order_array_is_flat_in_memory_order() -> None:
     array = np.asfortranarray(np.arange(6).reshape(2, 3))
     assert operands.source(array).flat.tolist() == [0, 3, 1, 4, 2, 5]
 
@@ -46,7 +46,7 @@ def test_strided_arrays_are_packed_in_c_order(view: Any) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(shape=st.lists(st.integers(0, 4), max_size=4), order=st.sampled_from("CF"), turned=st.booleans())
-def test_a_result_has_the_shape_dtype_and_order_of_its_operand(shape: list[int], order: Any, turned: bool) -> None:
+def test_new_result_has_the_shape_dtype_and_order_of_its_operand(shape: list[int], order: Any, turned: bool) -> None:
     array = np.zeros(shape, "float16", order=order)
     operand = operands.source(array.T if turned else array)
     result, target = operands.new(operand.shape, operand)
@@ -74,7 +74,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_not_a_plain_array_is_refused(what: str) -> None:
+def test_operand_of_no_plain_array_is_refused(what: str) -> None:
     wrong, why = WRONG[what]
     for take in (operands.source, operands.target):
         with pytest.raises(UsageError, match=why):
@@ -110,7 +110,7 @@ def test_arrays_that_overlap_in_part_are_refused() -> None:
         operands.share_memory(operands.source(memory[:8]), operands.target(memory[1:9]), 0)
 
 
-def test_arrays_that_lie_as_in_place_or_apart_are_taken() -> None:
+def test_in_place_and_disjoint_arrays_are_accepted() -> None:
     memory = np.zeros(10)
     for first, offset in ((0, 0), (2, 2)):
         out = operands.target(memory[first : first + 5])
@@ -120,6 +120,6 @@ def test_arrays_that_lie_as_in_place_or_apart_are_taken() -> None:
         operands.share_memory(operands.source(memory[:5]), operands.target(memory[:5]), None)
 
 
-def test_a_strided_array_may_overlap_its_out_because_it_is_packed_first() -> None:
+def test_strided_input_may_overlap_out_because_it_is_packed_first() -> None:
     memory = np.zeros(10)
     assert not operands.share_memory(operands.source(memory[::2]), operands.target(memory[:5]), 0)

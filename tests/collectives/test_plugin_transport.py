@@ -91,7 +91,7 @@ def use_everything(world: un.Communicator, say: Say) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_whole_interface_works_over_an_installed_transport(tmp_path: Path) -> None:
+def test_all_calls_work_over_an_installed_transport(tmp_path: Path) -> None:
     with Job(use_everything, 3, tmp_path, transports="sockets") as job:
         for rank, (cases, ways, sent, told) in enumerate(job.hear_all()):
             assert (cases, ways) == (60, {"sockets"})
@@ -102,7 +102,7 @@ def test_the_whole_interface_works_over_an_installed_transport(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("installed")
-def test_bench_takes_installed_transport_by_its_name() -> None:
+def test_bench_accepts_the_name_of_an_installed_transport() -> None:
     (library,) = libraries("sockets", "")
     assert (library.name, library.variables) == ("unisono-sockets", {"UNISONO_TRANSPORTS": "sockets"})
 
@@ -119,7 +119,7 @@ def reduce_until_an_error(world: un.Communicator, say: Say) -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_rank_that_is_killed_or_interrupted_is_an_error_of_the_others(number: int, tmp_path: Path) -> None:
+def test_end_of_a_rank_on_a_plugin_transport_is_an_error_on_others(number: int, tmp_path: Path) -> None:
     with Job(reduce_until_an_error, 3, tmp_path, transports="sockets") as job:
         job.hear_all()
         job.signal(1, number)
@@ -140,7 +140,7 @@ def disagree(world: un.Communicator, say: Say) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_disagreement_is_an_error_of_all(tmp_path: Path) -> None:
+def test_mismatch_on_a_plugin_transport_is_an_error_on_all_ranks(tmp_path: Path) -> None:
     with Job(disagree, 3, tmp_path, transports="sockets") as job:
         for kind, text in job.hear_all():
             assert kind == "MismatchError", text
@@ -178,13 +178,13 @@ def errors_of(name: str, place: Path, ranks: int = 3, **more: str) -> tuple[int,
         ("sockets,tcp", "or one alone of ucx_core, and of installed packages"),
     ],
 )
-def test_a_transport_that_cannot_be_had_is_told_by_every_rank(name: str, what: str, installed: Path) -> None:
+def test_every_rank_reports_a_transport_that_cannot_be_opened(name: str, what: str, installed: Path) -> None:
     code, told = errors_of(name, installed)
     assert code == (1 if name in NAMES else 2), told  # a setting that cannot be is refused before any rank is started
     assert what in told
 
 
-def test_a_transport_that_one_rank_does_not_open_is_an_error_at_the_deadline(installed: Path) -> None:
+def test_transport_that_one_rank_never_opens_fails_at_the_deadline(installed: Path) -> None:
     code, told = errors_of("never", installed, UNISONO_RENDEZVOUS_TIMEOUT_S="3")
     assert code == 1
     assert "waited" in told or "did not" in told
@@ -202,7 +202,7 @@ def open_where_only_rank_0_has_it(world: un.Communicator, say: Say, place: str, 
         say((type(error).__name__, str(error)))
 
 
-def test_a_package_that_only_rank_0_has_is_an_error_of_all(
+def test_transport_installed_on_rank_0_only_is_an_error_on_all_ranks(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(installed)])

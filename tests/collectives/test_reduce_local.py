@@ -19,7 +19,7 @@ X = np.ones((2, 3))
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(reduction=st.sampled_from(REDUCTIONS), arrays=st.integers(1, 7), count=st.sampled_from([0, 1, 7, 64, 1000]))
-def test_arrays_are_reduced_into_the_first(reduction: tuple[str, str], arrays: int, count: int) -> None:
+def test_reduce_local_reduces_into_the_first_array(reduction: tuple[str, str], arrays: int, count: int) -> None:
     dtype, op = reduction
     stack = contributions(dtype, op, arrays, count)
     wanted, dst = reduced(op, stack), stack[0].copy()
@@ -27,7 +27,7 @@ def test_arrays_are_reduced_into_the_first(reduction: tuple[str, str], arrays: i
     assert_same_bits(dst, wanted, f"{op} of {dtype}")
 
 
-def test_sources_may_lie_in_any_order_and_be_the_destination() -> None:
+def test_reduce_local_accepts_any_layout_and_dst_as_a_source() -> None:
     x = np.arange(6.0).reshape(2, 3)
     wide = np.zeros((2, 6))
     wide[:, ::2] = x
@@ -56,7 +56,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_cannot_be_reduced_is_refused(text: str) -> None:
+def test_reduce_local_refuses_wrong_arguments(text: str) -> None:
     with pytest.raises(un.UsageError, match=text):
         REFUSED[text]()
 
@@ -72,7 +72,7 @@ def multiplied(world: un.Communicator, dtype: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float16", "complex64"])
-def test_each_rank_multiplies_its_contribution_by_its_own_factor(dtype: str) -> None:
+def test_premultiplied_sum_uses_the_factor_of_each_rank(dtype: str) -> None:
     for rank, told in enumerate(un.launch(multiplied, 2, dtype)):
         part = [3, 6] if rank == 0 else [9, 12]
         assert told == [[3, 6, 9, 12], [9, 18, 27, 36], part, [3, 6, 9, 12], [9, 18, 27, 36]]

@@ -145,29 +145,29 @@ def local(size: int, **options: Any) -> Callable[..., list[Any]]:
 
 # The verifier proves the order of the plans for every size to 32; here it is run.
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 8, 13])
-def test_a_reproducible_result_is_that_of_the_balanced_tree(size: int) -> None:
+def test_reproducible_result_equals_the_balanced_tree(size: int) -> None:
     check(local(size), size, FEW, ["float16", "bfloat16", "float32"], CANONICAL)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 12])
-def test_what_is_accumulated_in_float32_is_rounded_once(size: int) -> None:
+def test_reduction_accumulated_in_float32_is_rounded_once(size: int) -> None:
     check(local(size), size, FEW, NARROW, ONCE)
 
 
-def test_segments_do_not_change_bits() -> None:
+def test_segments_do_not_change_reproducible_bits() -> None:
     few: list[Case] = [*MANY[:-1], (301, "sum", ["new"])]
     check(local(5, segment_nbytes=64), 5, few, ["float16", "float32"], CANONICAL)
     check(local(5, segment_nbytes=64), 5, few, ["bfloat16"], ONCE)
 
 
 @pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "shm"), (2, "tcp"), (3, "tcp"), (9, "shm")])
-def test_native_ranks_give_the_same_bits_over_every_transport(size: int, transport: str) -> None:
+def test_native_ranks_give_reproducible_bits_over_every_transport(size: int, transport: str) -> None:
     with NativeRanks(size, transport) as ranks:
         check(ranks.run_calls, size, MANY, ["float16", "bfloat16", "float32", "float64"], CANONICAL)
         check(ranks.run_calls, size, MANY, NARROW, ONCE)
 
 
-def test_the_order_of_the_tree_is_another_one_than_that_of_the_default() -> None:
+def test_tree_and_sequential_orders_give_different_bits() -> None:
     """Otherwise the tests above would show nothing."""
     xs = [values_of(rank, 100, "float16") for rank in range(5)]
     orders = [by_tree(xs, "sum"), at_once(xs, "sum"), by_tree(xs[::-1], "sum"), at_once(xs[::-1], "sum")]
@@ -185,7 +185,7 @@ def scanned(world: un.Communicator, count: int) -> tuple[list[float], list[float
     return world.scan(x, reproducible=True).tolist(), world.exscan(x, reproducible=True).tolist()
 
 
-def test_a_reproducible_scan_goes_on_from_rank_to_rank(three: NativeRanks) -> None:
+def test_reproducible_scan_combines_from_rank_to_rank(three: NativeRanks) -> None:
     for count in (5, 40_000):
         xs = [values_of(rank, count, "float32") for rank in range(3)]
         before = [np.zeros(count, "float32"), xs[0], xs[0] + xs[1]]
@@ -224,13 +224,13 @@ def prefixes_once(size: int, rank: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "tcp"), (5, "shm")])
-def test_each_prefix_of_a_scan_that_accumulates_in_float32_is_rounded_once(size: int, transport: str) -> None:
+def test_scan_accumulated_in_float32_rounds_each_prefix_once(size: int, transport: str) -> None:
     with NativeRanks(size, transport) as ranks:
         assert ranks.run_calls(scanned_once) == [prefixes_once(size, rank) for rank in range(size)]
 
 
 @pytest.mark.parametrize("size", [3, 5])
-def test_so_it_is_in_the_generic_executor(size: int) -> None:
+def test_generic_executor_scan_in_float32_rounds_each_prefix_once(size: int) -> None:
     for options in ({}, {"segment_nbytes": 64}):
         assert local(size, **options)(scanned_once) == [prefixes_once(size, rank) for rank in range(size)]
 
@@ -243,7 +243,7 @@ def counted(world: un.Communicator, counts: Sequence[int]) -> tuple[bytes, bytes
     )
 
 
-def test_shares_of_different_lengths_have_the_same_bits(three: NativeRanks) -> None:
+def test_reproducible_reduce_scatterv_has_the_bits_of_the_model(three: NativeRanks) -> None:
     counts = (4000, 0, 3)
     xs = [values_of(rank, sum(counts), "bfloat16") for rank in range(3)]
     ends = np.cumsum(counts)[:-1]
@@ -301,7 +301,7 @@ def in_mode(world: un.Communicator, name: str, repeats: Sequence[int]) -> dict[t
 
 
 @pytest.mark.parametrize(("size", "transport"), [(3, "generic"), (3, "shm"), (2, "tcp")])
-def test_calls_give_the_same_bits_when_a_rank_is_in_another_floating_point_mode(size: int, transport: str) -> None:
+def test_floating_point_mode_of_the_program_does_not_change_bits(size: int, transport: str) -> None:
     with NativeRanks(size, transport) if transport != "generic" else nullcontext() as ranks:
         run = local(size) if ranks is None else ranks.run_calls
         repeats = (4,) if ranks is None else (4, 8000)  # of which the second goes in several pieces
@@ -322,13 +322,13 @@ def sent_nbytes(world: un.Communicator, given: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("given", [CANONICAL, ONCE], ids=str)
-def test_no_rank_sends_more_than_an_allreduce_must(three: NativeRanks, given: dict[str, Any]) -> None:
+def test_reproducible_allreduce_sends_the_minimum(three: NativeRanks, given: dict[str, Any]) -> None:
     assert three.run_calls(sent_nbytes, given) == [2 * 2 * 2 * 100_000] * 3
 
 
 @pytest.mark.parametrize("order", ["canonical", "at_once"])
 @pytest.mark.parametrize("collective", REDUCTIONS)
-def test_every_question_for_an_order_has_an_answer_of_that_order(collective: str, order: Order) -> None:
+def test_tuner_has_an_algorithm_for_every_requested_order(collective: str, order: Order) -> None:
     hosts = (tuple(range(32)), tuple(range(32, 64)))
     for nbytes, size, commutative, varying in product((0, 64, 1 << 30), (1, 2, 3, 64), (True, False), (True, False)):
         question = Question(
@@ -362,7 +362,7 @@ def explained(world: un.Communicator) -> list[str]:
     return [each.choice.algorithm for each in asked]
 
 
-def test_what_is_never_rounded_or_only_once_costs_nothing_more(three: NativeRanks) -> None:
+def test_reproducible_integers_use_the_default_algorithm(three: NativeRanks) -> None:
     canonical, integers, default_integers, once, wide, default = three.run_calls(explained)[0]
     assert (canonical, once) == ("balanced_tree", "all_pairs")
     assert integers == default_integers
@@ -380,7 +380,7 @@ def known_to_the_cache(world: un.Communicator) -> bool:
     return all(one.tobytes() == other.tobytes() for one, other in zip(first, second, strict=True))
 
 
-def test_later_calls_of_a_kind_are_known_by_their_arguments(three: NativeRanks) -> None:
+def test_call_cache_knows_reproducible_and_accumulate_arguments(three: NativeRanks) -> None:
     assert three.run_calls(known_to_the_cache) == [True] * 3
     assert algorithm_request("ring", True, None) is algorithm_request("ring", True, None)
 
@@ -440,7 +440,7 @@ def refused(world: un.Communicator, what: str) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_call_is_refused_and_harms_nobody(three: NativeRanks, what: str) -> None:
+def test_wrong_reproducible_call_is_refused_and_later_calls_work(three: NativeRanks, what: str) -> None:
     for told, after in three.run_calls(refused, what):
         assert WRONG[what][1] in told
         assert after == 3.0
@@ -464,7 +464,9 @@ def disagreeing(world: un.Communicator, dtype: str, given: dict[str, Any]) -> st
     ],
 )
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_ranks_that_promise_other_bits_disagree(transport: str, dtype: str, given: dict[str, Any], shown: str) -> None:
+def test_ranks_with_different_reproducible_arguments_mismatch(
+    transport: str, dtype: str, given: dict[str, Any], shown: str
+) -> None:
     with NativeRanks(2, transport) as ranks:
         for message in ranks.run_calls(disagreeing, dtype, given):
             assert shown in message

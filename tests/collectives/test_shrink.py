@@ -91,7 +91,7 @@ LOSSES: list[tuple[str, int, list[list[int]]]] = [
 
 
 @pytest.mark.parametrize(("transport", "size", "rounds"), LOSSES)
-def test_survivors_go_on_with_dense_ranks(tmp_path: Path, transport: str, size: int, rounds: list[list[int]]) -> None:
+def test_survivors_shrink_to_dense_ranks(tmp_path: Path, transport: str, size: int, rounds: list[list[int]]) -> None:
     with Job(lose_and_go_on, size, tmp_path, tmp_path, rounds, transports=transport) as job:
         for left, total in expected(size, rounds):
             for place, rank in enumerate(left):
@@ -130,7 +130,7 @@ def die_again(world: un.Communicator, say: Say, folder: Path, first: int, second
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 3)])
-def test_a_second_rank_may_die_while_they_shrink(tmp_path: Path, first: int, second: int, moment: str) -> None:
+def test_second_rank_may_die_during_shrink(tmp_path: Path, first: int, second: int, moment: str) -> None:
     if moment == "when it leads" and second != 1:
         pytest.skip("that rank does not lead")
     left = [rank for rank in range(4) if rank not in (first, second)]
@@ -164,7 +164,7 @@ def shrink_for_nothing(world: un.Communicator, say: Say) -> None:
             say(error.message)
 
 
-def test_nothing_to_shrink_for_is_refused_with_advice(tmp_path: Path) -> None:
+def test_shrink_without_a_failure_is_refused_with_advice(tmp_path: Path) -> None:
     with Job(shrink_for_nothing, 2, tmp_path) as job:
         for text in job.hear_all():
             assert text == "nothing has failed: dup() makes another communicator of the same ranks, and split() of some"
@@ -180,7 +180,7 @@ def abort_and_go_on(world: un.Communicator, say: Say) -> None:
         say((again.rank, again.size, summed(again, 1)))
 
 
-def test_where_nobody_died_all_go_on(tmp_path: Path) -> None:
+def test_shrink_after_an_abort_keeps_all_ranks(tmp_path: Path) -> None:
     with Job(abort_and_go_on, 3, tmp_path) as job:
         assert job.hear_all() == [(rank, 3, 3) for rank in range(3)]
 
@@ -198,7 +198,7 @@ def stay_away(world: un.Communicator, say: Say, folder: Path, absent: int) -> No
 
 
 @pytest.mark.parametrize("absent", [0, 2])
-def test_a_rank_that_lives_and_does_not_shrink_is_named(tmp_path: Path, absent: int) -> None:
+def test_shrink_names_live_rank_that_does_not_call_it(tmp_path: Path, absent: int) -> None:
     with Job(stay_away, 4, tmp_path, tmp_path, absent) as job:
         for rank in {0, 1, 2} - {absent}:
             text = job.hear(rank)
@@ -226,7 +226,7 @@ def be_stopped(world: un.Communicator, say: Say, folder: Path) -> None:
     return None
 
 
-def test_a_stopped_rank_is_left_behind_and_told_so_when_it_goes_on(tmp_path: Path) -> None:
+def test_stopped_rank_is_excluded_by_shrink_and_gets_an_error_later(tmp_path: Path) -> None:
     with Job(be_stopped, 3, tmp_path, tmp_path) as job:
         job.hear_all()
         job.signal(1, signal.SIGSTOP)

@@ -38,7 +38,7 @@ def test_every_call_is_counted_by_algorithm_and_size() -> None:
         assert [each.seconds for each in calls] == sorted((each.seconds for each in calls), reverse=True)
 
 
-def test_a_rank_alone_has_no_traffic_and_its_calls() -> None:
+def test_stats_of_a_single_rank_count_calls_without_traffic() -> None:
     with un.init() as world:
         world.allreduce(np.ones(4))
         stats = world.stats()

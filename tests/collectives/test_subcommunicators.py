@@ -92,7 +92,7 @@ def nest(world: un.Communicator) -> Any:
             return two.world_ranks, two.rank, int(found[0]), sorted(two.stats())
 
 
-def test_subgroups_of_subgroups_keep_the_order_they_are_given(four: NativeRanks) -> None:
+def test_nested_subgroups_keep_their_requested_order(four: NativeRanks) -> None:
     none, *others = four.run_calls(nest)
     assert none is None
     assert others == [((3, 2, 1), 2), ((2, 3), 0, 3, [1]), ((2, 3), 1, 2, [0])]
@@ -103,7 +103,7 @@ def be_alone(world: un.Communicator) -> float:
         return float(alone.allreduce(np.full(3, world.rank + 1.0), "avg").sum())
 
 
-def test_a_rank_may_be_alone(four: NativeRanks) -> None:
+def test_subgroup_may_have_a_single_rank(four: NativeRanks) -> None:
     assert four.run_calls(be_alone) == [3.0, 6.0, 9.0, 12.0]
 
 
@@ -114,7 +114,7 @@ def host_views(world: un.Communicator) -> Any:
         return local.world_ranks, int(local.allreduce(np.array(world.rank))), total
 
 
-def test_ranks_of_a_host_and_their_leaders(four: NativeRanks) -> None:
+def test_host_and_leader_communicators_have_the_expected_ranks(four: NativeRanks) -> None:
     assert four.run_calls(host_views) == [((0, 1, 2, 3), 6, 1)] + [((0, 1, 2, 3), 6, None)] * 3
 
 
@@ -127,7 +127,7 @@ def plan_and_count(world: un.Communicator) -> Any:
         return float(x[0]), half.explain("allreduce", 400).choice, set(half.stats())
 
 
-def test_plans_counters_and_choices_are_those_of_the_subgroup(four: NativeRanks) -> None:
+def test_subgroup_has_its_own_persistent_calls_stats_and_choices(four: NativeRanks) -> None:
     results = four.run_calls(plan_and_count)
     assert [row[0] for row in results] == [8.0] * 4
     assert len({row[1] for row in results}) == 1
@@ -146,7 +146,7 @@ def gather_nothing(world: un.Communicator) -> int:
         return -1 if gathered is None else gathered.size
 
 
-def test_who_has_nothing_to_exchange_may_leave_before_the_others_come(fresh: NativeRanks) -> None:
+def test_rank_with_nothing_to_exchange_may_close_its_subgroup_early(fresh: NativeRanks) -> None:
     assert fresh.run_calls(gather_nothing) == [-1, -1, -1, 0]
 
 
@@ -169,7 +169,7 @@ def interleave(world: un.Communicator, seed: int) -> bool:
 
 @bounded
 @given(seed=st.integers(0, 1 << 30))
-def test_communicators_that_overlap_are_called_in_any_order(four: NativeRanks, seed: int) -> None:
+def test_overlapping_communicators_may_be_called_in_any_order(four: NativeRanks, seed: int) -> None:
     assert four.run_calls(interleave, seed) == [True] * 4
 
 
@@ -242,7 +242,7 @@ def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_group_is_refused_where_it_is_made_and_harms_nobody(four: NativeRanks, what: str) -> None:
+def test_wrong_subgroup_is_refused_locally_and_later_calls_work(four: NativeRanks, what: str) -> None:
     results = four.run_calls(err_then_go_on, what)
     assert [row[0] for row in results] == ["", "UsageError", "", ""]
     assert [row[1] for row in results] == [4] * 4
@@ -261,7 +261,7 @@ def close_in_turn(world: un.Communicator) -> list[str]:
     return [*kinds, told(other.barrier)[0], told(lambda: world.split(0))[0], told(world.dup)[0]]
 
 
-def test_closing_a_communicator_closes_those_made_of_it_and_no_other(fresh: NativeRanks) -> None:
+def test_closing_a_communicator_closes_its_descendants_only(fresh: NativeRanks) -> None:
     assert fresh.run_calls(close_in_turn) == [["UsageError", "UsageError", "", "", *["UsageError"] * 3]] * 4
 
 
@@ -276,7 +276,7 @@ def leave_one(world: un.Communicator) -> tuple[str, str]:
     return told(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
-def test_a_rank_that_leaves_a_subgroup_is_lost_to_it_by_its_number_in_the_world(fresh: NativeRanks) -> None:
+def test_peer_lost_error_of_a_subgroup_names_the_world_rank(fresh: NativeRanks) -> None:
     for kind, text in fresh.run_calls(leave_one):
         assert kind == "PeerLostError", text
         assert "rank 2" in text
@@ -293,7 +293,7 @@ def come_late(world: un.Communicator) -> tuple[str, str]:
     return told(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
-def test_who_comes_when_the_other_rank_has_left_the_subgroup_is_told_so(fresh: NativeRanks) -> None:
+def test_late_call_on_a_subgroup_says_that_the_peer_departed(fresh: NativeRanks) -> None:
     for kind, text in fresh.run_calls(come_late):
         assert kind == "PeerLostError", text
         assert "rank 1" in text
@@ -317,7 +317,7 @@ def fork_and_go_on(world: un.Communicator) -> tuple[str, int]:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_forked_child_is_refused_on_subgroups_and_harms_nobody(fresh: NativeRanks) -> None:
+def test_subgroup_call_in_a_forked_child_is_refused(fresh: NativeRanks) -> None:
     *others, last = fresh.run_calls(fork_and_go_on)
     assert others == [("", 4)] * 3
     assert last[1] == 4
@@ -332,7 +332,7 @@ def disagree(world: un.Communicator) -> tuple[str, str]:
     return told(lambda: pair.allreduce(X if world.rank == 2 else X[:7]))
 
 
-def test_a_disagreement_in_a_subgroup_names_ranks_by_their_number_in_the_world(fresh: NativeRanks) -> None:
+def test_mismatch_error_of_a_subgroup_names_world_ranks(fresh: NativeRanks) -> None:
     for kind, text in fresh.run_calls(disagree):
         assert kind == "MismatchError", text
         assert "rank 2 called allreduce(float32[8], op=sum) in ranks 3 and 2 at " in text
@@ -346,7 +346,7 @@ def send_too_much(world: un.Communicator) -> tuple[str, str]:
     return told(lambda: pair.send(X, 1, 5) if pair.rank == 0 else pair.recv(X[:3].copy(), 0, 5)) or told(pair.barrier)
 
 
-def test_a_wrong_message_in_a_subgroup_names_its_sender(fresh: NativeRanks) -> None:
+def test_wrong_message_in_a_subgroup_names_the_world_rank_of_its_sender(fresh: NativeRanks) -> None:
     kind, text = fresh.run_calls(send_too_much)[2]
     assert kind == "MismatchError"
     assert "rank 2: rank 3 sent float32[8] with tag 5" in text
@@ -363,7 +363,7 @@ def call_parent_and_child(world: un.Communicator) -> tuple[str, str]:
         return told(lambda: parent.allreduce(X, timeout_s=DEADLINE_S))
 
 
-def test_calls_of_parent_and_child_that_wait_for_each_other_time_out_and_both_are_named(fresh: NativeRanks) -> None:
+def test_deadlock_of_parent_and_subgroup_times_out_naming_both_calls(fresh: NativeRanks) -> None:
     for kind, text in fresh.run_calls(call_parent_and_child):
         assert kind == "CollectiveTimeoutError", text
         assert "rank 2 waited 0.5 s in call #0 barrier() in ranks 2 and 3 at " in text

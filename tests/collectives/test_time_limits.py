@@ -51,13 +51,13 @@ def world() -> Iterator[un.Communicator]:
 
 @pytest.mark.parametrize("name", TAKERS)
 @pytest.mark.parametrize("limit_s", REFUSED, ids=str)
-def test_a_limit_that_is_none_is_refused(world: un.Communicator, name: str, limit_s: Any) -> None:
+def test_invalid_timeout_is_refused(world: un.Communicator, name: str, limit_s: Any) -> None:
     with pytest.raises(un.UsageError, match="timeout_s must be a"):
         TAKERS[name](world, limit_s)
 
 
 @pytest.mark.parametrize("name", sorted(TAKERS.keys() - TAKE_ZERO))
-def test_a_limit_of_zero_is_refused_where_nothing_could_end_in_it(world: un.Communicator, name: str) -> None:
+def test_timeout_of_zero_is_refused_unless_the_call_can_poll(world: un.Communicator, name: str) -> None:
     with pytest.raises(un.UsageError, match="timeout_s must be a positive number"):
         TAKERS[name](world, 0)
 
@@ -69,12 +69,12 @@ def take_endless_limits(world: un.Communicator) -> None:
                 take(world, limit_s)
 
 
-def test_ranks_take_limits_that_no_system_call_takes() -> None:
+def test_ranks_accept_infinite_timeouts() -> None:
     endless = un.Options(timeout_s=math.inf, rendezvous_timeout_s=math.inf, heartbeat_timeout_s=math.inf)
     assert un.launch(take_endless_limits, 2, timeout_s=math.inf, options=endless) == [None, None]
 
 
-def test_a_deadline_gives_waits_that_every_system_call_takes() -> None:
+def test_deadline_clamps_waits_to_values_of_system_calls() -> None:
     assert [Deadline(limit_s).left_s() for limit_s in (-1.0, 0.0, 1e300, math.inf)] == [0.001, 0.001, 2e6, 2e6]
     assert not Deadline(math.inf).has_passed()
     assert Deadline(0.0).has_passed()
@@ -83,7 +83,7 @@ def test_a_deadline_gives_waits_that_every_system_call_takes() -> None:
 
 
 @pytest.mark.parametrize("limit_s", [0.1, 20.0, 900_000_000.0, math.inf])
-def test_the_kernel_takes_every_limit_of_heartbeats(limit_s: float) -> None:
+def test_heartbeat_timeouts_are_clamped_to_values_of_the_kernel(limit_s: float) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as sock:
         watch(sock, limit_s)
         assert 1 <= sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= max(1, limit_s)
@@ -91,6 +91,6 @@ def test_the_kernel_takes_every_limit_of_heartbeats(limit_s: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "soon"])
-def test_a_limit_of_the_command_that_judges_calls_is_a_finite_time(text: str) -> None:
+def test_cli_test_refuses_a_timeout_that_is_not_finite(text: str) -> None:
     ended = CliRunner().invoke(judging.command, ["-n", "2", "--cases", "1", "--timeout", text])
     assert (ended.exit_code, "--timeout" in ended.output) == (2, True)

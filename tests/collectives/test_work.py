@@ -118,7 +118,7 @@ def plan_again_and_again(world: un.Communicator) -> list[float]:
     return seen
 
 
-def test_a_plan_may_go_on_by_itself(ranks: Any) -> None:
+def test_persistent_call_may_run_without_waiting(ranks: Any) -> None:
     wanted = [float(ranks.size**call) for call in range(1, 5)]
     assert ranks.run_calls(plan_again_and_again) == [wanted] * ranks.size
 
@@ -134,7 +134,7 @@ def messages_both_ways(world: un.Communicator, count: int) -> bool:
 
 
 @pytest.mark.parametrize("count", [0, 1, 300_000])
-def test_messages_go_on_by_themselves(ranks: Any, count: int) -> None:
+def test_messages_may_run_without_waiting(ranks: Any, count: int) -> None:
     assert ranks.run_calls(messages_both_ways, count) == [True] * ranks.size
 
 
@@ -150,7 +150,7 @@ def call_by_both_ways(world: un.Communicator) -> list[float]:
     return [float(x[0]), float(x[-1])]
 
 
-def test_calls_are_carried_out_in_their_order(ranks: Any) -> None:
+def test_blocking_and_nonblocking_calls_run_in_program_order(ranks: Any) -> None:
     assert ranks.run_calls(call_by_both_ways) == [[float(ranks.size) ** 14] * 2] * ranks.size
 
 
@@ -167,7 +167,7 @@ def reduce_in_kind(world: un.Communicator, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in INSTALLED if "float32" in KINDS[name].dtypes])
-def test_a_result_is_of_the_kind_of_the_array(ranks: Any, name: str) -> None:
+def test_result_of_a_work_has_the_library_of_its_input(ranks: Any, name: str) -> None:
     ranks.run_calls(reduce_in_kind, name)
 
 
@@ -194,7 +194,7 @@ def drop_works(world: un.Communicator) -> list[float]:
     return [float(out[-1]) for out in outs]
 
 
-def test_dropping_a_work_changes_nothing(ranks: Any) -> None:
+def test_dropped_works_still_complete(ranks: Any) -> None:
     assert ranks.run_calls(drop_works) == [[float(index * ranks.size) for index in range(DROPPED)]] * ranks.size
 
 
@@ -235,7 +235,7 @@ def watch_arrays(world: un.Communicator, waits: bool) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_arrays_live_until_their_call_has_ended_and_no_longer(ranks: Any, waits: bool) -> None:
+def test_arrays_live_exactly_until_their_call_ends(ranks: Any, waits: bool) -> None:
     ranks.run_calls(watch_arrays, waits)
 
 
@@ -258,7 +258,7 @@ def ask_too_early(world: un.Communicator) -> None:
     assert out[0] == 1.0
 
 
-def test_a_work_tells_whether_it_has_ended(ranks: Any) -> None:
+def test_work_reports_whether_it_has_ended(ranks: Any) -> None:
     ranks.run_calls(ask_too_early)
 
 
@@ -272,7 +272,7 @@ def wait_for_all(world: un.Communicator) -> None:
     assert un.wait_all(works, timeout_s=0.0)[4] is sums[4]
 
 
-def test_all_may_be_waited_for(ranks: Any) -> None:
+def test_wait_all_waits_for_several_works(ranks: Any) -> None:
     ranks.run_calls(wait_for_all)
 
 
@@ -290,7 +290,7 @@ def wait_for_any(world: un.Communicator) -> None:
     assert told(lambda: un.wait_any([]))[0] == "UsageError"
 
 
-def test_the_first_of_several_may_be_waited_for(ranks: Any) -> None:
+def test_wait_any_returns_the_first_work_that_ends(ranks: Any) -> None:
     ranks.run_calls(wait_for_any)
 
 
@@ -347,7 +347,7 @@ def add_callbacks(world: un.Communicator) -> None:
     world.barrier()
 
 
-def test_callbacks_are_called_in_their_order_and_may_fail(ranks: Any) -> None:
+def test_callbacks_of_a_work_run_in_order_and_may_raise(ranks: Any) -> None:
     ranks.run_calls(add_callbacks)
 
 
@@ -368,7 +368,7 @@ def chain_calls_by_callbacks(world: un.Communicator) -> None:
     world.barrier()
 
 
-def test_a_callback_may_call_again(ranks: Any) -> None:
+def test_callback_of_a_work_may_start_another_call(ranks: Any) -> None:
     ranks.run_calls(chain_calls_by_callbacks)
 
 
@@ -449,7 +449,7 @@ def leave_an_event_loop(world: un.Communicator) -> list[str]:
     return records
 
 
-def test_an_event_loop_may_be_left_before_the_end(ranks: Any) -> None:
+def test_event_loop_may_close_before_an_awaited_work_ends(ranks: Any) -> None:
     assert ranks.run_calls(leave_an_event_loop) == [[]] * ranks.size
 
 
@@ -476,7 +476,7 @@ def time_out_unattended(world: un.Communicator, way: str, folder: Path) -> tuple
 
 
 @pytest.mark.parametrize("way", ["collective", "message", "wait", "wait_all"])
-def test_a_limit_ends_a_call_on_all_ranks(fresh_ranks: Any, way: str, tmp_path: Path) -> None:
+def test_timeout_of_a_work_ends_the_call_on_all_ranks(fresh_ranks: Any, way: str, tmp_path: Path) -> None:
     *others, last = fresh_ranks.run_calls(time_out_unattended, way, tmp_path)
     assert "CollectiveTimeoutError" in [first[0] for first, _, _ in others]
     for first, again, later in (*others, last):
@@ -494,7 +494,7 @@ def disagree(world: un.Communicator) -> list[str]:
     return [first[0], told(work.wait)[0], told(work.result)[0], told(lambda: world.barrier(wait=False).wait())[0]]
 
 
-def test_a_disagreement_is_raised_by_the_work_and_later_calls_are_aborted(fresh_ranks: Any) -> None:
+def test_work_raises_mismatch_and_later_calls_are_aborted(fresh_ranks: Any) -> None:
     wanted = ["MismatchError"] * 3 + ["AbortedError"]
     assert fresh_ranks.run_calls(disagree) == [wanted] * fresh_ranks.size
 
@@ -507,7 +507,7 @@ def lose_a_peer(world: un.Communicator) -> list[str]:
     return [told(work.wait)[0], told(work.wait)[0], told(world.barrier)[0]]
 
 
-def test_a_peer_that_leaves_is_lost_to_the_work(fresh_ranks: Any) -> None:
+def test_work_raises_peer_lost_when_a_peer_departs(fresh_ranks: Any) -> None:
     *others, _ = fresh_ranks.run_calls(lose_a_peer)
     assert others == [["PeerLostError", "PeerLostError", "AbortedError"]] * len(others)
 
@@ -523,7 +523,7 @@ def close_with_calls_in_flight(world: un.Communicator) -> list[str]:
     return [told(works[0].wait)[0], told(lambda: world.barrier(wait=False))[0], told(lambda: never(world))[0]]
 
 
-def test_closing_ends_works(fresh_ranks: Any) -> None:
+def test_closing_a_communicator_ends_its_works(fresh_ranks: Any) -> None:
     for first, *later in fresh_ranks.run_calls(close_with_calls_in_flight):
         assert first in ("UsageError", "AbortedError", "PeerLostError")
         assert later == ["UsageError"] * 2
@@ -539,7 +539,7 @@ def be_killed_or_lose(world: un.Communicator, say: Say) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_killed_peer_is_lost_to_the_work(tmp_path: Path, transport: str) -> None:
+def test_work_raises_peer_lost_when_a_peer_is_killed(tmp_path: Path, transport: str) -> None:
     with Job(be_killed_or_lose, 3, tmp_path, transports=transport) as job:
         job.hear_all()
         job.signal(0, signal.SIGKILL)
@@ -601,7 +601,7 @@ def fork_with_calls_in_flight(world: un.Communicator, say: Say) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_forked_child_is_refused_and_ends_cleanly(tmp_path: Path, transport: str) -> None:
+def test_forked_child_with_calls_in_flight_is_refused_and_exits_cleanly(tmp_path: Path, transport: str) -> None:
     refused = repr([True, True, *["UsageError"] * 4, 0])
     with Job(fork_with_calls_in_flight, 2, tmp_path, transports=transport) as job:
         assert [job.hear(1) for _ in range(5)] == [(refused, True)] * 5

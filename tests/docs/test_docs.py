@@ -108,7 +108,7 @@ def ranks_that_stay(launch: Callable[..., list[Any]], monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "document", [path for path in DOCUMENTS if any(">>>" in block.code for block in blocks_of(path))], ids=name_of
 )
-def test_the_examples_in_a_document_give_what_they_show(document: Path) -> None:
+def test_examples_in_a_document_print_the_shown_results(document: Path) -> None:
     names: dict[str, object] = {}  # shared, as a reader goes on from one example to the next
     runner = doctest.DocTestRunner(optionflags=DOCTEST_FLAGS)
     for block in blocks_of(document):
@@ -122,7 +122,7 @@ def test_the_examples_in_a_document_give_what_they_show(document: Path) -> None:
 
 @pytest.mark.usefixtures("ranks_that_stay")
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_the_examples_in_docstrings_give_what_they_show(path: Path) -> None:
+def test_examples_in_docstrings_print_the_shown_results(path: Path) -> None:
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     module = importlib.import_module(name if name.startswith("unisono") else f"unisono.{name}")
     result = doctest.testmod(module, optionflags=DOCTEST_FLAGS)
@@ -152,5 +152,5 @@ def test_links_between_documents_lead_to_files(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_every_block_of_python_is_seen_by_these_tests(document: Path) -> None:
+def test_doc_tests_find_every_python_block(document: Path) -> None:
     assert document.read_text().count("```python") == len(blocks_of(document))

@@ -24,7 +24,7 @@ def train_in_all_ways(world: un.Communicator, example: str) -> list[list[float]]
     return [*(module.train(ranks, STEPS) for ranks in (alone, pair, world)), module.train(pair, STEPS, lag=1)]
 
 
-def test_a_transformer_has_the_losses_of_one_process_on_two_and_four_ranks_and_learns_with_a_lag() -> None:
+def test_transformer_example_has_equal_losses_on_one_two_and_four_ranks() -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     pytest.importorskip("sklearn")
     for alone, pair, four, late in un.launch(train_in_all_ways, 4, str(EXAMPLE), timeout_s=200):

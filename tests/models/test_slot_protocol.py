@@ -40,7 +40,7 @@ def test_no_execution_loses_a_wake_up_or_a_payload(scripts: tuple[Script, Script
         (Mutation.NO_RING, streams(1), True, LOST),
     ],
 )
-def test_a_protocol_with_something_wrong_is_found_out(
+def test_checker_finds_each_mutation_of_the_slot_protocol(
     mutation: Mutation, scripts: tuple[Script, Script], membarrier: bool, finding: str
 ):
     with pytest.raises(Violation, match=finding):
@@ -88,7 +88,7 @@ def test_stores_are_overtaken_by_loads_unless_both_sides_are_fenced(
     assert outcomes([Store("x", 1), *left, Load("y")], [Store("y", 1), *right, Load("x")]) is possible
 
 
-def test_a_message_is_seen_whole_only_by_release_and_acquire():
+def test_message_is_complete_only_with_release_and_acquire():
     def found(release: bool, acquire: bool) -> bool:
         def writer():
             yield Store("data", 1)

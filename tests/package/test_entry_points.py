@@ -48,7 +48,7 @@ def as_archive(place: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("install", [as_folder, as_archive])
-def test_an_entry_point_of_an_installed_package_is_found(
+def test_entry_point_of_an_installed_package_is_found(
     install: Callable[[Path, dict[str, str]], Path], tmp_path: Path
 ) -> None:
     place = install(tmp_path, files_of("mine", GROUP))
@@ -56,7 +56,7 @@ def test_an_entry_point_of_an_installed_package_is_found(
     assert run(ASK.format("unisono.nothing"), place) == ""
 
 
-def test_folders_that_hold_no_package_are_no_obstacle(tmp_path: Path) -> None:
+def test_entry_point_search_ignores_broken_and_missing_folders(tmp_path: Path) -> None:
     as_folder(tmp_path, files_of("mine", GROUP))
     (tmp_path / "broken-1.dist-info").write_text("a file where a folder should be")
     assert run(ASK.format(GROUP), tmp_path, tmp_path / "there_is_none") == "mine"
@@ -75,7 +75,7 @@ def test_algorithms_of_an_installed_package_are_candidates(tmp_path: Path) -> No
     assert "theirs" in told
 
 
-def test_a_rank_imports_no_builder_but_those_it_uses_and_nothing_to_read_packages_with() -> None:
+def test_rank_imports_only_builders_that_it_uses() -> None:
     told = run(
         "import sys, numpy, unisono\n"
         "unisono.init().allreduce(numpy.ones(1), algorithm='recursive_doubling')\n"

@@ -70,7 +70,7 @@ def test_dir_of_module_lists_public_names_only() -> None:
     assert names <= {*un.__all__, "torch"}
 
 
-def test_communicator_answers_names_of_mpi_with_its_own(world: un.Communicator) -> None:
+def test_communicator_suggests_its_own_names_for_names_of_mpi(world: un.Communicator) -> None:
     for name in INSTEAD:
         assert not hasattr(un.Communicator, name)
         assert name not in dir(world)
@@ -85,7 +85,7 @@ def test_communicator_answers_names_of_mpi_with_its_own(world: un.Communicator) 
     ("op", "meant"),
     [("mean", "avg"), ("SUM", "sum"), ("MPI_MAX", "max"), (np.add, "sum"), (max, "max"), (operator.mul, "prod")],
 )
-def test_unknown_op_is_answered_with_the_one_meant(world: un.Communicator, op: Any, meant: str) -> None:
+def test_unknown_op_is_refused_with_a_suggestion(world: un.Communicator, op: Any, meant: str) -> None:
     with pytest.raises(un.UsageError, match=f"did you mean '{meant}'"):
         world.allreduce(X, op=op)
 

@@ -185,7 +185,7 @@ def is_permitted(folder: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
+def test_file_imports_only_modules_allowed_for_its_layer(path: Path) -> None:
     exceptions = EXCEPTIONS.get(name_of(path), {})
     assert violations(path.relative_to(ROOT).parts[0], path.read_text(), exceptions) == []
 
@@ -197,7 +197,7 @@ def test_native_core_is_imported_only_from_its_package() -> None:
 
 
 @pytest.mark.parametrize("name", [part.partition(".")[2] for part in (*VOCABULARY, *OF_PROCESSES)])
-def test_the_vocabulary_imports_nothing_but_itself_and_the_standard_library(name: str) -> None:
+def test_vocabulary_imports_only_itself_and_the_standard_library(name: str) -> None:
     source = (ROOT / "unisono" / f"{name}.py").read_text()
     foreign = [
         found
@@ -227,7 +227,7 @@ def test_the_vocabulary_imports_nothing_but_itself_and_the_standard_library(name
         ("examples", "from unisono.collectives.bootstrap.init import init"),
     ],
 )
-def test_a_wrong_import_is_found(folder: str, source: str) -> None:
+def test_layer_check_reports_a_forbidden_import(folder: str, source: str) -> None:
     assert len(violations(folder, source)) == 1
 
 
@@ -240,11 +240,11 @@ def test_a_wrong_import_is_found(folder: str, source: str) -> None:
         ("examples", "import numpy\nimport unisono as un\nfrom unisono import PeerLostError"),
     ],
 )
-def test_a_right_import_is_let_through(folder: str, source: str) -> None:
+def test_layer_check_accepts_an_allowed_import(folder: str, source: str) -> None:
     assert violations(folder, source) == []
 
 
-def test_every_exception_is_used_and_says_why() -> None:
+def test_every_layer_exception_is_used_and_has_a_reason() -> None:
     for name, exceptions in EXCEPTIONS.items():
         found = list(imports((ROOT / name).read_text()))
         for exception, reason in exceptions.items():
@@ -276,7 +276,7 @@ def test_every_module_of_the_algorithms_is_free_of_numpy() -> None:
     assert ended.stdout.strip() == "False"
 
 
-def test_every_public_name_is_in_the_facade_and_an_unknown_one_is_an_attribute_error() -> None:
+def test_facade_has_every_public_name_and_refuses_unknown_ones() -> None:
     assert set(unisono.__all__) <= set(dir(unisono))
     assert unisono.UsageError is unisono.errors.UsageError
     with pytest.raises(AttributeError, match="has no attribute 'allreduse'"):

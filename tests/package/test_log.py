@@ -20,26 +20,26 @@ def restored_logger() -> Iterator[None]:
     logger.setLevel(before[1])
 
 
-def test_each_line_says_which_rank_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_line_names_its_rank(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("info", rank=2, size=4)
     log.get().info("ring over %s", "shm")
     assert capsys.readouterr() == ("", "unisono [2/4] ring over shm\n")
 
 
-def test_outside_a_job_no_rank_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_line_outside_a_job_names_no_rank(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("warning")
     log.get().warning("careful")
     assert capsys.readouterr().err == "unisono careful\n"
 
 
-def test_modules_below_speak_through_the_same_logger(capsys: pytest.CaptureFixture[str]) -> None:
+def test_child_loggers_write_through_the_unisono_handler(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("debug", rank=0, size=1)
     logging.getLogger("unisono.transports.links.listener").debug("a stranger")
     assert capsys.readouterr().err == "unisono [0/1] a stranger\n"
 
 
 @pytest.mark.parametrize(("level", "told"), [("error", 1), ("warning", 2), ("info", 3), ("debug", 4)])
-def test_the_level_says_how_much_is_told(level: str, told: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_level_filters_messages(level: str, told: int, capsys: pytest.CaptureFixture[str]) -> None:
     log.configure(level, rank=0, size=1)
     logger = log.get()
     for say in (logger.exception, logger.warning, logger.info, logger.debug):
@@ -48,7 +48,7 @@ def test_the_level_says_how_much_is_told(level: str, told: int, capsys: pytest.C
     assert [logger.shows(each) for each in ("error", "warning", "info", "debug")] == [each < told for each in range(4)]
 
 
-def test_configuring_again_changes_the_rank_and_adds_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reconfiguring_the_log_changes_the_rank_without_duplicates(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("info", rank=0, size=2)
     log.configure("info", rank=1, size=3)
     log.get().info("once")
@@ -62,7 +62,7 @@ def test_handlers_of_the_program_are_kept() -> None:
     assert own in logging.getLogger(log.NAME).handlers
 
 
-def test_an_error_that_is_handled_is_told_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_exception_includes_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("error", rank=0, size=1)
     try:
         raise KeyError("what")
@@ -72,12 +72,12 @@ def test_an_error_that_is_handled_is_told_with_its_trace(capsys: pytest.CaptureF
     assert (told[0], told[-1]) == ("unisono [0/1] a callback failed", "KeyError: 'what'")
 
 
-def test_a_message_is_of_the_line_that_says_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_record_has_function_and_file_of_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger=log.NAME):
         logging.getLogger(log.NAME).propagate = True
         log.get().info("here")
     assert (caplog.records[0].funcName, caplog.records[0].filename) == (
-        "test_a_message_is_of_the_line_that_says_it",
+        "test_log_record_has_function_and_file_of_the_caller",
         "test_log.py",
     )
 
@@ -104,7 +104,7 @@ print(loaded, logging.getLogger(log.NAME).level)
         ("warning", "logging.getLogger('unisono').setLevel('ERROR')", [], "False 40"),
     ],
 )
-def test_logging_is_loaded_by_the_first_message_that_is_shown(level: str, then: str, told: list[str], ends: str):
+def test_logging_module_is_loaded_by_the_first_shown_message(level: str, then: str, told: list[str], ends: str):
     code = SILENT.format(level=level, then=then)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert (ended.stderr.splitlines(), ended.stdout.strip()) == (told, ends)

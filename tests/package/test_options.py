@@ -61,29 +61,29 @@ OF_KUBERNETES = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
-def test_an_option_that_cannot_be_is_refused_by_name(name: str, value: Any) -> None:
+def test_invalid_option_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(un.UsageError, match=rf"{name}=.* cannot be used: it must be "):
         un.Options(**{name: value})
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_an_option_is_kept_in_one_form(name: str) -> None:
+def test_option_is_normalized_to_one_form(name: str) -> None:
     value, kept = TAKEN[name]
     found = getattr(un.Options(**{name: value}), name)
     assert (found, type(found)) == (kept, type(kept))
 
 
-def test_every_option_has_values_that_are_refused_and_one_that_is_taken() -> None:
+def test_every_option_has_refused_and_accepted_test_values() -> None:
     assert set(REFUSED) == set(TAKEN) == set(un.Options.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", ""])
-def test_a_variable_is_refused_where_the_option_is(text: str) -> None:
+def test_environment_variable_is_checked_like_its_option(text: str) -> None:
     with pytest.raises(un.UsageError, match=r"UNISONO_TIMEOUT_S=.*a positive number of seconds"):
         un.Options.from_environment({"UNISONO_TIMEOUT_S": text})
 
 
-def test_variables_of_kubernetes_are_passed_over() -> None:
+def test_variables_of_kubernetes_are_ignored() -> None:
     assert list(unknown_variables(OF_KUBERNETES)) == []
     assert un.Options.from_environment(OF_KUBERNETES) == un.Options()
 
@@ -96,13 +96,13 @@ def test_variables_of_kubernetes_are_passed_over() -> None:
         ("UNISONO_PORT_29400_TCP_NAME", ""),
     ],
 )
-def test_a_variable_of_another_version_or_a_typo_is_named(name: str, hint: str) -> None:
+def test_unknown_unisono_variable_is_named_with_a_hint(name: str, hint: str) -> None:
     (sentence,) = unknown_variables({**OF_KUBERNETES, name: "1"})
     assert sentence.startswith(f"{name} is not a setting of this version of Unisono")
     assert hint in sentence
 
 
-def test_a_strange_variable_is_warned_of_once_and_the_program_runs(tmp_path: Path) -> None:
+def test_unknown_unisono_variable_warns_once_and_the_program_runs(tmp_path: Path) -> None:
     program = "import unisono as un\nfor _ in range(2): un.init().close()"
     ended = subprocess.run(
         [sys.executable, "-c", program],

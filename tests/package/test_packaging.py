@@ -34,7 +34,7 @@ def run(*command: str | Path, cwd: Path, timeout_s: float = 300.0) -> str:
 
 @pytest.mark.packaging
 @pytest.mark.timeout(900)
-def test_sdist_and_wheel_install_in_a_fresh_environment_and_import_from_anywhere(tmp_path: Path) -> None:
+def test_sdist_and_wheel_install_and_import_in_a_fresh_environment(tmp_path: Path) -> None:
     dist = tmp_path / "dist"
     run(sys.executable, "-m", "build", "--outdir", dist, ROOT, cwd=tmp_path, timeout_s=600)  # the wheel from the sdist
     (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
@@ -138,7 +138,7 @@ def test_command_without_native_core_ends_with_one_line_of_advice(arguments: str
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_another_missing_name_of_the_transports_is_an_attribute_error() -> None:
+def test_unknown_name_of_transports_is_an_attribute_error() -> None:
     import unisono.transports
 
     with pytest.raises(AttributeError, match="has no attribute 'carrier_pigeon'"):
@@ -155,7 +155,7 @@ def test_the_preflight_check_is_silent_when_nothing_is_missing() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-def test_the_preflight_check_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
+def test_preflight_check_lists_missing_tools_and_how_to_get_them(tmp_path: Path) -> None:
     old_python = tmp_path / "python"
     old_python.write_text("#!/bin/sh\nexit 1\n")  # as one that is older than 3.10 answers the question
     old_python.chmod(0o755)

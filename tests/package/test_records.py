@@ -47,9 +47,7 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("args", "kwargs"), CALLS)
-def test_a_record_has_the_values_of_the_data_class_that_is_made_by_the_same_call(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def test_record_has_the_same_values_as_an_equal_data_class(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     ours, theirs = Visit(*args, **kwargs), Compiled(*args, **kwargs)
     assert (astuple(ours), asdict(ours)) == (astuple(theirs), asdict(theirs))
     assert repr(ours) == repr(theirs).replace("Compiled", "Visit")
@@ -61,26 +59,26 @@ def test_a_record_has_the_values_of_the_data_class_that_is_made_by_the_same_call
     ("args", "kwargs"),
     [((), {}), (("Ann",), {"guest": "Bob"}), (("Ann",), {"who": "Bob"}), (("Ann", 1, (), "", [], "more"), {})],
 )
-def test_arguments_that_do_not_fit_are_a_type_error(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_record_with_wrong_arguments_is_a_type_error(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for each in (Visit, Compiled):
         with pytest.raises(TypeError, match="argument"):
             each(*args, **kwargs)
 
 
-def test_records_are_equal_if_the_fields_that_are_compared_are_and_so_is_the_class() -> None:
+def test_records_are_equal_when_class_and_compared_fields_are_equal() -> None:
     assert Visit("Ann", note="late") == Visit("Ann", 12)
     assert Visit("Ann") != Visit("Bob")
     assert Visit("Ann") != Compiled("Ann")
     assert {Visit("Ann"), Visit("Ann", tags=["new"])} == {Visit("Ann")}
 
 
-def test_what_a_function_makes_by_default_is_made_for_each_record() -> None:
+def test_default_factory_runs_for_each_record() -> None:
     one, other = Visit("Ann"), Visit("Ann")
     one.tags.append("new")
     assert other.tags == []
 
 
-def test_a_record_can_be_neither_changed_nor_given_more() -> None:
+def test_record_attributes_cannot_be_changed_added_or_deleted() -> None:
     visit: Any = Visit("Ann")
     for act in (lambda: setattr(visit, "hour", 3), lambda: setattr(visit, "more", 3), lambda: delattr(visit, "hour")):
         with pytest.raises(FrozenInstanceError):
@@ -95,7 +93,7 @@ def test_a_copy_has_all_fields(copied: Callable[[Visit], Visit]) -> None:
     assert astuple(copied(visit)) == astuple(visit)
 
 
-def test_a_record_tells_its_fields_its_parameters_and_what_it_is_matched_by() -> None:
+def test_record_supports_fields_signature_and_pattern_matching() -> None:
     assert [each.name for each in fields(Visit)] == [each.name for each in fields(Compiled)]
     ours, theirs = inspect.signature(Visit), inspect.signature(Compiled)
     assert list(ours.parameters) == list(theirs.parameters)
@@ -106,7 +104,7 @@ def test_a_record_tells_its_fields_its_parameters_and_what_it_is_matched_by() ->
             assert (guest, hour) == ("Ann", 3)
 
 
-def test_a_record_may_check_and_derive_what_it_is_given_and_has_methods_of_its_own() -> None:
+def test_record_supports_post_init_and_its_own_repr() -> None:
     @record
     class Half:
         whole: int
@@ -125,7 +123,7 @@ def test_a_record_may_check_and_derive_what_it_is_given_and_has_methods_of_its_o
         Half(7)
 
 
-def test_a_record_adds_fields_to_those_of_the_record_that_it_derives_from() -> None:
+def test_derived_record_adds_fields_to_its_base() -> None:
     @record
     class LongVisit(Visit):
         until: int = 24
@@ -134,7 +132,7 @@ def test_a_record_adds_fields_to_those_of_the_record_that_it_derives_from() -> N
     assert LongVisit("Ann") != Visit("Ann")
 
 
-def test_a_record_without_slots_keeps_what_it_has_computed() -> None:
+def test_record_without_slots_supports_cached_property() -> None:
     computed = []
 
     @record(slots=False)

@@ -109,15 +109,15 @@ def printed(program: str, folder: Path) -> list[str]:
     return ended.stdout.split()
 
 
-def test_a_rank_that_has_its_first_result_has_loaded_nothing_that_it_did_not_need(tmp_path: Path) -> None:
+def test_first_result_loads_no_unneeded_module(tmp_path: Path) -> None:
     assert printed(FIRST_RESULT + LOADED, tmp_path) == []
 
 
-def test_elements_that_numpy_lacks_are_known_by_their_name_and_to_a_communicator_that_was_there_before(
+def test_ml_dtypes_work_by_name_and_on_an_existing_communicator(
     tmp_path: Path,
 ) -> None:
     assert printed(FIRST_RESULT + LACKED, tmp_path) == ["bfloat16", "6", "float8_e5m2", "6"]
 
 
-def test_the_data_classes_that_a_rank_makes_are_records_for_which_nothing_is_compiled(tmp_path: Path) -> None:
+def test_first_result_compiles_no_data_classes(tmp_path: Path) -> None:
     assert printed(FIRST_RESULT + COMPILED, tmp_path) == []

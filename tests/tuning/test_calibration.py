@@ -60,7 +60,7 @@ class MadeUpProbes:
 
 
 @pytest.mark.parametrize("sizes", [SHORT, LONG])
-def test_a_calibration_finds_what_the_machine_is_like(sizes: Sequence[int]) -> None:
+def test_calibration_recovers_the_costs_of_a_simulated_machine(sizes: Sequence[int]) -> None:
     found = updated(PRIORS, calibrate(MadeUpProbes(), "shm", sizes, ["float32", "bfloat16"]))
     link = found.links["shm"]
     assert link.latency_s == pytest.approx(2e-6, rel=0.02)
@@ -75,7 +75,7 @@ def test_a_calibration_finds_what_the_machine_is_like(sizes: Sequence[int]) -> N
     ("pairs", "room", "found"),
     [(1, 1.0, math.inf), (2, 1.0, 1.0), (8, 1.0, 1.0), (8, 2.5, 2.5), (2, 0.4, 1.0), (8, 8.0, math.inf)],
 )
-def test_a_calibration_finds_how_many_pairs_a_link_has_room_for(pairs: int, room: float, found: float) -> None:
+def test_calibration_recovers_how_many_pairs_a_link_carries_at_once(pairs: int, room: float, found: float) -> None:
     calibration = calibrate(MadeUpProbes(pairs, room), "tcp", SHORT, ["float32"], "network")
     assert calibration.link.pairs == pytest.approx(found, rel=0.01)
     known = updated(PRIORS, calibration)
@@ -84,7 +84,7 @@ def test_a_calibration_finds_how_many_pairs_a_link_has_room_for(pairs: int, room
 
 
 @pytest.mark.parametrize("fastest", [128 << 10, 256 << 10, 8 << 20])
-def test_a_calibration_finds_the_segments_that_are_fastest(fastest: int) -> None:
+def test_calibration_finds_the_fastest_segment_size(fastest: int) -> None:
     known = updated(PRIORS, calibrate(MadeUpProbes(segment_nbytes=fastest), "shm", SHORT, ["float32"]))
     rows = explain(Question("allreduce", 4 << 20, 2, "shm"), TunerState(None, known)).candidates
     ring = next(row for row in rows if row.algorithm == "ring")
@@ -92,7 +92,7 @@ def test_a_calibration_finds_the_segments_that_are_fastest(fastest: int) -> None
     assert from_json(to_json(known)) == known
 
 
-def test_blocks_travel_whole_where_they_are_not_faster_in_parts() -> None:
+def test_calibration_finds_up_to_which_size_whole_blocks_are_fastest() -> None:
     class Cached(MadeUpProbes):
         """Caches of 1 MiB: what is longer is faster in parts."""
 
@@ -104,7 +104,7 @@ def test_blocks_travel_whole_where_they_are_not_faster_in_parts() -> None:
     assert (link.segment_nbytes, link.whole_nbytes) == (128 << 10, 1 << 20)
 
 
-def test_both_ranks_measure_the_same_whatever_it_takes() -> None:
+def test_calibration_measures_the_same_points_whatever_the_times() -> None:
     class Noted(MadeUpProbes):
         def around(self, nbytes: int, segment_nbytes: int) -> float:
             noted.append((nbytes, segment_nbytes))
@@ -118,7 +118,7 @@ def test_both_ranks_measure_the_same_whatever_it_takes() -> None:
     assert found[0] == found[1] == found[2] != []
 
 
-def test_a_calibration_leaves_segments_alone_where_no_block_travels_whole() -> None:
+def test_calibration_keeps_prior_segments_of_a_tcp_link() -> None:
     calibration = calibrate(MadeUpProbes(segment_nbytes=128 << 10), "tcp", SHORT, ["float32"])
     assert calibration.link.segment_nbytes == PRIORS.links["tcp"].segment_nbytes
 
@@ -143,7 +143,7 @@ class CrowdedRanks:
 
 @pytest.mark.parametrize("ranks", [3, 4, 7])
 @pytest.mark.parametrize("nbytes", [840, 84 << 10, 84 << 16])
-def test_what_collectives_take_is_predicted_from_a_few_others(ranks: int, nbytes: int) -> None:
+def test_calibrated_rounds_predict_times_of_collectives(ranks: int, nbytes: int) -> None:
     crowded = CrowdedRanks(ranks)
     sizes = [1 << power for power in range(3, 23)]
     parameters = with_rounds(PRIORS, "shm", calibrate_rounds(crowded.time_s, ranks, ranks, sizes))
@@ -164,9 +164,7 @@ class Unequal(CrowdedRanks):
 
 @pytest.mark.parametrize("asked_of", [4, 6])
 @pytest.mark.parametrize("nbytes", [24, 6720, 84 << 14])
-def test_algorithms_of_the_same_closed_form_are_told_apart_by_calls_that_were_measured(
-    asked_of: int, nbytes: int
-) -> None:
+def test_calibrated_calls_distinguish_algorithms_of_equal_cost(asked_of: int, nbytes: int) -> None:
     calibrated_on, sizes = Unequal(4), [1 << power for power in range(3, 23, 3)]
     algorithms = {"allgather": ["bruck", "circulant"]}
     rounds = calibrate_rounds(CrowdedRanks(4).time_s, 4, 4, sizes)
@@ -194,7 +192,7 @@ class Unsteady:
         return self._slower * self.factors[algorithm] * nbytes * (10e-6 if is_disturbed else 1e-6)
 
 
-def test_algorithms_are_told_apart_on_a_machine_that_changes_its_speed_from_turn_to_turn() -> None:
+def test_calibrated_calls_have_right_ratios_when_speed_changes() -> None:
     names = list(Unsteady.factors)
     calls = calibrate_calls(Unsteady().time_s, {"allgather": names}, [16, 64])["allgather"]
     for nbytes in (16, 64):
@@ -203,7 +201,7 @@ def test_algorithms_are_told_apart_on_a_machine_that_changes_its_speed_from_turn
     assert 16e-6 < calls["direct"].at(16) < 64e-6
 
 
-def test_compositions_go_by_calls_that_were_measured_on_as_many_hosts() -> None:
+def test_calibrated_calls_correct_compositions_on_as_many_hosts_only() -> None:
     def predicted(known: Parameters, nbytes: int, size: int = 4) -> dict[str, float | None]:
         hosts = tuple((first, first + 1) for first in range(0, size, 2))
         found = explain(Question("allreduce", nbytes, size, "tcp", hosts=hosts), TunerState(None, known))
@@ -220,7 +218,7 @@ def test_compositions_go_by_calls_that_were_measured_on_as_many_hosts() -> None:
     assert predicted(after, 9000, size=6) == predicted(before, 9000, size=6)
 
 
-def test_rounds_of_as_many_ranks_are_replaced_and_others_kept() -> None:
+def test_calibrated_rounds_replace_rounds_of_the_same_rank_count_only() -> None:
     found = PRIORS
     for ranks in (3, 4, 3):
         found = with_rounds(found, "shm", calibrate_rounds(CrowdedRanks(ranks).time_s, ranks, ranks, SHORT))

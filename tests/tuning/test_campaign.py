@@ -103,7 +103,7 @@ class UnderMpi(MadeUp):
         return (0.3 if nbytes >= 256 << 10 else 4.0) * super().true_s(collective, nbytes, "ring")
 
 
-def test_collectives_of_mpi_are_taken_where_they_were_measured_to_be_faster() -> None:
+def test_campaign_table_chooses_mpi_collectives_where_they_are_faster() -> None:
     trials = UnderMpi(4, seed=3)
     known = TunerState(compiled(campaign(trials, 10.0)), PRIORS, "made up")
     for nbytes in GRID:
@@ -115,7 +115,7 @@ def test_collectives_of_mpi_are_taken_where_they_were_measured_to_be_faster() ->
         assert trials.true_s("allreduce", nbytes, taken) <= 1.03 * better_s
 
 
-def test_what_no_model_predicts_is_measured_even_where_the_budget_is_for_two() -> None:
+def test_campaign_measures_unpredicted_variant_even_on_a_tiny_budget() -> None:
     trials, nbytes = UnderMpi(4, seed=5), 8 << 20
     kept: list[Measurement] = []
     budget_s = 12 * trials.true_s("allreduce", nbytes, "ring")
@@ -124,7 +124,7 @@ def test_what_no_model_predicts_is_measured_even_where_the_budget_is_for_two() -
     assert MPI_NATIVE in {each.variant for each in kept}
 
 
-def test_what_runs_first_is_not_predicted_alike() -> None:
+def test_first_two_variants_of_a_race_have_different_predictions() -> None:
     trials, nbytes = MadeUp(2, seed=5), 8 << 20
     budget_s = 12 * trials.true_s("allreduce", nbytes, "ring")
     settings = Settings(["allreduce"], [nbytes], budget_s, {"machine": "made up"})
@@ -148,7 +148,7 @@ class OfTwoMinds(UnderMpi):
         return ours_s * (1.0 if variant != MPI_NATIVE else 0.5 if nbytes == GRID[7] else 1.6)
 
 
-def test_what_a_library_does_otherwise_between_two_sizes_is_found() -> None:
+def test_campaign_finds_size_range_in_which_mpi_is_faster() -> None:
     kept = campaign(OfTwoMinds(4, seed=6), 10.0)
     (decision,) = compiled(kept).decisions.values()
     assert [decision.variant_at(nbytes) == MPI_NATIVE for nbytes in GRID[6:9]] == [False, True, False]
@@ -156,7 +156,7 @@ def test_what_a_library_does_otherwise_between_two_sizes_is_found() -> None:
 
 @pytest.mark.parametrize("size", [4, 6])
 @pytest.mark.parametrize("collective", ["allreduce", "broadcast", "allgather"])
-def test_choices_at_sizes_that_were_not_measured_are_near_the_best(collective: str, size: int) -> None:
+def test_campaign_table_is_near_the_best_at_unmeasured_sizes(collective: str, size: int) -> None:
     trials = MadeUp(size, seed=size)
     table = compiled(campaign(trials, 10.0, collectives=[collective]))
     (decision,) = table.decisions.values()
@@ -168,7 +168,7 @@ def test_choices_at_sizes_that_were_not_measured_are_near_the_best(collective: s
     assert max(regrets) <= 1.15
 
 
-def test_what_is_far_behind_is_measured_less_than_what_leads() -> None:
+def test_campaign_measures_winners_more_often_than_slow_variants() -> None:
     trials = MadeUp(16, seed=1)
     table = compiled(campaign(trials, 10.0))
     (decision,) = table.decisions.values()
@@ -189,7 +189,7 @@ class WithoutMapping(MadeUp):
         return "does not run here" if reads else super().prepare(collective, nbytes, variant)
 
 
-def test_segments_are_refined() -> None:
+def test_campaign_refines_segment_size_of_the_winner() -> None:
     found = campaign(WithoutMapping(4, seed=2), 10.0, collectives=["broadcast"])
     (decision,) = compiled(found).decisions.values()
     assert f"{SEGMENT}={BEST_SEGMENT}" in str(decision.variant_at(GRID[-1]))
@@ -203,7 +203,7 @@ class WithoutBestSegments(MadeUp):
 
 
 @pytest.mark.parametrize("seed", [0, 2, 8])
-def test_what_is_better_by_luck_is_not_kept_as_refined(seed: int) -> None:
+def test_campaign_drops_refined_segments_that_were_faster_by_chance(seed: int) -> None:
     trials = WithoutBestSegments(4, seed, jitter=0.1)
     found = campaign(trials, 10.0, collectives=["allreduce", "broadcast"])
     assert any(SEGMENT in variant for _, _, variant in trials.ran)
@@ -234,7 +234,7 @@ class Moving(MadeUp):
         return PlacementWait(self.label(), 0.0, waited_s)
 
 
-def test_only_races_count_during_which_the_cores_were_as_far_apart_as_is_wanted() -> None:
+def test_campaign_keeps_only_races_of_the_requested_placement() -> None:
     trials = Moving(4, 7, period=150)
     kept: list[Measurement] = []
     settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="near")
@@ -248,7 +248,7 @@ def test_only_races_count_during_which_the_cores_were_as_far_apart_as_is_wanted(
         assert each.median_s == pytest.approx(true_s, rel=0.1), each
 
 
-def test_waiting_for_a_placement_ends_with_an_error_if_it_never_comes() -> None:
+def test_campaign_fails_when_the_requested_placement_never_comes() -> None:
     trials = Moving(4, 7, period=1 << 40)
     settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="far")
     with pytest.raises(UsageError, match="the cores were not far for a race, in 60 s of waiting"):
@@ -256,7 +256,7 @@ def test_waiting_for_a_placement_ends_with_an_error_if_it_never_comes() -> None:
     assert not trials.ran
 
 
-def test_what_was_measured_before_is_not_measured_again() -> None:
+def test_campaign_does_not_repeat_earlier_measurements() -> None:
     first = campaign(MadeUp(4, seed=3), 10.0)
     again = MadeUp(4, seed=4)
     campaign(again, 10.0, first)
@@ -266,7 +266,7 @@ def test_what_was_measured_before_is_not_measured_again() -> None:
     assert len(again.ran) < 200
 
 
-def test_measurements_tell_how_far_apart_the_cores_were() -> None:
+def test_measurements_record_the_placement() -> None:
     assert {each.placement for each in campaign(MadeUp(4, seed=9), 1.0)} == {"near"}
 
 
@@ -276,13 +276,13 @@ def placed(world: un.Communicator) -> str:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
 @pytest.mark.parametrize("bind", [None, "core"])
-def test_all_ranks_know_how_far_apart_the_cores_are_also_if_each_is_bound_to_one(bind: str | None) -> None:
+def test_all_ranks_measure_the_same_placement_also_when_bound_to_cores(bind: str | None) -> None:
     near, *others = un.launch(placed, 3, bind=bind, timeout_s=DEADLINE_S)
     assert near in {"core", "near", "far"}
     assert others == [near, near]
 
 
-def test_all_ranks_go_through_the_same_campaign() -> None:
+def test_campaign_is_the_same_on_all_ranks() -> None:
     one, other = MadeUp(4, seed=5), MadeUp(4, seed=5)
     assert campaign(one, 1.0) == campaign(other, 1.0)
     assert one.ran == other.ran
@@ -319,7 +319,7 @@ def test_a_campaign_ends_soon_after_its_budget(budget_s: float) -> None:
     assert trials.elapsed_s < 2 * budget_s + 0.1
 
 
-def test_a_budget_for_nothing_is_an_error_that_says_what_to_do() -> None:
+def test_campaign_refuses_too_small_a_budget_with_advice() -> None:
     with pytest.raises(
         UsageError, match=r"a budget of 1e-09 s is too small to measure anything: .* give more, or fewer"
     ):
@@ -345,7 +345,7 @@ def chosen(world: un.Communicator) -> list[tuple[str, str]]:
     return [(choice.variant, choice.tier) for choice in choices]
 
 
-def test_two_ranks_make_a_table_and_choose_by_it(tuned: Path) -> None:
+def test_tune_makes_a_table_by_which_two_ranks_choose(tuned: Path) -> None:
     table = loaded(tuned / "table.json")
     assert {context.collective for context in table.decisions} == {"allreduce", "broadcast"}
     assert all(len(decision.times_s) >= FAMILIES for decision in table.decisions.values())
@@ -357,7 +357,7 @@ def test_two_ranks_make_a_table_and_choose_by_it(tuned: Path) -> None:
     assert ranks[0][0][0] == decision.variant_at(8)
 
 
-def test_a_second_run_goes_on_from_the_first(tuned: Path) -> None:
+def test_second_tune_run_adds_to_the_first(tuned: Path) -> None:
     before = len(Store(tuned / "table.jsonl").read())
     arguments = ["--collectives", "barrier", "--sizes", "1", "--budget", "20s", "--out", "table.json"]
     assert unisono("tune", "-n", "2", *arguments, folder=tuned).returncode == 0
@@ -369,7 +369,7 @@ def test_a_second_run_goes_on_from_the_first(tuned: Path) -> None:
     assert (same.returncode, same.stdout) == (0, "")
 
 
-def test_a_report_is_one_page_that_needs_nothing_else(tuned: Path) -> None:
+def test_tune_report_is_one_self_contained_page(tuned: Path) -> None:
     pytest.importorskip("matplotlib")
     ended = unisono("tune", "report", "table.json", "--out", "report", folder=tuned)
     assert ended.returncode == 0, ended.stderr
@@ -378,14 +378,14 @@ def test_a_report_is_one_page_that_needs_nothing_else(tuned: Path) -> None:
     assert "http" not in re.sub("base64,[A-Za-z0-9+/=]*", "", page)  # pictures hold any letters by chance
 
 
-def test_a_job_measures_over_its_own_ranks(tmp_path: Path) -> None:
+def test_tune_inside_a_job_measures_over_its_ranks(tmp_path: Path) -> None:
     tune = ["-m", "unisono", "tune", "--collectives", "reduce", "--sizes", "64", "--budget", "5s", "--out", "t.json"]
     ended = unisono("run", "-n", "3", "--", sys.executable, *tune, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert {context.ranks for context in loaded(tmp_path / "t.json").decisions} == {3}
 
 
-def test_a_job_calibrates_over_its_own_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrate_inside_a_job_measures_over_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     command = [sys.executable, "-m", "unisono", "calibrate", "--short", "--force", "--json"]
     ended = unisono("run", "-n", "3", "--", *command, folder=tmp_path)
@@ -397,7 +397,7 @@ def test_a_job_calibrates_over_its_own_ranks(tmp_path: Path, monkeypatch: pytest
     assert [(each.ranks, each.ranks_per_host, each.calls) for each in found.rounds["shm"]] == [(3, 3, {})]
 
 
-def test_an_interrupted_campaign_keeps_what_it_has(tmp_path: Path) -> None:
+def test_interrupted_tune_keeps_its_measurements(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "unisono", "tune", "-n", "2", "--budget", "60s", "--out", "t.json"]
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tuning:
@@ -419,14 +419,14 @@ def test_an_interrupted_campaign_keeps_what_it_has(tmp_path: Path) -> None:
         (["--out", "t.jsonl"], "use another suffix"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_a_line(arguments: list[str], reason: str, tmp_path: Path) -> None:
+def test_tune_refuses_wrong_arguments_in_one_line(arguments: list[str], reason: str, tmp_path: Path) -> None:
     ended = unisono("tune", "--collectives", "allreduce", *arguments, folder=tmp_path)
     assert ended.returncode == 2
     assert reason in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_a_calibration_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_is_kept_and_used_by_later_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = unisono("calibrate", "--short", "--force", "--transport", "shm", "--json", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     parameters = json.loads(ended.stdout)
@@ -436,7 +436,7 @@ def test_a_calibration_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monk
     assert found[0] == found[1] != PRIORS.links["shm"]
 
 
-def test_a_cache_that_cannot_be_written_is_told_and_no_error(tmp_path: Path) -> None:
+def test_unwritable_cache_is_a_warning_of_calibrate(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, where a folder should be")
     ended = unisono("calibrate", "--short", "--force", "--transport", "shm", "--json", folder=tmp_path)
     assert ended.returncode == 0
@@ -447,7 +447,7 @@ def test_a_cache_that_cannot_be_written_is_told_and_no_error(tmp_path: Path) -> 
 # --- what ranks agree on ---------------------------------------------------------------------------------------------
 
 
-def test_a_table_that_cannot_be_used_is_the_same_error_on_all_ranks(tmp_path: Path) -> None:
+def test_unusable_table_is_the_same_error_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text("{")
     with pytest.raises(un.UsageError, match="not complete JSON"):
         un.launch(lambda world: None, 3, options=un.Options(table=str(tmp_path / "table.json")), timeout_s=DEADLINE_S)
@@ -455,7 +455,7 @@ def test_a_table_that_cannot_be_used_is_the_same_error_on_all_ranks(tmp_path: Pa
         un.launch(lambda world: None, 2, options=un.Options(table=str(tmp_path / "none.json")), timeout_s=DEADLINE_S)
 
 
-def test_a_table_of_another_machine_and_with_an_unknown_algorithm_is_told_once(tuned: Path, tmp_path: Path) -> None:
+def test_table_of_another_machine_with_unknown_algorithm_warns_once(tuned: Path, tmp_path: Path) -> None:
     table = json.loads((tuned / "table.json").read_text())
     for decision in table["decisions"]:
         decision["machine"] = "0" * 16
@@ -474,7 +474,7 @@ def test_a_table_of_another_machine_and_with_an_unknown_algorithm_is_told_once(t
     assert ended.stderr.count("allreduce has no algorithm 'quantum'") == 1
 
 
-def test_rules_are_honoured_or_refused_before_anything_is_sent() -> None:
+def test_forced_rules_are_applied_or_refused() -> None:
     def both(world: un.Communicator) -> list[str]:
         return [world.explain("allreduce", nbytes).choice.variant for nbytes in (8, 1 << 20)]
 
@@ -494,7 +494,7 @@ def test_rules_are_honoured_or_refused_before_anything_is_sent() -> None:
         )
 
 
-def test_options_that_give_way_to_those_of_rank_0_are_told(tmp_path: Path) -> None:
+def test_warning_names_option_replaced_by_that_of_rank_0(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os, unisono as un\n"
         "own = 'ring' if os.environ['UNISONO_RANK'] == '0' else 'chain'\n"
@@ -506,7 +506,7 @@ def test_options_that_give_way_to_those_of_rank_0_are_told(tmp_path: Path) -> No
     assert "the option algorithm is 'chain' on this rank: rank 0's 'ring' is used instead" in ended.stderr
 
 
-def test_tables_of_the_same_name_that_differ_are_told(tuned: Path, tmp_path: Path) -> None:
+def test_warning_names_table_that_differs_from_that_of_rank_0(tuned: Path, tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text("another one")
     (tmp_path / "program.py").write_text(
         "import os, unisono as un\n"

@@ -54,11 +54,11 @@ def test_the_choice_is_the_cheapest_candidate_that_is_not_refused(question: Ques
 
 @bounded
 @given(question=questions)
-def test_the_same_question_has_the_same_answer(question: Question) -> None:
+def test_equal_questions_have_equal_explanations(question: Question) -> None:
     assert explain(question) == explain(replace(question))
 
 
-def test_small_vectors_take_few_rounds_and_large_ones_few_bytes() -> None:
+def test_tuner_saves_rounds_for_small_and_bytes_for_large_vectors() -> None:
     names = [choose(replace(ASKED, size=8, nbytes=nbytes)).algorithm for nbytes in (8, 64 << 20)]
     costs = [ALGORITHMS["allreduce"][name].cost(8) for name in names]
     assert costs[0].rounds < costs[1].rounds
@@ -67,7 +67,7 @@ def test_small_vectors_take_few_rounds_and_large_ones_few_bytes() -> None:
 
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("size", [2, 5, 64])
-def test_a_larger_vector_never_has_an_algorithm_that_sends_more(size: int, link: str) -> None:
+def test_chosen_algorithm_never_sends_more_for_a_larger_vector(size: int, link: str) -> None:
     names = [choose(replace(ASKED, size=size, nbytes=1 << power, link=link)).algorithm for power in range(3, 31)]
     sent = [ALGORITHMS["allreduce"][name].cost(size).sent for name in names]
     assert sent == sorted(sent, reverse=True)
@@ -75,29 +75,29 @@ def test_a_larger_vector_never_has_an_algorithm_that_sends_more(size: int, link:
 
 @bounded
 @given(question=questions, more=st.integers(1, 1 << 20))
-def test_a_larger_vector_is_not_predicted_to_be_faster(question: Question, more: int) -> None:
+def test_prediction_does_not_fall_with_the_size_of_the_vector(question: Question, more: int) -> None:
     larger = replace(question, nbytes=question.nbytes + more)
     assert choose(larger).predicted_s >= choose(question).predicted_s
 
 
 @pytest.mark.parametrize("name", [name for name, each in ALGORITHMS["allreduce"].items() if not each.mapped])
-def test_a_forced_algorithm_is_taken_whatever_it_costs(name: str) -> None:
+def test_forced_algorithm_is_chosen_whatever_it_costs(name: str) -> None:
     for nbytes in (8, 1 << 30):
         choice = choose(replace(ASKED, nbytes=nbytes, algorithm=name))
         assert (choice.algorithm, choice.tier) == (name, "forced")
 
 
-def test_an_algorithm_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_unknown_forced_algorithm_is_refused_with_a_list() -> None:
     with pytest.raises(NoAlgorithmError, match="'rign': it has direct, ring, recursive_doubling"):
         choose(replace(ASKED, algorithm="rign"))
 
 
-def test_a_collective_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_unknown_collective_is_refused_with_a_list() -> None:
     with pytest.raises(NoAlgorithmError, match=r"there are allreduce, .*, broadcast, .*, barrier"):
         choose(replace(ASKED, collective="allredcue"))
 
 
-def test_an_operation_that_does_not_commute_has_no_algorithm_that_changes_the_order() -> None:
+def test_noncommutative_op_gets_only_algorithms_that_keep_the_order() -> None:
     explanation = explain(replace(ASKED, nbytes=1 << 30, commutative=False))
     refused = {candidate.algorithm for candidate in explanation.candidates if candidate.refusal}
     unsuited = {
@@ -109,7 +109,7 @@ def test_an_operation_that_does_not_commute_has_no_algorithm_that_changes_the_or
     assert explanation.choice.algorithm not in unsuited
 
 
-def test_an_algorithm_that_needs_equal_shares_is_refused_by_name_where_they_differ() -> None:
+def test_algorithm_that_needs_equal_shares_is_refused_for_varying_shares() -> None:
     asked = Question("alltoall", nbytes=64, size=8, link="shm", varying=True)
     assert choose(asked).algorithm != "bruck"
     assert choose(replace(asked, varying=False, algorithm="bruck")).algorithm == "bruck"
@@ -124,12 +124,12 @@ def allreduces(size: int, link: str) -> list[str]:
 
 
 @pytest.mark.parametrize("link", ["shm", "tcp"])
-def test_two_ranks_exchange_small_vectors_directly_and_large_ones_around_the_ring(link: str) -> None:
+def test_two_ranks_use_direct_for_small_and_ring_for_large_vectors(link: str) -> None:
     assert allreduces(2, link) == ["direct", "ring"]
 
 
 @pytest.mark.parametrize("link", ["shm", "tcp"])
-def test_what_is_for_an_order_or_for_many_links_is_chosen_by_its_name_only(link: str) -> None:
+def test_balanced_tree_and_multi_link_rings_are_chosen_by_name_only(link: str) -> None:
     for size in range(2, 65):
         found = allreduces(size, link)
         assert not {"balanced_tree", "bidirectional_ring", "multi_lane_ring"} & {*found}
@@ -137,12 +137,12 @@ def test_what_is_for_an_order_or_for_many_links_is_chosen_by_its_name_only(link:
 
 
 @pytest.mark.parametrize("link", ["shm", "tcp"])
-def test_few_ranks_exchange_small_vectors_directly_and_many_by_rounds(link: str) -> None:
+def test_four_ranks_use_direct_and_64_ranks_use_doubling_when_small(link: str) -> None:
     assert allreduces(4, link)[0] == "direct"
     assert allreduces(64, link)[0] in {"recursive_doubling", "recursive_multiplying"}
 
 
-def test_where_ranks_share_cores_every_round_costs_a_turn_of_all() -> None:
+def test_rounds_cost_more_when_ranks_share_cores() -> None:
     asked = Question("allreduce", 64, 16, "shm")
     direct, doubling = (ALGORITHMS["allreduce"][name].cost(16) for name in ("direct", "recursive_doubling"))
     link = LINKS["shm"]
@@ -153,7 +153,7 @@ def test_where_ranks_share_cores_every_round_costs_a_turn_of_all() -> None:
     assert choose(replace(asked, crowd=8.0)).predicted_s > 8 * choose(asked).predicted_s
 
 
-def test_of_two_that_are_predicted_alike_the_first_in_the_table_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_registered_algorithm_is_chosen_on_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = ALGORITHMS["allreduce"]["ring"]
     monkeypatch.setitem(
         ALGORITHMS, "allreduce", {name: replace(ring, name=name) for name in ("one", "another", "a third")}
@@ -161,7 +161,7 @@ def test_of_two_that_are_predicted_alike_the_first_in_the_table_is_chosen(monkey
     assert choose(ASKED).algorithm == "one"
 
 
-def test_a_forced_algorithm_that_is_refused_is_an_error_with_the_reason() -> None:
+def test_refused_forced_algorithm_is_an_error_with_the_reason() -> None:
     with pytest.raises(NoAlgorithmError, match="ring needs a commutative operation"):
         choose(replace(ASKED, commutative=False, algorithm="ring"))
 
@@ -181,13 +181,13 @@ def test_a_forced_algorithm_that_is_refused_is_an_error_with_the_reason() -> Non
         ),
     ],
 )
-def test_forced_algorithm_that_cannot_run_is_answered_with_those_that_can(change: dict[str, Any], message: str) -> None:
+def test_refused_forced_algorithm_error_lists_alternatives(change: dict[str, Any], message: str) -> None:
     with pytest.raises(NoAlgorithmError) as caught:
         choose(replace(ASKED, **change))
     assert caught.value.message == message
 
 
-def test_refusals_of_a_number_of_ranks_and_of_mapped_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_lists_refusals_when_no_algorithm_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = ALGORITHMS["allreduce"]["ring"]
     only = {
         "pairs": replace(ring, name="pairs", supports=lambda size: "not a power of two"),
@@ -200,7 +200,7 @@ def test_refusals_of_a_number_of_ranks_and_of_mapped_memory_are_told(monkeypatch
     assert "one_shot needs memory that its peers can map" in str(caught.value)
 
 
-def test_segments_carry_about_as_much_as_is_asked_for() -> None:
+def test_segments_have_about_the_requested_size() -> None:
     ring = ALGORITHMS["allreduce"]["ring"]
     per_block = (8 << 20) // 4
     assert segments(ring, ring.cost(4), 8 << 20, per_block // 8) == 8
@@ -209,7 +209,7 @@ def test_segments_carry_about_as_much_as_is_asked_for() -> None:
     assert choose(replace(ASKED, nbytes=8 << 20, algorithm="ring", segment_nbytes=per_block // 8)).segments == 8
 
 
-def test_blocks_that_caches_hold_travel_whole_where_all_ranks_send_all_the_time() -> None:
+def test_ring_over_shm_sends_blocks_that_fit_caches_whole() -> None:
     whole = LINKS["shm"].whole_nbytes
     ring = replace(ASKED, link="shm", size=4, algorithm="ring")
     assert choose(replace(ring, nbytes=4 * whole)).segments == 1
@@ -224,30 +224,30 @@ def test_a_single_round_is_not_cut_into_segments() -> None:
     assert choose(Question("broadcast", 64 << 20, 2, "tcp", algorithm="chain")).segments == 1
 
 
-def test_what_does_not_overlap_is_not_cut_into_segments() -> None:
+def test_barrier_is_not_cut_into_segments() -> None:
     assert choose(Question("barrier", 1 << 30, 8, "tcp", segment_nbytes=1)).segments == 1
 
 
-def test_a_prediction_is_latencies_bytes_and_arithmetic() -> None:
+def test_prediction_adds_latencies_bytes_and_reductions() -> None:
     ring, link = ALGORITHMS["allreduce"]["ring"], LINKS["tcp"]
     wanted = 6 * (link.latency_s + link.overhead_s) + 1000 * (1.5 * link.per_byte_s + 0.75 * link.reduce_per_byte_s)
     assert predicted_s(ring.cost(4), 1000, link) == pytest.approx(wanted)
 
 
-def test_what_is_stored_on_the_way_costs_as_much_as_combining_where_the_nearest_cache_does_not_hold_it() -> None:
+def test_stored_bytes_cost_as_much_as_reduction_beyond_the_nearest_cache() -> None:
     direct, link = ALGORITHMS["reduce_scatter"]["direct"].cost(4), LINKS["shm"]
     for nbytes, worked in ((40_000, 0.75), (60_000, 1.5)):
         messages_s = 3 * link.overhead_s + nbytes * (0.75 * link.per_byte_s + worked * link.reduce_per_byte_s)
         assert predicted_s(direct, nbytes, link) == pytest.approx(link.latency_s + messages_s)
 
 
-def test_long_vectors_are_reduced_and_scattered_by_what_stores_nothing_on_the_way() -> None:
+def test_long_reduce_scatter_uses_an_algorithm_that_stores_nothing() -> None:
     asked = Question("reduce_scatter", 1 << 20, 4, "shm", crowd=2.0)
     assert ALGORITHMS["reduce_scatter"][choose(asked).algorithm].cost(4).stored == 0
     assert choose(replace(asked, nbytes=64)).algorithm == "direct"
 
 
-def test_a_measured_step_and_a_measured_reduction_take_the_place_of_constants() -> None:
+def test_measured_curves_replace_constants_in_predictions() -> None:
     ring = ALGORITHMS["allreduce"]["ring"].cost(4)
     link = LINKS["tcp"]._replace(step=Curve((64, 512), (20e-6, 30e-6)))
     per_byte_s = 0.75 * link.reduce_per_byte_s
@@ -256,7 +256,7 @@ def test_a_measured_step_and_a_measured_reduction_take_the_place_of_constants() 
     assert predicted_s(ring, 256, link, reduce=Curve((64,), (1e-6,))) == pytest.approx(6 * 20e-6 + 3 * 1e-6)
 
 
-def test_an_explanation_reads_as_a_table_with_the_choice_marked() -> None:
+def test_explanation_prints_a_table_with_the_choice_marked() -> None:
     explanation = explain(replace(ASKED, commutative=False))
     head, *rows = str(explanation).splitlines()
     assert head.startswith("allreduce of 1048576 B over 4 ranks by shm: ")
@@ -280,7 +280,7 @@ def composed(explanation: Explanation) -> list[Candidate]:
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast", "barrier", "alltoall", "scan", "exscan"])
-def test_many_hosts_of_several_ranks_have_a_composition_for_vectors_that_are_not_long(collective: str) -> None:
+def test_composition_is_chosen_for_16_kib_on_eight_hosts_of_eight_ranks(collective: str) -> None:
     choice = choose(replace(APART, collective=collective, nbytes=16 << 10))
     assert isinstance(ALGORITHMS[collective][choice.algorithm], Composition)
     params = dict(choice.params)
@@ -289,12 +289,12 @@ def test_many_hosts_of_several_ranks_have_a_composition_for_vectors_that_are_not
 
 
 @pytest.mark.parametrize("nbytes", [4 << 10, 64 << 10, 1 << 20, 64 << 20])
-def test_an_allreduce_over_many_equal_hosts_uses_all_their_ranks_at_once(nbytes: int) -> None:
+def test_allreduce_over_equal_hosts_uses_full_lane_or_rabenseifner(nbytes: int) -> None:
     # Where hosts have a power of two, Rabenseifner's exchanges, the near ones first, are those of a full lane.
     assert choose(replace(APART, nbytes=nbytes)).algorithm in {"full_lane", "rabenseifner"}
 
 
-def test_hosts_of_unequal_ranks_have_leaders() -> None:
+def test_hierarchical_allreduce_is_chosen_on_unequal_hosts() -> None:
     hosts = (*EIGHT_BY_EIGHT[:-1], tuple(range(56, 60)))
     explanation = explain(replace(APART, size=60, hosts=hosts, nbytes=16 << 10))
     assert explanation.choice.algorithm == "hierarchical"
@@ -312,7 +312,7 @@ def test_hosts_of_unequal_ranks_have_leaders() -> None:
         ((), "tcp", "runs only if it is named, because the hosts of the ranks are not known"),
     ],
 )
-def test_where_hosts_have_nothing_to_gain_compositions_run_by_name_only(
+def test_compositions_run_by_name_only_when_hosts_do_not_help(
     hosts: tuple[tuple[int, ...], ...], link: str, reason: str
 ) -> None:
     asked = Question("allreduce", 16 << 10, 8, link, hosts=hosts)
@@ -322,7 +322,7 @@ def test_where_hosts_have_nothing_to_gain_compositions_run_by_name_only(
         assert choose(replace(asked, algorithm=each.algorithm)).tier == "forced"
 
 
-def test_all_ranks_of_a_composition_that_is_chosen_build_their_part_of_it() -> None:
+def test_chosen_composition_is_proved_on_all_ranks() -> None:
     for nbytes in (8, 16 << 10, 64 << 20):
         choice = choose(replace(APART, nbytes=nbytes, size=6, hosts=((0, 1, 2), (3,), (4, 5))))
         verify_algorithm(ALGORITHMS["allreduce"][choice.algorithm], 6, **dict(choice.params))
@@ -335,7 +335,7 @@ def test_all_ranks_of_a_composition_that_is_chosen_build_their_part_of_it() -> N
     lengths=st.lists(st.integers(1, 5), min_size=2, max_size=5),
     link=st.sampled_from(["tcp", "local"]),
 )
-def test_the_phases_of_a_composition_are_the_cheapest_that_it_declares(
+def test_composition_uses_the_cheapest_declared_phases(
     collective: str, nbytes: int, lengths: list[int], link: str
 ) -> None:
     edges = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
@@ -369,7 +369,7 @@ def test_plans_of_chosen_phases_stay_small_at_any_number_of_ranks() -> None:
                     assert 8 * len(encode(plan)) < 100 * 1024
 
 
-def test_an_explanation_tells_the_hosts_and_the_phases() -> None:
+def test_explanation_shows_hosts_and_phases() -> None:
     head, best, *_ = str(explain(replace(APART, nbytes=64 << 10))).splitlines()
     assert head.startswith("allreduce of 65536 B over 64 ranks by tcp, on 8 hosts by shm: full_lane, ")
     assert "with reduce_scatter=recursive_halving, across=direct, allgather=circulant" in best
@@ -383,7 +383,7 @@ def test_a_slow_link_inside_hosts_makes_a_composition_slower() -> None:
     assert times[0] < times[1]
 
 
-def test_hosts_of_other_ranks_are_refused() -> None:
+def test_hosts_that_do_not_cover_all_ranks_are_refused() -> None:
     with pytest.raises(UsageError, match="each of the ranks 0 to 3 once"):
         choose(replace(ASKED, hosts=((0, 1), (2,))))
 
@@ -430,7 +430,7 @@ CLOSE = {
 @pytest.mark.parametrize("nbytes", [8, 1 << 20])
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (4, 4)])
 @pytest.mark.parametrize(("collective", "name"), [(name, each) for name, rows in CLOSE.items() for each in rows])
-def test_closed_forms_of_ranks_that_share_a_link_are_near_what_is_simulated(
+def test_closed_form_with_one_shared_link_is_near_the_simulation(
     collective: str, name: str, hosts: int, per_host: int, nbytes: int
 ) -> None:
     asked = between(hosts, per_host, 1 if collective == "barrier" else nbytes, collective)
@@ -440,12 +440,12 @@ def test_closed_forms_of_ranks_that_share_a_link_are_near_what_is_simulated(
 
 @pytest.mark.parametrize("pairs", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", ["ring", "recursive_doubling", "rabenseifner", "direct", "full_lane", "hierarchical"])
-def test_so_are_those_where_some_pairs_find_room_beside_each_other(name: str, pairs: float) -> None:
+def test_closed_form_with_links_for_several_pairs_is_near_the_simulation(name: str, pairs: float) -> None:
     predicted, simulated = predicted_and_simulated(between(4, 4, 1 << 20), linked(pairs), name)
     assert predicted == pytest.approx(simulated, rel=0.04)
 
 
-def test_a_link_that_all_ranks_of_a_host_share_takes_as_long_for_lanes_as_for_leaders() -> None:
+def test_full_lane_and_leaders_take_equal_time_on_one_shared_link() -> None:
     def across(name: str, pairs: float) -> float:
         row = candidate(parsed(f"{name}(across='direct')"), between(2, 4, 1 << 20), linked(pairs), None, True)
         assert row.predicted_s is not None
@@ -456,7 +456,7 @@ def test_a_link_that_all_ranks_of_a_host_share_takes_as_long_for_lanes_as_for_le
     assert across("hierarchical", 4) == across("hierarchical", 1)
 
 
-def test_messages_that_share_a_link_take_as_long_as_one_of_all_their_bytes() -> None:
+def test_messages_sharing_a_link_cost_as_much_as_their_sum() -> None:
     link = FAR._replace(latency_s=1e-6, overhead_s=1e-6, step=Curve((1000, 4000, 8000), (4e-6, 8e-6, 100e-6)), pairs=2)
     cost = ALGORITHMS["broadcast"]["chain"].cost(2)
     assert predicted_s(cost, 1000, link) == predicted_s(cost, 1000, link, at_once=2) == pytest.approx(4e-6)
@@ -464,7 +464,7 @@ def test_messages_that_share_a_link_take_as_long_as_one_of_all_their_bytes() -> 
     assert predicted_s(cost, 4000, link, at_once=4) == pytest.approx(100e-6)
 
 
-def test_ranks_that_are_dealt_out_to_hosts_all_send_to_other_hosts_around_a_ring() -> None:
+def test_ring_over_interleaved_hosts_takes_twice_as_long() -> None:
     asked = between(2, 2, 1 << 20)
     dealt = replace(asked, hosts=((0, 2), (1, 3)))
     in_runs, in_turn = (candidate(Variant("ring"), each, linked(1), None, True).predicted_s for each in (asked, dealt))
@@ -472,7 +472,7 @@ def test_ranks_that_are_dealt_out_to_hosts_all_send_to_other_hosts_around_a_ring
     assert in_turn == pytest.approx(2 * in_runs, rel=0.02)
 
 
-def test_ranks_that_share_cores_and_a_link_wait_for_each_other_once() -> None:
+def test_shared_cores_and_a_shared_link_are_not_counted_twice() -> None:
     cost = ALGORITHMS["allreduce"]["ring"].cost(4)
     shared = FAR._replace(pairs=1)
     crowded = predicted_s(cost, 1 << 20, shared, crowd=2.0)

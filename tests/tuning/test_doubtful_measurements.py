@@ -43,7 +43,7 @@ def run_calibrate(monkeypatch: pytest.MonkeyPatch, checks: Sequence[Check], *arg
     return CliRunner().invoke(calibrate.command, ["--transport", "shm", *arguments], standalone_mode=False)
 
 
-def test_calibration_that_its_check_refutes_is_not_kept_unless_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_that_fails_its_check_is_kept_only_when_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = run_calibrate(monkeypatch, [GOOD, WRONG])
     assert ended.return_value == 1
     assert "the calibration of 2 ranks by shm is not kept: its model is off by a factor of 120" in ended.stderr
@@ -58,7 +58,7 @@ def test_calibration_that_its_check_refutes_is_not_kept_unless_forced(monkeypatc
     assert kept.origins["shm"].worst_factor == pytest.approx(120)
 
 
-def test_calibration_that_its_check_confirms_is_listed_used_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_that_passes_its_check_is_listed_used_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_calibrate(monkeypatch, [GOOD]).return_value == 0
     shown = CliRunner().invoke(calibrate.command, ["show"]).output
     assert f"{fingerprint()} (this machine)" in shown
@@ -115,7 +115,7 @@ def run_tune(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> Res
     return CliRunner().invoke(tune.command, [*options, *arguments], standalone_mode=False)
 
 
-def test_tune_says_what_is_suspicious_and_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_lists_suspicious_times_and_omitted_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(tmp_path / "t.jsonl").append(BEFORE)
     ended = run_tune(monkeypatch, tmp_path / "t.json")
     assert "suspicious: allreduce, 2 ranks by shm: 32 B take 608.00 times as long as 128 B" in ended.stderr

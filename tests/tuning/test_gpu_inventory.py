@@ -63,12 +63,12 @@ def test_gpus_on_a_switch_are_one_island(monkeypatch: pytest.MonkeyPatch) -> Non
     assert islands(found) == (frozenset(range(8)),)
 
 
-def test_pairs_are_islands_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_pairs_with_nvlink_are_islands_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     found = found_with(Nvml(5, lambda one, other: one // 2 == other // 2), monkeypatch)
     assert islands(found) == (frozenset({0, 1}), frozenset({2, 3}))
 
 
-def test_a_gpu_that_knows_no_nvlink_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_nvlink_support_has_no_nvlinks(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(one: int, other: int) -> bool:
         raise NvmlError("Not Supported")
 
@@ -76,10 +76,10 @@ def test_a_gpu_that_knows_no_nvlink_has_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("nvml", [Nvml(0, None), Nvml(8, None, driver=False)])
-def test_without_gpus_or_a_driver_there_are_none(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_list_is_empty_without_gpus_or_a_driver(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_with(nvml, monkeypatch) == ()
 
 
-def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_list_is_empty_without_pynvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpus() == ()

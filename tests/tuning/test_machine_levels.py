@@ -27,14 +27,14 @@ def machine(root: Path) -> Path:
     return root
 
 
-def test_levels_are_found_once_each(tmp_path: Path) -> None:
+def test_machine_levels_are_read_without_duplicates(tmp_path: Path) -> None:
     found = processors(machine(tmp_path))
     assert list(found.levels) == ["socket", "l3"]  # one processor of a core is offline, so cores are not all alike
     assert [sorted(each) for each in found.levels["socket"]] == [list(range(8)), list(range(8, 15))]
     assert (found.shared(0, 3), found.shared(0, 4), found.shared(0, 8)) == ("l3", "socket", "host")
 
 
-def test_this_machine_is_read_and_one_that_tells_nothing_has_no_levels(tmp_path: Path) -> None:
+def test_machine_without_topology_files_has_no_levels(tmp_path: Path) -> None:
     found = processors()
     online = set(range(os.cpu_count() or 1))
     assert all(set().union(*sets) <= set(range(4096)) for sets in found.levels.values())
@@ -42,7 +42,7 @@ def test_this_machine_is_read_and_one_that_tells_nothing_has_no_levels(tmp_path:
     assert processors(tmp_path).levels == {}
 
 
-def test_lists_are_read() -> None:
+def test_number_lists_and_name_lists_are_expanded() -> None:
     assert numbers("0-3,7\n") == (0, 1, 2, 3, 7)
     assert names("n[01-03]x[1,2],m") == ["n01x1", "n01x2", "n02x1", "n02x2", "n03x1", "n03x2", "m"]
 
@@ -74,17 +74,17 @@ def test_switches_of_slurm_are_levels_of_hosts(tmp_path: Path) -> None:
         ("SwitchName=a Nodes=n[x]\n", "'x' is not a list of numbers"),
     ],
 )
-def test_what_slurm_would_not_read_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_slurm_topology_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         switches(slurm(tmp_path / "topology.conf", text), ["n0"])
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_slurm_topology_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"topology\.conf cannot be read"):
         switches(tmp_path / "topology.conf", ["n0"])
 
 
-def test_gpus_are_a_part_of_what_a_machine_is(tmp_path: Path) -> None:
+def test_machine_fingerprint_reads_gpu_models(tmp_path: Path) -> None:
     for bus, model in (("0000:17:00.0", "NVIDIA H200"), ("0000:18:00.0", "NVIDIA A2")):
         (tmp_path / bus).mkdir()
         (tmp_path / bus / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 16\n")

@@ -26,7 +26,9 @@ points = st.lists(st.tuples(st.integers(1, 1 << 40), st.floats(1e-9, 1e3)), min_
 
 @bounded
 @given(points=points, sizes=st.tuples(st.floats(0, 1e15), st.floats(0, 1e15)))
-def test_a_curve_of_any_measurements_never_falls(points: list[tuple[int, float]], sizes: tuple[float, float]) -> None:
+def test_curve_never_falls_whatever_the_measurements(
+    points: list[tuple[int, float]], sizes: tuple[float, float]
+) -> None:
     found = curve(points)
     less, more = sorted(sizes)
     assert list(found.seconds) == sorted(found.seconds)
@@ -35,14 +37,14 @@ def test_a_curve_of_any_measurements_never_falls(points: list[tuple[int, float]]
 
 @bounded
 @given(points=points)
-def test_a_curve_goes_through_measurements_that_rise(points: list[tuple[int, float]]) -> None:
+def test_curve_passes_through_rising_measurements(points: list[tuple[int, float]]) -> None:
     sizes = sorted({nbytes for nbytes, _ in points})
     times = sorted(seconds for _, seconds in points)[: len(sizes)]
     found = curve(zip(sizes, times, strict=True))
     assert [found.at(nbytes) for nbytes in sizes] == pytest.approx(times)
 
 
-def test_between_knots_and_beyond_them_by_hand() -> None:
+def test_curve_interpolates_and_extrapolates() -> None:
     found = Curve((100, 10_000), (1e-6, 4e-6))
     assert found.at(0) == found.at(100) == 1e-6
     assert found.at(1000) == pytest.approx(2e-6)
@@ -50,18 +52,18 @@ def test_between_knots_and_beyond_them_by_hand() -> None:
 
 
 @pytest.mark.parametrize("point", [(0, 1.0), (1, 0.0), (1, -1.0), (1, math.inf), (1, math.nan)])
-def test_a_curve_of_no_times_is_refused(point: tuple[int, float]) -> None:
+def test_curve_refuses_sizes_or_times_that_are_not_positive(point: tuple[int, float]) -> None:
     with pytest.raises(UsageError, match="positive bytes and seconds"):
         curve([(8, 1.0), point])
 
 
-def test_a_step_is_measured_or_made_of_constants() -> None:
+def test_link_step_is_measured_or_computed_from_constants() -> None:
     link = LINKS["tcp"]
     assert link.step_s(1000) == link.latency_s + link.overhead_s + 1000 * link.per_byte_s
     assert link._replace(step=Curve((8,), (5e-6,))).step_s(8) == 5e-6
 
 
-def test_a_level_that_was_measured_apart_has_a_link_of_its_own() -> None:
+def test_separately_measured_level_has_its_own_link() -> None:
     near = Link("shm", 1e-7, 1e-8, 1e-11)
     found = Parameters({"shm": LINKS["shm"], "shm/l3": near})
     assert found.link("shm", "l3") is near
@@ -70,7 +72,7 @@ def test_a_level_that_was_measured_apart_has_a_link_of_its_own() -> None:
         found.link("ucx")
 
 
-def test_rounds_are_those_of_about_as_many_ranks_or_none() -> None:
+def test_round_costs_are_taken_from_a_similar_number_of_ranks() -> None:
     flat = Curve((8,), (1e-6,))
     four, twelve = (RoundCosts(ranks, ranks, 0.0, 0.0, *5 * [flat]) for ranks in (4, 12))
     found = PRIORS._replace(rounds={"shm": (four, twelve)})
@@ -81,7 +83,7 @@ def test_rounds_are_those_of_about_as_many_ranks_or_none() -> None:
     assert found.rounds_of("tcp", 4, 4) is None
 
 
-def test_rounds_of_ranks_on_one_host_are_not_those_of_several() -> None:
+def test_round_costs_of_one_host_do_not_apply_to_several_hosts() -> None:
     flat = Curve((8,), (1e-6,))
     of_one, of_two = (RoundCosts(4, per_host, 0.0, 0.0, *5 * [flat]) for per_host in (4, 2))
     found = PRIORS._replace(rounds={"tcp": (of_one, of_two)})
@@ -89,7 +91,7 @@ def test_rounds_of_ranks_on_one_host_are_not_those_of_several() -> None:
     assert PRIORS._replace(rounds={"tcp": (of_one,)}).rounds_of("tcp", 4, 2) is None
 
 
-def test_a_round_of_messages_between_a_share_and_a_vector_is_between_the_two() -> None:
+def test_round_cost_is_interpolated_between_share_and_whole_vector() -> None:
     shared, whole = Curve((1, 64), (4e-6, 4e-6)), Curve((1, 64), (1e-6, 1e-6))
     rounds = RoundCosts(16, 16, 0.0, 0.0, shared, whole, *3 * [shared])
     assert [rounds.step_s(nbytes, 32) for nbytes in (32, 8, 2, 1)] == pytest.approx([1e-6, 2e-6, 4e-6, 4e-6])
@@ -105,7 +107,7 @@ def test_a_round_of_messages_between_a_share_and_a_vector_is_between_the_two() -
         ("calls", {"scan": {"linear": []}}, r"calls.scan.linear has no times"),
     ],
 )
-def test_rounds_that_are_none_are_refused(field: str, value: Any, says: str) -> None:
+def test_invalid_round_costs_are_refused(field: str, value: Any, says: str) -> None:
     flat = Curve((8,), (1e-6,))
     whole = json.loads(json.dumps(to_json(PRIORS._replace(rounds={"shm": (RoundCosts(2, 2, 0.0, 0.0, *5 * [flat]),)}))))
     (row,) = whole["rounds"]["shm"]
@@ -163,11 +165,11 @@ def edited(path: str, value: Any) -> Any:
         ("copy", [[0, 1.0]], "copy: expected"),
     ],
 )
-def test_what_is_not_parameters_is_refused_with_the_field(path: str, value: Any, problem: str) -> None:
+def test_invalid_parameters_are_refused_with_the_field(path: str, value: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         from_json(edited(path, value))
 
 
-def test_what_is_no_object_is_refused() -> None:
+def test_parameters_that_are_no_object_are_refused() -> None:
     with pytest.raises(UsageError, match="parameters: expected fields by name, not 7"):
         from_json(7)

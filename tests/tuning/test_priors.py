@@ -23,18 +23,18 @@ def segments(nbytes: int, maker: str) -> int:
 
 
 @pytest.mark.parametrize("maker", ["", "GenuineIntel", "somebody else"])
-def test_blocks_travel_whole_up_to_8_mib(maker: str) -> None:
+def test_prior_sends_blocks_up_to_8_mib_whole(maker: str) -> None:
     assert priors(maker) == PRIORS
     assert [segments(mib << 20, maker) for mib in (1, 2, 4, 16, 32)] == [1, 1, 1, 1, 64]
 
 
-def test_blocks_of_more_than_2_mib_are_cut_on_processors_by_amd() -> None:
+def test_prior_cuts_large_blocks_earlier_on_amd_processors() -> None:
     assert [segments(mib << 20, AMD) for mib in (1, 2, 4, 16)] == [1, 1, 1, 64]
     assert {**priors(AMD).links, "shm": None} == {**PRIORS.links, "shm": None}
 
 
 @pytest.mark.parametrize("has_cache", [False, True])
-def test_all_ranks_take_the_priors_of_rank_0s_machine(
+def test_all_ranks_use_the_priors_of_the_machine_of_rank_0(
     has_cache: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -48,6 +48,6 @@ def test_all_ranks_take_the_priors_of_rank_0s_machine(
     assert calibration_files.parameters_of("a machine on which nothing was measured") == PRIORS
 
 
-def test_the_maker_is_what_linux_says() -> None:
+def test_processor_maker_is_read_from_cpuinfo() -> None:
     said = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("vendor_id")]
     assert fingerprint.maker() == (said[0].split(": ")[1] if said else "")

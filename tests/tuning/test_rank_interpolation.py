@@ -42,7 +42,7 @@ def measured(size: int, nbytes: int, link: Link, noise: float, seed: int) -> Rou
 
 @pytest.mark.parametrize("held", SIZES[1:-1])
 @pytest.mark.parametrize("link", CLUSTERS, ids=lambda link: link.name)
-def test_ranks_that_were_not_measured_have_nearly_the_best_algorithm(link: Link, held: int) -> None:
+def test_interpolation_is_near_the_best_at_unmeasured_rank_counts(link: Link, held: int) -> None:
     others = [measured(size, nbytes, link, 0.03, 1) for size in SIZES if size != held for nbytes in BYTES]
     interpolation, steps = Interpolation(others), Steps(others, cost_of)
     regrets = []
@@ -54,7 +54,7 @@ def test_ranks_that_were_not_measured_have_nearly_the_best_algorithm(link: Link,
     assert math.exp(sum(regrets) / len(regrets)) < 1.06
 
 
-def test_how_slow_a_job_was_does_not_matter() -> None:
+def test_interpolation_ignores_the_absolute_speed_of_a_job() -> None:
     rounds = [
         Round(Point("allreduce", 64, 8), {"a": 1.0, "b": 2.0}),
         Round(Point("allreduce", 64, 32), {"a": 30.0, "b": 20.0}),
@@ -65,7 +65,7 @@ def test_how_slow_a_job_was_does_not_matter() -> None:
         assert min(predicted, key=predicted.__getitem__) == best
 
 
-def test_what_was_never_measured_is_not_predicted_but_survives() -> None:
+def test_unmeasured_algorithm_has_no_prediction_and_survives() -> None:
     rounds = [Round(Point("allreduce", 64, 8), {"a": 1.0, "b": 4.0, "c": 2.0})]
     predicted = Interpolation(rounds).predict(Point("allreduce", 64, 16), ("a", "b", "new"))
     assert set(predicted) == {"a", "b"}
@@ -74,7 +74,7 @@ def test_what_was_never_measured_is_not_predicted_but_survives() -> None:
     assert Steps(rounds, cost_of).predict(Point("allreduce", 64, 16), ("a",)) == {}
 
 
-def test_the_step_of_a_link_is_found_from_whole_collectives() -> None:
+def test_link_step_is_inferred_from_times_of_collectives() -> None:
     link = Link("x", 5e-6, 0.0, 1e-9, reduce_per_byte_s=0.0)
     found = Steps([measured(size, nbytes, link, 0.0, 3) for size in SIZES for nbytes in BYTES], cost_of)
     for nbytes in (64, 4096, 1 << 18):
@@ -104,7 +104,7 @@ def data(path: Path) -> Path:
     return path
 
 
-def test_the_bench_scores_and_keeps_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interpolation_bench_scores_and_writes_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "points.jsonl"
     assert main(["--data", str(data(tmp_path / "data.csv")), "--out", str(out), "--json"]) == 0
     scores = {each["name"]: each for each in json.loads(capsys.readouterr().out)["all algorithms"]}
@@ -117,7 +117,7 @@ def test_the_bench_scores_and_keeps_every_point(tmp_path: Path, capsys: pytest.C
     assert all(each["regret_both"] >= 1 for each in kept)
 
 
-def test_data_that_cannot_be_used_is_refused_with_the_line(tmp_path: Path) -> None:
+def test_interpolation_bench_refuses_invalid_data_with_the_line(tmp_path: Path) -> None:
     file = tmp_path / "data.csv"
     with pytest.raises(UsageError, match=r"data\.csv cannot be read: No such file"):
         read(file)

@@ -45,9 +45,7 @@ def seconds(algorithm: Algorithm, size: int, link: Link, nbytes: float = 1e6, **
 
 @bounded
 @given(algorithm=st.sampled_from(EVEN), size=sizes, nbytes=st.integers(1, 1 << 40))
-def test_where_all_ranks_do_alike_the_simulation_is_the_closed_form(
-    algorithm: Algorithm, size: int, nbytes: int
-) -> None:
+def test_simulation_equals_closed_form_for_symmetric_algorithms(algorithm: Algorithm, size: int, nbytes: int) -> None:
     assume(algorithm.supports(size) is None)
     cost = algorithm.cost_of(size, {})
     assert cost is not None
@@ -56,14 +54,14 @@ def test_where_all_ranks_do_alike_the_simulation_is_the_closed_form(
 
 @pytest.mark.parametrize("name", ["recursive_doubling", "rabenseifner"])
 @pytest.mark.parametrize("size", [2, 4, 64, 512])
-def test_what_is_folded_is_the_closed_form_where_nothing_is_folded(name: str, size: int) -> None:
+def test_simulation_equals_closed_form_when_no_rank_is_folded(name: str, size: int) -> None:
     algorithm = ALGORITHMS["allreduce"][name]
     assert seconds(algorithm, size, LINK) == pytest.approx(predicted_s(algorithm.cost(size), 1_000_000, LINK))
 
 
 @bounded
 @given(algorithm=st.sampled_from(ALL), size=sizes)
-def test_no_algorithm_has_more_latencies_than_it_declares_and_few_have_fewer(algorithm: Algorithm, size: int) -> None:
+def test_simulated_latencies_do_not_exceed_the_declared_rounds(algorithm: Algorithm, size: int) -> None:
     assume(algorithm.supports(size) is None)
     cost = algorithm.cost_of(size, {})
     latencies = seconds(algorithm, size, Link("", 1.0, 0.0, 0.0, 0.0))
@@ -75,7 +73,7 @@ def test_no_algorithm_has_more_latencies_than_it_declares_and_few_have_fewer(alg
 
 @bounded
 @given(algorithm=st.sampled_from([each for each in ALL if each.is_cost_exact]), size=sizes)
-def test_no_algorithm_is_faster_than_its_busiest_rank_sends_and_combines(algorithm: Algorithm, size: int) -> None:
+def test_simulated_time_covers_sends_and_reductions_of_the_busiest_rank(algorithm: Algorithm, size: int) -> None:
     assume(algorithm.supports(size) is None)
     cost = algorithm.cost_of(size, {})
     is_rooted = algorithm.collective in {"reduce", "broadcast", "gather", "scatter"}
@@ -87,7 +85,7 @@ def test_no_algorithm_is_faster_than_its_busiest_rank_sends_and_combines(algorit
 
 @bounded
 @given(algorithm=st.sampled_from(ALL), size=sizes, nbytes=st.integers(0, 1 << 30), more=st.integers(0, 1 << 30))
-def test_more_bytes_never_take_less_time_and_nothing_beats_the_lower_bound(
+def test_simulated_time_grows_with_bytes_and_respects_the_lower_bound(
     algorithm: Algorithm, size: int, nbytes: int, more: int
 ) -> None:
     assume(algorithm.supports(size) is None)
@@ -113,7 +111,7 @@ def test_a_binomial_tree_sends_all_bytes_in_each_round() -> None:
     assert seconds(ALGORITHMS["reduce"]["binomial"], 8, LINK) == pytest.approx(combined)
 
 
-def test_a_root_receives_one_share_after_the_other() -> None:
+def test_simulated_gather_root_receives_one_share_at_a_time() -> None:
     assert seconds(ALGORITHMS["gather"]["linear"], 10, LINK) == pytest.approx(3e-6 + 0.9e-3)
 
 
@@ -122,7 +120,7 @@ def test_a_root_receives_one_share_after_the_other() -> None:
 
 @bounded
 @given(algorithm=st.sampled_from(EVEN), size=st.integers(1, 24), overhead_s=st.sampled_from([0.0, 1e-6]))
-def test_both_engines_say_the_same_of_what_has_one_message_at_a_time(
+def test_both_engines_agree_when_ranks_send_one_message_at_a_time(
     algorithm: Algorithm, size: int, overhead_s: float
 ) -> None:
     assume(algorithm.supports(size) is None and algorithm.name not in {"balanced_tree", "all_pairs"})
@@ -133,9 +131,7 @@ def test_both_engines_say_the_same_of_what_has_one_message_at_a_time(
 
 @bounded
 @given(algorithm=st.sampled_from(ALL), size=st.integers(1, 20), segments=st.sampled_from([1, 1, 3]))
-def test_both_engines_count_the_same_bytes_and_rounds_are_hardly_faster(
-    algorithm: Algorithm, size: int, segments: int
-) -> None:
+def test_both_engines_count_equal_bytes_and_similar_times(algorithm: Algorithm, size: int, segments: int) -> None:
     assume(algorithm.supports(size) is None and "chain" not in algorithm.name)
     by_rounds, by_events = (
         simulate(algorithm, 1e6, two_hosts(size), segments=segments, engine=engine) for engine in ("rounds", "events")
@@ -152,7 +148,7 @@ def two_hosts(size: int, pairs: float = 1.0) -> Topology:
     return Topology(size, [Level("host", near, 10), Level("network", far, 2)])
 
 
-def test_what_is_symmetric_is_the_same_seen_from_all_ranks() -> None:
+def test_symmetric_schedule_equals_the_schedule_built_from_all_ranks() -> None:
     for algorithm in ALL:
         for size in (8, 12, 66):
             if algorithm.supports(size) is None:
@@ -187,7 +183,7 @@ def test_ten_thousand_ranks_are_simulated() -> None:
 # Contention.
 
 
-def test_what_leaves_a_host_together_shares_its_way_out() -> None:
+def test_simulated_ranks_of_a_host_share_its_outgoing_link() -> None:
     direct = ALGORITHMS["allgather"]["recursive_doubling"]
     alone, shared = (
         simulate(direct, 20e6, Topology(16, [Level("host", LINK, 8), Level("network", LINK._replace(pairs=pairs), 2)]))
@@ -199,14 +195,14 @@ def test_what_leaves_a_host_together_shares_its_way_out() -> None:
     assert [(level.name, level.messages) for level in shared.levels] == [("host", 48), ("network", 16)]
 
 
-def test_ranks_that_send_to_one_share_its_port_and_several_ports_help() -> None:
+def test_simulated_senders_to_one_rank_share_its_ports() -> None:
     gather = ALGORITHMS["gather"]["linear"]
     one, four = (seconds(gather, 9, LINK._replace(ports=ports), 9e6) for ports in (1, 4))
     assert one - 3e-6 == pytest.approx(8e-3)
     assert four - 3e-6 == pytest.approx(2e-3)
 
 
-def test_a_measured_step_is_the_time_of_a_round() -> None:
+def test_simulated_round_takes_the_measured_step() -> None:
     link = LINK._replace(
         latency_s=1e-6, overhead_s=1e-6, step=Curve((1000, 100_000), (5e-6, 50e-6)), reduce_per_byte_s=0
     )
@@ -214,7 +210,7 @@ def test_a_measured_step_is_the_time_of_a_round() -> None:
         assert seconds(ALGORITHMS["allreduce"]["ring"], 8, link, nbytes) == pytest.approx(14 * step_s)
 
 
-def test_measured_reductions_and_copies_take_their_time() -> None:
+def test_simulation_adds_measured_reductions_and_copies() -> None:
     free = Link("", 0, 0, 0)
     topology = Topology(
         4, [Level("x", free)], reduce=Curve((100, 1000), (1.0, 10.0)), copy=Curve((100, 1000), (2.0, 20.0))
@@ -226,7 +222,7 @@ def test_measured_reductions_and_copies_take_their_time() -> None:
 # Bad questions.
 
 
-def test_what_cannot_be_simulated_is_refused() -> None:
+def test_simulate_refuses_wrong_arguments() -> None:
     ring = ALGORITHMS["allreduce"]["ring"]
     with pytest.raises(UsageError, match="-1 bytes"):
         simulate(ring, -1, flat(2, LINK))
@@ -240,7 +236,7 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         simulate(ALGORITHMS["allgather"]["ring"], 1, flat(6, LINK), params={"varying": True})
 
 
-def test_an_algorithm_of_users_is_built_for_every_rank() -> None:
+def test_simulation_builds_a_user_algorithm_for_every_rank() -> None:
     def line(size: int, rank: int, root: int = 0) -> Plan:
         groups = [Group(()) for _ in range(size - 1)]
         if rank:

@@ -34,7 +34,7 @@ def path(topology: Topology, source: int, target: int) -> tuple[int, float, list
 # Paths, by hand.
 
 
-def test_switches_are_left_and_entered_as_far_up_as_needed() -> None:
+def test_tree_path_goes_up_only_to_the_common_switch() -> None:
     tree = Topology(16, [Level("host", LINK, 2), Level("rack", LINK, 4), Level("spine", LINK, 2)])
     assert path(tree, 0, 1) == (0, 0.0, ["out of rank 0", "into rank 1"])
     assert path(tree, 3, 6) == (1, 0.0, ["out of rank 3", "into rank 6", "out of host 1", "into host 3"])
@@ -51,7 +51,7 @@ def test_a_dragonfly_has_a_channel_for_each_pair_of_routers_and_of_groups() -> N
     assert path(dragonfly, 23, 6)[2][2] == "system channel 13"
 
 
-def test_a_torus_goes_the_shorter_way_along_one_dimension_after_the_other() -> None:
+def test_torus_path_takes_the_shorter_way_in_each_dimension() -> None:
     torus = Topology(12, [Level("torus", LINK, 12, "torus", (4, 3), hop_s=1e-7)])
     assert path(torus, 0, 1) == (0, 0.0, ["out of rank 0", "into rank 1", "torus link 0"])
     assert path(torus, 0, 3)[2][2:] == ["torus link 1"]  # backwards around the edge
@@ -62,7 +62,7 @@ def test_a_torus_goes_the_shorter_way_along_one_dimension_after_the_other() -> N
 
 @bounded
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=3), inner=st.integers(1, 3), ends=st.data())
-def test_a_path_through_a_torus_is_as_long_as_the_distance(shape: list[int], inner: int, ends: st.DataObject) -> None:
+def test_torus_path_is_as_long_as_the_distance(shape: list[int], inner: int, ends: st.DataObject) -> None:
     size = inner * int(np.prod(shape))
     torus = Topology(size, [Level("host", LINK, inner), Level("torus", LINK, size // inner, "torus", tuple(shape))])
     source, target = (ends.draw(st.integers(0, size - 1)) for _ in range(2))
@@ -72,7 +72,7 @@ def test_a_path_through_a_torus_is_as_long_as_the_distance(shape: list[int], inn
     assert len(links) == len(set(links)) == distance
 
 
-def test_all_to_all_within_a_torus_no_link_is_used_more_than_another() -> None:
+def test_all_to_all_uses_every_torus_link_equally() -> None:
     torus = Topology(9, [Level("torus", LINK, 9, "torus", (3, 3))])
     pairs = np.array([(a, b) for a, b in product(range(9), range(9)) if a != b])
     used = Counter(torus.paths(pairs[:, 0], pairs[:, 1]).resources.ravel().tolist())
@@ -82,7 +82,7 @@ def test_all_to_all_within_a_torus_no_link_is_used_more_than_another() -> None:
 
 @bounded
 @given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=5), order=st.randoms())
-def test_hosts_of_any_ranks_are_two_levels(lengths: list[int], order: Any) -> None:
+def test_hosts_with_any_ranks_make_two_levels(lengths: list[int], order: Any) -> None:
     ranks = list(range(sum(lengths)))
     order.shuffle(ranks)
     hosts = tuple(tuple(ranks.pop() for _ in range(length)) for length in lengths)
@@ -100,7 +100,7 @@ def test_slow_parts_have_less_capacity() -> None:
     assert (found["out of host 0"], found["out of host 1"], found["into host 1"]) == (4.0, 1.0, 1.0)
 
 
-def test_more_ranks_than_there_are_places_are_refused() -> None:
+def test_topology_refuses_more_ranks_than_it_has_places_for() -> None:
     with pytest.raises(UsageError, match="has 6 ranks, not 7"):
         Topology(7, [Level("host", LINK, 2), Level("network", LINK, 3)])
     assert Topology(7, [Level("host", LINK, 2), Level("network", LINK)]).size == 7
@@ -110,7 +110,7 @@ def test_more_ranks_than_there_are_places_are_refused() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_examples_are_read_and_survive_json(example: Path, tmp_path: Path) -> None:
+def test_topology_examples_survive_json(example: Path, tmp_path: Path) -> None:
     found = load(example)
     assert found.over(64).size == 64
     again = tmp_path / "machine.json"
@@ -149,7 +149,7 @@ def levels(**changes: Any) -> dict[str, Any]:
         ({**levels(), "reduce": [[1]]}, "reduce: expected"),
     ],
 )
-def test_what_is_no_description_is_refused_with_the_field(found: Any, problem: str, tmp_path: Path) -> None:
+def test_invalid_topology_is_refused_with_the_field(found: Any, problem: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=problem):
         described(found)
     file = tmp_path / "bad.json"
@@ -158,7 +158,7 @@ def test_what_is_no_description_is_refused_with_the_field(found: Any, problem: s
         load(file)
 
 
-def test_files_that_cannot_be_read_say_where(tmp_path: Path) -> None:
+def test_unreadable_topology_file_error_says_where(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.toml cannot be read: No such file"):
         load(tmp_path / "nowhere.toml")
     (tmp_path / "bad.json").write_text('{"levels": [\n}')
@@ -173,7 +173,7 @@ def test_files_that_cannot_be_read_say_where(tmp_path: Path) -> None:
         load(tmp_path / "bad.toml")
 
 
-def test_equal_identities_have_equal_fingerprints() -> None:
+def test_equal_descriptions_have_equal_fingerprints() -> None:
     one = to_json(Description("a", (Level("host", LINK, 2),)))
     assert fingerprint(one) == fingerprint(json.loads(json.dumps(one)))
     assert fingerprint(one) != fingerprint({**one, "name": "b"})
@@ -189,7 +189,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-def test_the_command_shows_times_bytes_and_the_bottleneck(tmp_path: Path) -> None:
+def test_simulate_command_shows_times_bytes_and_the_bottleneck(tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
     file.write_text(json.dumps(levels()))
     done = command("allreduce", "ring", "hierarchical", "-n", "8", "--bytes", "1M", "--topology", str(file), "--json")
@@ -219,7 +219,7 @@ def test_the_command_shows_times_bytes_and_the_bottleneck(tmp_path: Path) -> Non
         (("allreduce", "ring", "--param", "radix=2"), "no parameter 'radix'"),
     ],
 )
-def test_the_command_says_what_is_wrong_in_a_line(arguments: tuple[str, ...], problem: str) -> None:
+def test_simulate_command_reports_errors_in_one_line(arguments: tuple[str, ...], problem: str) -> None:
     done = command(*arguments)
     assert done.returncode != 0
     assert problem in done.stderr

@@ -13,29 +13,29 @@ def step_s(training: Training, size: int = 8, steps: int = 100) -> float:
     return simulate_training(training, size, steps).step_s
 
 
-def test_without_overlap_everything_is_added() -> None:
+def test_training_step_without_overlap_adds_all_reductions() -> None:
     assert step_s(ONE._replace(overlap=False)) == pytest.approx(1.2)
 
 
-def test_with_overlap_only_what_comes_after_the_last_gradient_is_added() -> None:
+def test_training_step_with_overlap_adds_only_the_remaining_reductions() -> None:
     assert step_s(ONE) == pytest.approx(1.1)
     # The first bucket is ready at 0.75 and reduced at 1.15, so the second one waits for it.
     assert step_s(ONE._replace(buckets_s=(0.4, 0.1))) == pytest.approx(1.25)
 
 
-def test_late_gradients_hide_reducing_until_it_takes_longer_than_computing() -> None:
+def test_lag_hides_reductions_that_are_shorter_than_computing() -> None:
     assert step_s(ONE._replace(lag=1), steps=1000) == pytest.approx(1.0, rel=1e-3)
     assert step_s(ONE._replace(lag=1, buckets_s=(1.5,)), steps=1000) == pytest.approx(1.5, rel=2e-3)
     assert step_s(ONE._replace(lag=0, buckets_s=(1.5,))) == pytest.approx(2.5)
 
 
-def test_all_wait_for_who_is_always_slow_however_late_gradients_may_be() -> None:
+def test_lag_does_not_hide_a_rank_that_is_always_slow() -> None:
     for lag in (0, 1, 3):
         assert step_s(ONE._replace(slow=(0.125, 1.5), lag=lag, buckets_s=()), steps=400) <= 1.5 + 1e-9
         assert step_s(ONE._replace(slow=(0.125, 1.5), lag=lag), steps=400) == pytest.approx(1.5, abs=0.11)
 
 
-def test_groups_do_not_wait_for_each_other() -> None:
+def test_simulated_training_groups_do_not_wait_for_each_other() -> None:
     slow = ONE._replace(slow=(0.125, 2.0), overlap=False)
     assert step_s(slow) == pytest.approx(2.2)
     assert step_s(slow._replace(groups=4)) == pytest.approx((2.2 + 3 * 1.2) / 4)
@@ -61,6 +61,6 @@ def test_more_lag_and_overlap_never_cost_time(spread: float, size: int, lag: int
         (ONE, 0, 1),
     ],
 )
-def test_what_is_no_training_is_refused(training: Training, size: int, steps: int) -> None:
+def test_simulate_training_refuses_wrong_arguments(training: Training, size: int, steps: int) -> None:
     with pytest.raises(UsageError, match="cannot simulate"):
         simulate_training(training, size, steps)

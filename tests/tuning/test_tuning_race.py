@@ -45,19 +45,19 @@ def test_the_winner_of_a_quiet_race_is_within_three_percent_of_the_best(true_s: 
 
 @bounded
 @given(true_s=times, seed=st.integers(0, 1 << 30))
-def test_so_it_is_where_the_machine_drifts(true_s: list[float], seed: int) -> None:
+def test_winner_on_a_drifting_machine_is_within_4_percent_of_the_best(true_s: list[float], seed: int) -> None:
     assert regret(true_s, machine(true_s, random.Random(seed), jitter=0.01, drift=0.01), seed) <= 1.04
 
 
 @bounded
 @given(true_s=times, seed=st.integers(0, 1 << 30))
-def test_so_it_is_where_one_call_in_ten_has_a_hiccup(true_s: list[float], seed: int) -> None:
+def test_winner_with_occasional_delays_is_within_3_percent_of_the_best(true_s: list[float], seed: int) -> None:
     assert regret(true_s, machine(true_s, random.Random(seed), jitter=0.01, tail=0.1), seed) <= 1.03
 
 
 @bounded
 @given(number=st.integers(2, 8), seed=st.integers(0, 1 << 30))
-def test_ties_end_early_by_any_of_them(number: int, seed: int) -> None:
+def test_race_of_equal_candidates_ends_early(number: int, seed: int) -> None:
     found = race(
         [str(k) for k in range(number)],
         machine([1.0] * number, random.Random(seed), jitter=0.002),
@@ -67,14 +67,14 @@ def test_ties_end_early_by_any_of_them(number: int, seed: int) -> None:
     assert len(found.laps[0].times_s) < 50
 
 
-def test_who_is_far_behind_leaves_after_the_first_block() -> None:
+def test_slow_candidate_leaves_the_race_after_the_first_block() -> None:
     run = machine([1.0, 1.01, 5.0], random.Random(1), jitter=0.001)
     found = race(["0", "1", "2"], run, Rules(), random.Random(1))
     assert [len(lap.times_s) for lap in found.laps if lap.candidate == "2"] == [1]
     assert [lap.dropped for lap in found.laps] == [False, False, True]
 
 
-def test_a_block_in_which_the_machine_changed_is_run_again() -> None:
+def test_race_repeats_a_block_in_which_the_machine_changed_speed() -> None:
     calls = []
 
     def run(candidate: str) -> tuple[list[float], float]:
@@ -86,14 +86,14 @@ def test_a_block_in_which_the_machine_changed_is_run_again() -> None:
     assert all(len(lap.times_s) == 6 for lap in found.laps)
 
 
-def test_a_machine_that_never_rests_does_not_keep_a_race_from_its_end() -> None:
+def test_race_on_a_noisy_machine_still_ends() -> None:
     noise = random.Random(3)
     found = race(["a", "b"], lambda _: ([math.exp(noise.gauss(0, 1))], 1.0), Rules(most=8), random.Random(0))
     assert found.discarded <= 4
     assert all(len(lap.times_s) <= 8 for lap in found.laps)
 
 
-def test_the_budget_ends_a_race_but_not_before_the_first_two_have_run() -> None:
+def test_budget_ends_a_race_only_after_two_candidates_have_run() -> None:
     found = race(["a", "b", "c"], lambda _: ([1.0], 10.0), Rules(budget_s=5.0), random.Random(0))
     assert [(lap.candidate, len(lap.times_s)) for lap in found.laps] == [("a", 1), ("b", 1)]
     assert found.cost_s == 20.0
@@ -101,14 +101,14 @@ def test_the_budget_ends_a_race_but_not_before_the_first_two_have_run() -> None:
 
 @bounded
 @given(seed=st.integers(0, 1 << 30), times_s=st.lists(st.floats(0.5, 2.0), min_size=1, max_size=6))
-def test_ranks_that_are_told_the_same_times_decide_alike(seed: int, times_s: list[float]) -> None:
+def test_ranks_with_the_same_times_decide_alike(seed: int, times_s: list[float]) -> None:
     names = [str(k) for k in range(len(times_s))]
     found = [race(names, machine(times_s, random.Random(seed)), Rules(), random.Random(seed)) for _ in range(2)]
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("number", [6, 10, 25])
-def test_the_interval_has_the_median_as_often_as_it_says(number: int) -> None:
+def test_confidence_interval_holds_the_median_as_often_as_declared(number: int) -> None:
     noise = random.Random(number)
     draws = [[noise.expovariate(1.0) for _ in range(number)] for _ in range(2000)]
     inside = sum(low <= math.log(2) <= high for low, high in map(interval, draws))

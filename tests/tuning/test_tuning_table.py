@@ -47,12 +47,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 @bounded
 @given(us=st.floats(1e-3, 1e9), nbytes=st.integers(0, 1 << 40), variant=st.text(max_size=20), job=st.text(max_size=9))
-def test_a_measurement_is_read_as_it_was_written(us: float, nbytes: int, variant: str, job: str) -> None:
+def test_measurement_survives_writing_and_reading(us: float, nbytes: int, variant: str, job: str) -> None:
     measurement = took(variant, nbytes, us)._replace(job=job)
     assert read_line(line_of(measurement)) == measurement
 
 
-def test_files_are_merged_by_putting_them_together(tmp_path: Path) -> None:
+def test_measurement_files_merge_by_concatenation(tmp_path: Path) -> None:
     one, other = Store(tmp_path / "one.jsonl"), Store(tmp_path / "other.jsonl")
     one.append([took("ring", 8, 1.0), took("chain", 8, 2.0)])
     other.append([took("chain", 8, 2.0), took("chain", 8, 3.0)])
@@ -62,7 +62,9 @@ def test_files_are_merged_by_putting_them_together(tmp_path: Path) -> None:
     assert [each.variant for each in both.read()] == ["ring", "chain", "chain"]
 
 
-def test_a_line_that_was_cut_short_costs_itself_only(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
+def test_truncated_line_of_a_measurement_file_loses_only_itself(
+    tmp_path: Path, warnings: pytest.LogCaptureFixture
+) -> None:
     store = Store(tmp_path / "store.jsonl")
     store.append([took("ring", 8, 1.0), took("chain", 8, 2.0)])
     whole = store.path.read_bytes()
@@ -78,7 +80,7 @@ def test_a_line_that_was_cut_short_costs_itself_only(tmp_path: Path, warnings: p
     ("change", "reason"),
     [({"v": 2}, "format 2"), ({"ranks": "4"}, "ranks cannot be '4'"), ({"median_s": -1.0}, "not positive")],
 )
-def test_lines_of_another_kind_are_left_out_with_a_reason(
+def test_invalid_lines_of_a_measurement_file_are_skipped_with_a_reason(
     change: dict[str, Any], reason: str, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     store = Store(tmp_path / "store.jsonl")
@@ -87,7 +89,7 @@ def test_lines_of_another_kind_are_left_out_with_a_reason(
     assert reason in warnings.text
 
 
-def test_a_folder_without_permission_is_told(tmp_path: Path) -> None:
+def test_missing_folder_of_a_measurement_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be kept in .*Not a directory|No such file"):
         Store(tmp_path / "none" / "store.jsonl").append([took("ring", 8, 1.0)])
 
@@ -111,7 +113,7 @@ def test_ranges_begin_where_the_curves_cross() -> None:
         min_size=1,
     )
 )
-def test_at_every_size_that_was_measured_the_fastest_is_chosen(times: dict[str, list[float | None]]) -> None:
+def test_table_chooses_the_fastest_variant_at_every_measured_size(times: dict[str, list[float | None]]) -> None:
     found = [took(v, 8 << 3 * k, us) for v, row in times.items() for k, us in enumerate(row) if us is not None]
     for context, decision in compiled(found).decisions.items():
         assert context == HERE
@@ -121,7 +123,7 @@ def test_at_every_size_that_was_measured_the_fastest_is_chosen(times: dict[str, 
             assert measured[str(decision.variant_at(nbytes))] <= tables.WORTH_IT * min(measured.values())
 
 
-def test_a_table_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> None:
+def test_table_survives_writing_and_reading(tmp_path: Path) -> None:
     table = compiled(lines(**CROSSING))
     path = tmp_path / "table.json"
     path.write_text(dumped(to_json(table, library="0")))
@@ -171,12 +173,12 @@ OVERLAP = [{"from": 0, "to": 9000, "algorithm": "ring"}, {"from": 8192, "to": No
         (twice(), "decision 2 is for the same calls as an earlier one"),
     ],
 )
-def test_a_table_that_cannot_be_used_is_refused_with_where_and_why(text: str, reason: str) -> None:
+def test_invalid_table_is_refused_with_place_and_reason(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         from_text(text, "table.json")
 
 
-def test_algorithms_that_there_are_not_are_told_once_and_left_out(warnings: pytest.LogCaptureFixture) -> None:
+def test_unknown_algorithms_of_a_table_are_skipped_with_one_warning(warnings: pytest.LogCaptureFixture) -> None:
     ranges = [{"from": 0, "to": 64, "algorithm": "rign"}, {"from": 64, "to": None, "algorithm": "ring"}]
     for _ in range(2):
         table = from_text(changed(ranges=ranges, times_us={"rign": [1.0] * 6, "ring": [2.0] * 6}), "t")
@@ -185,14 +187,14 @@ def test_algorithms_that_there_are_not_are_told_once_and_left_out(warnings: pyte
     assert [each.variant for each in table.decisions[HERE].ranges] == ["ring"]
 
 
-def test_two_tables_differ_where_they_choose_otherwise() -> None:
+def test_table_differences_list_sizes_with_different_choices() -> None:
     table = compiled(lines(**CROSSING))
     other = compiled(lines(recursive_doubling=CROSSING["recursive_doubling"]))
     assert differences(table, table) == []
     assert any("ring and recursive_doubling" in line for line in differences(table, other))
 
 
-def test_what_cannot_be_right_is_found() -> None:
+def test_lint_reports_implausible_times_in_a_table() -> None:
     reduce, broadcast = (HERE._replace(collective=name) for name in ("reduce", "broadcast"))
     good = [
         *lines(ring=lambda n: 5 + n),
@@ -216,19 +218,19 @@ def known(*measurements: Measurement, machine: str = "here") -> TunerState:
 
 
 @pytest.mark.parametrize(("nbytes", "name"), [(8, "recursive_doubling"), (1 << 20, "ring")])
-def test_a_table_decides_before_the_model(nbytes: int, name: str) -> None:
+def test_table_takes_precedence_over_the_model(nbytes: int, name: str) -> None:
     choice = choose(replace(ASKED, nbytes=nbytes), known(*lines(**CROSSING)))
     assert (choice.algorithm, choice.tier) == (name, "table")
 
 
-def test_parameters_of_a_variant_reach_the_builder_and_the_segments() -> None:
+def test_variant_parameters_set_builder_parameters_and_segments() -> None:
     found = known(took("multi_lane_ring(lanes=4, segment_nbytes=65536)", 1 << 20, 1.0))
     choice = choose(replace(ASKED, nbytes=1 << 20), found)
     assert choice.params == (("lanes", 4),)
     assert choice.segments == (1 << 20) * 1.5 / 6 / 65536
 
 
-def test_times_are_interpolated_between_numbers_of_ranks_and_then_compared() -> None:
+def test_table_interpolates_times_between_rank_counts() -> None:
     def at(ranks: int, **us: float) -> list[Measurement]:
         return [
             took(name, 1 << 10, each, HERE._replace(ranks=ranks, ranks_per_host=ranks)) for name, each in us.items()
@@ -242,7 +244,7 @@ def test_times_are_interpolated_between_numbers_of_ranks_and_then_compared() -> 
     assert choose(replace(ASKED, size=16), found).tier == "model"
 
 
-def test_of_ranks_among_which_calls_were_calibrated_the_model_knows_more_than_is_between_others() -> None:
+def test_calibrated_model_takes_precedence_over_an_interpolated_table() -> None:
     measured = [
         took(name, 1 << 10, us, HERE._replace(ranks=ranks, ranks_per_host=ranks))
         for ranks in (2, 8)
@@ -261,13 +263,13 @@ def test_of_ranks_among_which_calls_were_calibrated_the_model_knows_more_than_is
     assert tier(4, "broadcast") == tier(5, "allreduce") == ("direct", "table, interpolated")
 
 
-def test_a_table_of_another_machine_is_used_and_says_so() -> None:
+def test_table_of_another_machine_is_used_and_the_tier_says_so() -> None:
     assert choose(ASKED, known(*lines(**CROSSING), machine="there")).tier == "table, another machine"
     both = known(*lines(**CROSSING), *lines(HERE._replace(machine="there"), chain=lambda n: 1.0))
     assert choose(ASKED, both).tier == "table"
 
 
-def test_an_algorithm_that_the_size_refuses_gives_way_to_the_next(warnings: pytest.LogCaptureFixture) -> None:
+def test_table_falls_back_to_next_variant_when_rank_count_is_unsupported(warnings: pytest.LogCaptureFixture) -> None:
     here = Context("here", "allgather", "shm", "plain", 3, 3)
     found = known(took("recursive_doubling", 1 << 10, 1.0, here), took("bruck", 1 << 10, 2.0, here))
     explanation = explain(Question("allgather", 1 << 10, 3, "shm"), found)
@@ -275,7 +277,7 @@ def test_an_algorithm_that_the_size_refuses_gives_way_to_the_next(warnings: pyte
     assert "the table's recursive_doubling is not used, because it does not run on 3 ranks" in warnings.text
 
 
-def test_what_the_call_demands_comes_before_the_table() -> None:
+def test_requirements_of_the_call_take_precedence_over_the_table() -> None:
     found = known(*lines(ring=lambda n: 1.0, recursive_doubling=lambda n: 2.0))
     assert choose(replace(ASKED, commutative=False), found).algorithm == "recursive_doubling"
     assert choose(replace(ASKED, algorithm="chain"), found).tier == "forced"
@@ -283,11 +285,11 @@ def test_what_the_call_demands_comes_before_the_table() -> None:
     assert choose(replace(ASKED, order="canonical"), found).algorithm == "balanced_tree"
 
 
-def test_algorithms_that_the_model_leaves_to_who_names_them_are_chosen_by_a_table() -> None:
+def test_table_can_choose_a_by_name_only_algorithm() -> None:
     assert choose(ASKED, known(took("two_shot", 1 << 10, 1.0))).algorithm == "two_shot"
 
 
-def test_an_explanation_tells_what_was_measured() -> None:
+def test_explanation_shows_measured_times() -> None:
     text = str(explain(replace(ASKED, nbytes=512), known(*lines(**CROSSING))))
     assert "chosen by tier 'table'" in text
     assert "measured 3.0 us, predicted" in text
@@ -309,7 +311,7 @@ RULES = "allreduce:0-8K=recursive_doubling;8K-=ring; broadcast:1M-2M=knomial(rad
         ("reduce", 8, "auto"),
     ],
 )
-def test_rules_force_by_collective_and_size(collective: str, nbytes: int, name: str) -> None:
+def test_forced_rules_apply_by_collective_and_size(collective: str, nbytes: int, name: str) -> None:
     assert forced(RULES, collective, nbytes) == name
 
 
@@ -327,12 +329,12 @@ def test_rules_force_by_collective_and_size(collective: str, nbytes: int, name: 
         ("allreduce:0-=ring(segment_nbytes=0)", "positive number of bytes"),
     ],
 )
-def test_rules_that_cannot_be_honoured_are_errors(text: str, reason: str) -> None:
+def test_invalid_forced_rules_are_errors(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         rules(text)
 
 
-def test_a_variant_may_be_forced_with_its_parameters() -> None:
+def test_forced_variant_may_have_parameters() -> None:
     choice = choose(replace(ASKED, algorithm="recursive_multiplying(radix=4)"))
     assert (choice.algorithm, choice.params) == ("recursive_multiplying", (("radix", 4),))
     with pytest.raises(UsageError, match="no parameter 'radix'"):
@@ -341,5 +343,5 @@ def test_a_variant_may_be_forced_with_its_parameters() -> None:
         choose(replace(ASKED, algorithm="rign(radix=4)"))
 
 
-def test_an_empty_table_leaves_everything_to_the_model() -> None:
+def test_empty_table_leaves_every_choice_to_the_model() -> None:
     assert choose(ASKED, TunerState(Table({}), machine="here")).tier == "model"
