@@ -20,13 +20,13 @@ constexpr std::size_t most_eager_nbytes = 8 << 10;
 // What both sides share.
 struct Exchange {
   struct Sent {
-    Ticket* ticket;  // nothing, if the sender has been told already
+    Transfer* transfer;  // nothing, if the sender has been told already
     const std::byte* data;
     std::size_t nbytes;
     std::vector<std::byte> copy;
   };
   struct Expected {
-    Ticket* ticket;
+    Transfer* transfer;
     std::byte* data;
     std::size_t capacity;
   };
@@ -35,8 +35,8 @@ struct Exchange {
     std::deque<Expected> expected;
   };
   struct Side {
-    std::map<std::uint64_t, Tag> tags;    // to this side
-    std::vector<Ticket*> sent_and_moved;  // by this side
+    std::map<std::uint64_t, Tag> tags;      // to this side
+    std::vector<Transfer*> sent_and_moved;  // by this side
     Doorbell bell;
   };
 
@@ -55,28 +55,29 @@ class ExchangeMessenger final : public Messenger {
   std::vector<std::byte> address() override { return {}; }
   Peer connect(std::span<const std::byte>) override { return 0; }
 
-  void send(Peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType, Ticket& ticket) override {
+  void send(Peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType,
+            Transfer& transfer) override {
     const std::lock_guard lock(exchange_->mutex);
-    ticket = {};
+    transfer = {};
     const bool eager = nbytes <= most_eager_nbytes;
-    ticket.state = eager ? Ticket::State::done : Ticket::State::pending;
+    transfer.state = eager ? Transfer::State::done : Transfer::State::pending;
     auto& sent = them_.tags[tag].sent;
-    sent.push_back({eager ? nullptr : &ticket, data, nbytes, {}});
+    sent.push_back({eager ? nullptr : &transfer, data, nbytes, {}});
     if (eager) sent.back().copy.assign(data, data + nbytes);
     them_.bell.ring();
   }
 
-  void receive(Peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType, Ticket& ticket) override {
+  void receive(Peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType, Transfer& transfer) override {
     const std::lock_guard lock(exchange_->mutex);
-    ticket = {};
-    ticket.receives = true;
-    ticket.state = Ticket::State::pending;
-    us_.tags[tag].expected.push_back({&ticket, data, nbytes});
+    transfer = {};
+    transfer.receives = true;
+    transfer.state = Transfer::State::pending;
+    us_.tags[tag].expected.push_back({&transfer, data, nbytes});
   }
 
-  void test(Ticket&) override {
+  void test(Transfer&) override {
     const std::lock_guard lock(exchange_->mutex);
-    for (Ticket* ticket : us_.sent_and_moved) ticket->state = Ticket::State::done;
+    for (Transfer* transfer : us_.sent_and_moved) transfer->state = Transfer::State::done;
     us_.sent_and_moved.clear();
     std::vector<Tag*> movable;
     for (auto& [number, tag] : us_.tags)
@@ -84,18 +85,18 @@ class ExchangeMessenger final : public Messenger {
     if (!movable.empty()) move(*movable[exchange_->dice.below(movable.size())]);
   }
 
-  void cancel(Ticket& ticket) override {
+  void cancel(Transfer& transfer) override {
     const std::lock_guard lock(exchange_->mutex);
-    if (withdraw(ticket)) ticket.state = Ticket::State::failed;
+    if (withdraw(transfer)) transfer.state = Transfer::State::failed;
   }
 
-  void flush(Peer, Ticket& ticket) override { ticket.state = Ticket::State::done; }
+  void flush(Peer, Transfer& transfer) override { transfer.state = Transfer::State::done; }
 
-  void forsake(Ticket& ticket) override {
+  void abandon_transfer(Transfer& transfer) override {
     const std::lock_guard lock(exchange_->mutex);
-    withdraw(ticket);
-    std::erase(us_.sent_and_moved, &ticket);
-    ticket.state = Ticket::State::failed;
+    withdraw(transfer);
+    std::erase(us_.sent_and_moved, &transfer);
+    transfer.state = Transfer::State::failed;
   }
 
   bool prepare_sleep(std::vector<pollfd>& descriptors) override {
@@ -105,7 +106,7 @@ class ExchangeMessenger final : public Messenger {
     us_.bell.drain();
     return false;
   }
-  std::chrono::microseconds doze() const override { return std::chrono::milliseconds(20); }
+  std::chrono::microseconds max_sleep() const override { return std::chrono::milliseconds(20); }
 
  private:
   using Tag = Exchange::Tag;
@@ -117,20 +118,20 @@ class ExchangeMessenger final : public Messenger {
     tag.expected.pop_front();
     const bool fits = sent.nbytes <= expected.capacity;
     if (fits && sent.nbytes != 0)
-      std::memcpy(expected.data, sent.ticket == nullptr ? sent.copy.data() : sent.data, sent.nbytes);
-    expected.ticket->nbytes = sent.nbytes;
-    expected.ticket->state = fits ? Ticket::State::done : Ticket::State::failed;
-    if (sent.ticket != nullptr) them_.sent_and_moved.push_back(sent.ticket);
+      std::memcpy(expected.data, sent.transfer == nullptr ? sent.copy.data() : sent.data, sent.nbytes);
+    expected.transfer->nbytes = sent.nbytes;
+    expected.transfer->state = fits ? Transfer::State::done : Transfer::State::failed;
+    if (sent.transfer != nullptr) them_.sent_and_moved.push_back(sent.transfer);
     them_.bell.ring();
     us_.bell.ring();  // there may be more
   }
 
-  bool withdraw(Ticket& ticket) {
+  bool withdraw(Transfer& transfer) {
     std::size_t found = 0;
     for (auto& [number, tag] : us_.tags)
-      found += std::erase_if(tag.expected, [&](const Exchange::Expected& each) { return each.ticket == &ticket; });
+      found += std::erase_if(tag.expected, [&](const Exchange::Expected& each) { return each.transfer == &transfer; });
     for (auto& [number, tag] : them_.tags)
-      found += std::erase_if(tag.sent, [&](const Exchange::Sent& each) { return each.ticket == &ticket; });
+      found += std::erase_if(tag.sent, [&](const Exchange::Sent& each) { return each.transfer == &transfer; });
     return found != 0;
   }
 

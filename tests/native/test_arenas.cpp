@@ -48,12 +48,12 @@ void an_address_is_found_in_its_arena_as_long_as_that_lives() {
       const auto gone = arenas.begin() + static_cast<std::ptrdiff_t>(dice.below(arenas.size()));
       const std::uint64_t id = find_arena((*gone)->data(), 1).id;
       arenas.erase(gone);
-      CHECK(!arena_lives(id) && !arena_memory(id).valid());
+      CHECK(!arena_exists(id) && !arena_memory(id).valid());
     }
     for (const auto& arena : arenas) {
       const std::size_t offset = dice.below(arena->nbytes());
-      const ArenaPlace place = find_arena(arena->data() + offset, arena->nbytes() - offset);
-      CHECK(arena_lives(place.id) && place.offset == offset && arena_memory(place.id).valid());
+      const ArenaLocation place = find_arena(arena->data() + offset, arena->nbytes() - offset);
+      CHECK(arena_exists(place.id) && place.offset == offset && arena_memory(place.id).valid());
       CHECK(find_arena(arena->data() + offset, arena->nbytes() - offset + 1).id == 0);
     }
   }
@@ -74,7 +74,7 @@ void arenas_are_found_while_others_come_and_go() {
     stop = true;
   });
   while (!stop) {
-    const ArenaPlace place = find_arena(steady.data() + 5, 7);
+    const ArenaLocation place = find_arena(steady.data() + 5, 7);
     CHECK(place.id == id && place.offset == 5);
   }
   other.join();
@@ -184,7 +184,7 @@ void what_was_sent_can_be_received_when_its_arena_and_its_sender_are_gone() {
 struct Link {
   SocketPair sockets = unix_pair();
   PassedArenas passed;
-  TakenArenas taken;
+  ReceivedArenas taken;
 
   bool refuses(const ArenaReference& reference, std::uint64_t nbytes) {
     return throws<ProtocolError>([&] { taken.at(reference, nbytes, sockets.b.get()); });

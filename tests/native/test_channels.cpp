@@ -95,16 +95,16 @@ void what_was_sent_before_the_end_can_still_be_received() {
 void shared_memory_tells_what_stirs() {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   const std::byte payload{};
-  CHECK(!pair.b->stirs(true, true));
+  CHECK(!pair.b->may_progress(true, true));
   const auto send = [&] { return pair.a->begin(header_of(1)) && pair.a->write(&payload, 1) == 1; };
-  CHECK(send() && pair.b->stirs(false, true) && !pair.b->stirs(true, false));
+  CHECK(send() && pair.b->may_progress(false, true) && !pair.b->may_progress(true, false));
   while (send()) {
   }
-  CHECK(!pair.a->stirs(true, true));
+  CHECK(!pair.a->may_progress(true, true));
   CHECK(pair.b->front() != nullptr);
   pair.b->consume(1);
-  CHECK(pair.a->stirs(true, false) && !pair.a->stirs(false, true));
-  CHECK(pair.b->stirs(false, true));
+  CHECK(pair.a->may_progress(true, false) && !pair.a->may_progress(false, true));
+  CHECK(pair.b->may_progress(false, true));
 }
 
 void memory_that_is_not_sealed_or_has_another_size_is_refused() {
@@ -277,7 +277,7 @@ int main() {
   return run_tests({
       {"messages arrive whole and in order", messages_arrive_whole_and_in_order},
       {"what was sent before the end can still be received", what_was_sent_before_the_end_can_still_be_received},
-      {"shared memory tells what stirs", shared_memory_tells_what_stirs},
+      {"shared memory tells what may_progress", shared_memory_tells_what_stirs},
       {"memory that is not sealed or has another size is refused",
        memory_that_is_not_sealed_or_has_another_size_is_refused},
       {"scribbled shared memory does no harm", scribbled_shared_memory_does_no_harm},

@@ -179,7 +179,7 @@ void ranks_that_wait_for_each_others_messages_are_shown() {
 
 // A program that repeats a call has one run, however often; one that alternates has its last 65,536 calls.
 void calls_of_ranks_that_run_ahead_are_remembered() {
-  Recorder recorder;
+  FlightRecorder recorder;
   const auto text = std::make_shared<const std::string>("broadcast()");
   for (std::uint64_t sequence = 0; sequence < 1'000'000; ++sequence)
     recorder.end(recorder.begin(1, sequence, sequence == 7 ? 8 : 9, text, {"train.py", 12}));

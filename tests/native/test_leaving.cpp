@@ -48,9 +48,9 @@ bool kernel_reads() {
 }
 
 // Receives in parts of many lengths, to anywhere in a cache line, what one sends; returns whether it was left.
-bool carry(Channel& from, Channel& to, const Bytes& data, Dice& dice, Receipt receipt = Receipt::kept) {
+bool carry(Channel& from, Channel& to, const Bytes& data, Dice& dice, Incoming incoming = Incoming::kept) {
   const std::size_t nbytes = data.size();
-  CHECK(from.begin(header_of(nbytes), Whole(data.data(), receipt)));
+  CHECK(from.begin(header_of(nbytes), Whole(data.data(), incoming)));
   std::size_t sent = from.write(data.data(), nbytes);
   const bool left = sent == nbytes && !from.flush();
   Bytes room(nbytes + line);
@@ -93,9 +93,9 @@ void what_is_short_or_sent_by_a_rank_that_does_not_receive_goes_through_slots() 
   Dice dice(2);
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   for (int i = 0; i < both_ways; ++i)
-    for (const auto& [nbytes, receipt] :
-         {std::pair{least, Receipt::none}, {least - 1, Receipt::kept}, {least - 1, Receipt::combined}})
-      CHECK(!carry(*pair.a, *pair.b, pattern(nbytes), dice, receipt));
+    for (const auto& [nbytes, incoming] :
+         {std::pair{least, Incoming::none}, {least - 1, Incoming::kept}, {least - 1, Incoming::combined}})
+      CHECK(!carry(*pair.a, *pair.b, pattern(nbytes), dice, incoming));
 }
 
 // Memory of which the second part cannot be read for a while.
@@ -130,7 +130,7 @@ void leave(ChannelPair& pair, const std::byte* data, std::size_t nbytes) {
   const Bytes other = pattern(nbytes);
   Bytes got(nbytes);
   for (int i = 0; i < 3; ++i) {  // the first ones go through slots
-    CHECK(pair.a->begin(header_of(nbytes), Whole(other.data(), Receipt::kept)));
+    CHECK(pair.a->begin(header_of(nbytes), Whole(other.data(), Incoming::kept)));
     std::size_t sent = 0, received = 0;
     while (received < nbytes) {
       sent += pair.a->write(other.data() + sent, nbytes - sent);
@@ -139,7 +139,7 @@ void leave(ChannelPair& pair, const std::byte* data, std::size_t nbytes) {
     }
     CHECK(sent == nbytes && pair.a->flush());
   }
-  CHECK(pair.a->begin(header_of(nbytes), Whole(data, Receipt::kept)));
+  CHECK(pair.a->begin(header_of(nbytes), Whole(data, Incoming::kept)));
   CHECK(pair.a->write(data, nbytes) == nbytes && !pair.a->flush());
 }
 
@@ -224,7 +224,7 @@ void what_says_that_it_was_left_where_it_cannot_be_is_an_error() {
   Segment segment(pair.memory);
   Bytes got(data.size());
   CHECK(pair.b->front() != nullptr && pair.b->read(got.data(), page) == page);  // one slot has been taken
-  CHECK(relabel(segment, SlotLabel::left) != 0);
+  CHECK(relabel(segment, SlotLabel::single_copy) != 0);
   CHECK(throws<ProtocolError>([&] { pair.b->read(got.data(), got.size()); }));
 
   ChannelPair another = channel_pair(Transport::shm, 0, 1);
@@ -252,7 +252,7 @@ int left_by_a_rank_with(std::int32_t peers) {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1, peers);
   int found = 0;
   for (int i = 0; i < messages; ++i) {
-    CHECK(pair.a->begin(header_of(nbytes), Whole(data.data(), Receipt::combined)));
+    CHECK(pair.a->begin(header_of(nbytes), Whole(data.data(), Incoming::combined)));
     std::size_t sent = pair.a->write(data.data(), nbytes);
     const bool left = sent == nbytes;
     for (std::size_t received = 0; received < nbytes;) {
@@ -277,14 +277,14 @@ void among_more_than_two_ranks_the_work_counts_and_not_the_time() {
 }
 
 // How many of 400 messages are left, where 64 KiB take so long.
-int left(SingleCopyPolicy& policy, std::size_t nbytes, bool combined, SingleCopyPolicy::Took took,
+int left(SingleCopyPolicy& policy, std::size_t nbytes, bool combined, SingleCopyPolicy::Cost cost,
          std::uint32_t again_ns = 0) {
   int found = 0;
   for (int i = 0; i < 400; ++i) {
     const std::uint32_t interrupted = i % 7 == 0 ? 20 : 1;  // now and then
-    SingleCopyPolicy::Times times{};
-    times[combined] = {took.by_slots * interrupted, took.left * interrupted};
-    found += policy.leaves(nbytes, combined, times, again_ns);
+    SingleCopyPolicy::Costs times{};
+    times[combined] = {cost.by_slots * interrupted, cost.by_single_copy * interrupted};
+    found += policy.use_single_copy(nbytes, combined, times, again_ns);
   }
   return found;
 }

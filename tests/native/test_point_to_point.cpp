@@ -102,7 +102,7 @@ void what_a_channel_cannot_receive_in_place_is_left_on_the_host() {
               endpoint.start(Message::to_receive(0, DType::uint8, 2, data.data(), nbytes, MemoryType::cuda), {});
           CHECK(done(endpoint, *request));
           CHECK(data == Bytes(nbytes));
-          CHECK(Bytes(request->aside().begin(), request->aside().end()) == pattern(nbytes, 4));
+          CHECK(Bytes(request->host_copy().begin(), request->host_copy().end()) == pattern(nbytes, 4));
           if (!is_late) CHECK(done(endpoint, *receive(endpoint, 1, behind)));
         }
       }
@@ -144,7 +144,7 @@ void a_message_that_can_end_at_once_does() {
     const auto sending = sender.try_now(Message::to_send(1, DType::uint8, 3, data.data(), data.size()), {}, 1);
     CHECK(sending->outcome() == Outcome::done);
     if (!expected) early = receiver.try_now(to_receive, {}, 1);
-    CHECK(done(receiver, *early) && early->found()->source == 0 && room == data);
+    CHECK(done(receiver, *early) && early->matched()->source == 0 && room == data);
     room.assign(100, std::byte{});
   }
 }
@@ -218,15 +218,15 @@ std::unique_ptr<Request> receive_any(Endpoint& endpoint, Bytes& data, std::optio
   return endpoint.start(Message::to_receive({}, DType::uint8, tag, data.data(), data.size()), {});
 }
 
-std::optional<Found> probed(Endpoint& endpoint, std::optional<std::int32_t> source, std::optional<std::uint32_t> tag,
-                            bool once) {
+std::optional<MatchedMessage> probed(Endpoint& endpoint, std::optional<std::int32_t> source,
+                                     std::optional<std::uint32_t> tag, bool once) {
   const auto request = endpoint.start(Message::to_probe(source, tag, once), {});
   CHECK(done(endpoint, *request));
-  return request->found();
+  return request->matched();
 }
 
 bool is_from(const Request& request, std::int32_t source, std::uint32_t tag) {
-  return request.found() && request.found()->source == source && request.found()->header.group == tag;
+  return request.matched() && request.matched()->source == source && request.matched()->header.group == tag;
 }
 
 void a_receive_of_any_rank_gets_what_comes() {
@@ -243,9 +243,9 @@ void a_receive_of_any_rank_gets_what_comes() {
         std::vector<int> seen(3);
         for (int i = 0; i < 2; ++i) {
           const auto request = receive_any(endpoint, data, tag);
-          CHECK(done(endpoint, *request) && request->found());
-          const auto source = static_cast<std::size_t>(request->found()->source);
-          CHECK(request->found()->header.group == tag && ++seen[source] == 1);
+          CHECK(done(endpoint, *request) && request->matched());
+          const auto source = static_cast<std::size_t>(request->matched()->source);
+          CHECK(request->matched()->header.group == tag && ++seen[source] == 1);
           CHECK(data == pattern(nbytes, source));
         }
       }
@@ -272,7 +272,7 @@ void receives_of_any_and_of_one_rank_take_turns_as_posted() {
     for (const auto* request : {&first, &second, &third}) CHECK(done(receiver, **request));
     // Both of rank 2 have been served; of the two of any rank, one has got the third of rank 2 and one that of rank 1.
     CHECK(is_from(*first, 2, 5) && is_from(*third, 2, 5));
-    CHECK(second->found()->source + fourth->found()->source == 3);
+    CHECK(second->matched()->source + fourth->matched()->source == 3);
   }
 }
 

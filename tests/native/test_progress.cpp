@@ -39,9 +39,9 @@ class Sums {
     std::byte* data = at(index);
     requests_[index] = endpoint_.start(call_, {{&data, 1}, {&data, 1}}, {});
   }
-  void go_on(std::size_t index, double limit_s = timeout_s) {
+  void run_in_background(std::size_t index, double limit_s = timeout_s) {
     start(index);
-    endpoint_.go_on(*requests_[index], limit_s);
+    endpoint_.run_in_background(*requests_[index], limit_s);
   }
   bool try_now(std::size_t index) {
     std::byte* data = at(index);
@@ -110,7 +110,7 @@ void collectives_end_with_nobody_waiting() {
       Ranks ranks(3, transport);
       ranks.run([&](std::int32_t, Endpoint& endpoint) {
         Sums sums(endpoint, 4, count);
-        for (std::size_t index = 0; index < 4; ++index) sums.go_on(index);
+        for (std::size_t index = 0; index < 4; ++index) sums.run_in_background(index);
         CHECK(eventually([&] { return sums.all_ended(); }));
         CHECK(sums.all_right());
       });
@@ -127,8 +127,8 @@ void messages_end_with_nobody_waiting() {
         Bytes in(nbytes);
         const auto receiving = receive(endpoint, 4, in);
         const auto sending = send(endpoint, 4, out);
-        endpoint.go_on(*receiving, timeout_s);
-        endpoint.go_on(*sending, timeout_s);
+        endpoint.run_in_background(*receiving, timeout_s);
+        endpoint.run_in_background(*sending, timeout_s);
         CHECK(eventually([&] { return ended(*receiving) && ended(*sending); }));
         CHECK(in == pattern(nbytes, static_cast<std::size_t>(1 - rank)));
       }
@@ -145,7 +145,7 @@ void hundreds_of_queued_calls_end_in_their_order() {
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
       Sums sums(endpoint, number, 16);
       if (rank == 1) CHECK(eventually([&] { return handed_in.load(); }));
-      for (std::size_t index = 0; index < number; ++index) sums.go_on(index);
+      for (std::size_t index = 0; index < number; ++index) sums.run_in_background(index);
       handed_in = true;
       CHECK(eventually([&] {
         for (std::size_t index = number, later = 0; index-- != 0;) {  // the last one is looked at first
@@ -165,7 +165,7 @@ void the_ends_of_calls_are_counted_and_wake() {
     constexpr std::size_t number = 20;
     CHECK(endpoint.wait_for_end(0, 0ms) == 0);
     Sums sums(endpoint, number, 100);
-    for (std::size_t index = 0; index < number; ++index) sums.go_on(index);
+    for (std::size_t index = 0; index < number; ++index) sums.run_in_background(index);
     std::uint64_t seen = 0;
     while (seen < number) seen = endpoint.wait_for_end(seen, 1h);
     CHECK(seen == number && sums.all_right());
@@ -187,7 +187,7 @@ void blocking_calls_and_those_that_go_on_may_be_mixed_by_threads() {
           Bytes in(nbytes);
           const auto receiving = receive(endpoint, tag, in);
           const auto sending = send(endpoint, tag, out);
-          if (round % 2 == 0) endpoint.go_on(*sending, timeout_s);
+          if (round % 2 == 0) endpoint.run_in_background(*sending, timeout_s);
           failures += endpoint.wait(*receiving, timeout_s, nullptr) != Outcome::done;
           failures += !eventually([&] { return endpoint.poll(*sending) == Outcome::done; });
           failures += in != pattern(nbytes, round + static_cast<std::size_t>(1 - rank));
@@ -200,7 +200,7 @@ void blocking_calls_and_those_that_go_on_may_be_mixed_by_threads() {
         Sums sums(endpoint, 2 * number, 3000);
         for (std::size_t index = 0; index < 2 * number; ++index) {
           if (dice.below(2) == 0)
-            sums.go_on(index);
+            sums.run_in_background(index);
           else
             sums.run(index);
         }
@@ -225,7 +225,7 @@ void a_waiter_takes_the_lead_and_gives_it_back() {
       Bytes data(1);
       for (std::size_t index = 0; index < number; ++index) {
         if (rank == 0) {
-          sums.go_on(index);
+          sums.run_in_background(index);
           const auto request = receive(endpoint, 0, data);
           CHECK(endpoint.wait(*request, timeout_s, nullptr) == Outcome::done);
           told = index + 1;
@@ -249,7 +249,7 @@ void a_call_that_goes_on_may_be_waited_for_by_two_threads() {
       Sums sums(endpoint, 30, 30000);
       std::atomic<int> failures{0};
       for (std::size_t index = 0; index < 30; ++index) {
-        sums.go_on(index);
+        sums.run_in_background(index);
         Request& request = sums.request(index);
         const auto wait = [&] { failures += endpoint.wait(request, timeout_s, nullptr) != Outcome::done; };
         std::thread other(wait);
@@ -265,7 +265,7 @@ void nothing_is_run_at_once_while_something_goes_on() {
   Ranks ranks(2, Transport::shm);
   Endpoint& endpoint = ranks.endpoint(0);
   Sums sums(endpoint, 2, 10);
-  sums.go_on(0);
+  sums.run_in_background(0);
   for (int attempt = 0; attempt < 1000; ++attempt) CHECK(!sums.try_now(1));
   std::thread peer([&] {
     Sums theirs(ranks.endpoint(1), 2, 10);
@@ -284,8 +284,8 @@ void nothing_is_run_at_once_while_something_goes_on() {
 void a_collective_that_nobody_waits_for_times_out() {
   Ranks ranks(2, Transport::tcp);
   Sums sums(ranks.endpoint(0), 2, 10);
-  sums.go_on(0, timeout_s);
-  sums.go_on(1, short_s);  // which has not even begun
+  sums.run_in_background(0, timeout_s);
+  sums.run_in_background(1, short_s);  // which has not even begun
   CHECK(eventually([&] { return sums.all_ended(); }));
   CHECK(sums.outcome(0) == Outcome::failed && sums.outcome(1) == Outcome::failed);
   CHECK(ranks.control(0).failure().kind == FailureKind::timeout);
@@ -297,7 +297,7 @@ void a_message_that_nobody_waits_for_times_out() {
     Ranks ranks(2, transport);
     Bytes data(100);
     const auto request = receive(ranks.endpoint(0), 0, data);
-    ranks.endpoint(0).go_on(*request, short_s);
+    ranks.endpoint(0).run_in_background(*request, short_s);
     CHECK(eventually([&] { return request->outcome() == Outcome::failed; }));
     CHECK(ranks.control(0).failure().kind == FailureKind::timeout && ranks.control(0).failure().peer == 1);
   }
@@ -311,7 +311,7 @@ void a_limit_holds_while_another_thread_waits_for_something_else() {
   std::thread waiter([&] { endpoint.wait(*waited, timeout_s, nullptr); });
   Bytes other(100);
   const auto request = receive(endpoint, 1, other);
-  endpoint.go_on(*request, short_s);
+  endpoint.run_in_background(*request, short_s);
   const bool failed = eventually([&] { return request->outcome() == Outcome::failed; });
   waiter.join();
   CHECK(failed && waited->outcome() == Outcome::failed);
@@ -325,19 +325,19 @@ void closing_ends_calls_that_go_on() {
       Sums sums(endpoint, 4, 100000);
       Bytes data(100);
       const auto message = receive(endpoint, 0, data);
-      endpoint.go_on(*message, timeout_s);
-      for (std::size_t index = 0; index < 3; ++index) sums.go_on(index);
+      endpoint.run_in_background(*message, timeout_s);
+      for (std::size_t index = 0; index < 3; ++index) sums.run_in_background(index);
       std::thread listener([&] {
         for (std::uint64_t seen = 0; seen < 4;) seen = endpoint.wait_for_end(seen, 1h);
       });
       Sums theirs(ranks.endpoint(1), 1, 100000);
-      theirs.go_on(0);  // it may be right in the middle
+      theirs.run_in_background(0);  // it may be right in the middle
       if (attempt % 2 == 0) std::this_thread::sleep_for(1ms);
       endpoint.close();
       listener.join();
       CHECK(message->outcome() == Outcome::failed && sums.outcome(2) == Outcome::failed);
       CHECK(sums.ended(0) && sums.ended(1));
-      sums.go_on(3);  // later calls fail where they are looked at
+      sums.run_in_background(3);  // later calls fail where they are looked at
       CHECK(endpoint.poll(sums.request(3)) == Outcome::failed);
       endpoint.close();
     }
@@ -350,7 +350,7 @@ void calls_may_be_handed_in_while_another_thread_closes() {
     Endpoint& endpoint = ranks.endpoint(0);
     Sums sums(endpoint, 20, 10);
     std::thread closer([&] { endpoint.close(); });
-    for (std::size_t index = 0; index < 20; ++index) sums.go_on(index);
+    for (std::size_t index = 0; index < 20; ++index) sums.run_in_background(index);
     closer.join();
     for (std::size_t index = 0; index < 20; ++index)
       CHECK(endpoint.wait(sums.request(index), timeout_s, nullptr) == Outcome::failed);
@@ -363,11 +363,11 @@ void dropping_a_call_that_goes_on_aborts_on_all_ranks() {
       Ranks ranks(2, transport);
       Sums ours(ranks.endpoint(0), 2, 100000);
       Sums theirs(ranks.endpoint(1), 2, 100000);
-      for (Sums* sums : {&ours, &theirs}) sums->go_on(0);
-      theirs.go_on(1);
+      for (Sums* sums : {&ours, &theirs}) sums->run_in_background(0);
+      theirs.run_in_background(1);
       ours.drop(0);  // it may have ended
       CHECK(eventually([&] { return theirs.ended(0); }));
-      ours.go_on(1);
+      ours.run_in_background(1);
       ours.drop(1);
       CHECK(eventually([&] { return theirs.ended(1); }));
       CHECK(!ranks.control(1).failed() || ranks.control(1).failure().kind == FailureKind::aborted);
@@ -382,8 +382,8 @@ void a_failure_ends_calls_that_go_on() {
     Sums first(ranks.endpoint(0), 3, 1000);
     Sums second(ranks.endpoint(1), 3, 1000);
     for (std::size_t index = 0; index < 3; ++index) {
-      first.go_on(index);
-      second.go_on(index);
+      first.run_in_background(index);
+      second.run_in_background(index);
     }
     ranks.control(2).fail({FailureKind::aborted, 2, -1, -1, "out of patience"});
     CHECK(eventually([&] { return first.all_ended() && second.all_ended(); }));
@@ -399,8 +399,8 @@ void a_mismatch_is_found_with_nobody_waiting() {
     Bytes in(50);
     const auto sending = send(ranks.endpoint(0), 1, out);
     const auto receiving = receive(ranks.endpoint(1), 1, in);
-    ranks.endpoint(0).go_on(*sending, timeout_s);
-    ranks.endpoint(1).go_on(*receiving, timeout_s);
+    ranks.endpoint(0).run_in_background(*sending, timeout_s);
+    ranks.endpoint(1).run_in_background(*receiving, timeout_s);
     CHECK(eventually([&] { return receiving->outcome() == Outcome::failed && ended(*sending); }));
     CHECK(ranks.control(1).failure().kind == FailureKind::mismatch);
   }
@@ -410,7 +410,7 @@ void a_peer_that_leaves_is_lost_with_nobody_waiting() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
     Sums sums(ranks.endpoint(0), 1, 10);
-    sums.go_on(0);
+    sums.run_in_background(0);
     ranks.endpoint(1).close();
     CHECK(eventually([&] { return sums.outcome(0) == Outcome::failed; }));
     CHECK(ranks.control(0).failure().kind == FailureKind::peer_lost);
@@ -427,7 +427,7 @@ void a_forked_child_lets_go_of_calls_that_go_on() {
       auto ranks = std::make_unique<Ranks>(2, transport);
       Endpoint& endpoint = ranks->endpoint(0);
       auto sums = std::make_unique<Sums>(endpoint, 3, 100000);
-      for (std::size_t index = 0; index < 3; ++index) sums->go_on(index);
+      for (std::size_t index = 0; index < 3; ++index) sums->run_in_background(index);
       std::thread first([&] { endpoint.wait(sums->request(0), timeout_s, nullptr); });
       std::thread second([&] { endpoint.wait(sums->request(1), timeout_s, nullptr); });
       std::this_thread::sleep_for(std::chrono::milliseconds(attempt));

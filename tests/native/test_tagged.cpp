@@ -18,7 +18,7 @@ using Bytes = std::vector<std::byte>;
 constexpr std::uint64_t to_a = 2;
 constexpr std::uint64_t to_b = 4;
 constexpr std::size_t head_nbytes = sizeof(Header) + 2 * sizeof(std::uint32_t);
-constexpr std::uint32_t message_letter = 0x554e4931;
+constexpr std::uint32_t message_envelope = 0x554e4931;
 
 Header header_of(std::size_t nbytes, std::uint32_t kind = kind_collective) { return {11, nbytes, 22, 0, 33, kind}; }
 
@@ -26,16 +26,16 @@ Header header_of(std::size_t nbytes, std::uint32_t kind = kind_collective) { ret
 struct End {
   MessengerPair messengers = messenger_pair();
   SocketPair sockets = unix_pair();
-  std::vector<std::unique_ptr<Ticket>> tickets;
+  std::vector<std::unique_ptr<Transfer>> tickets;
   std::unique_ptr<TaggedChannel> channel =
       std::make_unique<TaggedChannel>(1, messengers.a, TaggedChannel::Route{0, to_b, to_a}, std::move(sockets.a));
 
   void send(std::uint64_t tag, const Bytes& bytes) {
-    tickets.push_back(std::make_unique<Ticket>());
+    tickets.push_back(std::make_unique<Transfer>());
     messengers.b->send(0, tag, bytes.data(), bytes.size(), MemoryType::host, *tickets.back());
   }
-  void send_letter(const Header& header, std::size_t payload_nbytes, std::uint32_t acknowledged = 0,
-                   std::uint32_t type = message_letter) {
+  void send_envelope(const Header& header, std::size_t payload_nbytes, std::uint32_t acknowledged = 0,
+                     std::uint32_t type = message_envelope) {
     Bytes bytes(head_nbytes + payload_nbytes);
     std::memcpy(bytes.data(), &header, sizeof header);
     std::memcpy(bytes.data() + sizeof header, &acknowledged, sizeof acknowledged);
@@ -49,31 +49,31 @@ struct End {
   }
 };
 
-void letters_that_cannot_be_right_are_refused() {
+void envelopes_that_cannot_be_right_are_refused() {
   const auto refused = [](auto&& send) {
     End end;
     send(end);
     return end.refuses();
   };
-  CHECK(!refused([](End& end) { end.send_letter(header_of(5), 5); }));
+  CHECK(!refused([](End& end) { end.send_envelope(header_of(5), 5); }));
   CHECK(refused([](End& end) { end.send(to_a, Bytes(head_nbytes - 1)); }));
-  CHECK(refused([](End& end) { end.send_letter(header_of(5), 5, 0, 7); }));
-  CHECK(refused([](End& end) { end.send_letter(header_of(5), 4); }));
-  CHECK(refused([](End& end) { end.send_letter(header_of(5), 6); }));
-  CHECK(refused([](End& end) { end.send_letter(header_of(1 << 20), 1); }));
-  CHECK(refused([](End& end) { end.send_letter(header_of(5), 5, 1); }));
+  CHECK(refused([](End& end) { end.send_envelope(header_of(5), 5, 0, 7); }));
+  CHECK(refused([](End& end) { end.send_envelope(header_of(5), 4); }));
+  CHECK(refused([](End& end) { end.send_envelope(header_of(5), 6); }));
+  CHECK(refused([](End& end) { end.send_envelope(header_of(1 << 20), 1); }));
+  CHECK(refused([](End& end) { end.send_envelope(header_of(5), 5, 1); }));
 }
 
-void letters_without_credit_are_refused_or_stay_with_the_library() {
+void envelopes_without_credit_are_refused_or_stay_with_the_library() {
   End end;
-  for (std::size_t i = 0; i < 2 * TaggedChannel::most_letters; ++i) end.send_letter(header_of(1), 1);
+  for (std::size_t i = 0; i < 2 * TaggedChannel::most_envelopes; ++i) end.send_envelope(header_of(1), 1);
   CHECK(end.refuses());
 }
 
 void chunks_of_a_wrong_length_are_refused() {
   for (const std::size_t wrong : {TaggedChannel::chunk_nbytes - 1, std::size_t{0}}) {
     End end;
-    end.send_letter(header_of(TaggedChannel::chunk_nbytes), 0);
+    end.send_envelope(header_of(TaggedChannel::chunk_nbytes), 0);
     const Bytes chunk(wrong);
     end.send(to_a + 1, chunk);
     CHECK(eventually([&] { return end.channel->front() != nullptr; }));
@@ -86,7 +86,7 @@ void chunks_of_a_wrong_length_are_refused() {
 
 void a_chunk_that_is_too_long_closes_the_channel() {
   End end;
-  end.send_letter(header_of(TaggedChannel::chunk_nbytes), 0);
+  end.send_envelope(header_of(TaggedChannel::chunk_nbytes), 0);
   const Bytes chunk(TaggedChannel::chunk_nbytes + 1);
   end.send(to_a + 1, chunk);
   CHECK(eventually([&] { return end.channel->front() != nullptr; }));
@@ -104,7 +104,7 @@ void whatever_a_peer_sends_does_no_harm() {
       const std::size_t payload = dice.below(3) != 0 && nbytes < 4000 ? nbytes : dice.below(4000);
       const auto acknowledged = static_cast<std::uint32_t>(dice.below(3) == 0 ? dice.awkward() : 0);
       const std::uint32_t kind = dice.below(2) == 0 ? kind_collective : kind_point_to_point;
-      end.send_letter(header_of(nbytes, kind), payload, acknowledged);
+      end.send_envelope(header_of(nbytes, kind), payload, acknowledged);
       if (dice.below(3) == 0) end.send(to_a + 1, Bytes(dice.below(8000)));
     }
     Drain drain(*end.channel);
@@ -123,12 +123,12 @@ void a_sender_stops_when_its_credit_is_used_up() {
   const auto send = [&] { return a.begin(header_of(1)) && a.write(&payload, 1) == 1; };
   std::size_t sent = 0;
   while (sent < 100 && send()) ++sent;
-  CHECK(sent == TaggedChannel::most_letters);
+  CHECK(sent == TaggedChannel::most_envelopes);
   std::size_t received = 0;
   CHECK(eventually([&] {
     for (int i = 0; i < 100 && received < 1000; ++i) {
       if (sent < 1000 && send()) ++sent;
-      CHECK(sent - received <= TaggedChannel::most_letters);
+      CHECK(sent - received <= TaggedChannel::most_envelopes);
       if (b.front() == nullptr) continue;
       CHECK(b.readable()[0] == payload);
       b.consume(1);
@@ -146,7 +146,7 @@ void a_point_to_point_message_is_one_message_of_the_library() {
   const Bytes payload(nbytes, std::byte{7});
   End out;
   Bytes room(nbytes);
-  Ticket whole;
+  Transfer whole;
   out.messengers.b->receive(0, to_b + 1, room.data(), nbytes, MemoryType::host, whole);
   CHECK(out.channel->begin(header, payload.data()));
   CHECK(out.channel->write(payload.data(), nbytes) == nbytes);
@@ -158,7 +158,7 @@ void a_point_to_point_message_is_one_message_of_the_library() {
 
   End in;
   Bytes target(nbytes);
-  in.send_letter(header, 0);
+  in.send_envelope(header, 0);
   in.send(to_a + 1, payload);
   CHECK(eventually([&] { return in.channel->front() != nullptr; }));
   CHECK(eventually([&] { return in.channel->read(target.data(), nbytes) == nbytes; }));
@@ -169,7 +169,7 @@ void a_point_to_point_message_lies_in_one_piece() {
   const Header header = header_of(1 << 20, kind_point_to_point);
   End end;
   CHECK(throws<std::invalid_argument>([&] { end.channel->begin(header); }));
-  end.send_letter(header, 0);
+  end.send_envelope(header, 0);
   CHECK(eventually([&] { return end.channel->front() != nullptr; }));
   CHECK(throws<ProtocolError>([&] { end.channel->readable(); }));
 }
@@ -185,14 +185,14 @@ void what_is_on_the_way_is_let_go() {
         CHECK(end.channel->begin(header, memory->data()));
         CHECK(end.channel->write(memory->data(), memory->size()) == memory->size() && !end.channel->flush());
       } else {
-        end.send_letter(header, 0);
+        end.send_envelope(header, 0);
         CHECK(eventually([&] { return end.channel->front() != nullptr; }));
         CHECK(end.channel->read(memory->data(), memory->size()) == 0);
       }
-      CHECK(end.channel->let_go(std::chrono::steady_clock::now() + std::chrono::milliseconds(100)));
+      CHECK(end.channel->release_memory(std::chrono::steady_clock::now() + std::chrono::milliseconds(100)));
       memory.reset();
       end.send(to_a + 1, Bytes(TaggedChannel::chunk_nbytes));
-      Ticket any;
+      Transfer any;
       for (int i = 0; i < 10; ++i) end.messengers.a->test(any);
       CHECK(end.channel->closed());
     }
@@ -206,19 +206,19 @@ class Stubborn final : public Messenger {
   std::vector<std::byte> address() override { return inner_->address(); }
   Peer connect(std::span<const std::byte> address) override { return inner_->connect(address); }
   void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType memory,
-            Ticket& ticket) override {
-    inner_->send(peer, tag, data, nbytes, memory, ticket);
+            Transfer& transfer) override {
+    inner_->send(peer, tag, data, nbytes, memory, transfer);
   }
   void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType memory,
-               Ticket& ticket) override {
-    inner_->receive(peer, tag, data, nbytes, memory, ticket);
+               Transfer& transfer) override {
+    inner_->receive(peer, tag, data, nbytes, memory, transfer);
   }
-  void test(Ticket& ticket) override { inner_->test(ticket); }
-  void cancel(Ticket&) override {}
-  void flush(Peer peer, Ticket& ticket) override { inner_->flush(peer, ticket); }
-  void forsake(Ticket& ticket) override { inner_->forsake(ticket); }
+  void test(Transfer& transfer) override { inner_->test(transfer); }
+  void cancel(Transfer&) override {}
+  void flush(Peer peer, Transfer& transfer) override { inner_->flush(peer, transfer); }
+  void abandon_transfer(Transfer& transfer) override { inner_->abandon_transfer(transfer); }
   bool prepare_sleep(std::vector<pollfd>& descriptors) override { return inner_->prepare_sleep(descriptors); }
-  std::chrono::microseconds doze() const override { return inner_->doze(); }
+  std::chrono::microseconds max_sleep() const override { return inner_->max_sleep(); }
 
  private:
   std::shared_ptr<Messenger> inner_;
@@ -231,16 +231,16 @@ void memory_that_a_library_keeps_is_told_of() {
   TaggedChannel channel(1, std::make_shared<Stubborn>(messengers.a), {0, to_b, to_a}, std::move(sockets.a));
   const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(10); };
   CHECK(channel.begin(header_of(memory.size()), memory.data()));
-  CHECK(!channel.let_go(soon()));
+  CHECK(!channel.release_memory(soon()));
 }
 
 }  // namespace
 
 int main() {
   return run_tests({
-      {"letters that cannot be right are refused", letters_that_cannot_be_right_are_refused},
-      {"letters without credit are refused or stay with the library",
-       letters_without_credit_are_refused_or_stay_with_the_library},
+      {"envelopes that cannot be right are refused", envelopes_that_cannot_be_right_are_refused},
+      {"envelopes without credit are refused or stay with the library",
+       envelopes_without_credit_are_refused_or_stay_with_the_library},
       {"chunks of a wrong length are refused", chunks_of_a_wrong_length_are_refused},
       {"a chunk that is too long closes the channel", a_chunk_that_is_too_long_closes_the_channel},
       {"whatever a peer sends does no harm", whatever_a_peer_sends_does_no_harm},

@@ -194,15 +194,15 @@ void a_stage_moves_in_its_line_after_what_was_slow() {
   using std::chrono::microseconds;
   StagingPolicy policy;
   const auto lead_after = [&](int us) {
-    return policy.note(microseconds(us), ReceivePolicy::first_nbytes), policy.lead();
+    return policy.note(microseconds(us), ReceivePolicy::first_nbytes), policy.line_offset();
   };
-  CHECK(policy.lead() == 0 && lead_after(10) == 0 && lead_after(12) == 0);
+  CHECK(policy.line_offset() == 0 && lead_after(10) == 0 && lead_after(12) == 0);
   CHECK(lead_after(30) == 32 && lead_after(10) == 32 && lead_after(30) == 0);
   policy.note(microseconds(30), 1000);  // says nothing
-  CHECK(policy.lead() == 0);
+  CHECK(policy.line_offset() == 0);
   int moved = 0;
   for (int i = 0; i < 100; ++i) {
-    const std::size_t before = policy.lead();
+    const std::size_t before = policy.line_offset();
     moved += lead_after(30) != before;
   }
   CHECK(0 < moved && moved < 30);  // until it is known that it takes as long wherever it lies

@@ -1,13 +1,12 @@
-// Becomes a rank: ties this process to its launcher, pins it to a core, and executes the rank's command in its place.
+// Becomes a rank: ties this process to its launcher, pins it to a core, and executes the rank's command.
 //
-// Run as `exec_rank LAUNCHER_PID CORE COMMAND…` (CORE is -1 for no binding). It is a program of its own, and not
-// something that the launcher does between fork and exec, because the launcher may have threads then. All settings
-// survive execve. It is no Python program, because the interpreter would take longer to start than all else that a
-// launcher does.
+// Run as `exec_rank LAUNCHER_PID CORE COMMAND…` (CORE is -1 for no binding). It is a program of its own, because the
+// launcher may have threads and so must not do this between fork and exec. All settings survive execve. It is not a
+// Python program, because starting an interpreter would take longer than everything else that a launcher does.
 //
-// A rank inherits how the launcher treats signals. Two inherited settings would break it, so they are undone here. A
-// rank that ignores SIGCHLD cannot learn the exit codes of its children. A rank that blocks SIGTERM, as the threads of
-// some programs do, cannot be stopped. Other signals stay ignored: a job under nohup must survive SIGHUP.
+// A rank inherits the launcher's treatment of signals. Two inherited settings would break it, so they are undone here.
+// A rank that ignores SIGCHLD cannot learn the exit codes of its children. A rank that blocks SIGTERM, as the threads
+// of some programs do, cannot be stopped. Other signals stay ignored: a job under nohup must survive SIGHUP.
 #include <sched.h>
 #include <sys/prctl.h>
 #include <unistd.h>

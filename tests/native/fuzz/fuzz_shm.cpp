@@ -6,8 +6,8 @@
 
 #include "fuzz.h"
 #include "hostile.h"
-#include "single_copy_policy.h"
 #include "ranks.h"
+#include "single_copy_policy.h"
 
 using namespace unisono;
 using namespace unisono::testing;
@@ -39,7 +39,7 @@ class Sender {
     Header header{};
     header.nbytes = nbytes;
     return !throws<ProtocolError>([&] {
-      if (left_ == 0 && channel_.flush() && channel_.begin(header, Whole(zeros.data(), Receipt::kept))) left_ = nbytes;
+      if (left_ == 0 && channel_.flush() && channel_.begin(header, Whole(zeros.data(), Incoming::kept))) left_ = nbytes;
       left_ -= channel_.write(zeros.data(), left_);
     });
   }
@@ -70,7 +70,7 @@ std::vector<std::size_t> find_bookkeeping() {
       } while (sender.busy());
     }
     from->flush();
-    from->begin({1, most_nbytes, 1, 1, 1, 1}, Whole(half_readable(), Receipt::kept));
+    from->begin({1, most_nbytes, 1, 1, 1, 1}, Whole(half_readable(), Incoming::kept));
     drain.run();
   }
   std::vector<pollfd> descriptors;

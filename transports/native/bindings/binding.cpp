@@ -1,5 +1,5 @@
-// The one place where the native core meets Python. Nothing is decided here: arguments are unpacked, the interpreter's
-// lock is released while a call waits, and what the core answers is handed back.
+// The binding between Python and the native core. It decides nothing: it unpacks arguments, releases the interpreter's
+// lock while a call waits, and returns the core's answer.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -37,7 +37,7 @@ using namespace unisono;
 
 namespace {
 
-// A view that keeps the array's memory as it is.
+// A view that keeps the array's memory valid.
 nb::object view_of(nb::handle array) {
   if (array.is_none()) return nb::none();
   return nb::steal(PyMemoryView_FromObject(array.ptr()));
@@ -92,7 +92,7 @@ StartedCall probe(nb::object endpoint, std::optional<std::int32_t> peer, std::op
   return {std::move(endpoint), {}, std::move(request)};
 }
 
-// What the system refuses is an OSError with its number, which says what has run out.
+// An error of the system becomes an OSError with its number, which says what has run out.
 void raise_system_error(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
@@ -101,7 +101,7 @@ void raise_system_error(const std::exception_ptr& thrown, void*) {
   }
 }
 
-// Arenas hand their bytes out by the buffer protocol.
+// An arena passes its bytes to Python by the buffer protocol.
 int arena_buffer(PyObject* self, Py_buffer* view, int flags) {
   const Arena& arena = nb::cast<const Arena&>(nb::handle(self));
   return PyBuffer_FillInfo(view, self, arena.data(), static_cast<Py_ssize_t>(arena.nbytes()), 0, flags);
@@ -172,7 +172,7 @@ nb::tuple failure(const Control& control) {
   return nb::make_tuple(static_cast<int>(found.kind), found.rank, found.peer, found.sequence, found.text);
 }
 
-// dst = sources[0] ∘ sources[1] ∘ …, divided by `divisor`: the kernels by themselves, for tests and measurements.
+// dst = sources[0] ∘ sources[1] ∘ …, divided by `divisor`. It exposes the kernels to tests and measurements.
 void reduce(nb::handle dst, const std::vector<nb::object>& sources, int dtype, int combine, std::uint64_t divisor) {
   const Buffer target(dst, true);
   std::vector<Buffer> held;
@@ -197,7 +197,7 @@ Codec codec_of(int form) {
 
 std::size_t wire_nbytes(int form, std::size_t elements) { return codec_of(form).nbytes(elements); }
 
-// How many float32 there are, where `wire` has room for them.
+// The number of float32 in `x`. Throws std::invalid_argument if `wire` is too short for them.
 std::size_t elements_coded(const Codec& codec, const Buffer& x, const Buffer& wire) {
   const std::size_t count = x.nbytes() / sizeof(float);
   if (wire.nbytes() < codec.nbytes(count)) throw std::invalid_argument("the wire has no room for x");
@@ -224,8 +224,8 @@ void from_wire(int form, nb::handle x, nb::handle wire, bool adds) {
   codec.decode(reinterpret_cast<float*>(to.data()), from.data(), count, adds);
 }
 
-// DefaultFloatEnvironment for a block of Python. It covers all that the C library knows, because numpy also raises
-// exceptions of the x87 unit, which kernels do not use.
+// DefaultFloatEnvironment for a block of Python. It covers the whole environment of the C library, because numpy also
+// raises exceptions of the x87 unit, which kernels do not use.
 struct FloatEnvironmentBlock {
   std::fenv_t before;
 };
@@ -298,10 +298,10 @@ void bind_messengers(nb::module_& module) {
           "reach", [](Messenger& messenger, const nb::bytes& address) { messenger.connect(bytes_of(address)); },
           nb::arg("address"))
       .def(
-          "knows", [](const Messenger& messenger, int memory) { return messenger.knows(memory_type(memory)); },
+          "knows", [](const Messenger& messenger, int memory) { return messenger.supports(memory_type(memory)); },
           nb::arg("memory"));
   nb::class_<UcxMessenger, Messenger>(module, "UcxMessenger")
-      // `owner` is what the worker goes with. It stays for ever: nothing may enter UCX in a forked child, nor when the
+      // `owner` keeps the worker alive. It is never released: UCX may not be called in a forked child or when the
       // interpreter ends.
       .def(
           "__init__",
@@ -360,7 +360,7 @@ void bind_endpoint(nb::module_& module) {
       .def(
           "takes",
           [](Endpoint& endpoint, std::int64_t lane, int peer, int memory, std::uint64_t nbytes) {
-            return endpoint.takes(lane, peer, memory_type(memory), nbytes);
+            return endpoint.accepts(lane, peer, memory_type(memory), nbytes);
           },
           nb::arg("lane"), nb::arg("peer"), nb::arg("memory"), nb::arg("nbytes"))
       .def("probe", probe, nb::arg("peer").none(), nb::arg("tag").none(), nb::arg("once"))
@@ -389,7 +389,8 @@ void bind_endpoint(nb::module_& module) {
 
 NB_MODULE(_core, module) {
   module.doc() = "The native core of Unisono.";
-  // A traceback that is alive when the interpreter ends keeps what its frames hold; that is no fault of the program.
+  // A traceback that is alive at the interpreter's end keeps the objects of its frames. That is no defect, so nanobind
+  // should not warn.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(raise_system_error);
   nb::list dtypes;
@@ -414,9 +415,9 @@ NB_MODULE(_core, module) {
   bind_started_call(module);
   bind_endpoint(module);
   bind_call_cache(module);
-  bind_message_calls(module);
-  bind_known_first(module);
-  bind_call_notes(module);
+  bind_fast_messages(module);
+  bind_cached_method(module);
+  bind_group_recorder(module);
 
   module.def("reduce", reduce, nb::arg("dst"), nb::arg("sources"), nb::arg("dtype"), nb::arg("combine"),
              nb::arg("divisor"));

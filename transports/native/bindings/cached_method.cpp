@@ -1,12 +1,18 @@
-// Methods in front of which stands what can do without them: the cache of known calls, or what passes plain messages
-// on.
+// `CachedMethod` wraps a method of Communicator: it looks the call up in the native cache and runs it there. Only on a
+// miss it calls the Python method.
 //
-// Theory of operation. A collective is a method in Python, which checks, plans and explains. `CachedMethod` takes its
-// place in the class: it puts the arguments of a call where the cache of the communicator expects them, and if the
-// cache knows the call and has run it, that was all, without a frame of Python. Everything else is left to the method:
-// calls that are not known or not to be waited for, options and results that the cache does not know of, wrong
-// arguments. The cache is one of the `__slots__` of the class, for it takes a tenth of a call to look an attribute up
-// by its name.
+// Theory of operation
+// -------------------
+// A collective is a Python method that checks the arguments, plans the call and explains errors. A `CachedMethod`
+// replaces it in the class:
+//
+//     world.allreduce(x) -> CachedMethod -> native cache -> hit: the core runs the call, with no Python frame
+//                                                        -> miss: the Python method
+//
+// It puts the arguments into the order that the cache expects. It leaves a call to the method if the cache has no such
+// call, if the call does not wait (`wait=False`), if an option or a result is not part of the cache, or if an argument
+// is wrong. The cache is one of the `__slots__` of the class, because looking an attribute up by its name takes a tenth
+// of a call.
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -27,40 +33,39 @@ namespace nb = nanobind;
 namespace unisono {
 namespace {
 
-// What is asked first: the slot of the communicator that it is in, where it expects the parameters of a method, by
-// their names, after the name of the method itself, and how it is asked. Parameters that are not here must be as by
-// default.
+// A native cache: its slot in the communicator, the names of the parameters that it takes in order (after the method's
+// own name), and its function. All other parameters must have their defaults.
 struct Cache {
   const char* slot;
-  std::array<const char*, known_call_arguments> places;
-  Known (*run)(PyObject* cache, PyObject* const* arguments);
+  std::array<const char*, cache_arguments> parameters;
+  CacheResult (*run)(PyObject* cache, PyObject* const* arguments);
 };
 constexpr Cache caches[] = {
-    {"_cache", {"", "x", "out", "op", "root", "algorithm", "timeout_s"}, run_known},
-    {"_messages", {"", "x", "out", "dest", "source", "tag", "timeout_s"}, run_message},
+    {"_cache", {"", "x", "out", "op", "root", "algorithm", "timeout_s"}, run_cached},
+    {"_messages", {"", "x", "out", "dest", "source", "tag", "timeout_s"}, run_fast_message},
 };
 constexpr std::size_t out_index = 2;
-constexpr std::size_t no_place = known_call_arguments;
+constexpr std::size_t not_cached = cache_arguments;
 constexpr std::size_t most_parameters = 12;
 
 struct Parameter {
-  PyObject* name;          // interned
-  PyObject* if_not_given;  // nullptr: it must be given
-  std::size_t index;       // among the arguments of the cache, or `no_place`
+  PyObject* name;           // interned
+  PyObject* default_value;  // nullptr: it must be given
+  std::size_t index;        // among the arguments of the cache, or `not_cached`
 };
 
 struct CachedMethod {
   PyObject_HEAD;
   vectorcallfunc call;
   const Cache* cache;
-  PyTypeObject* owner;    // of the slot; nullptr before the method is part of a class
-  Py_ssize_t slot_place;  // in an object
+  PyTypeObject* owner;     // the class with the slot; nullptr before the method is part of a class
+  Py_ssize_t slot_offset;  // of the slot in an object
   PyObject* method;
   Py_ssize_t parameters;
   Py_ssize_t positional;
   bool returns_out;
-  // What the cache is asked for, the collective first; nullptr: it must be given.
-  PyObject* if_not_given[known_call_arguments];
+  // The arguments of the cache if the caller omits them, beginning with the method's name; nullptr: required.
+  PyObject* default_value[cache_arguments];
   Parameter parameter[most_parameters];
 
   const Parameter* find(PyObject* name) const {
@@ -68,46 +73,46 @@ struct CachedMethod {
       if (parameter[i].name == name) return &parameter[i];
     return nullptr;
   }
-  // The cache of a communicator; nullptr if this is none.
+  // Returns the cache of a communicator; nullptr if the object is no communicator.
   PyObject* cache_of(PyObject* communicator) const {
     if (owner == nullptr || !PyObject_TypeCheck(communicator, owner)) return nullptr;
-    return *reinterpret_cast<PyObject**>(reinterpret_cast<std::byte*>(communicator) + slot_place);
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<std::byte*>(communicator) + slot_offset);
   }
 };
 
-// Puts an argument where the cache expects it; false if the cache knows of no such argument.
-bool take(const Parameter& parameter, PyObject* given, PyObject** arguments) {
-  if (parameter.index == no_place) return given == parameter.if_not_given;
+// Puts an argument where the cache expects it. False if the parameter is not part of the cache and has not its default.
+bool place_argument(const Parameter& parameter, PyObject* given, PyObject** arguments) {
+  if (parameter.index == not_cached) return given == parameter.default_value;
   arguments[parameter.index] = given;
   return true;
 }
 
-bool take_all(const CachedMethod& self, PyObject* const* given, Py_ssize_t count, PyObject* names,
-              PyObject** arguments) {
-  std::copy_n(self.if_not_given, known_call_arguments, arguments);
+bool place_arguments(const CachedMethod& self, PyObject* const* given, Py_ssize_t count, PyObject* names,
+                     PyObject** arguments) {
+  std::copy_n(self.default_value, cache_arguments, arguments);
   if (count > self.positional) return false;
   for (Py_ssize_t i = 0; i < count; ++i)
-    if (!take(self.parameter[i], given[i], arguments)) return false;
+    if (!place_argument(self.parameter[i], given[i], arguments)) return false;
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   for (Py_ssize_t i = 0; i < named; ++i) {
     const Parameter* parameter = self.find(PyTuple_GET_ITEM(names, i));
-    if (parameter == nullptr || !take(*parameter, given[count + i], arguments)) return false;
+    if (parameter == nullptr || !place_argument(*parameter, given[count + i], arguments)) return false;
   }
-  // An `out` that the method would have to make is none that the cache could have been asked for.
-  return std::find(arguments, arguments + known_call_arguments, nullptr) == arguments + known_call_arguments &&
+  // If the method must create `out`, the cache cannot run the call.
+  return std::find(arguments, arguments + cache_arguments, nullptr) == arguments + cache_arguments &&
          !(self.returns_out && arguments[out_index] == Py_None);
 }
 
 PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_count, PyObject* names) {
   const auto& self = *reinterpret_cast<CachedMethod*>(object);
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
-  PyObject* arguments[known_call_arguments];
-  if (count > 0 && take_all(self, given + 1, count - 1, names, arguments)) {
+  PyObject* arguments[cache_arguments];
+  if (count > 0 && place_arguments(self, given + 1, count - 1, names, arguments)) {
     const nb::object cache = nb::borrow(self.cache_of(given[0]));
-    if (cache && takes_notes(cache.ptr())) return note(cache.ptr(), arguments);
-    const Known known = cache ? self.cache->run(cache.ptr(), arguments) : Known::no;
-    if (known == Known::failed) return nullptr;
-    if (known == Known::yes) return Py_NewRef(self.returns_out ? arguments[out_index] : Py_None);
+    if (cache && is_group_recorder(cache.ptr())) return record_call(cache.ptr(), arguments);
+    const CacheResult result = cache ? self.cache->run(cache.ptr(), arguments) : CacheResult::miss;
+    if (result == CacheResult::failed) return nullptr;
+    if (result == CacheResult::hit) return Py_NewRef(self.returns_out ? arguments[out_index] : Py_None);
   }
   return PyObject_Vectorcall(self.method, given, flagged_count, names);
 }
@@ -119,10 +124,10 @@ void add_parameter(CachedMethod& self, nb::handle parameter) {
   const bool needed = by_default.is(parameter.attr("empty"));
   Parameter& added = self.parameter[self.parameters++];
   added = {PyUnicode_InternFromString(name.c_str()), needed ? nullptr : nb::object(by_default).release().ptr(),
-           no_place};
-  const auto& known = self.cache->places;
-  const auto place = std::find(known.begin(), known.end(), name);
-  if (place != known.end()) added.index = static_cast<std::size_t>(place - known.begin());
+           not_cached};
+  const auto& cached = self.cache->parameters;
+  const auto place = std::find(cached.begin(), cached.end(), name);
+  if (place != cached.end()) added.index = static_cast<std::size_t>(place - cached.begin());
   const nb::object kind = parameter.attr("kind");
   if (!kind.equal(parameter.attr("KEYWORD_ONLY"))) self.positional = self.parameters;
 }
@@ -133,11 +138,11 @@ void describe(CachedMethod& self) {
   bool is_self = true;
   for (nb::handle parameter : signature.attr("parameters").attr("values")())
     if (!std::exchange(is_self, false)) add_parameter(self, parameter);
-  std::fill_n(self.if_not_given + 1, known_call_arguments - 1, Py_None);
-  self.if_not_given[0] = nb::object(method.attr("__name__")).release().ptr();
+  std::fill_n(self.default_value + 1, cache_arguments - 1, Py_None);
+  self.default_value[0] = nb::object(method.attr("__name__")).release().ptr();
   for (Py_ssize_t i = 0; i < self.parameters; ++i)
-    if (self.parameter[i].index != no_place)
-      self.if_not_given[self.parameter[i].index] = self.parameter[i].if_not_given;
+    if (self.parameter[i].index != not_cached)
+      self.default_value[self.parameter[i].index] = self.parameter[i].default_value;
   self.returns_out = self.find(nb::steal(PyUnicode_InternFromString("out")).ptr()) != nullptr;
 }
 
@@ -170,17 +175,17 @@ void destroy(PyObject* object) {
   auto& self = *reinterpret_cast<CachedMethod*>(object);
   for (Py_ssize_t i = 0; i < self.parameters; ++i) {
     Py_XDECREF(self.parameter[i].name);
-    Py_XDECREF(self.parameter[i].if_not_given);
+    Py_XDECREF(self.parameter[i].default_value);
   }
   Py_XDECREF(self.owner);
   Py_XDECREF(self.method);
-  Py_XDECREF(self.if_not_given[0]);
+  Py_XDECREF(self.default_value[0]);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
 }
 
-// `__set_name__`: the method has become part of a class, by which its slot is found.
+// `__set_name__`: called when the method becomes part of a class, to find the offset of the slot.
 PyObject* join(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   if (count != 2) return PyErr_Format(PyExc_TypeError, "__set_name__ takes a class and a name");
   auto& self = *reinterpret_cast<CachedMethod*>(object);
@@ -190,7 +195,7 @@ PyObject* join(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   if (!Py_IS_TYPE(found, &PyMemberDescr_Type))
     return PyErr_Format(PyExc_TypeError, "%s must be one of __slots__", self.cache->slot);
   PyTypeObject* owner = self.owner;
-  self.slot_place = reinterpret_cast<PyMemberDescrObject*>(found)->d_member->offset;
+  self.slot_offset = reinterpret_cast<PyMemberDescrObject*>(found)->d_member->offset;
   self.owner = reinterpret_cast<PyTypeObject*>(Py_NewRef(PyDescr_TYPE(found)));
   Py_XDECREF(owner);
   Py_RETURN_NONE;
@@ -200,12 +205,12 @@ PyObject* bind(PyObject* object, PyObject* instance, PyObject*) {
   return instance == nullptr ? Py_NewRef(object) : PyMethod_New(object, instance);
 }
 
-// `help` and `pydoc` read `__doc__` past `tp_getattro`, so the type needs a descriptor for it.
+// `help` and `pydoc` read `__doc__` without `tp_getattro`, so the type needs a descriptor for it.
 PyObject* documentation(PyObject* object, void*) {
   return PyObject_GetAttrString(reinterpret_cast<CachedMethod*>(object)->method, "__doc__");
 }
 
-// Name, module, annotations and all other attributes are those of the method.
+// All attributes, such as name, module and annotations, are those of the method.
 PyObject* get(PyObject* object, PyObject* name) {
   auto& self = *reinterpret_cast<CachedMethod*>(object);
   if (PyUnicode_CompareWithASCIIString(name, "__wrapped__") == 0) return Py_NewRef(self.method);
@@ -215,7 +220,7 @@ PyObject* get(PyObject* object, PyObject* name) {
 
 }  // namespace
 
-void bind_known_first(nb::module_& module) {
+void bind_cached_method(nb::module_& module) {
   static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(CachedMethod, call), READONLY, nullptr},
                                   {}};
   static PyMethodDef methods[] = {
@@ -231,7 +236,7 @@ void bind_known_first(nb::module_& module) {
                                 {Py_tp_methods, methods},
                                 {Py_tp_getset, computed},
                                 {0, nullptr}};
-  // Python looks up methods quickly only if their type cannot change.
+  // Python looks methods up quickly only if their type is immutable.
   constexpr unsigned flags =
       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL;
   static PyType_Spec spec{"unisono.transports._core.CachedMethod", sizeof(CachedMethod), 0, flags, slots};

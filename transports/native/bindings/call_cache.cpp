@@ -1,12 +1,17 @@
-// Calls that have been made before, run again without any Python between the user's call and the core.
+// `CallCache`: runs repeated calls with no Python between the user's call and the core.
 //
-// Theory of operation. Python checks, plans and compiles the first call of a kind, and adds it here under everything
-// that decided: the collective, the element type, shapes and memory orders, and the objects given for op, root and
-// algorithm. A later call that equals it in all of these is run at once, if its arrays are apart in memory, or lie as
-// those of a call in place did that Python has allowed. A call on lists is known by all that is in them. Whatever is
-// not recognised here (an array of another class, a read-only output, a new shape, an op that is equal but another
-// object) is no error but a miss, which Python deals with. Arrays are read by numpy's public structure, because the
-// buffer protocol would cost as much as the exchange.
+// Theory of operation
+// -------------------
+// Python checks, plans and compiles the first call with some arguments. Then it adds the call here. The key is all that
+// has decided about the plan: the collective, the element types, shapes and memory orders, and the objects that were
+// passed for op, root and algorithm. For a call on lists, the key has these for each array.
+//
+// A later call with an equal key runs at once if its arrays do not overlap, or overlap as the arrays of a call that
+// Python has allowed. Everything else is a miss, and Python handles it: an array of another class, a read-only output,
+// a new shape, or an op that is an equal but different object. A miss is no error.
+//
+// Arrays are read through numpy's public structure, because the buffer protocol would cost as much as an exchange of 8
+// bytes.
 #define NPY_NO_DEPRECATED_API NPY_1_20_API_VERSION
 #include <nanobind/stl/string.h>
 #include <numpy/ndarraytypes.h>
@@ -29,13 +34,13 @@ namespace {
 
 constexpr int most_axes = 8;
 constexpr std::size_t most_calls = 4096;
-// Recent calls are found by so many bits of a hash: programs call a few hundred kinds at most, over and over.
+// The number of hash bits for recent calls. Programs repeat a few hundred different calls at most.
 constexpr int recent_bits = 9;
 
-// What of an array decides about a call.
+// The properties of an array that decide about the plan.
 struct Form {
   PyArray_Descr* descr = nullptr;
-  int axes = -1;  // -1: no array
+  int axes = -1;  // -1: None instead of an array
   bool fortran = false;
   npy_intp shape[most_axes];
 
@@ -57,7 +62,7 @@ struct Key {
   PyObject* root = nullptr;
   PyObject* algorithm = nullptr;
   std::vector<PyObject*> ops;  // one for all arrays, or one for each
-  std::vector<Form> forms;     // of x and out in turn
+  std::vector<Form> forms;     // of x and out, alternating
 
   bool operator==(const Key&) const = default;
 };
@@ -80,7 +85,7 @@ struct KeyHash {
   }
 };
 
-// What Python gave for x, out or op: the items of a list or a tuple, or one object.
+// An argument x, out or op: the items of a list or tuple, or one object.
 class Items {
  public:
   explicit Items(nb::handle given) {
@@ -101,7 +106,7 @@ class Items {
   std::span<PyObject*> items_;
 };
 
-// Keeps what is in a list, which may change.
+// Returns a tuple for a list, because the program may change the list later.
 nb::object frozen(nb::handle given) {
   return PyList_CheckExact(given.ptr()) ? nb::steal(PyList_AsTuple(given.ptr())) : nb::borrow(given);
 }
@@ -116,39 +121,39 @@ class CallCache {
         on_start_(std::move(on_start)),
         timeout_s_(timeout_s) {}
 
-  // True if such a call was known and has been run; false if not, and nothing has been done.
+  // Runs the call and returns true if the cache has it. Otherwise returns false, and nothing has happened.
   bool run(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root, nb::handle algorithm,
            nb::handle timeout_s) {
     const std::optional<double> limit_s = limit_of(timeout_s);
     if (!limit_s) return false;
-    if (const Entry* entry = same_as_last(collective, x, out, op, root, algorithm)) {
-      run_known(*entry, {std::span(&last_input_, 1), std::span(&last_output_, 1)}, {x, out}, *limit_s);
+    if (const Entry* entry = repeats_last(collective, x, out, op, root, algorithm)) {
+      run_entry(*entry, {std::span(&last_input_, 1), std::span(&last_output_, 1)}, {x, out}, *limit_s);
       return true;
     }
-    const Entry* entry = recognise(collective, x, out, op, root, algorithm);
+    const Entry* entry = lookup(collective, x, out, op, root, algorithm);
     if (entry == nullptr) return false;
-    run_known(*entry, memory_of(*entry), {x, out}, *limit_s);
+    run_entry(*entry, memory_of(*entry), {x, out}, *limit_s);
     return true;
   }
 
-  // If such a call is known, starts it, to go on by itself and to fail after `timeout_s`; otherwise returns None, and
-  // nothing has been done. Returns what `on_start` makes of it.
+  // If the cache has the call, starts it in the background with the limit `timeout_s`, and returns the result of
+  // `on_start`. Otherwise returns None, and nothing has happened.
   nb::object start(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
                    nb::handle algorithm, double timeout_s) {
-    const Entry* entry = recognise(collective, x, out, op, root, algorithm);
+    const Entry* entry = lookup(collective, x, out, op, root, algorithm);
     if (entry == nullptr || target_->abandoned()) return nb::none();
     auto request = target_->start(*entry->call, memory_of(*entry), call_site());
-    target_->go_on(*request, timeout_s);
+    target_->run_in_background(*request, timeout_s);
     StartedCall::Kept kept{entry->kept.back(), frozen(x), frozen(out)};
     return on_start_(StartedCall(endpoint_, std::move(kept), std::move(request)), *entry->call->description);
   }
 
   bool knows(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
              nb::handle algorithm) {
-    return recognise(collective, x, out, op, root, algorithm) != nullptr;
+    return lookup(collective, x, out, op, root, algorithm) != nullptr;
   }
 
-  // Remembers a call, if its arguments are such as `run` recognises; the arrays are those that it is made with.
+  // Adds a call if `run` can recognise its arguments. The arrays are those of the first call.
   void add(nb::object collective, nb::handle x, nb::handle out, nb::object op, nb::object root, nb::object algorithm,
            nb::object call, bool reads, bool writes) {
     if (!describe(collective, x, out, op, root, algorithm)) return;
@@ -180,20 +185,20 @@ class CallCache {
     CallSite site;
     bool reads;
     bool writes;
-    std::array<std::size_t, 2> nbytes;  // of x and out, if they are single arrays
-    // For each array that has been in place, from the beginning of x to that of out.
+    std::array<std::size_t, 2> nbytes;  // of x and out, if each is a single array
+    // For each array that was used in place: the distance from the beginning of x to that of out.
     std::vector<std::optional<std::ptrdiff_t>> in_place_at;
-    std::vector<nb::object> kept;  // whose addresses are in the key, and the call
+    std::vector<nb::object> kept;  // the objects whose addresses are in the key, and the call
 
     const std::vector<Extent>& extents(BufferKind kind) const { return call->program.extents(kind); }
-    // Where only one of INPUT and OUTPUT is used, the other one is a single extent.
+    // If only one of INPUT and OUTPUT is used, the other one is a single extent.
     std::size_t itemsize(std::size_t index) const {
       const auto& of = extents(extents(BufferKind::input).size() > index ? BufferKind::input : BufferKind::output);
       return index < of.size() ? of[index].itemsize() : 0;
     }
   };
   using Calls = std::unordered_map<Key, Entry, KeyHash>;
-  // Where an array lies.
+  // The memory of an array.
   struct Span {
     std::byte* begin;
     std::byte* end;
@@ -201,16 +206,16 @@ class CallCache {
     bool overlaps(const Span& other) const { return begin < other.end && other.begin < end; }
   };
 
-  void run_known(const Entry& entry, const Memory& memory, Owners owners, double limit_s) {
-    const nb::object held = entry.kept.back();  // the call, lest another thread closes the communicator meanwhile
+  void run_entry(const Entry& entry, const Memory& memory, MemoryOwners owners, double limit_s) {
+    const nb::object held = entry.kept.back();  // the call, in case another thread closes the communicator meanwhile
     const CompiledCall& call = *entry.call;
     const int outcome = run_call(*target_, call, memory, owners, entry.site, limit_s);
     if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call.description);
   }
 
-  // The entry of the last call of this collective with such a length, if it was one on single arrays, and this is the
-  // same on these or on other arrays; what programs do most. Sets `last_input_` and `last_output_`.
-  const Entry* same_as_last(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
+  // Returns the entry of the last call of this collective with this length, if it was on single arrays and this call
+  // has the same key. That is the most frequent case. Sets `last_input_` and `last_output_`.
+  const Entry* repeats_last(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
                             nb::handle algorithm) {
     const Calls::value_type* last = recent(collective.ptr(), length_of(x.ptr()));
     if (last == nullptr) return nullptr;
@@ -219,7 +224,7 @@ class CallCache {
     if (!is_single || key.collective != collective.ptr() || key.ops[0] != op.ptr() || key.root != root.ptr() ||
         key.algorithm != algorithm.ptr())
       return nullptr;
-    if (!is_like(key.forms[0], x.ptr(), false, last_input_) || !is_like(key.forms[1], out.ptr(), true, last_output_))
+    if (!has_form(key.forms[0], x.ptr(), false, last_input_) || !has_form(key.forms[1], out.ptr(), true, last_output_))
       return nullptr;
     const Span in{last_input_, last_input_ + entry.nbytes[0]};
     const Span to{last_output_, last_output_ + entry.nbytes[1]};
@@ -229,15 +234,15 @@ class CallCache {
     return &entry;
   }
 
-  // The entry of a call with these arguments, if there is one and the arrays lie as they may.
-  const Entry* recognise(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
-                         nb::handle algorithm) {
+  // Returns the entry of a call with these arguments, if there is one and the arrays overlap only as allowed.
+  const Entry* lookup(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
+                      nb::handle algorithm) {
     if (!describe(collective, x, out, op, root, algorithm)) return nullptr;
     const Entry* entry = find(key_);
-    return entry != nullptr && may_lie(*entry) ? entry : nullptr;
+    return entry != nullptr && overlaps_as_allowed(*entry) ? entry : nullptr;
   }
 
-  // What follows is about the arrays that were described last.
+  // The functions below use the arrays of the last `describe`.
 
   Memory memory_of(const Entry& entry) {
     return {addresses_of(entry, BufferKind::input), addresses_of(entry, BufferKind::output)};
@@ -263,33 +268,33 @@ class CallCache {
     return {array.data, array.data + array.count * entry.itemsize(index)};
   }
 
-  bool may_lie(const Entry& entry) {
+  bool overlaps_as_allowed(const Entry& entry) {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const Span in = span_of(entry, inputs_, i);
       const Span to = span_of(entry, outputs_, i);
       if (in.overlaps(to) && to.begin - in.begin != entry.in_place_at[i]) return false;
     }
-    return inputs_.size() == 1 || are_apart(entry);
+    return inputs_.size() == 1 || writes_are_apart(entry);
   }
 
-  // Whether nothing is written that is another array of the list as well.
-  bool are_apart(const Entry& entry) {
-    lying_.clear();
+  // Whether no array that is written overlaps another array of the list.
+  bool writes_are_apart(const Entry& entry) {
+    spans_.clear();
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const Span in = span_of(entry, inputs_, i);
       const Span to = span_of(entry, outputs_, i);
       if (in.overlaps(to)) {
-        lying_.emplace_back(Span{std::min(in.begin, to.begin), std::max(in.end, to.end)}, true);
+        spans_.emplace_back(Span{std::min(in.begin, to.begin), std::max(in.end, to.end)}, true);
       } else {
-        lying_.emplace_back(to, true);
-        lying_.emplace_back(in, false);
+        spans_.emplace_back(to, true);
+        spans_.emplace_back(in, false);
       }
     }
-    std::sort(lying_.begin(), lying_.end(),
+    std::sort(spans_.begin(), spans_.end(),
               [](const auto& one, const auto& other) { return one.first.begin < other.first.begin; });
     std::byte* end = nullptr;
     std::byte* written_end = nullptr;
-    for (const auto& [span, written] : lying_) {
+    for (const auto& [span, written] : spans_) {
       if (span.begin == span.end) continue;
       if (span.begin < (written ? end : written_end)) return false;
       end = std::max(end, span.end);
@@ -298,8 +303,8 @@ class CallCache {
     return true;
   }
 
-  // Whether `describe` would find this form; sets `data`.
-  bool is_like(const Form& form, PyObject* object, bool written, std::byte*& data) const {
+  // Whether `describe` would produce this form; sets `data`.
+  bool has_form(const Form& form, PyObject* object, bool written, std::byte*& data) const {
     data = nullptr;
     if (object == Py_None) return form.descr == nullptr;
     if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != array_type_.ptr()) return false;
@@ -319,7 +324,7 @@ class CallCache {
   bool describe(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
                 nb::handle algorithm) {
     const Items sources(x), targets(out), ops(op);
-    // A list has an out for each of its arrays, or None for all of them.
+    // A list of arrays comes with a list of outs, or with None for all of them.
     const bool has_targets = !sources.is_sequence() || !out.is_none();
     if (has_targets && (targets.size() != sources.size() || targets.is_sequence() != sources.is_sequence()))
       return false;
@@ -340,7 +345,7 @@ class CallCache {
     return true;
   }
 
-  // None is no array; anything but a contiguous array of numpy's own class is not recognised.
+  // None is allowed. Any other object must be a contiguous array of numpy's own class.
   bool describe(Form& form, Array& found, PyObject* object, bool written) const {
     form.descr = nullptr;
     form.axes = -1;
@@ -377,7 +382,7 @@ class CallCache {
                    (64 - recent_bits)];
   }
 
-  // Of the first axis of the first array, by which calls of a collective differ most.
+  // The length of the first array's first axis, in which calls of one collective differ most.
   npy_intp length_of(PyObject* x) const {
     if (reinterpret_cast<PyObject*>(Py_TYPE(x)) != array_type_.ptr()) return 0;
     auto* array = reinterpret_cast<PyArrayObject*>(x);
@@ -402,21 +407,21 @@ class CallCache {
   double timeout_s_;
   Calls calls_;
   std::byte token_{};  // the INPUT of a barrier
-  // By the collective's name, whose address it has, and a length.
+  // Indexed by the address of the collective's name and a length.
   std::array<const Calls::value_type*, 1 << recent_bits> recent_{};
-  // Of a call that is the same as the last.
+  // Of a call with the same key as the last one.
   std::byte* last_input_ = nullptr;
   std::byte* last_output_ = nullptr;
-  // Of the call that was described last; kept, so that small calls allocate nothing.
+  // Of the last `describe`; members, so that small calls allocate nothing.
   Key key_;
   std::vector<Array> inputs_;
   std::vector<Array> outputs_;
   std::vector<std::byte*> input_addresses_;
   std::vector<std::byte*> output_addresses_;
-  std::vector<std::pair<Span, bool>> lying_;  // and whether it is written
+  std::vector<std::pair<Span, bool>> spans_;  // and whether it is written
 };
 
-// A call with its memory, to be run again and again, and what it returns.
+// A call bound to its memory, with the result that it returns. It runs any number of times.
 class PersistentCall {
  public:
   PersistentCall(nb::object endpoint, nb::object call, nb::handle inputs, nb::handle outputs, nb::object on_failure,
@@ -446,7 +451,7 @@ class PersistentCall {
   nb::object start() {
     if (endpoint_->abandoned()) on_failure_(static_cast<int>(Outcome::failed), *call_->description);
     auto request = endpoint_->start(*call_, memory(), call_site());
-    endpoint_->go_on(*request, timeout_s_);
+    endpoint_->run_in_background(*request, timeout_s_);
     StartedCall::Kept kept{nb::find(this)};
     return on_start_(StartedCall(held_endpoint_, std::move(kept), std::move(request)), *call_->description, result_);
   }
@@ -468,19 +473,19 @@ class PersistentCall {
 
 namespace {
 
-// A method by Python's own convention of calls, which is tens of nanoseconds quicker than nanobind's.
+// Uses Python's own calling convention, which is tens of nanoseconds faster than nanobind's.
 PyObject* run_from_python(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != static_cast<Py_ssize_t>(known_call_arguments)) {
+  if (count != static_cast<Py_ssize_t>(cache_arguments)) {
     PyErr_SetString(PyExc_TypeError, "run takes collective, x, out, op, root, algorithm and timeout_s");
     return nullptr;
   }
-  const Known known = run_known(self, arguments);
-  return known == Known::failed ? nullptr : PyBool_FromLong(known == Known::yes);
+  const CacheResult result = run_cached(self, arguments);
+  return result == CacheResult::failed ? nullptr : PyBool_FromLong(result == CacheResult::hit);
 }
 
 PyTypeObject* call_cache_type = nullptr;
 
-// The same for a plan, which is called with nothing most of the time.
+// The same for a persistent call, which mostly has no arguments.
 PyObject* call_plan(PyObject* self, PyObject* given, PyObject* named) {
   int wait = 1;
   if (PyTuple_GET_SIZE(given) != 0 || named != nullptr) {
@@ -493,12 +498,12 @@ PyObject* call_plan(PyObject* self, PyObject* given, PyObject* named) {
 
 }  // namespace
 
-Known run_known(PyObject* cache, PyObject* const* arguments) {
-  if (Py_TYPE(cache) != call_cache_type) return Known::no;
-  return or_error(Known::failed, [&] {
-    const bool known = nb::inst_ptr<CallCache>(cache)->run(arguments[0], arguments[1], arguments[2], arguments[3],
-                                                           arguments[4], arguments[5], arguments[6]);
-    return known ? Known::yes : Known::no;
+CacheResult run_cached(PyObject* cache, PyObject* const* arguments) {
+  if (Py_TYPE(cache) != call_cache_type) return CacheResult::miss;
+  return or_error(CacheResult::failed, [&] {
+    const bool hit = nb::inst_ptr<CallCache>(cache)->run(arguments[0], arguments[1], arguments[2], arguments[3],
+                                                         arguments[4], arguments[5], arguments[6]);
+    return hit ? CacheResult::hit : CacheResult::miss;
   });
 }
 

@@ -1,9 +1,10 @@
-// Sends and receives of numpy's arrays, made without any Python between the user's call and the core.
+// `MessageCalls`: sends and receives of numpy arrays with no Python between the user's call and the core.
 //
-// Whatever is not plain is no error but a miss, which Python deals with: an array of another class, one that is not
-// contiguous or cannot be written, a rank or tag that is no int or cannot be, a peer that no channel is open to yet. A
-// message to be waited for is tried for a moment with the interpreter's lock held, as small collectives are (run_call).
-// Arrays are read by numpy's public structure, because the buffer protocol would cost as much as the message.
+// Anything unusual is a miss, which Python handles: an array of another class, one that is not contiguous or cannot be
+// written, a rank or tag that is no int or out of range, or a peer without an open channel. A miss is no error. If the
+// caller waits for the message, it is first tried for a moment with the interpreter's lock held, as small collectives
+// are (run_call). Arrays are read through numpy's public structure, because the buffer protocol would cost as much as
+// the message.
 #define NPY_NO_DEPRECATED_API NPY_1_20_API_VERSION
 #include <nanobind/stl/string.h>
 #include <numpy/ndarraytypes.h>
@@ -27,7 +28,7 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// The elements of an array, in the order of memory.
+// The memory of an array, whatever its memory order.
 struct Elements {
   DType dtype;
   std::byte* data;
@@ -38,10 +39,10 @@ struct Elements {
 
 class MessageCalls {
  public:
-  // `code_of(dtype)`: the number here of a dtype object of numpy's, or None; it is asked once for each that has one.
-  // `any_source`, `any_tag`: what stands for them.
-  // `on_failure(outcome, call)` raises; `on_send` and `on_receive` make what `start` returns of a StartedCall and the
-  // text of its call.
+  // `code_of(dtype)` returns the number of a numpy dtype in the core, or None; it is called once for each dtype that
+  // has one. `any_source` and `any_tag` are the objects that stand for any rank and any tag. `on_failure(outcome,
+  // call)` raises. `on_send` and `on_receive` turn a StartedCall and the text of its call into the result of
+  // `start_send` and `start_receive`.
   MessageCalls(nb::object endpoint, nb::object array_type, nb::object code_of, nb::object any_source,
                nb::object any_tag, nb::object on_failure, nb::object on_send, nb::object on_receive, double timeout_s)
       : endpoint_(std::move(endpoint)),
@@ -56,7 +57,7 @@ class MessageCalls {
         timeout_s_(timeout_s),
         me_(target_->member(target_->rank())) {}
 
-  // Each of these does what its arguments say and returns true, or does nothing and returns false.
+  // Each of these functions runs the call and returns true, or does nothing and returns false.
 
   bool send(nb::handle x, nb::handle dest, nb::handle tag, nb::handle timeout_s) {
     const auto message = sent(x, dest, tag);
@@ -74,27 +75,27 @@ class MessageCalls {
     return true;
   }
 
-  // Both at once, within one limit of time.
+  // Sends and receives at once, within one time limit.
   bool exchange(nb::handle x, nb::handle dest, nb::handle out, nb::handle source, nb::handle tag,
                 nb::handle timeout_s) {
-    const auto out_going = sent(x, dest, tag);
-    const auto in_coming = source.is(any_source_) || tag.is(any_tag_) ? std::nullopt : received(out, source, tag);
+    const auto outgoing = sent(x, dest, tag);
+    const auto incoming = source.is(any_source_) || tag.is(any_tag_) ? std::nullopt : received(out, source, tag);
     const auto limit_s = limit_of(timeout_s);
-    if (!out_going || !in_coming || !limit_s || elements_of(*out_going).overlap(elements_of(*in_coming))) return false;
+    if (!outgoing || !incoming || !limit_s || elements_of(*outgoing).overlap(elements_of(*incoming))) return false;
     const auto began = std::chrono::steady_clock::now();
-    Begun receiving = begin(*in_coming, false);
-    Begun sending = begin(*out_going, false);
-    if (is_short(*in_coming, true)) target_->look(*receiving.request, held_rounds);
-    give_turns(*target_, *receiving.request);
-    tell_site(receiving);
-    tell_site(sending);
-    complete(*sending.request, *out_going, x, *limit_s);
+    Begun receiving = begin(*incoming, false);
+    Begun sending = begin(*outgoing, false);
+    if (is_short(*incoming, true)) target_->poll_rounds(*receiving.request, polls_with_lock_held);
+    yield_and_poll(*target_, *receiving.request);
+    record_site(receiving);
+    record_site(sending);
+    complete(*sending.request, *outgoing, x, *limit_s);
     const double left_s = *limit_s - Seconds(std::chrono::steady_clock::now() - began).count();
-    complete(*receiving.request, *in_coming, out, std::max(0.0, left_s));
+    complete(*receiving.request, *incoming, out, std::max(0.0, left_s));
     return true;
   }
 
-  // The same for a message that goes on by itself: what `on_send` or `on_receive` returns, or None.
+  // The same for a message in the background. They return the result of `on_send` or `on_receive`, or None on a miss.
 
   nb::object start_send(nb::handle x, nb::handle dest, nb::handle tag, double limit_s) {
     return started(sent(x, dest, tag), x, limit_s);
@@ -111,45 +112,47 @@ class MessageCalls {
   };
 
   static bool is_short(const Message& message, bool is_waited_for) {
-    return message.posting.parcel.header.nbytes <= (is_waited_for ? most_held_nbytes : most_begun_nbytes);
+    return message.posting.buffer.header.nbytes <=
+           (is_waited_for ? most_nbytes_with_lock_held : most_nbytes_begun_at_once);
   }
 
   Begun begin(const Message& message, bool is_waited_for) {
-    const std::uint32_t rounds = is_waited_for ? held_rounds : 1;
+    const std::uint32_t rounds = is_waited_for ? polls_with_lock_held : 1;
     auto request = target_->try_now(message, {}, is_short(message, is_waited_for) ? rounds : 0);
     if (request) return {std::move(request), false};
     return {target_->start(message, call_site()), true};
   }
 
-  // Finding out where in the program a call stands takes as long as a short message: so only of one that has not ended.
-  void tell_site(Begun& begun) {
+  // Finding the place of a call in the program takes as long as a short message, so it is done only if the call has not
+  // ended.
+  void record_site(Begun& begun) {
     if (!begun.has_site && begun.request->outcome() == Outcome::pending) target_->set_site(*begun.request, call_site());
     begun.has_site = true;
   }
 
   std::unique_ptr<Request> begun(const Message& message, bool is_waited_for) {
-    Begun made = begin(message, is_waited_for);
-    if (is_waited_for) give_turns(*target_, *made.request);
-    tell_site(made);
-    return std::move(made.request);
+    Begun message_begun = begin(message, is_waited_for);
+    if (is_waited_for) yield_and_poll(*target_, *message_begun.request);
+    record_site(message_begun);
+    return std::move(message_begun.request);
   }
 
-  // The array stays for ever if the message fails and a library may still use its memory.
+  // If the message fails and a library may still use the memory, the array is never freed.
   void complete(Request& request, const Message& message, nb::handle array, double limit_s) {
     Outcome outcome = request.outcome();
     if (outcome == Outcome::pending) {
       const nb::gil_scoped_release unlocked;
       outcome = target_->wait(request, limit_s, interrupted);
     }
-    if (outcome != Outcome::done && target_->memory_forsaken()) array.inc_ref();
-    const int found = outcome_of(outcome);
-    if (outcome != Outcome::done) on_failure_(found, text_of(message));
+    if (outcome != Outcome::done && target_->memory_must_leak()) array.inc_ref();
+    const int code = outcome_of(outcome);
+    if (outcome != Outcome::done) on_failure_(code, text_of(message));
   }
 
   nb::object started(const std::optional<Message>& message, nb::handle array, double limit_s) {
     if (!message) return nb::none();
     auto request = begun(*message, false);
-    target_->go_on(*request, limit_s);
+    target_->run_in_background(*request, limit_s);
     const nb::object& finish = message->sends() ? on_send_ : on_receive_;
     return finish(StartedCall(endpoint_, {nb::borrow(array)}, std::move(request)), text_of(*message));
   }
@@ -196,7 +199,7 @@ class MessageCalls {
   }
 
   static Elements elements_of(const Message& message) {
-    const auto& [header, data, memory] = message.posting.parcel;
+    const auto& [header, data, memory] = message.posting.buffer;
     return {static_cast<DType>(header.sequence), data, static_cast<std::size_t>(header.nbytes)};
   }
 
@@ -224,9 +227,9 @@ class MessageCalls {
     return given > 0 ? std::optional(given) : std::nullopt;
   }
 
-  // As errors show it.
+  // The call as errors show it.
   static std::string text_of(const Message& message) {
-    const Header& header = message.posting.parcel.header;
+    const Header& header = message.posting.buffer.header;
     const DTypeInfo& type = dtype_table[header.sequence];
     const std::string array = std::string(type.name) + "[" + std::to_string(header.nbytes / type.itemsize) + "]";
     const std::string peer = message.peer ? std::to_string(*message.peer) : "any";
@@ -246,10 +249,10 @@ class MessageCalls {
   nb::object on_receive_;
   double timeout_s_;
   std::int32_t me_;
-  mutable std::vector<std::pair<nb::object, DType>> dtypes_;  // those that have been seen
+  mutable std::vector<std::pair<nb::object, DType>> dtypes_;  // dtypes seen so far
 };
 
-// What is called, by the arguments of `run_message`.
+// A method, with the arguments of `run_fast_message`.
 struct Method {
   const char* name;
   bool (*run)(MessageCalls& calls, PyObject* const* given);
@@ -269,18 +272,18 @@ PyTypeObject* message_calls_type = nullptr;
 
 }  // namespace
 
-Known run_message(PyObject* calls, PyObject* const* arguments) {
-  if (Py_TYPE(calls) != message_calls_type) return Known::no;
-  return or_error(Known::failed, [&] {
-    const auto made = std::find_if(std::begin(methods), std::end(methods), [&](const Method& each) {
-      return PyUnicode_CompareWithASCIIString(arguments[0], each.name) == 0;
+CacheResult run_fast_message(PyObject* calls, PyObject* const* arguments) {
+  if (Py_TYPE(calls) != message_calls_type) return CacheResult::miss;
+  return or_error(CacheResult::failed, [&] {
+    const auto method = std::find_if(std::begin(methods), std::end(methods), [&](const Method& candidate) {
+      return PyUnicode_CompareWithASCIIString(arguments[0], candidate.name) == 0;
     });
-    if (made == std::end(methods)) return Known::no;
-    return made->run(*nb::inst_ptr<MessageCalls>(calls), arguments) ? Known::yes : Known::no;
+    if (method == std::end(methods)) return CacheResult::miss;
+    return method->run(*nb::inst_ptr<MessageCalls>(calls), arguments) ? CacheResult::hit : CacheResult::miss;
   });
 }
 
-void bind_message_calls(nb::module_& module) {
+void bind_fast_messages(nb::module_& module) {
   nb::class_<MessageCalls>(module, "MessageCalls")
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, nb::object,
                     double>(),

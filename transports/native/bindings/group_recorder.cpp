@@ -1,7 +1,11 @@
-// The calls of a group, as they are taken note of: each is put into the lists of its batch, of those that have the same
-// collective, root and algorithm, without any Python in between. Which batch that is, Python says once for each three
-// objects; what is checked, and when, is its business. While a group lasts, these notes stand in the place of the cache
-// of calls, of which they know none, and of what makes the calls that it does not know.
+// `GroupRecorder`: records the calls of a `with world.group()` block without any Python frame.
+//
+// Each call is appended to the lists of its batch. A batch holds the calls with the same collective, root and
+// algorithm. Python is asked for the batch only the first time such a triple appears, and it validates the calls when
+// the group ends.
+//
+// During a group, the recorder takes the place of the communicator's call cache, where every look-up is a miss, and of
+// the function that runs missed calls.
 #include <nanobind/stl/pair.h>
 #include <structmember.h>
 
@@ -20,9 +24,9 @@ namespace {
 
 class GroupRecorder {
  public:
-  // `open(collective, root, counts, algorithm)` returns a batch, which has the lists x, outs, targets, ops and
-  // timeouts_s, and whether further calls may be put into it. `work_type` is a class with the slots `_outcome`, for the
-  // batch, and `_index`.
+  // `open(collective, root, counts, algorithm)` returns a batch and whether further calls may join it. A batch has the
+  // lists x, outs, targets, ops and timeouts_s. `work_type` is a class with the slots `_outcome`, for the batch, and
+  // `_index`.
   GroupRecorder(nb::object open, nb::object work_type)
       : open_(std::move(open)),
         work_type_(std::move(work_type)),
@@ -33,7 +37,7 @@ class GroupRecorder {
     nb::handle collective, x, out, target, op, root, counts, algorithm, timeout_s;
   };
 
-  // Takes note of a call, and returns its work.
+  // Records a call, and returns its work.
   nb::object add(const Call& call) {
     const Batch* known = call.counts.is_none() ? find(call) : nullptr;
     return known != nullptr ? put(call, *known) : put(call, open(call));
@@ -41,7 +45,7 @@ class GroupRecorder {
 
  private:
   struct Batch {
-    nb::object collective, root, algorithm;  // kept, for they are recognised by their addresses
+    nb::object collective, root, algorithm;  // kept alive, because batches are recognised by their addresses
     nb::object itself;
     std::array<nb::object, 5> lists;
   };
@@ -80,7 +84,7 @@ class GroupRecorder {
     return batch;
   }
 
-  // Equal objects may be others each time, as numbers are: a batch is known by the last ones.
+  // Equal objects may have another address each time, as large ints do. So a batch is recognised by the last ones.
   void keep(const Batch& batch) {
     const auto before = std::find_if(batches_.begin(), batches_.end(),
                                      [&](const Batch& other) { return other.itself.is(batch.itself); });
@@ -91,7 +95,8 @@ class GroupRecorder {
     }
   }
 
-  // Makes what ``work_type(batch, index)`` would, but without a call of Python's: it fills the slots of a new object.
+  // Creates the object that ``work_type(batch, index)`` would return, without a Python call: it fills the slots of a
+  // new object.
   nb::object work(const Batch& batch, Py_ssize_t index) const {
     auto* type = reinterpret_cast<PyTypeObject*>(work_type_.ptr());
     nb::object made = nb::steal(type->tp_alloc(type, 0));
@@ -119,7 +124,7 @@ class GroupRecorder {
   std::vector<Batch> batches_;
 };
 
-// What `add` takes: the first four by their places, the others by their names, in any order or not at all.
+// The arguments of `add`: the first four are positional, and the others are optional keywords in any order.
 constexpr Py_ssize_t places = 4;
 constexpr std::array names{"op", "root", "counts", "algorithm", "timeout_s"};
 
@@ -136,7 +141,7 @@ std::size_t number_of(PyObject* given) {
   throw nb::type_error("add has no argument of this name");
 }
 
-// By Python's own convention of calls, as CallCache's run.
+// Uses Python's own calling convention, as CallCache.run does.
 PyObject* add_from_python(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* given_names) {
   return or_error(static_cast<PyObject*>(nullptr), [&] {
     if (count != places) throw nb::type_error("add takes collective, x, out and target, and the others by their names");
@@ -145,34 +150,36 @@ PyObject* add_from_python(PyObject* self, PyObject* const* given, Py_ssize_t cou
     const Py_ssize_t more = given_names == nullptr ? 0 : PyTuple_GET_SIZE(given_names);
     for (Py_ssize_t i = 0; i < more; ++i) named[number_of(PyTuple_GET_ITEM(given_names, i))] = given[places + i];
     const auto& [op, root, counts, algorithm, timeout_s] = named;
-    auto* notes = nb::inst_ptr<GroupRecorder>(self);
-    return notes->add({given[0], given[1], given[2], given[3], op, root, counts, algorithm, timeout_s}).release().ptr();
+    auto* recorder = nb::inst_ptr<GroupRecorder>(self);
+    return recorder->add({given[0], given[1], given[2], given[3], op, root, counts, algorithm, timeout_s})
+        .release()
+        .ptr();
   });
 }
 
-PyObject* know_nothing(PyObject*, PyObject* const*, Py_ssize_t) { Py_RETURN_FALSE; }
+PyObject* always_miss(PyObject*, PyObject* const*, Py_ssize_t) { Py_RETURN_FALSE; }
 
-PyTypeObject* call_notes_type = nullptr;
+PyTypeObject* group_recorder_type = nullptr;
 
 }  // namespace
 
-bool takes_notes(PyObject* cache) { return Py_TYPE(cache) == call_notes_type; }
+bool is_group_recorder(PyObject* cache) { return Py_TYPE(cache) == group_recorder_type; }
 
-PyObject* note(PyObject* notes, PyObject* const* given) {
+PyObject* record_call(PyObject* recorder, PyObject* const* given) {
   return or_error(static_cast<PyObject*>(nullptr), [&] {
     const nb::handle none = Py_None;
-    return nb::inst_ptr<GroupRecorder>(notes)
+    return nb::inst_ptr<GroupRecorder>(recorder)
         ->add({given[0], given[1], given[2], given[2], given[3], given[4], none, given[5], given[6]})
         .release()
         .ptr();
   });
 }
 
-void bind_call_notes(nb::module_& module) {
+void bind_group_recorder(nb::module_& module) {
   static PyMethodDef methods[] = {
       {"add", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(add_from_python)),
        METH_FASTCALL | METH_KEYWORDS, nullptr},
-      {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(know_nothing)), METH_FASTCALL, nullptr},
+      {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(always_miss)), METH_FASTCALL, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_methods, methods}, {0, nullptr}};
   nb::class_<GroupRecorder>(module, "GroupRecorder", nb::type_slots(slots))
@@ -180,7 +187,7 @@ void bind_call_notes(nb::module_& module) {
       .def("start", [](GroupRecorder&, nb::args) { return nb::none(); })
       .def("knows", [](GroupRecorder&, nb::args) { return false; })
       .def("forget", [](GroupRecorder&) {});
-  call_notes_type = reinterpret_cast<PyTypeObject*>(module.attr("GroupRecorder").ptr());
+  group_recorder_type = reinterpret_cast<PyTypeObject*>(module.attr("GroupRecorder").ptr());
 }
 
 }  // namespace unisono

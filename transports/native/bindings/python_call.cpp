@@ -20,8 +20,8 @@ const char* interned(const char* name) {
   return names.emplace(name).first->c_str();
 }
 
-// Whether code is the user's: not the package's, nor what stands between the two: where a `with` block is left, and
-// where torch.distributed calls its backend.
+// Whether a file is the user's. The package is not, nor is code between the two: contextlib, where a `with` block ends,
+// and torch, which calls its backend.
 bool is_of_user(std::string_view file) {
   return !file.starts_with(package_directory()) && !file.ends_with("/contextlib.py") &&
          file.find("-packages/torch/") == std::string_view::npos;
@@ -79,31 +79,31 @@ int outcome_of(Outcome outcome) {
   return static_cast<int>(outcome);
 }
 
-Outcome give_turns(Endpoint& endpoint, const Request& request) {
+Outcome yield_and_poll(Endpoint& endpoint, const Request& request) {
   if (endpoint.crowded() && request.outcome() == Outcome::pending) {
     const nb::gil_scoped_release unlocked;
-    endpoint.give_turns(request);
+    endpoint.yield_and_poll(request);
   }
   return request.outcome();
 }
 
-int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, Owners owners, const CallSite& site,
-             double timeout_s) {
+int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, MemoryOwners owners,
+             const CallSite& site, double timeout_s) {
   if (endpoint.abandoned()) return static_cast<int>(Outcome::failed);
   const std::size_t nbytes = std::max(call.program.nbytes(BufferKind::input), call.program.nbytes(BufferKind::output));
   std::unique_ptr<Request> request;
-  if (!endpoint.try_now(call, memory, site, nbytes <= most_held_nbytes ? held_rounds : 0, request))
+  if (!endpoint.try_now(call, memory, site, nbytes <= most_nbytes_with_lock_held ? polls_with_lock_held : 0, request))
     request = endpoint.start(call, memory, call_site());
   else if (!request)
     return static_cast<int>(Outcome::done);
-  else if (give_turns(endpoint, *request) == Outcome::pending)
+  else if (yield_and_poll(endpoint, *request) == Outcome::pending)
     endpoint.set_site(*request, call_site());
   Outcome outcome;
   {
     const nb::gil_scoped_release unlocked;
     outcome = endpoint.wait(*request, timeout_s, interrupted);
   }
-  if (outcome != Outcome::done && endpoint.memory_forsaken()) {
+  if (outcome != Outcome::done && endpoint.memory_must_leak()) {
     owners.inputs.inc_ref();
     owners.outputs.inc_ref();
   }

@@ -1,4 +1,4 @@
-// What the parts of the binding share: arrays' memory, compiled calls with their element types, and the running of one.
+//! Shared parts of the binding: the memory of arrays, the running of a call, and the functions that CachedMethod calls.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,7 +12,7 @@
 
 namespace unisono {
 
-// A contiguous array's memory, or nothing for None.
+//! The memory of a contiguous array, or of None, which has none. Keeps the array's buffer exported.
 class Buffer {
  public:
   Buffer() = default;
@@ -29,11 +29,11 @@ class Buffer {
   Py_buffer view_{};
 };
 
-// Memory that has room for `extent`; throws std::invalid_argument if it has not.
+//! Returns `data`; throws std::invalid_argument if it has no room for `extent`.
 std::byte* checked_memory(const Extent& extent, std::byte* data, std::size_t nbytes);
 
-// The memory of INPUT or OUTPUT of a call: a sequence of arrays, one for each extent. Throws std::invalid_argument if
-// there are not as many, or one is too short.
+//! The memory of INPUT or OUTPUT of a call: a sequence of arrays, one for each extent. Throws std::invalid_argument if
+//! their number is wrong or one is too short.
 class Operands {
  public:
   Operands(const CompiledCall& call, BufferKind kind, nanobind::handle arrays);
@@ -45,54 +45,55 @@ class Operands {
   std::vector<std::byte*> addresses_;
 };
 
-// Where the user's program called: the innermost frame that is not in the package. Needs the interpreter's lock.
+//! Returns the place of the innermost frame outside of the package. Needs the interpreter's lock.
 CallSite call_site();
-// The directory of the package, whose frames are not the user's.
+//! Sets the directory of the package, whose frames are not the user's.
 void set_package_directory(std::string directory);
 
-// Whether a signal's handler has raised; for waiting threads.
+//! Whether a signal handler has raised an exception; for waiting threads. Takes the interpreter's lock.
 bool interrupted();
-// The outcome as a number; raises what a signal's handler has raised.
+//! Returns the number of an outcome; raises the exception of a signal handler if that has interrupted the call.
 int outcome_of(Outcome outcome);
 
-// Rounds, and the bytes of the largest operand, for which a call keeps the interpreter's lock: some microseconds, and
-// for the largest some tens of them.
-inline constexpr std::uint32_t held_rounds = 200;
-inline constexpr std::size_t most_held_nbytes = 1 << 20;
-// The bytes of the largest message that is begun in the call that starts it.
-inline constexpr std::size_t most_begun_nbytes = 64 << 10;
+//! For how many looks, and for operands of at most how many bytes, a call keeps the interpreter's lock. That takes some
+//! microseconds, and some tens of them for the largest.
+inline constexpr std::uint32_t polls_with_lock_held = 200;
+inline constexpr std::size_t most_nbytes_with_lock_held = 1 << 20;
+//! Messages of at most this size begin in the call that starts them.
+inline constexpr std::size_t most_nbytes_begun_at_once = 64 << 10;
 
-// What holds the memory of a call.
-struct Owners {
+//! The objects that own the memory of a call.
+struct MemoryOwners {
   nanobind::handle inputs;
   nanobind::handle outputs;
 };
 
-// Where ranks share cores, lets others have this one a few times, before a call that has not ended is looked at more
-// closely: where in the program it stands takes as long to find out as a turn of theirs. Returns how it stands then.
-Outcome give_turns(Endpoint& endpoint, const Request& request);
+//! If ranks share cores, yields a few times before the caller examines a call that has not ended: finding its place in
+//! the program takes as long as a time slice of another rank. Returns the state afterwards.
+Outcome yield_and_poll(Endpoint& endpoint, const Request& request);
 
-// Runs a call to its end. The owners of its memory stay for ever if it fails and a library may still use that. A small
-// one is tried for a moment with the interpreter's lock held, for letting go of it and taking it again costs as much as
-// the exchange; `site` stands for its place in the program if it ends in that moment.
-int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, Owners owners, const CallSite& site,
-             double timeout_s);
+//! Runs a call to its end. A small call is tried for a moment with the interpreter's lock held, because releasing and
+//! retaking it costs as much as the exchange. `site` is its place in the program if it ends in that moment. If the call
+//! fails and a library may still use the memory, its owners are never freed.
+int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, MemoryOwners owners,
+             const CallSite& site, double timeout_s);
 
-// What `CallCache.run` takes: collective, x, out, op, root, algorithm and timeout_s.
-inline constexpr std::size_t known_call_arguments = 7;
-// Whether a call was known, and has been run; or has failed, and Python's error is set.
-enum class Known : std::uint8_t { no, yes, failed };
-// Asks `cache`, which may be an object of any type: one that is no CallCache knows nothing.
-Known run_known(PyObject* cache, PyObject* const* arguments);
-// The same for messages and what knows of them, by the arguments: the method's name, x, out, dest, source, tag and
-// timeout_s, of which those that the method does not have are None.
-Known run_message(PyObject* calls, PyObject* const* arguments);
-// Whether `cache` is a group's notes, and the work of a call with such arguments that is taken note of there; nullptr,
-// with Python's error set, if it cannot be.
-bool takes_notes(PyObject* cache);
-PyObject* note(PyObject* notes, PyObject* const* arguments);
+//! The number of arguments of `CallCache.run`: collective, x, out, op, root, algorithm and timeout_s.
+inline constexpr std::size_t cache_arguments = 7;
+//! The result of a cached call. `hit`: it has run. `failed`: Python's error is set.
+enum class CacheResult : std::uint8_t { miss, hit, failed };
+//! Runs a call if `cache` is a CallCache that has it. Any other object is a miss.
+CacheResult run_cached(PyObject* cache, PyObject* const* arguments);
+//! The same for a message, if `calls` is a MessageCalls. The arguments are the method's name, x, out, dest, source, tag
+//! and timeout_s. They are None if the method has no such parameter.
+CacheResult run_fast_message(PyObject* calls, PyObject* const* arguments);
+//! Whether `cache` is a GroupRecorder. `record_call` records a call there and returns its work, or nullptr with
+//! Python's error set.
+bool is_group_recorder(PyObject* cache);
+PyObject* record_call(PyObject* recorder, PyObject* const* arguments);
 
-// What `call` returns, or `failed`, with Python's error set, if it throws: for what Python calls without nanobind.
+//! Returns the result of `call`. If it throws, sets Python's error and returns `failed`. For functions that Python
+//! calls without nanobind.
 template <class Result, class Function>
 Result or_error(Result failed, Function call) {
   try {
@@ -108,8 +109,8 @@ Result or_error(Result failed, Function call) {
 }
 
 void bind_call_cache(nanobind::module_& module);
-void bind_message_calls(nanobind::module_& module);
-void bind_known_first(nanobind::module_& module);
-void bind_call_notes(nanobind::module_& module);
+void bind_fast_messages(nanobind::module_& module);
+void bind_cached_method(nanobind::module_& module);
+void bind_group_recorder(nanobind::module_& module);
 
 }  // namespace unisono

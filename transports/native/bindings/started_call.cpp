@@ -13,9 +13,9 @@ StartedCall::StartedCall(nb::object endpoint, Kept kept, std::unique_ptr<Request
 StartedCall::~StartedCall() {
   if (request_ == nullptr) return;
   const bool done = request_->outcome() == Outcome::done;
-  request_.reset();  // which ends the call, if it has not ended
-  if (done || !endpoint_->memory_forsaken()) return;
-  for (nb::object& each : kept_) each.release();
+  request_.reset();  // ends the call if it has not ended
+  if (done || !endpoint_->memory_must_leak()) return;
+  for (nb::object& owner : kept_) owner.release();
 }
 
 int StartedCall::poll() { return outcome_of(endpoint_->abandoned() ? Outcome::failed : endpoint_->poll(*request_)); }
@@ -29,28 +29,28 @@ int StartedCall::wait(double timeout_s) {
   return outcome_of(outcome);
 }
 
-void StartedCall::go_on(double timeout_s) {
-  if (!endpoint_->abandoned()) endpoint_->go_on(*request_, timeout_s);
+void StartedCall::run_in_background(double timeout_s) {
+  if (!endpoint_->abandoned()) endpoint_->run_in_background(*request_, timeout_s);
 }
 
 nb::object StartedCall::message() const {
-  if (request_->outcome() != Outcome::done || !request_->found()) return nb::none();
-  const auto& [source, header] = *request_->found();
+  if (request_->outcome() != Outcome::done || !request_->matched()) return nb::none();
+  const auto& [source, header] = *request_->matched();
   return nb::make_tuple(source, header.group, header.sequence, header.nbytes);
 }
 
-nb::object StartedCall::aside() const {
-  if (request_->outcome() != Outcome::done || request_->aside().empty()) return nb::none();
-  return nb::bytes(request_->aside().data(), request_->aside().size());
+nb::object StartedCall::host_copy() const {
+  if (request_->outcome() != Outcome::done || request_->host_copy().empty()) return nb::none();
+  return nb::bytes(request_->host_copy().data(), request_->host_copy().size());
 }
 
 void bind_started_call(nb::module_& module) {
   nb::class_<StartedCall>(module, "StartedCall")
       .def("poll", &StartedCall::poll)
       .def("wait", &StartedCall::wait, nb::arg("timeout_s"))
-      .def("go_on", &StartedCall::go_on, nb::arg("timeout_s"))
+      .def("go_on", &StartedCall::run_in_background, nb::arg("timeout_s"))
       .def("message", &StartedCall::message)
-      .def("aside", &StartedCall::aside);
+      .def("aside", &StartedCall::host_copy);
 }
 
 }  // namespace unisono

@@ -1,4 +1,4 @@
-// A call that has been started from Python, with everything that must stay alive as long as it goes on.
+//! A call that Python has started, with all objects that must stay alive until it ends.
 #pragma once
 
 #include <array>
@@ -10,23 +10,25 @@ namespace unisono {
 
 class StartedCall {
  public:
-  // What holds the memory of the call.
+  //! The objects that own the memory of the call.
   using Kept = std::array<nanobind::object, 3>;
 
   StartedCall(nanobind::object endpoint, Kept kept, std::unique_ptr<Request> request);
   StartedCall(StartedCall&&) = default;
   StartedCall& operator=(StartedCall&&) = delete;
-  // What holds the memory stays for ever if the call has failed and a library may still use it.
+  //! If the call has failed and a library may still use the memory, its owners are never freed.
   ~StartedCall();
 
+  //! Looks for progress once; returns the outcome.
   int poll();
+  //! Waits for the end; returns the outcome.
   int wait(double timeout_s);
-  void go_on(double timeout_s);
-  // Of a receive or a probe that has ended: source, tag, element type and bytes of the message, or None.
+  //! Runs the call in the background, with a time limit from now.
+  void run_in_background(double timeout_s);
+  //! The source, tag, element type and bytes of the message of an ended receive or probe; otherwise None.
   nanobind::object message() const;
-  // Of a receive to other memory than the host's that has ended: the bytes, if they had to be left on the host, or
-  // None.
-  nanobind::object aside() const;
+  //! The bytes of an ended receive into device memory, if they are still on the host; otherwise None.
+  nanobind::object host_copy() const;
 
  private:
   nanobind::object held_endpoint_;

@@ -26,7 +26,7 @@ constexpr std::size_t first_capacity = 64;
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// Memory is given when it is first touched; what no machine could give is refused now, as malloc refuses it.
+// The system provides memory when it is touched. A size that no machine could provide is refused now, as malloc would.
 void check_available(std::size_t nbytes) {
   void* trial = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (trial == MAP_FAILED) fail("mmap");
@@ -64,7 +64,7 @@ std::byte* map_memory(int memory, std::size_t nbytes, int protection) {
 
 class ArenaRegistry {
  public:
-  // It is never destroyed: arrays may outlive whatever the program destroys at its end.
+  // Never destroyed, because arrays may outlive static objects.
   static ArenaRegistry& instance() {
     static ArenaRegistry* const registry = new ArenaRegistry;
     return *registry;
@@ -86,12 +86,12 @@ class ArenaRegistry {
     rewrite();
   }
 
-  ArenaPlace find(std::uintptr_t begin, std::size_t nbytes) const {
+  ArenaLocation find(std::uintptr_t begin, std::size_t nbytes) const {
     for (;;) {
       const std::uint64_t version = version_.load(std::memory_order_acquire);
       const std::size_t count = count_.load(std::memory_order_acquire);
       if (count == 0) return {};
-      const ArenaPlace found = look(*table_.load(std::memory_order_acquire), count, begin, nbytes);
+      const ArenaLocation found = look(*table_.load(std::memory_order_acquire), count, begin, nbytes);
       if (version % 2 == 0 && version_.load(std::memory_order_relaxed) == version) return found;
     }
   }
@@ -130,7 +130,8 @@ class ArenaRegistry {
     version_.fetch_add(1, std::memory_order_relaxed);
     if (by_address_.size() > tables_.back()->size()) grow(2 * tables_.back()->size());
     Entry* entry = tables_.back()->data();
-    for (const auto& [begin, arena] : by_address_) {  // release: who sees one of these sees the odd version, too
+    // release: a reader that sees one of these values also sees the odd version
+    for (const auto& [begin, arena] : by_address_) {
       entry->begin.store(begin, std::memory_order_release);
       entry->end.store(begin + arena->nbytes_, std::memory_order_release);
       entry->id.store(arena->id_, std::memory_order_release);
@@ -140,8 +141,8 @@ class ArenaRegistry {
     version_.fetch_add(1, std::memory_order_release);
   }
 
-  // A count that belongs to another table than the one given is found out by the version afterwards.
-  static ArenaPlace look(const Table& table, std::size_t count, std::uintptr_t begin, std::size_t nbytes) {
+  // A count that belongs to another table is detected by the version afterwards.
+  static ArenaLocation look(const Table& table, std::size_t count, std::uintptr_t begin, std::size_t nbytes) {
     std::size_t low = 0;
     std::size_t high = count < table.size() ? count : table.size();
     while (low < high) {  // the first arena that begins behind `begin`
@@ -159,7 +160,7 @@ class ArenaRegistry {
     return {entry.id.load(std::memory_order_acquire), begin - start};
   }
 
-  // In a forked child, which has only this thread; the mutex has been taken before the fork.
+  // Runs in a forked child, which has only this thread and holds the mutex since before the fork.
   void become_private() {
     for (const auto& [begin, arena] : by_address_) {
       ::mmap(arena->data_, arena->nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
@@ -172,7 +173,7 @@ class ArenaRegistry {
     mutex_.unlock();
   }
 
-  std::mutex mutex_;  // of everything that changes the registry
+  std::mutex mutex_;  // guards all changes
   std::atomic<std::uint64_t> version_{0};
   std::atomic<std::size_t> count_{0};
   std::atomic<Table*> table_{nullptr};
@@ -195,11 +196,11 @@ Arena::~Arena() {
   ::munmap(data_, nbytes_);
 }
 
-ArenaPlace find_arena(const std::byte* data, std::size_t nbytes) {
+ArenaLocation find_arena(const std::byte* data, std::size_t nbytes) {
   return ArenaRegistry::instance().find(reinterpret_cast<std::uintptr_t>(data), nbytes);
 }
 
-bool arena_lives(std::uint64_t id) { return ArenaRegistry::instance().lives(id); }
+bool arena_exists(std::uint64_t id) { return ArenaRegistry::instance().lives(id); }
 
 Descriptor arena_memory(std::uint64_t id) { return ArenaRegistry::instance().memory(id); }
 

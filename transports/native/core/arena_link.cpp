@@ -17,7 +17,7 @@
 namespace unisono {
 namespace {
 
-// More than any process has descriptors for; a peer that numbers on for ever is stopped there.
+// More arenas than a process can have descriptors, as a bound for a peer that never reuses numbers.
 constexpr std::size_t most_arenas = 1 << 20;
 
 union ControlRoom {
@@ -41,7 +41,7 @@ bool send_descriptor(int socket, std::uint32_t number, int descriptor) {
   return ::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof number;
 }
 
-// The descriptor that is next in the socket; an invalid one if what is there is not one descriptor with a number.
+// Receives one descriptor with its number; invalid if the socket has something else next.
 Descriptor receive_descriptor(int socket, std::uint32_t& number) {
   iovec part{&number, sizeof number};
   ControlRoom room{};
@@ -49,10 +49,11 @@ Descriptor receive_descriptor(int socket, std::uint32_t& number) {
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = room.bytes;
-  message.msg_controllen = CMSG_LEN(sizeof(int));  // not the padding, where a second descriptor would find room
+  // without the padding, which would have space for a second descriptor
+  message.msg_controllen = CMSG_LEN(sizeof(int));
   const auto got = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   const cmsghdr* control = got < 0 ? nullptr : CMSG_FIRSTHDR(&message);
-  if (got > 0 && control == nullptr && (message.msg_flags & MSG_CTRUNC) != 0)  // this process has no room for it
+  if (got > 0 && control == nullptr && (message.msg_flags & MSG_CTRUNC) != 0)  // this process has no free descriptor
     throw std::system_error(EMFILE, std::generic_category(), "memory that a peer passed cannot be taken (`ulimit -n`)");
   if (control == nullptr || control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) return Descriptor();
   int value = -1;
@@ -61,7 +62,7 @@ Descriptor receive_descriptor(int socket, std::uint32_t& number) {
   return got == sizeof number ? std::move(descriptor) : Descriptor();
 }
 
-// The size of memory that can be read without fear: it cannot shrink, and has no pages that may be missing.
+// The size of memory that is safe to read: it cannot shrink, and its pages cannot be missing.
 std::size_t checked_nbytes(int memory) {
   struct stat status{};
   struct statfs system{};
@@ -84,7 +85,7 @@ std::byte* mapped(int memory, std::size_t nbytes) {
 }  // namespace
 
 std::optional<ArenaReference> PassedArenas::refer(const std::byte* data, std::size_t nbytes, int socket) {
-  const ArenaPlace place = find_arena(data, nbytes);
+  const ArenaLocation place = find_arena(data, nbytes);
   if (place.id == 0) return std::nullopt;
   const auto known = numbers_.find(place.id);
   const auto number = known != numbers_.end() ? std::optional(known->second) : pass(place.id, socket);
@@ -94,7 +95,7 @@ std::optional<ArenaReference> PassedArenas::refer(const std::byte* data, std::si
 
 std::optional<std::uint32_t> PassedArenas::pass(std::uint64_t id, int socket) {
   std::size_t number = 0;
-  while (number < ids_.size() && arena_lives(ids_[number])) ++number;
+  while (number < ids_.size() && arena_exists(ids_[number])) ++number;
   if (number == most_arenas) return std::nullopt;
   const Descriptor memory = arena_memory(id);
   const auto sent = static_cast<std::uint32_t>(number);
@@ -107,7 +108,7 @@ std::optional<std::uint32_t> PassedArenas::pass(std::uint64_t id, int socket) {
   return sent;
 }
 
-const std::byte* TakenArenas::at(const ArenaReference& reference, std::uint64_t nbytes, int socket) {
+const std::byte* ReceivedArenas::at(const ArenaReference& reference, std::uint64_t nbytes, int socket) {
   while (taken_ != reference.passed) take(socket);
   if (reference.number >= mappings_.size()) throw ProtocolError("a reference to memory that has not been passed");
   const Mapping& mapping = mappings_[reference.number];
@@ -116,7 +117,7 @@ const std::byte* TakenArenas::at(const ArenaReference& reference, std::uint64_t 
   return static_cast<const std::byte*>(mapping.data()) + reference.offset;
 }
 
-void TakenArenas::take(int socket) {
+void ReceivedArenas::take(int socket) {
   std::uint32_t number = 0;
   const Descriptor memory = receive_descriptor(socket, number);
   if (!memory.valid() || number > mappings_.size() || number >= most_arenas)

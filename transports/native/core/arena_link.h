@@ -1,8 +1,8 @@
 // The arenas that the two sides of a channel have passed to each other.
 //
-// An arena is passed once, before the first reference to it: its descriptor goes over the channel's socket together
-// with the number that stands for it from then on. The number of an arena that is gone is given to a later one, at
-// which the other side unmaps the old one; so no more stays mapped than was in use at the same time.
+// An arena is passed once, before the first reference to it. Its descriptor goes over the channel's socket, together
+// with a number that references use from then on. A new arena takes the number of one that is gone, and the peer unmaps
+// the old one then. So the peer never maps more arenas than existed at the same time.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,11 @@
 
 namespace unisono {
 
-// The arenas of this process that the peer knows.
+//! The arenas of this process that the peer has received.
 class PassedArenas {
  public:
-  // A reference for the peer to `nbytes` bytes at `data`; nothing if they are in no arena or it cannot be passed now.
+  //! Returns a reference by which the peer finds `nbytes` at `data`; empty if they are in no arena or it cannot be
+  //! passed now.
   std::optional<ArenaReference> refer(const std::byte* data, std::size_t nbytes, int socket);
 
  private:
@@ -30,10 +31,10 @@ class PassedArenas {
   std::uint32_t passed_ = 0;
 };
 
-// The arenas of the peer that this process has mapped.
-class TakenArenas {
+//! The arenas of the peer that this process has mapped.
+class ReceivedArenas {
  public:
-  // The bytes that a peer's reference stands for. Throws ProtocolError if it cannot be right.
+  //! Returns the bytes that a reference of the peer stands for. Throws ProtocolError if the reference is wrong.
   const std::byte* at(const ArenaReference& reference, std::uint64_t nbytes, int socket);
 
  private:

@@ -1,4 +1,4 @@
-// Cache lines, and where something lies in its own one.
+// The size of a cache line, and how to align memory alike within it.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,8 @@ namespace unisono {
 
 inline constexpr std::size_t cache_line = 64;
 
-// How many bytes behind `begin` something lies in its cache line as it does at `other`, in this process or another.
+//! Returns how far behind `begin` an address lies at the same offset in its cache line as `other`. `other` may be an
+//! address of another process.
 inline std::size_t line_offset(std::uintptr_t other, const std::byte* begin) {
   return (other - reinterpret_cast<std::uintptr_t>(begin)) % cache_line;
 }

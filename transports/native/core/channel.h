@@ -1,6 +1,8 @@
-// A channel carries the messages of one (communicator, lane, peer), both ways, in order, with credit of its own:
-// nothing on one channel can hold up another. What is sent is a header and then a payload in as many parts as suit the
-// caller; what is received is looked at in place where it lies, so that a reduction needs no copy. No call blocks.
+// `Channel`: the ordered messages between this rank and one peer, for one lane of one communicator, in both directions.
+//
+// Every channel has credit of its own, so a full channel does not hold up another. The sender passes a header and then
+// the payload, in parts of any length. The receiver reads the payload where it lies, so a reduction needs no copy. No
+// function here blocks.
 #pragma once
 
 #include <poll.h>
@@ -20,12 +22,12 @@
 
 namespace unisono {
 
-// What identifies a message and its call.
+//! Identifies a message and its call.
 struct Header {
-  std::uint64_t digest;    // of the signature that the ranks must agree on
+  std::uint64_t digest;    // hash of the call's signature, which all ranks must have alike
   std::uint64_t nbytes;    // of the payload
-  std::uint32_t sequence;  // of the call on its communicator; of point-to-point messages: the element type
-  std::uint32_t group;     // of point-to-point messages: the tag
+  std::uint32_t sequence;  // number of the call on its communicator; point-to-point: the element type
+  std::uint32_t group;     // point-to-point: the tag
   std::uint32_t segment;
   std::uint32_t kind;  // 0: of a collective, 1: point-to-point, 2: a flag of a collective
 
@@ -35,31 +37,30 @@ inline constexpr std::uint32_t kind_collective = 0;
 inline constexpr std::uint32_t kind_point_to_point = 1;
 inline constexpr std::uint32_t kind_flag = 2;
 
-// What a peer sent breaks the protocol: a length out of bounds, a wrong magic number, a wrong checksum.
+//! A peer broke the protocol: for example a length out of bounds, a wrong magic number or a wrong checksum.
 struct ProtocolError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Where memory lies in the arenas of its sender, as it travels.
+//! A reference to memory in an arena of the sender, as it travels.
 struct ArenaReference {
   std::uint32_t number;
-  std::uint32_t passed;  // arenas passed before the message, modulo 2^32
+  std::uint32_t passed;  // arenas passed before this message, modulo 2^32
   std::uint64_t offset;
 };
 
-// What a rank receives while it sends, so that its core has other work: nothing, what it keeps as it is, or what it
-// combines.
-enum class Receipt : std::uint8_t { none, kept, combined };
+//! What a rank receives while it sends: nothing, data that it keeps unchanged, or data that it combines.
+enum class Incoming : std::uint8_t { none, kept, combined };
 
-// Where all of a payload lies, in one piece that stays unchanged until `flush` has returned true; and what this rank
-// receives meanwhile, as the receiver of the payload is expected to do as well.
+//! A payload in one piece, at `data`, which stays unchanged until `flush` has returned true. `incoming` says what this
+//! rank, and presumably its receiver, receives meanwhile.
 struct Whole {
-  Whole(const std::byte* where = nullptr, Receipt meanwhile = Receipt::none) : data(where), receipt(meanwhile) {}
+  Whole(const std::byte* where = nullptr, Incoming meanwhile = Incoming::none) : data(where), incoming(meanwhile) {}
   const std::byte* data;
-  Receipt receipt;
+  Incoming incoming;
 };
 
-// Counted by the thread that moves messages, and read by any.
+//! A counter with one writer, the thread that moves messages, and any number of readers.
 class Count {
  public:
   void operator+=(std::uint64_t more) { value_.store(*this + more, std::memory_order_relaxed); }
@@ -70,6 +71,7 @@ class Count {
 };
 
 struct Counters {
+  //! The traffic of a channel.
   Count sent_messages;
   Count sent_nbytes;
   Count received_messages;
@@ -77,6 +79,7 @@ struct Counters {
 };
 
 class Channel {
+  //! A sequence of messages to one peer, and one from it.
  public:
   Channel(std::int32_t peer, const char* transport) : peer_(peer), transport_(transport) {}
   virtual ~Channel() = default;
@@ -87,68 +90,72 @@ class Channel {
   const char* transport() const { return transport_; }
   const Counters& counters() const { return counters_; }
 
-  // Payloads shorter than this gain nothing from being given whole.
+  //! Shorter payloads gain nothing from being passed as a `Whole`.
   static constexpr std::size_t least_whole_nbytes = 64 << 10;
-  // Starts a message; false if there is no credit for it now. The payload follows by `write`, before the next message.
-  // `whole` is where all of it lies, if it lies as a whole. Only point-to-point messages may lie in other memory than
-  // the host's, and only where the channel `takes` it.
+  //! Starts a message; false if there is no credit now. The payload follows by `write`, before the next message.
+  //! `whole` is set if the payload lies in one piece. Only a point-to-point message may lie in other memory than the
+  //! host's, and only if the channel `accepts` it.
   virtual bool begin(const Header& header, Whole whole = {}, MemoryType memory = MemoryType::host) = 0;
-  // Takes up to `nbytes` of the payload and returns how many it took.
+  //! Takes up to `nbytes` of the payload and returns how many it took.
   virtual std::size_t write(const std::byte* data, std::size_t nbytes) = 0;
-  // Hands on what has been taken; true when nothing is left to hand on, so that the message has ended.
+  //! Passes on the bytes that `write` has taken. True when none is waiting, which ends the message.
   virtual bool flush() = 0;
 
-  // The header of the message at the front, or nullptr if none has arrived.
+  //! The header of the front message, or nullptr if no message has arrived.
   virtual const Header* front() = 0;
-  // Payload bytes of the front message that can be looked at now; valid until the next call on this channel.
+  //! The bytes of the front message's payload that have arrived; valid until the next call on this channel.
   virtual std::span<const std::byte> readable() = 0;
-  // Removes `nbytes` of what `readable` gave. The message goes when all of it has been consumed (an empty one by 0).
+  //! Removes the first `nbytes` of `readable`. The message ends when its whole payload is consumed; an empty one ends
+  //! by `consume(0)`.
   virtual void consume(std::size_t nbytes) = 0;
-  // Moves up to `nbytes` of the payload of the front message to `data` and returns how many.
+  //! Moves up to `nbytes` of the front message's payload to `data` and returns how many.
   virtual std::size_t read(std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host);
-  // Like `read`, for what nobody looks at for now and is part of so much that caches may not hold it.
+  //! Like `read`, for part of a large result that the program does not read soon.
   virtual std::size_t read_past_caches(std::byte* data, std::size_t nbytes) { return read(data, nbytes); }
+  //! A result of at least this size does not stay in caches.
   static constexpr std::size_t more_than_caches_nbytes = 8 << 20;
-  // Whether point-to-point messages of `nbytes` can be sent from such memory, and received to it.
-  virtual bool takes(MemoryType memory, std::uint64_t nbytes) const {
+  //! Whether point-to-point messages of `nbytes` can be sent from such memory, and received into it.
+  virtual bool accepts(MemoryType memory, std::uint64_t nbytes) const {
     return memory == MemoryType::host || nbytes == 0;
   }
 
-  // A reference by which the peer can read `nbytes` bytes of this process where they lie; nothing if it cannot, or not
-  // now. And what such a reference of the peer stands for; throws ProtocolError if it cannot be right.
+  //! A reference by which the peer can read `nbytes` at `data` in place; nothing if that is impossible now.
   virtual std::optional<ArenaReference> refer(const std::byte* data, std::size_t nbytes);
+  //! The memory that a peer's reference stands for. Throws ProtocolError if the reference is wrong.
   virtual const std::byte* resolve(const ArenaReference& reference, std::uint64_t nbytes);
 
-  // Whether something can be sent, or received, that could not before, as far as a look at a cache line or two tells.
-  virtual bool stirs(bool for_send, bool for_receive) const = 0;
+  //! Whether a send, or a receive, can make progress that it could not make before. A cheap guess from one or two cache
+  //! lines.
+  virtual bool may_progress(bool for_send, bool for_receive) const = 0;
 
-  // Whether a look for what can be sent or received takes a system call, so that it is better to sleep than to look
-  // again and again beside a program that computes.
-  virtual bool asks_kernel() const { return false; }
+  //! Whether looking for progress takes a system call. Then a waiting thread sleeps instead of polling beside a program
+  //! that computes.
+  virtual bool polls_by_syscall() const { return false; }
 
-  // Whether the peer has gone; what it had sent before can still be received.
+  //! Whether the peer has gone. Messages that it sent before can still be received.
   virtual bool closed() = 0;
 
-  // Announces that the caller is about to sleep until something can be sent or received here, and adds what must be
-  // polled. The caller passes a heavy fence and looks once more before it sleeps.
+  //! Announces that the caller is about to sleep until a send or receive can go on, and adds the descriptors to poll.
+  //! The caller then passes a heavy fence and looks once more before it sleeps.
   virtual void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) = 0;
+  //! Ends the announcement, after the sleep.
   virtual void cancel_sleep() = 0;
-  // After `prepare_sleep`: how long the caller may sleep at most, where descriptors do not tell of everything.
-  virtual std::chrono::microseconds doze() const { return std::chrono::microseconds::max(); }
+  //! The longest sleep after `prepare_sleep`. It is bounded where descriptors do not report every event.
+  virtual std::chrono::microseconds max_sleep() const { return std::chrono::microseconds::max(); }
 
-  // How many times more than usual a waiting thread gives its core to others before it sleeps, as nothing would wake
-  // it.
-  virtual std::uint32_t patience() const { return 0; }
+  //! How many more times than usual a waiting thread yields its core before it sleeps. For channels on which no event
+  //! would wake it.
+  virtual std::uint32_t extra_yields() const { return 0; }
 
-  // Ends the use of all memory that callers have given, whose calls have failed, and waits for it `until` then. False
-  // if it has not ended by then: the memory must never be freed.
-  [[nodiscard]] virtual bool let_go(std::chrono::steady_clock::time_point until) {
+  //! Ends all use of the callers' memory after their calls have failed, and waits for that `until` then. False if it
+  //! has not ended by then: that memory must never be freed.
+  [[nodiscard]] virtual bool release_memory(std::chrono::steady_clock::time_point until) {
     static_cast<void>(until);
     return true;
   }
 
  protected:
-  // `read` where `copy(to, from, nbytes)` copies.
+  // `read`, where `copy(to, from, nbytes)` does the copying.
   template <class Copy>
   std::size_t read_by(Copy copy, std::byte* data, std::size_t nbytes) {
     std::size_t moved = 0;

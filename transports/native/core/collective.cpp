@@ -10,8 +10,8 @@
 namespace unisono {
 namespace {
 
-// What local steps of a group may write while its messages are under way. To write more would keep others waiting, and
-// push out of the caches what is on its way.
+// The most bytes that local steps write while messages are under way. Writing more would delay peers and evict the
+// messages from the caches.
 constexpr std::uint64_t most_nbytes_meanwhile = 32 << 10;
 
 void reduce(const Piece& piece, std::byte* dst, std::span<const std::byte* const> sources, std::int64_t count) {
@@ -24,7 +24,8 @@ void reduce(const Piece& piece, std::byte* dst, std::span<const std::byte* const
   piece.kernel(dst, sources.data(), sources.size(), elements, piece.divisor);
 }
 
-// What a message is that is not as expected. Counts of a call may differ by rank, and are no part of its digest.
+// Describes how a message differs from the expected one. Counts may differ between ranks, so they are not part of the
+// digest.
 std::string difference(const Header& found, const Header& expected) {
   Header resized = found;
   resized.nbytes = expected.nbytes;
@@ -43,7 +44,7 @@ void ChannelTable::add(std::int64_t lane, std::unique_ptr<Channel> channel) {
   entry.channel.store(owned_channels_.back().get(), std::memory_order_release);
 }
 
-ChannelEntry& ChannelTable::make_place(std::int64_t lane, std::int64_t peer) {
+ChannelEntry& ChannelTable::make_entry(std::int64_t lane, std::int64_t peer) {
   if (lane < receiving_lane || lane >= most_lanes || peer < 0 || static_cast<std::size_t>(peer) >= size_)
     throw std::invalid_argument("there can be no such channel");
   std::atomic<Peers*>& place = lanes_[static_cast<std::size_t>(lane - receiving_lane)];
@@ -58,29 +59,31 @@ ChannelEntry& ChannelTable::make_place(std::int64_t lane, std::int64_t peer) {
   return (*peers)[static_cast<std::size_t>(peer)];
 }
 
-std::optional<bool> ChannelTable::takes(std::int64_t lane, std::int64_t peer, MemoryType memory, std::uint64_t nbytes) {
+std::optional<bool> ChannelTable::accepts(std::int64_t lane, std::int64_t peer, MemoryType memory,
+                                          std::uint64_t nbytes) {
   const ChannelEntry& entry = at(lane, peer);
-  const std::lock_guard lock(mutex_);  // which keeps it from being cleared
+  const std::lock_guard lock(mutex_);  // keeps the channel from being closed meanwhile
   const Channel* channel = entry.channel.load(std::memory_order_relaxed);
-  return channel == nullptr ? std::nullopt : std::optional(channel->takes(memory, nbytes));
+  return channel == nullptr ? std::nullopt : std::optional(channel->accepts(memory, nbytes));
 }
 
 std::vector<ChannelTraffic> ChannelTable::traffic() const {
   const std::lock_guard lock(mutex_);
-  std::vector<ChannelTraffic> found;
+  std::vector<ChannelTraffic> traffic;
   for (const auto& channel : owned_channels_) {
     const Counters& counted = channel->counters();
-    found.push_back({channel->peer(),
-                     channel->transport(),
-                     {counted.sent_messages, counted.sent_nbytes, counted.received_messages, counted.received_nbytes}});
+    traffic.push_back(
+        {channel->peer(),
+         channel->transport(),
+         {counted.sent_messages, counted.sent_nbytes, counted.received_messages, counted.received_nbytes}});
   }
-  return found;
+  return traffic;
 }
 
-bool ChannelTable::let_go(std::chrono::steady_clock::time_point until) {
+bool ChannelTable::release_memory(std::chrono::steady_clock::time_point until) {
   const std::lock_guard lock(mutex_);
   bool all = true;
-  for (const auto& channel : owned_channels_) all &= channel->let_go(until);
+  for (const auto& channel : owned_channels_) all &= channel->release_memory(until);
   return all;
 }
 
@@ -91,7 +94,7 @@ void ChannelTable::clear() {
   owned_channels_.clear();
 }
 
-// The first calls are timed, and then one in so many.
+// The first calls are timed, and then one in this many.
 constexpr std::uint64_t timed_at_first = 16;
 constexpr std::uint64_t timed_one_in = 64;
 
@@ -112,10 +115,10 @@ void Collective::start(const CompiledCall& call, const Memory& memory, std::uint
   call_ = &call;
   channels_ = &channels;
   sequence_ = sequence;
-  left_ = call.program.instances();
+  instances_left_ = call.program.instances();
   count();
   bind(memory);
-  under_way_ = false;
+  group_begun_ = false;
   straight_ = call.program.lanes() == 1 && call.program.segments() == 1;
   if (straight_) {
     straight_group_.group = straight_group_.segment = 0;
@@ -158,26 +161,26 @@ bool Collective::advance() {
 bool Collective::advance_straight() {
   bool moved = false;
   pass_ = channels_->new_pass();
-  while (left_ != 0) {
-    if (!under_way_) {
+  while (instances_left_ != 0) {
+    if (!group_begun_) {
       straight_group_.messages.clear();
-      under_way_ = true;  // before an error can leave it half begun
+      group_begun_ = true;  // set first, because an error may leave it half begun
       begin(straight_group_, 0);
       moved = true;
     }
     if (drive(straight_group_)) moved = true;
-    if (straight_group_.left != 0) break;
-    under_way_ = false;
+    if (straight_group_.messages_left != 0) break;
+    group_begun_ = false;
     ++straight_group_.group;
     end_instance();
   }
   return moved;
 }
 
-// What is active goes on before anything new is posted: a message may not overtake another one on its channel.
+// Active instances continue before new ones are posted, because a message may not overtake another one on its channel.
 bool Collective::advance_lanes() {
   bool any = false;
-  for (bool moved = true; moved && left_ != 0;) {
+  for (bool moved = true; moved && instances_left_ != 0;) {
     moved = false;
     pass_ = channels_->new_pass();
     for (LaneRun& run : lanes_) moved |= drive(run);
@@ -188,7 +191,7 @@ bool Collective::advance_lanes() {
   return any;
 }
 
-// Posts the next instance of a lane, if it may begin, and drives it as far as it goes.
+// Posts the next instance of a lane if it may begin, and drives it as far as possible. Returns whether it was posted.
 bool Collective::post(std::size_t lane) {
   LaneRun& run = lanes_[lane];
   if (!may_post(lane)) return false;
@@ -197,10 +200,10 @@ bool Collective::post(std::size_t lane) {
   instance->group = run.wave - run.next_segment;
   begin(*instance, lane);
   move_to_next(run);
-  // First among what is active, lest an error leave it half posted.
+  // Added to the active ones first, so that an error does not leave it half posted.
   run.active.push_back(std::move(instance));
   drive(*run.active.back());
-  if (run.active.back()->left == 0) {
+  if (run.active.back()->messages_left == 0) {
     instance = std::move(run.active.back());
     run.active.pop_back();
     end(run, std::move(instance));
@@ -214,8 +217,8 @@ void Collective::begin(Instance& instance, std::size_t lane) {
   for (const Action& action : instance.work->actions)
     if (travels(action.opcode))
       instance.messages.emplace_back(action, channels_->at(static_cast<std::int64_t>(lane), action.peer));
-  instance.left = instance.messages.size();
-  instance.local_left = instance.work->actions.size() > instance.left;
+  instance.messages_left = instance.messages.size();
+  instance.local_pending = instance.work->actions.size() > instance.messages_left;
 }
 
 void Collective::run_local_steps(const Work& work) {
@@ -263,7 +266,7 @@ void Collective::end(LaneRun& run, std::unique_ptr<Instance> instance) {
 }
 
 void Collective::end_instance() {
-  if (--left_ == 0 && call_->program.plan().maps()) mapped_.store();
+  if (--instances_left_ == 0 && call_->program.plan().maps()) mapped_.store();
 }
 
 void Collective::run_local(const Work& work, const Action& action) {
@@ -288,7 +291,7 @@ bool Collective::drive(LaneRun& run) {
   bool ended = false;
   for (const auto& instance : run.active) {
     moved |= drive(*instance);
-    ended |= instance->left == 0;
+    ended |= instance->messages_left == 0;
   }
   if (ended) retire(run);
   return moved || ended;
@@ -299,20 +302,20 @@ bool Collective::drive(Instance& instance) {
   for (Message& message : instance.messages) {
     if (message.ended) continue;
     moved |= drive_message(instance, message);
-    if (message.ended) --instance.left;
+    if (message.ended) --instance.messages_left;
   }
-  const bool runs_local = instance.left == 0 || instance.work->local_nbytes <= most_nbytes_meanwhile;
-  if (!instance.local_left || !runs_local) return moved;
-  instance.local_left = false;
+  const bool runs_local = instance.messages_left == 0 || instance.work->local_nbytes <= most_nbytes_meanwhile;
+  if (!instance.local_pending || !runs_local) return moved;
+  instance.local_pending = false;
   run_local_steps(*instance.work);
   return true;
 }
 
-// Apart from driving, which may throw: what is active must be whole then, for it is still asked what it waits for.
+// Separate from driving, which may throw. The list must be intact then, because it still answers `blocked_on`.
 void Collective::retire(LaneRun& run) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < run.active.size(); ++i) {
-    if (run.active[i]->left == 0) {
+    if (run.active[i]->messages_left == 0) {
       end(run, std::move(run.active[i]));
     } else {
       if (kept != i) run.active[kept] = std::move(run.active[i]);
@@ -342,10 +345,10 @@ Header Collective::header_of(const Instance& instance, const Action& action) con
           flag ? kind_flag : kind_collective};
 }
 
-// Where a large payload lies as a whole, if it does.
+// The payload as a whole, if it is large and lies in one piece.
 Whole Collective::whole_of(const Work& work, const Action& action) const {
   if (action.nbytes < Channel::least_whole_nbytes || action.pieces != 1) return {};
-  return {at(work.places_of(action, 0)[0]), work.receipt};
+  return {at(work.places_of(action, 0)[0]), work.incoming};
 }
 
 bool Collective::drive_send(const Instance& instance, Message& message, Channel& channel) {
@@ -367,7 +370,7 @@ bool Collective::drive_send(const Instance& instance, Message& message, Channel&
   return moved || message.ended;
 }
 
-// A flag fits into the room that a message has where it begins.
+// A flag fits into the slot that `begin` opens.
 bool Collective::drive_signal(const Instance& instance, Message& message, Channel& channel) {
   const auto flag = mapped_.flag_for(channel);
   if (!flag || !channel.begin(header_of(instance, *message.action))) return false;
@@ -433,7 +436,7 @@ bool Collective::receive_reducing(const Work& work, Message& message, Channel& c
     channel.consume(static_cast<std::size_t>(count) * piece.itemsize);
     return true;
   }
-  // An element that arrives in two parts is put together first.
+  // An element that arrives in two parts is assembled first.
   const std::size_t part = std::min(piece.itemsize - message.partial, available.size());
   std::memcpy(message.carry.data() + message.partial, available.data(), part);
   channel.consume(part);
@@ -459,18 +462,18 @@ void Collective::combine_received(const Work& work, Message& message, const std:
   }
 }
 
-void Collective::blocked_on(std::vector<Blocked>& found) const {
-  if (straight_ && under_way_) add_blocked(straight_group_, found);
+void Collective::blocked_on(std::vector<Blocked>& waits) const {
+  if (straight_ && group_begun_) add_blocked(straight_group_, waits);
   if (straight_) return;
   for (const LaneRun& run : lanes_)
-    for (const auto& instance : run.active) add_blocked(*instance, found);
+    for (const auto& instance : run.active) add_blocked(*instance, waits);
 }
 
-void Collective::add_blocked(const Instance& instance, std::vector<Blocked>& found) {
+void Collective::add_blocked(const Instance& instance, std::vector<Blocked>& waits) {
   for (const Message& message : instance.messages) {
     if (message.ended) continue;
     const bool sends = is_sent(message.action->opcode);
-    found.push_back({message.entry->channel.load(std::memory_order_acquire), message.entry->peer, sends, !sends});
+    waits.push_back({message.entry->channel.load(std::memory_order_acquire), message.entry->peer, sends, !sends});
   }
 }
 

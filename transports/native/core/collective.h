@@ -1,18 +1,20 @@
-// The plan interpreter.
+// `Collective` interprets the plan of one collective.
 //
-// Theory of operation. A lane posts its instances (group, segment) in canonical order: by (group + segment, segment).
-// An instance is posted when the one before it in that order has been, and when its dependencies have ended: the same
-// segment's previous group, the previous segment's same group, and the groups of other lanes that it names. Its
-// messages are driven until they end, when the group ends. Its local steps are run once what it sends is on its way,
-// and long ones when all its messages have ended.
+// Theory of operation
+// -------------------
+// A lane posts its instances (group, segment) in the canonical order: by group + segment, then by segment. An instance
+// is posted once the one before it in this order is posted and its dependencies have ended. These are the same
+// segment's previous group, the previous segment's same group, and the groups of other lanes that it names.
 //
-// Both ends of a channel post its messages in the same order, so a message may begin only when all those posted before
-// it on its channel, in its direction, have ended; its header is checked against what the plan expects. Received
-// operands are reduced where they lie.
+// A posted instance drives its messages until all have ended, which ends the group. Its local steps run once. If they
+// write at most 32 KiB, they run while its messages are under way; otherwise when its messages have ended.
 //
-// A program of one lane and one segment is *straight*: of its groups, one follows the other, and none of the above
-// needs to be asked. Small calls are such programs, and what they cost is what the interpreter does between their
-// messages.
+// Both ends of a channel post its messages in the same order. So a message begins only when all messages posted before
+// it on its channel, in its direction, have ended. The receiver compares each header with the one that its plan
+// expects. A received operand is reduced where it lies.
+//
+// A program of one lane and one segment is *straight*: its groups follow each other, and none of these conditions needs
+// a check. Small calls are straight. Most of their cost is the interpreter's work between two messages.
 #pragma once
 
 #include <array>
@@ -34,51 +36,55 @@
 
 namespace unisono {
 
-// A place for a channel and, for each direction, the number of the last pass in which a message had to wait on it.
+//! A place in the table for one channel. It also says, for each direction, in which pass a message last had to wait.
 struct ChannelEntry {
-  std::atomic<Channel*> channel{nullptr};  // nothing as long as it has not been opened
+  std::atomic<Channel*> channel{nullptr};  // nullptr until the channel is open
   std::int32_t peer = 0;
   std::uint64_t send_blocked_in_pass = 0;
   std::uint64_t receive_blocked_in_pass = 0;
 };
 
+//! What has been moved over one channel.
 struct ChannelTraffic {
   std::int32_t peer;
   const char* transport;
   std::array<std::uint64_t, 4> counts;  // messages and bytes sent, messages and bytes received
 };
 
-// The channels of a communicator, by lane and peer. One thread may add channels while another one uses the table: what
-// has been added stays where it is.
+//! The channels of a communicator, by lane and peer. One thread may add channels while another one uses the table,
+//! because entries never move.
 class ChannelTable {
  public:
   static constexpr std::int64_t most_lanes = 64;
-  // Point-to-point messages have channels of their own, one for each direction, which the sending side opens.
+  //! Point-to-point messages use two channels of their own, one for each direction. The sending side opens them.
   static constexpr std::int64_t sending_lane = -1;
   static constexpr std::int64_t receiving_lane = -2;
 
+  //! `size`: the number of ranks in the communicator.
   explicit ChannelTable(std::int32_t size) : size_(static_cast<std::size_t>(size)) {}
-  // Throws std::invalid_argument if there can be no such channel or there is one.
+  //! Adds a channel. Throws std::invalid_argument if there can be no such channel or it exists already.
   void add(std::int64_t lane, std::unique_ptr<Channel> channel);
-  // The place of a channel; throws std::invalid_argument if there can be none.
+  //! The entry of a channel; throws std::invalid_argument if there can be no such channel.
   ChannelEntry& at(std::int64_t lane, std::int64_t peer) {
     const auto index = static_cast<std::size_t>(lane - receiving_lane);
     if (index < lanes_.size() && static_cast<std::size_t>(peer) < size_)
       if (Peers* peers = lanes_[index].load(std::memory_order_acquire)) return (*peers)[static_cast<std::size_t>(peer)];
-    return make_place(lane, peer);
+    return make_entry(lane, peer);
   }
-  // See `Channel::takes`; nothing if the channel has not been opened.
-  std::optional<bool> takes(std::int64_t lane, std::int64_t peer, MemoryType memory, std::uint64_t nbytes);
+  //! See `Channel::accepts`; empty if the channel is not open.
+  std::optional<bool> accepts(std::int64_t lane, std::int64_t peer, MemoryType memory, std::uint64_t nbytes);
+  //! The traffic of every open channel.
   std::vector<ChannelTraffic> traffic() const;
-  // See `Channel::let_go`.
-  [[nodiscard]] bool let_go(std::chrono::steady_clock::time_point until);
+  //! See `Channel::release_memory`.
+  [[nodiscard]] bool release_memory(std::chrono::steady_clock::time_point until);
+  //! Closes all channels.
   void clear();
-  // The number of a pass over the messages, never given before; for the thread that makes progress.
+  //! A new number for a pass over the messages. Only the leader calls it.
   std::uint64_t new_pass() { return ++passes_; }
 
  private:
   using Peers = std::vector<ChannelEntry>;
-  ChannelEntry& make_place(std::int64_t lane, std::int64_t peer);
+  ChannelEntry& make_entry(std::int64_t lane, std::int64_t peer);
 
   const std::size_t size_;
   mutable std::mutex mutex_;
@@ -88,14 +94,15 @@ class ChannelTable {
   std::uint64_t passes_ = 0;
 };
 
-// How often a call has been run, and what it took. Written by the thread that leads the endpoint, read by any.
+//! How often a call has been run, and the time it took. Only the leader writes it; any thread may read it.
 struct Usage {
   std::atomic<std::uint64_t> calls{0};
-  std::atomic<std::uint64_t> timed{0};  // of these: reading the clock every time would slow small calls down
+  // calls that were timed: reading the clock every time would slow down small calls
+  std::atomic<std::uint64_t> timed{0};
   std::atomic<std::uint64_t> nanoseconds{0};
 };
 
-// A call that can be run any number of times on different memory.
+//! A call that can run any number of times, on different memory.
 struct CompiledCall {
   Program program;
   std::uint64_t digest = 0;
@@ -103,33 +110,34 @@ struct CompiledCall {
   std::unique_ptr<Usage> usage = std::make_unique<Usage>();
 };
 
-// The memory of a call: the addresses of the extents of INPUT and OUTPUT.
+//! The memory of a call: the addresses of the extents of INPUT and OUTPUT.
 struct Memory {
   std::span<std::byte* const> input;
   std::span<std::byte* const> output;
 };
 
+//! A running collective.
 class Collective final : public Operation {
  public:
-  // Starts `call` on the given memory as the `sequence`-th of its communicator. Input and output may be the same.
-  // Everything but the spans must stay alive until it is done. An object can be started again after that.
+  //! Starts `call` on `memory` as number `sequence` of its communicator. Input and output may be the same memory.
+  //! Everything but the spans must stay alive until the call is done. Then the object can be started again.
   void start(const CompiledCall& call, const Memory& memory, std::uint32_t sequence, ChannelTable& channels);
 
   bool advance() override;
-  bool done() const override { return left_ == 0; }
-  void blocked_on(std::vector<Blocked>& found) const override;
-  // To be called once when a call is done.
+  bool done() const override { return instances_left_ == 0; }
+  void blocked_on(std::vector<Blocked>& waits) const override;
+  //! To be called once when a call is done.
   void ended() {
     if (timed_) note_time();
   }
-  // Never frees SCRATCH of a call that has failed, which a library may still use.
-  void forsake_scratch() {
+  //! Makes sure that SCRATCH of a failed call is never freed, because a library may still use it.
+  void leak_scratch() {
     static_cast<void>(scratch_.release());
     scratch_nbytes_ = 0;
   }
 
  private:
-  // A message on its way. What has been moved of it are `piece` pieces, `done` elements and `partial` bytes.
+  // The state of a message: `piece` pieces, `done` elements and `partial` bytes have been moved.
   struct Message {
     Message(const Action& of, ChannelEntry& on) : action(&of), entry(&on) {}
 
@@ -140,7 +148,7 @@ class Collective final : public Operation {
     std::size_t partial = 0;
     bool begun = false;
     bool ended = false;
-    std::array<std::byte, 16> carry;  // of an element that has arrived in part
+    std::array<std::byte, 16> carry;  // an element of which only a part has arrived
   };
   struct Instance {
     std::int64_t group;
@@ -148,13 +156,13 @@ class Collective final : public Operation {
     const Work* work;
     Work room;
     std::vector<Message> messages;
-    std::size_t left;  // messages
-    bool local_left;   // whether its local steps are yet to be run
+    std::size_t messages_left;  // messages that have not ended
+    bool local_pending;         // whether its local steps have yet to run
   };
   struct LaneRun {
     std::int64_t groups = 0;
     std::int64_t wave = 0;                   // group + segment of the next instance to post
-    std::int64_t next_segment = 0;           // its segment
+    std::int64_t next_segment = 0;           // segment of the next instance to post
     std::vector<std::int64_t> groups_ended;  // by segment
     std::vector<std::unique_ptr<Instance>> active;
   };
@@ -174,7 +182,7 @@ class Collective final : public Operation {
   void run_local(const Work& work, const Action& action);
   bool drive(LaneRun& run);
   bool drive(Instance& instance);
-  static void add_blocked(const Instance& instance, std::vector<Blocked>& found);
+  static void add_blocked(const Instance& instance, std::vector<Blocked>& waits);
   void retire(LaneRun& run);
   void end(LaneRun& run, std::unique_ptr<Instance> instance);
   void end_instance();
@@ -195,20 +203,20 @@ class Collective final : public Operation {
   const CompiledCall* call_ = nullptr;
   ChannelTable* channels_ = nullptr;
   std::uint32_t sequence_ = 0;
-  std::int64_t left_ = 0;          // instances that have not ended
-  std::vector<std::byte*> bases_;  // of the program
-  MappedMemory mapped_;            // of a plan that maps
+  std::int64_t instances_left_ = 0;  // instances that have not ended
+  std::vector<std::byte*> bases_;    // of the program
+  MappedMemory mapped_;              // of a plan that reads peers' memory
   bool loaded_ = false;
   std::unique_ptr<std::byte[]> scratch_;
   std::size_t scratch_nbytes_ = 0;
-  // Of a straight program: the group that is next, or under way.
+  // Of a straight program: the group that is next or under way.
   bool straight_ = false;
-  bool under_way_ = false;
+  bool group_begun_ = false;
   Instance straight_group_{};
-  // Of any other.
+  // Of any other program.
   std::vector<LaneRun> lanes_;
   std::vector<std::unique_ptr<Instance>> spare_;
-  std::vector<const std::byte*> sources_;  // of a local step
+  std::vector<const std::byte*> sources_;  // sources of a local step
   StorePolicy copies_;
   std::uint64_t pass_ = 0;
 };

@@ -15,19 +15,19 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t judge_count = 2;
-// How long a farewell may take to be handed to the kernel.
+// How long the farewell may take to reach the kernel.
 constexpr auto farewell_time = 200ms;
-// How long the reason for which a rank has gone may take to come.
+// How long the reason for a rank's end may take to arrive.
 constexpr auto departure_time = 500ms;
-// The outlook of the hub counts for this long before that of its stand-in replaces it.
+// How long an outlook of the hub counts before one of its stand-in replaces it.
 constexpr auto outlook_time = 300ms;
-// A judge that has said nothing of a late call for this long is silent.
+// A judge that has not reported about a late call for this long is silent.
 constexpr auto silence_time = 50ms;
-// Outlooks of more late calls than this are not kept.
+// At most this many outlooks of late calls are kept.
 constexpr std::size_t most_outlooks = 256;
 constexpr auto interrupt_check_period = 20ms;
 
-// Whether a connection has ended because nothing came from the other end, not even its end.
+// Whether a connection broke because the other end sent nothing, not even its end.
 bool silent(int error) {
   return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN;
 }
@@ -45,7 +45,7 @@ Control::Control(std::int32_t rank, std::int32_t size)
       departures_(static_cast<std::size_t>(size)),
       farewells_(static_cast<std::size_t>(size)),
       judge_(size, [this](std::int32_t peer, const Frame& frame) { deliver(peer, frame); }) {
-  service_ = start_quiet_thread([this] {
+  service_ = start_signal_masked_thread([this] {
     std::unique_lock lock(mutex_);
     serve(lock);
   });
@@ -63,12 +63,12 @@ void Control::add_link(std::int32_t peer, Descriptor socket, Descriptor process)
   link.socket = std::move(socket);
   link.process = std::move(process);
   link.open = true;
-  tell_the_past(peer);
+  send_past_events(peer);
   wake_.ring();
 }
 
-// Ranks may have left, or the job may have failed, before the two ranks had this link.
-void Control::tell_the_past(std::int32_t peer) {
+// Ranks may have departed, or the job may have failed, before this link existed.
+void Control::send_past_events(std::int32_t peer) {
   for (std::int32_t gone = 0; gone < size_; ++gone)
     if (gone != peer && departures_[static_cast<std::size_t>(gone)]) send(peer, farewell_frame(gone));
   if (failed()) send(peer, failure_frame());
@@ -125,18 +125,18 @@ void Control::fail(Failure failure) {
   set_failure(std::move(failure), rank_);
 }
 
-void Control::suspect(std::int32_t peer, std::int64_t sequence, const std::string& seen) {
+void Control::suspect(std::int32_t peer, std::int64_t sequence, const std::string& reason) {
   const std::lock_guard lock(mutex_);
   const bool is_known = std::any_of(suspicions_.begin(), suspicions_.end(),
                                     [=](const Suspicion& suspicion) { return suspicion.peer == peer; });
   if (failed() || is_known) return;
-  suspicions_.push_back({peer, sequence, seen, Clock::now() + departure_time});
+  suspicions_.push_back({peer, sequence, reason, Clock::now() + departure_time});
   resolve_suspicions(Clock::now());
   wake_.ring();
 }
 
-void Control::lose(std::int32_t peer, std::int64_t sequence, const std::string& seen) {
-  suspect(peer, sequence, seen);
+void Control::lose(std::int32_t peer, std::int64_t sequence, const std::string& reason) {
+  suspect(peer, sequence, reason);
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, 2 * departure_time, [this] { return failed(); });
 }
@@ -151,22 +151,23 @@ void Control::resolve_suspicions(Clock::time_point now) {
   if (failed()) suspicions_.clear();
 }
 
-// A rank that raises leaves with words, and the ranks that need it leave after it. So the first words are the cause.
+// A rank that raises an error sends it in its farewell, and the ranks that need it depart after it. So the first
+// farewell with a text is the cause.
 std::optional<Failure> Control::failure_of(const Suspicion& suspicion, Clock::time_point now) const {
   const auto index = static_cast<std::size_t>(suspicion.peer);
   if (!departures_[index] && now < suspicion.until) return std::nullopt;
   std::int32_t lost = suspicion.peer;
   if (farewells_[index].empty()) {
-    const std::int32_t first = first_to_leave_with_words();
+    const std::int32_t first = first_departure_with_reason();
     if (first >= 0 && (!departures_[index] || departures_[static_cast<std::size_t>(first)] < departures_[index]))
       lost = first;
   }
   const auto lost_index = static_cast<std::size_t>(lost);
-  const std::string text = departures_[lost_index] ? departure_text(lost, farewells_[lost_index]) : suspicion.seen;
+  const std::string text = departures_[lost_index] ? departure_text(lost, farewells_[lost_index]) : suspicion.reason;
   return Failure{FailureKind::peer_lost, rank_, lost, suspicion.sequence, text};
 }
 
-std::int32_t Control::first_to_leave_with_words() const {
+std::int32_t Control::first_departure_with_reason() const {
   std::int32_t first = -1;
   for (std::int32_t rank = 0; rank < size_; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
@@ -224,20 +225,20 @@ void Control::report_late(std::uint64_t communicator, const std::vector<std::int
 }
 
 void Control::note_outlook(std::int32_t from, const Frame& frame) {
-  const auto known = outlooks_.find(LateCall{frame.communicator, frame.sequence, frame.number});
-  if (known == outlooks_.end()) return;
+  const auto entry = outlooks_.find(LateCall{frame.communicator, frame.sequence, frame.number});
+  if (entry == outlooks_.end()) return;
   const auto now = Clock::now();
-  if (from <= known->second.judge || now - known->second.time > outlook_time)
-    known->second = {{frame.peer, frame.text}, from, now};
+  if (from <= entry->second.judge || now - entry->second.time > outlook_time)
+    entry->second = {{frame.peer, frame.text}, from, now};
 }
 
 Outlook Control::outlook(std::uint64_t communicator, std::int64_t sequence, std::int64_t number) {
   const std::lock_guard lock(mutex_);
-  const auto known = outlooks_.find(LateCall{communicator, sequence, number});
-  const bool has_asked = known != outlooks_.end();
-  if (has_asked && known->second.judge < size_) return outlooks_.extract(known).mapped().outlook;
+  const auto entry = outlooks_.find(LateCall{communicator, sequence, number});
+  const bool has_asked = entry != outlooks_.end();
+  if (has_asked && entry->second.judge < size_) return outlooks_.extract(entry).mapped().outlook;
   std::string why = ": there was no time to ask the other ranks why";
-  if (has_asked && Clock::now() - known->second.time >= silence_time) {
+  if (has_asked && Clock::now() - entry->second.time >= silence_time) {
     auto silent_judges = current_judges();
     std::erase(silent_judges, rank_);
     why = ": " + ranks_text(silent_judges) + (silent_judges.size() == 1 ? " does" : " do") + " not answer (stopped?)";
@@ -324,8 +325,8 @@ void Control::serve(std::unique_lock<std::mutex>& lock) {
     for (std::int32_t peer = 0; peer < size_; ++peer) write_link(peer);
     if (stopping_) {
       if (give_up == Clock::time_point::max()) give_up = Clock::now() + farewell_time;
-      const bool all_said = std::all_of(links_.begin(), links_.end(), [](const Link& l) { return l.out.empty(); });
-      if (all_said || Clock::now() >= give_up) break;
+      const bool all_sent = std::all_of(links_.begin(), links_.end(), [](const Link& l) { return l.out.empty(); });
+      if (all_sent || Clock::now() >= give_up) break;
     }
     poll_links(lock);
     const auto now = Clock::now();
@@ -375,7 +376,7 @@ void Control::poll_links(std::unique_lock<std::mutex>& lock) {
   for (std::size_t i = 1; i < descriptors.size(); ++i) {
     if (descriptors[i].revents == 0) continue;
     const auto [peer, is_process] = sources[i];
-    read_link(peer);  // what it said last comes before its end
+    read_link(peer);  // its last frames come before its end
     if (is_process) link_ended(peer);
   }
 }
@@ -391,7 +392,7 @@ void Control::read_link(std::int32_t peer) {
   }
 }
 
-// False if the bytes are not frames.
+// Handles the frames in `bytes`; false if they are no frames.
 bool Control::take_bytes(std::int32_t peer, std::string_view bytes) {
   std::string& in = links_[static_cast<std::size_t>(peer)].in;
   in.append(bytes);
@@ -441,7 +442,7 @@ void Control::handle(std::int32_t from, const Frame& frame) {
       if (!failed()) judge_.take_report(from, frame, Clock::now());
       break;
     case FrameType::query:
-      deliver(from, testify(frame));
+      deliver(from, answer_query(frame));
       break;
     case FrameType::answer:
       if (!failed()) judge_.take_answer(from, frame);
@@ -459,7 +460,7 @@ void Control::handle(std::int32_t from, const Frame& frame) {
   }
 }
 
-// To another rank, or to this one.
+// Sends a frame to another rank, or handles it here if `peer` is this rank.
 void Control::deliver(std::int32_t peer, const Frame& frame) {
   if (peer == rank_)
     handle(rank_, frame);
@@ -473,7 +474,7 @@ void Control::send(std::int32_t peer, const Frame& frame) {
   link.out += encode(frame);
   frames_sent_.fetch_add(1, std::memory_order_relaxed);
   write_link(peer);
-  if (!link.out.empty()) wake_.ring();  // the service thread is to wait for room
+  if (!link.out.empty()) wake_.ring();  // the service thread sends the rest when there is room
 }
 
 void Control::send_to_others(std::int32_t except, const Frame& frame) {
@@ -489,8 +490,9 @@ void Control::set_failure(Failure failure, std::int32_t informant) {
   ring_all();
 }
 
-// A rank tells both judges that it leaves, and the hub tells the others. An error for which it leaves is passed on by
-// both judges, as the hub may be stopped. A new hub tells what the one before may not have told.
+// A rank sends its farewell to both judges, and the hub tells the other ranks. If it departs because of an error, both
+// judges tell them, because the hub may be stopped. A new hub repeats the departures that its predecessor may not have
+// passed on.
 void Control::note_departure(std::int32_t peer, std::int32_t informant, const std::string& farewell) {
   if (peer < 0 || peer >= size_ || departures_[static_cast<std::size_t>(peer)].has_value()) return;
   const bool was_hub = is_hub();
@@ -500,7 +502,7 @@ void Control::note_departure(std::int32_t peer, std::int32_t informant, const st
   if (informant == peer && (was_hub || !farewell.empty())) send_to_others(peer, farewell_frame(peer));
   if (!was_hub && is_hub())
     for (std::int32_t other = 0; other < size_; ++other)
-      if (other != peer) tell_the_past(other);
+      if (other != peer) send_past_events(other);
   ring_all();
 }
 
@@ -509,8 +511,8 @@ void Control::ring_all() {
   changed_.notify_all();
 }
 
-// Says what this rank knows of a call; or, for sequence -1, where it is.
-Frame Control::testify(const Frame& query) const {
+// Answers what this rank knows of a call; or, for sequence -1, in which call it is.
+Frame Control::answer_query(const Frame& query) const {
   Frame answer;
   answer.type = FrameType::answer;
   answer.rank = rank_;

@@ -1,16 +1,23 @@
-// Liveness and errors. One service thread per process, which never takes the interpreter's lock, serves the control
-// links of this rank.
+// `Control`: failure detection and errors of a process. One service thread, which never takes the interpreter's lock,
+// serves the control links of this rank.
 //
-// Theory of operation. The two lowest ranks that have not left are the judges of the job: the hub, and the rank that
-// stands in for it. Every rank has a link to both; when one of them leaves, the next rank takes its place and the
-// others dial it (session.py, which `add_doorbell` wakes). A link that ends without a farewell means that its rank has
-// died; on one host a pidfd says so too. The first failure that a rank finds goes to both judges, and each passes it on
-// to every rank, so that one stopped judge holds nothing up. Every rank then wakes its waiting calls, which raise the
-// failure, and refuses later ones. Judges also find out why calls do not go on: see judge.h. No frame is sent for calls
-// that do.
+// Theory of operation
+// -------------------
+// Judges. The two lowest ranks that have not departed are the judges of the job: the hub, and its stand-in. Every rank
+// has a link to both. When a judge departs, the next rank takes its place, and the others dial it (session.py, which
+// `add_doorbell` wakes).
 //
-// A rank whose channel to a peer has ended suspects the peer. Usually a judge knows the reason a moment later: a
-// failure, a farewell, a death. If it does not, the loss of the peer is the failure.
+// Deaths. A link that ends without a farewell means that its rank has died. On one host a pidfd reports that too.
+//
+// Failures. A rank sends the first failure that it finds to both judges. Each judge passes it on to every rank, so one
+// stopped judge delays no error. Every rank then wakes its waiting calls, which raise the failure, and refuses later
+// calls.
+//
+// Blocked calls. Judges also find out why a call does not end: see judge.h. Calls that do not wait long cause no
+// frames.
+//
+// Suspicion. A rank whose channel to a peer has ended suspects the peer. Usually a judge reports the reason a moment
+// later: a failure, a departure or a death. If not, the loss of the peer is the failure.
 #pragma once
 
 #include <poll.h>
@@ -40,67 +47,82 @@
 
 namespace unisono {
 
+//! The control links of one rank.
 class Control {
  public:
   using Clock = std::chrono::steady_clock;
 
+  //! Starts the service thread.
   Control(std::int32_t rank, std::int32_t size);
   ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
+  //! This rank in the job.
   std::int32_t rank() const { return rank_; }
+  //! The number of ranks in the job.
   std::int32_t size() const { return size_; }
-  Recorder& recorder() { return recorder_; }
+  //! The flight recorder of this process.
+  FlightRecorder& recorder() { return recorder_; }
 
-  // Takes over an authenticated socket to the control of `peer`, and a pidfd of it or -1. One of the two is a judge.
+  //! Takes over an authenticated socket to the control of `peer`, and a pidfd of its process or -1. This rank or the
+  //! peer is a judge.
   void add_link(std::int32_t peer, Descriptor socket, Descriptor process);
+  //! The number of open links.
   std::size_t links() const;
-  // The hub and its stand-in: the two lowest ranks that have not left. Fewer if fewer remain.
+  //! The hub and its stand-in, or fewer if fewer ranks remain.
   std::vector<std::int32_t> judges() const;
 
+  //! Whether the job has failed.
   bool failed() const { return failed_.load(std::memory_order_acquire); }
+  //! The failure, once `failed()` is true.
   Failure failure() const;
-  // Reports a failure; the first one stays, and every rank learns of it.
+  //! Reports a failure. Only the first one counts, and every rank learns of it.
   void fail(Failure failure);
-  // Reports that a peer seems to be lost, because of what was `seen`. The failure follows within half a second: the
-  // reason for which the peer has left or failed, or else what was seen.
-  void suspect(std::int32_t peer, std::int64_t sequence, const std::string& seen);
-  // The same, and waits for the failure.
-  void lose(std::int32_t peer, std::int64_t sequence, const std::string& seen);
+  //! Reports that a peer seems to be lost, for the reason `seen`. A failure follows within half a second: the reason
+  //! why the peer departed or failed, or else `seen`.
+  void suspect(std::int32_t peer, std::int64_t sequence, const std::string& reason);
+  //! Like `suspect`, and waits for the failure.
+  void lose(std::int32_t peer, std::int64_t sequence, const std::string& reason);
 
-  // Asks the judges about a call: see judge.h. `members` are the ranks of the communicator; none stands for all.
+  //! Asks the hub about a call without progress: see judge.h. `members` are the ranks of the communicator; empty for
+  //! all.
   void report_blocked(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence);
+  //! Asks the judges about a message of another call; `text` is the error if the ranks agree.
   void report_mismatch(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence,
                        const std::string& text);
-  // A call, or for sequence -1 a message to or from `waits_for`, will time out at `deadline`. `number` is its own.
+  //! Reports that a call will time out at `deadline`, or, for sequence -1, message `number` to or from `waits_for`.
   void report_late(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence,
                    std::int64_t number, std::int32_t waits_for, Clock::time_point deadline);
-  // What the judges have said of a late call so far; without a word from them, that they are silent.
+  //! What the judges have said about a late call so far. If they have said nothing, it says that they do not answer.
   Outlook outlook(std::uint64_t communicator, std::int64_t sequence, std::int64_t number);
-  // Waits until every other rank has made the last collective that this rank has made on the communicator, or has left,
-  // or the job has failed, but no longer than `limit`. `interrupted` is asked now and then.
+  //! Waits until every other rank has made the last collective that this rank made on the communicator, or has
+  //! departed, or the job has failed; but no longer than `limit`. It calls `interrupted` now and then.
   void settle(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::chrono::milliseconds limit,
               bool (*interrupted)());
 
+  //! Whether a rank has departed.
   bool departed(std::int32_t peer) const;
-  // Whether it had left at that time.
+  //! Whether the rank had departed at that time.
   bool departed_by(std::int32_t peer, Clock::time_point time) const;
-  // What the peer said when it left, or empty.
+  //! The text of the rank's farewell; empty if it gave none.
   std::string farewell(std::int32_t peer) const;
 
-  // Doorbells that are rung when a failure or a departure becomes known.
+  //! Adds a doorbell to ring at a failure or a departure.
   void add_doorbell(int doorbell);
+  //! Removes a doorbell.
   void remove_doorbell(int doorbell);
 
-  // Says farewell to all and ends the service. May be called more than once.
+  //! Sends a farewell to all ranks and ends the service. Repeated calls do nothing.
   void leave(const std::string& farewell);
-  // In a forked child, where all links are closed already (see descriptor.h): ends everything without a word. The
-  // object must not be used after that, nor may its mutex or that of an endpoint be taken, which the parent's threads
-  // may have held when the process was copied.
+  //! Ends everything silently in a forked child, where all links are closed already (see descriptor.h). After it,
+  //! neither this object may be used nor its mutex or that of an endpoint be taken: a thread of the parent may have
+  //! held it during the fork.
   void abandon();
+  //! Whether this is a forked child.
   bool abandoned() const { return abandoned_; }
 
+  //! The number of frames sent, for tests.
   std::uint64_t frames_sent() const { return frames_sent_.load(std::memory_order_relaxed); }
 
  private:
@@ -114,7 +136,7 @@ class Control {
   struct Suspicion {
     std::int32_t peer;
     std::int64_t sequence;
-    std::string seen;
+    std::string reason;
     Clock::time_point until;
   };
   using LateCall = std::tuple<std::uint64_t, std::int64_t, std::int64_t>;  // communicator, sequence, number
@@ -124,7 +146,7 @@ class Control {
     Clock::time_point time;
   };
 
-  // All below are called with the mutex held.
+  // All functions below are called with the mutex held.
   void serve(std::unique_lock<std::mutex>& lock);
   void poll_links(std::unique_lock<std::mutex>& lock);
   int poll_timeout_ms() const;
@@ -135,7 +157,7 @@ class Control {
   void handle(std::int32_t from, const Frame& frame);
   void send(std::int32_t peer, const Frame& frame);
   void deliver(std::int32_t peer, const Frame& frame);
-  void tell_the_past(std::int32_t peer);
+  void send_past_events(std::int32_t peer);
   Frame farewell_frame(std::int32_t peer) const;
   Frame failure_frame() const;
   void send_to_others(std::int32_t except, const Frame& frame);
@@ -147,16 +169,16 @@ class Control {
   void note_outlook(std::int32_t from, const Frame& frame);
   void resolve_suspicions(Clock::time_point now);
   std::optional<Failure> failure_of(const Suspicion& suspicion, Clock::time_point now) const;
-  std::int32_t first_to_leave_with_words() const;
+  std::int32_t first_departure_with_reason() const;
   void judge(Clock::time_point now);
   void ring_all();
-  Frame testify(const Frame& query) const;
+  Frame answer_query(const Frame& query) const;
   std::vector<std::int32_t> current_judges() const;
   bool is_hub() const;
 
   const std::int32_t rank_;
   const std::int32_t size_;
-  Recorder recorder_;
+  FlightRecorder recorder_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // a failure, or a communicator that has settled
   std::vector<Link> links_;          // by peer

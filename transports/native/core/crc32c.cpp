@@ -1,7 +1,7 @@
-// The instruction takes one word each cycle but needs three cycles for it, so that one chain of words leaves two thirds
-// of the time unused. Hence three parts of the data are taken at once, each from a register that starts at zero, and
-// put together: a CRC is linear, so that what a part adds is its own CRC, moved over as many bytes as come after it. A
-// table holds what the move makes of each byte of a register.
+// The instruction has a throughput of one word per cycle but a latency of three cycles. So a single chain of words uses
+// a third of the time. Three parts of the data are computed at once, each from a register of zero. A CRC is linear: a
+// part contributes its own CRC, shifted by the number of bytes behind it. A table holds the shifted value of each byte
+// of a register.
 #include "crc32c.h"
 
 #include <array>

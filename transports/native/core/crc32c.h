@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli), by the processor's own instruction where it has one.
+//! CRC-32C (Castagnoli), by the processor's instruction where it has one.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,8 @@
 
 namespace unisono {
 
-// The checksum of `nbytes` at `data`, put after bytes whose checksum is `before` (of none: 0).
+//! Returns the checksum of earlier bytes and `nbytes` at `data` together. `before` is the checksum of the earlier
+//! bytes, 0 if there are none.
 std::uint32_t crc32c(std::uint32_t before, const std::byte* data, std::size_t nbytes);
 
 }  // namespace unisono

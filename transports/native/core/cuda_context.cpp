@@ -8,14 +8,14 @@
 namespace unisono {
 namespace {
 
-// Of cuda.h. Functions are asked for by the names and for the version that it has them in.
+// From cuda.h. Functions are looked up by the name and version that it gives them.
 constexpr int success = 0;
 constexpr int attribute_device_ordinal = 9;
 constexpr int version = 12000;
 
 class Driver {
  public:
-  // Who has memory of a device has the driver, under this name.
+  // A process with memory on a device has loaded the driver under this name.
   Driver() {
     void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     void* found = library == nullptr ? nullptr : ::dlsym(library, "cuGetProcAddress_v2");

@@ -1,16 +1,16 @@
-// The context of a GPU, made current in whatever thread enters a library that uses the GPU by itself.
+// `CudaContext` makes the context of a GPU current in a thread that enters a library which uses the GPU.
 #pragma once
 
 namespace unisono {
 
-// That of the first device whose memory is seen; before, there is none, and nothing is made current.
+//! The context of the first device whose memory is seen. Before that there is none, and `Current` does nothing.
 class CudaContext {
  public:
-  // Returns this, which has taken, if it had none, the primary context of the device that `pointer` is on, if that is
-  // on any, and there is a driver to tell.
+  //! Takes the primary context of the device that `pointer` is on, if this object has none yet and a driver is loaded.
+  //! Returns this object.
   const CudaContext& adopt(const void* pointer);
 
-  // Current in this thread as long as this exists.
+  //! Makes the context current in this thread as long as it lives.
   class Current {
    public:
     explicit Current(const CudaContext& context);

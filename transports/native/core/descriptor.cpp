@@ -7,11 +7,11 @@
 
 namespace unisono {
 
-// The list of all objects that own a descriptor. Its mutex is held during each change, so that a child that is forked
-// meanwhile finds either the state before or the one after.
+// All objects that own a descriptor. The mutex is held during each change, so a child that is forked meanwhile sees a
+// consistent list.
 class DescriptorList {
  public:
-  // It is never destroyed: objects may outlive whatever the program destroys at its end.
+  // Never destroyed, because objects may outlive static objects.
   static DescriptorList& instance() {
     static DescriptorList* const list = new DescriptorList;
     return *list;
@@ -61,7 +61,7 @@ class DescriptorList {
     return value;
   }
 
-  // The mutex has been taken before the fork.
+  // Runs in the child, which holds the mutex since before the fork.
   void close_all_in_child() {
     while (first_ != nullptr) ::close(remove(*first_));
     mutex_.unlock();

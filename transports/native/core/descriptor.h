@@ -1,12 +1,13 @@
-// Ownership of a file descriptor, by this process alone.
+// `Descriptor` owns a file descriptor, in this process only.
 //
-// A forked child has copies of all descriptors of its parent. As long as the child keeps them, a peer does not learn
-// that the parent has died. So all objects that own a descriptor are in a list, and the child closes its copies right
-// after the fork. Its objects own nothing from then on.
+// A forked child inherits copies of all descriptors. As long as it keeps them, a peer does not notice the death of the
+// parent. So all Descriptor objects are in a list, and the child closes its copies right after the fork. Its objects
+// own nothing from then on.
 #pragma once
 
 namespace unisono {
 
+//! An owned file descriptor, or none.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -21,11 +22,13 @@ class Descriptor {
   }
   ~Descriptor() { reset(); }
 
+  //! The number of the descriptor; -1 if there is none.
   int get() const { return value_; }
+  //! Whether there is one.
   bool valid() const { return value_ >= 0; }
-  // Closes the descriptor.
+  //! Closes the descriptor.
   void reset();
-  // Returns the descriptor, which the caller then owns, also in forked children.
+  //! Returns the descriptor and gives up ownership. Forked children keep their copies of it.
   int release();
 
  private:

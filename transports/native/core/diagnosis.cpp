@@ -54,7 +54,8 @@ std::optional<Failure> Diagnosis::verdict(bool final) const {
   return std::nullopt;
 }
 
-// The call that most ranks made is taken to be the right one; of equally many, the one made by the lowest rank.
+// The call of most ranks is taken as the right one. If two calls have equally many ranks, it is the call of the lowest
+// rank.
 std::optional<Failure> Diagnosis::disagreement() const {
   std::map<std::uint64_t, std::vector<std::int32_t>> callers;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
@@ -89,9 +90,9 @@ Outlook Diagnosis::outlook_of_call() const {
     if (ranks[rank].state == CallState::not_called && !ranks[rank].is_silent())
       add(rank, " has not called it (" + ranks[rank].text + ")");
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
-    if (ranks[rank].state == CallState::left) add(rank, departure_text(ranks[rank]));
+    if (ranks[rank].state == CallState::departed) add(rank, departure_text(ranks[rank]));
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
-    if (ranks[rank].state != CallState::left && ranks[rank].is_silent()) add(rank, silence);
+    if (ranks[rank].state != CallState::departed && ranks[rank].is_silent()) add(rank, silence);
   if (why.empty()) why = "all ranks have called it, and it did not end";
   const auto caller = std::find_if(ranks.begin(), ranks.end(), has_called);
   const std::string call = caller == ranks.end() ? "" : " " + caller->text;
@@ -99,8 +100,8 @@ Outlook Diagnosis::outlook_of_call() const {
   return outlook;
 }
 
-// Follows the ranks that wait for each other, from `waits_for` on: "rank 2 is in recv(source=1, tag=0) at ring.py:9;
-// rank 1 does not answer (is it stopped?)".
+// Follows the ranks that wait for each other, beginning with `waits_for`: "rank 2 is in recv(source=1, tag=0) at
+// ring.py:9; rank 1 does not answer (is it stopped?)".
 Outlook Diagnosis::outlook_of_message(std::int32_t rank, std::int32_t waits_for) const {
   Outlook outlook{waits_for, ""};
   std::set<std::int32_t> seen{rank};
@@ -109,7 +110,7 @@ Outlook Diagnosis::outlook_of_message(std::int32_t rank, std::int32_t waits_for)
     const RankReport& report = ranks[static_cast<std::size_t>(at)];
     outlook.peer = at;
     outlook.text += std::exchange(separator, "; ") + rank_text(at);
-    if (report.state == CallState::left) {
+    if (report.state == CallState::departed) {
       outlook.text += departure_text(report);
     } else if (report.is_silent()) {
       outlook.text += silence;

@@ -1,4 +1,5 @@
-// What the ranks report about one call, and the failure that their reports amount to. Pure: no links, no clock.
+//! `Diagnosis`: the reports of all ranks about one call, and the failure that follows from them. It uses no links and
+//! no clock.
 #pragma once
 
 #include <cstdint>
@@ -11,43 +12,45 @@
 
 namespace unisono {
 
-// What one rank reports of the call.
+//! One rank's report about the call.
 struct RankReport {
   CallState state = CallState::unknown;
   std::uint64_t digest = 0;
-  std::string text;  // the call; or, of a rank that has not made it, where that rank is
+  std::string text;  // the call; or the rank's current place, if it has not made the call
   std::int32_t waits_for = -1;
   std::int32_t unanswered = 0;  // questions since its last answer
 
-  // A rank that has answered before keeps its report for a few more questions, because it may only be slow.
+  //! Whether the rank does not answer. A rank that has answered before counts as slow for three more questions.
   bool is_silent() const { return state == CallState::unknown || unanswered > 3; }
 };
 
-// Why the call of one rank does not end.
+//! Why the call of one rank does not end.
 struct Outlook {
   std::int32_t peer = -1;  // the rank that the others wait for
   std::string text;        // continues "rank 3 waited 2 s"
 };
 
-// Example: ranks 0 and 1 call allreduce(float32[8]) as call #5, and rank 2 calls barrier(). The reports have two
-// digests, so `disagreement` names rank 2. If rank 2 has made only four calls, there is no disagreement, and the
-// outlook of rank 0 is " in call #5 allreduce(float32[8]): rank 2 has not called it (last: ...)".
+//! The state of one question of a judge.
+//!
+//! Example: ranks 0 and 1 call allreduce(float32[8]) as call #5, and rank 2 calls barrier(). The reports have two
+//! digests, so `disagreement` names rank 2. If rank 2 has made only four calls, there is no disagreement. The outlook
+//! of rank 0 is then " in call #5 allreduce(float32[8]): rank 2 has not called it (last: ...)".
 struct Diagnosis {
   std::uint64_t communicator = 0;
-  std::int64_t sequence = -1;  // of the collective; -1: of no call, but of where the ranks are
+  std::int64_t sequence = -1;  // of the collective; -1: the question is where the ranks are
   std::vector<RankReport> ranks;
-  // The rank that received a message of another call, and what it received; -1 if no rank has reported one.
+  //! The rank that received a message of another call, and the text of that error; -1 if no rank has.
   std::int32_t mismatch_reporter = -1;
   std::string mismatch;
 
-  // Whether every rank that is asked has answered the latest question.
+  //! Whether every rank that was asked has answered the latest question.
   bool is_complete() const;
-  // Whether every rank except those that have left has made the call.
+  //! Whether every rank that has not departed has made the call.
   bool all_have_called() const;
-  // The failure that the reports amount to, if any: ranks that made different calls, or else the reported mismatch. The
-  // majority decides which call is right, so ranks that have not made the call are waited for unless `final`.
+  //! The failure that follows from the reports: different calls, or else the reported mismatch. The majority decides
+  //! which call is right. So, unless `final`, it waits for ranks that have not made the call.
   std::optional<Failure> verdict(bool final) const;
-  // Why the collective does not end, or for sequence -1 why no message passes between `rank` and `waits_for`.
+  //! Why the collective does not end, or for sequence -1 why no message passes between `rank` and `waits_for`.
   Outlook outlook(std::int32_t rank, std::int32_t waits_for) const;
 
  private:
@@ -56,7 +59,7 @@ struct Diagnosis {
   Outlook outlook_of_message(std::int32_t rank, std::int32_t waits_for) const;
 };
 
-// "rank 3", "ranks 0, 2 and 5", "ranks 0-14": for messages.
+//! "rank 3", "ranks 0, 2 and 5" or "ranks 0-14", for error texts.
 std::string ranks_text(const std::vector<std::int32_t>& ranks);
 
 }  // namespace unisono

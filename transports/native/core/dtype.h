@@ -1,4 +1,4 @@
-// Element types and operations, numbered as in unisono/dtypes.py and unisono/operations.py.
+// Element types and reduction operations, numbered as in unisono/dtypes.py and unisono/operations.py.
 #pragma once
 
 #include <array>
@@ -8,6 +8,7 @@
 
 namespace unisono {
 
+//! Element types.
 enum class DType : std::uint8_t {
   boolean,
   int8,
@@ -28,16 +29,19 @@ enum class DType : std::uint8_t {
   complex128,
 };
 
+//! Reduction operations.
 enum class Combine : std::uint8_t { sum, prod, min, max, band, bor, bxor, land, lor, lxor, minloc, maxloc };
 
 inline constexpr std::size_t combine_count = 12;
 
+//! The name and size of an element type.
 struct DTypeInfo {
   std::string_view name;
   std::size_t itemsize;
 };
 
 inline constexpr std::size_t dtype_count = 17;
+//! By DType.
 extern const std::array<DTypeInfo, dtype_count> dtype_table;
 
 }  // namespace unisono

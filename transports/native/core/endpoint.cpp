@@ -14,26 +14,25 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long a rank waits for the word of the judges, who wait for all ranks, before it speaks for itself.
+// How long a rank waits for the verdict of the judges, who ask all ranks, before it reports the failure itself.
 constexpr auto verdict_time = 1500ms;
-// How long a library may take to let go of the memory of calls that have failed.
-constexpr auto letting_go_time = 200ms;
-// Looks for progress before waiting, where whoever is waited for may want this core, and where each takes a system
-// call.
+// How long a library may take to release the memory of failed calls.
+constexpr auto release_time = 200ms;
+// Looks for progress before waiting: fewer where the peer may need this core, and where each look takes a system call.
 constexpr std::uint32_t crowded_rounds = 2;
-constexpr std::uint32_t kernel_rounds = 50;
+constexpr std::uint32_t syscall_rounds = 50;
 
-// Looks so many times for progress of what has begun, or until it is done.
+// Drives `begun` this many times, or until it is done.
 template <class Begun>
-void look_at(Begun& begun, std::uint32_t rounds) {
-  look_for([&] { return begun.done(); }, [&] { return begun.advance(); }, rounds);
+void advance_for(Begun& begun, std::uint32_t rounds) {
+  poll_until([&] { return begun.done(); }, [&] { return begun.advance(); }, rounds);
 }
 
 Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes) {
   return {0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
 }
 
-// As the user wrote it.
+// The call as the user wrote it.
 std::string call_text(Verb verb, std::optional<std::int32_t> peer, const std::string& tag) {
   const char* names[] = {"send(dest=", "recv(source=", "probe(source=", "iprobe(source="};
   return names[static_cast<std::size_t>(verb)] + (peer ? std::to_string(*peer) : "any") + ", tag=" + tag + ")";
@@ -50,7 +49,7 @@ Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator,
       crowded_(crowded),
       members_(std::move(members)),
       channels_(size()),
-      lead_(std::make_unique<Leadership>()) {
+      leadership_(std::make_unique<Leadership>()) {
   if (!members_.empty()) control_->recorder().name(communicator_, " in " + ranks_text(members_));
   control_->add_doorbell(doorbell_.get());
 }
@@ -60,8 +59,8 @@ Endpoint::~Endpoint() {
     close();
     return;
   }
-  // Neither the threads that followed nor the server exist here.
-  static_cast<void>(lead_.release());
+  // In a forked child, neither the followers nor the server thread exist.
+  static_cast<void>(leadership_.release());
   if (server_.joinable()) server_.detach();
 }
 
@@ -77,11 +76,11 @@ std::int32_t Endpoint::member(std::int32_t job_rank) const {
 }
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
-  const std::uint32_t patience = std::max(patience_.load(), channel->patience());
-  const bool asks_kernel = looks_ask_kernel_.load() || channel->asks_kernel();
+  const std::uint32_t extra_yields = std::max(extra_yields_.load(), channel->extra_yields());
+  const bool polls_by_syscall = polls_by_syscall_.load() || channel->polls_by_syscall();
   channels_.add(lane, std::move(channel));
-  patience_ = patience;
-  looks_ask_kernel_ = asks_kernel;
+  extra_yields_ = extra_yields;
+  polls_by_syscall_ = polls_by_syscall;
   doorbell_.ring();
 }
 
@@ -92,13 +91,13 @@ std::string Endpoint::last_call() const {
 
 void Endpoint::close() {
   if (!closed_.exchange(true)) control_->recorder().close(communicator_);
-  take_lead();
+  take_leadership();
   control_->remove_doorbell(doorbell_.get());
-  give_all_up();
+  fail_all_requests();
   for (const auto& [key, mailbox] : mailboxes_) mailbox->close();
-  channels_.clear();  // first, as a message that is put aside is received into the memory of its mailbox
+  channels_.clear();  // first, because a transfer may still write to memory of a mailbox
   mailboxes_.clear();
-  lead_->give_up();
+  leadership_->step_down();
   wake_server();
   if (server_.joinable()) server_.join();
 }
@@ -108,7 +107,7 @@ std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, const Memory&
   request->call_ = &call;
   request->input_.assign(memory.input.begin(), memory.input.end());
   request->output_.assign(memory.output.begin(), memory.output.end());
-  hand_in(*request);
+  enqueue(*request);
   return request;
 }
 
@@ -123,23 +122,23 @@ Message Message::to_receive(std::optional<std::int32_t> peer, DType dtype, std::
 }
 
 Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once) {
-  const Parcel parcel{header_of(DType::uint8, tag.value_or(0), 0), nullptr};
-  return {peer, {once ? Verb::probe_once : Verb::probe, parcel, !tag}};
+  const MessageBuffer buffer{header_of(DType::uint8, tag.value_or(0), 0), nullptr};
+  return {peer, {once ? Verb::probe_once : Verb::probe, buffer, !tag}};
 }
 
 std::unique_ptr<Request> Endpoint::start(const Message& message, const CallSite& site) {
-  if (message.peer) channels_.at(message.lane(), *message.peer);  // which throws if there is no such peer
+  if (message.peer) channels_.at(message.lane(), *message.peer);  // throws if there is no such peer
   auto request = std::make_unique<Request>(*this, site);
   request->message_ = message;
-  hand_in(*request);
+  enqueue(*request);
   return request;
 }
 
-void Endpoint::hand_in(Request& request) {
+void Endpoint::enqueue(Request& request) {
   {
     const std::lock_guard lock(mutex_);
     (request.message_ ? new_messages_ : collectives_).push_back(&request);
-    handed_in_.fetch_add(1);
+    queued_.fetch_add(1);
   }
   wake_leader();
 }
@@ -148,25 +147,25 @@ void Endpoint::wake_leader() const {
   if (asleep_.load()) doorbell_.ring();
 }
 
-std::uint32_t Endpoint::affordable(std::uint32_t rounds) const {
+std::uint32_t Endpoint::affordable_rounds(std::uint32_t rounds) const {
   if (crowded_) return std::min(rounds, crowded_rounds);
-  return looks_ask_kernel_.load(std::memory_order_relaxed) ? std::min(rounds, kernel_rounds) : rounds;
+  return polls_by_syscall_.load(std::memory_order_relaxed) ? std::min(rounds, syscall_rounds) : rounds;
 }
 
 bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const CallSite& site, std::uint32_t rounds,
                        std::unique_ptr<Request>& request) {
-  if (!lead_->try_take()) return false;
-  if (current_ != nullptr || !is_free_for_more()) {
-    give_up_lead();
+  if (!leadership_->try_take()) return false;
+  if (current_ != nullptr || !can_start_now()) {
+    step_down();
     return false;
   }
   const std::uint32_t sequence = next_sequence_++;
   const std::size_t record = control_->recorder().begin(communicator_, sequence, call.digest, call.description, site);
   try {
     collective_.start(call, memory, sequence, channels_);
-    look_at(collective_, affordable(rounds));
+    advance_for(collective_, affordable_rounds(rounds));
   } catch (const std::exception&) {
-    error_ = std::current_exception();  // dealt with when the request is driven
+    error_ = std::current_exception();  // `drive` handles it
   }
   if (!error_ && collective_.done()) {
     collective_.ended();
@@ -178,14 +177,14 @@ bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const Cal
     request->record_ = record;
     current_ = request.get();
   }
-  give_up_lead();
+  step_down();
   return true;
 }
 
 std::unique_ptr<Request> Endpoint::try_now(const Message& message, const CallSite& site, std::uint32_t rounds) {
-  if (!lead_->try_take()) return nullptr;
-  if (!is_free_for_more()) {
-    give_up_lead();
+  if (!leadership_->try_take()) return nullptr;
+  if (!can_start_now()) {
+    step_down();
     return nullptr;
   }
   auto request = std::make_unique<Request>(*this, site);
@@ -193,15 +192,15 @@ std::unique_ptr<Request> Endpoint::try_now(const Message& message, const CallSit
   messages_.push_back(request.get());
   try {
     begin_message(*request);
-    if (request->operation_ != nullptr) look_at(*request->operation_, affordable(rounds));
+    if (request->operation_ != nullptr) advance_for(*request->operation_, affordable_rounds(rounds));
   } catch (const std::exception&) {
-    error_ = std::current_exception();  // dealt with when the request is driven
+    error_ = std::current_exception();  // `drive` handles it
   }
   if (!error_ && request->operation_ != nullptr && request->operation_->done()) {
     messages_.pop_back();
     finish(*request, Outcome::done);
   }
-  give_up_lead();
+  step_down();
   return request;
 }
 
@@ -209,24 +208,24 @@ bool Endpoint::reaches(std::int32_t peer) {
   return channels_.at(ChannelTable::sending_lane, peer).channel.load(std::memory_order_acquire) != nullptr;
 }
 
-void Endpoint::go_on(Request& request, double timeout_s) {
+void Endpoint::run_in_background(Request& request, double timeout_s) {
   set_deadline(request, timeout_s);
   {
     const std::lock_guard lock(mutex_);
     if (request.outcome() != Outcome::pending || closed_) return;
     if (server_.joinable() || start_server()) {
-      request.goes_on_ = true;
-      going_on_.fetch_add(1);
+      request.in_background_ = true;
+      background_count_.fetch_add(1);
     }
   }
   wake_server();
   wake_leader();
 }
 
-// Returns false, and has every rank's calls fail, if no thread can be started.
+// Returns false, and makes the job fail, if no thread can be started.
 bool Endpoint::start_server() {
   try {
-    server_ = start_quiet_thread([this] { serve(); });
+    server_ = start_signal_masked_thread([this] { serve(); });
     return true;
   } catch (const std::system_error& error) {
     control_->fail({FailureKind::unavailable, rank(), -1, -1,
@@ -240,18 +239,18 @@ void Endpoint::withdraw(Request& request) {
   if (control_->abandoned() || request.outcome() != Outcome::pending) return;
   control_->fail(
       {FailureKind::aborted, rank(), -1, -1, "rank " + std::to_string(rank()) + " dropped a call that had not ended"});
-  take_lead();
-  give_all_up();
-  give_up_lead();
+  take_leadership();
+  fail_all_requests();
+  step_down();
 }
 
-// Takes over what has been handed in, moves what can be moved, and ends what is over.
+// Begins queued requests, moves data where possible, and finishes requests that have ended.
 bool Endpoint::drive() {
-  if (unjudged_) return drive_nothing();
+  if (awaited_verdict_) return await_verdict();
   bool moved = false;
   try {
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-    if (handed_in_.load() != 0) begin_messages();
+    if (queued_.load() != 0) begin_messages();
     moved = advance_collectives();
     if (!messages_.empty()) moved |= advance_messages();
   } catch (const Mismatch& found) {
@@ -260,10 +259,10 @@ bool Endpoint::drive() {
     fail_here("rank " + std::to_string(rank()) + " has not enough memory");
   } catch (const std::system_error& error) {
     fail_here("rank " + std::to_string(rank()) + ": " + error.what(), FailureKind::unavailable);
-  } catch (const std::exception& error) {  // ProtocolError, and what cannot be
+  } catch (const std::exception& error) {  // ProtocolError, or a defect of this library
     fail_here(error.what());
   }
-  if (closed_ || control_->failed()) give_all_up();
+  if (closed_ || control_->failed()) fail_all_requests();
   return moved;
 }
 
@@ -279,7 +278,7 @@ void Endpoint::begin_messages() {
       if (new_messages_.empty()) return;
       request = new_messages_.front();
       new_messages_.pop_front();
-      handed_in_.fetch_sub(1);
+      queued_.fetch_sub(1);
     }
     messages_.push_back(request);
     begin_message(*request);
@@ -291,17 +290,18 @@ void Endpoint::begin_message(Request& request) {
   request.number_ = next_message_++;
   request.record_ = control_->recorder().begin_message(communicator_, static_cast<std::uint64_t>(request.number_),
                                                        peer_of(request), description_of(message), request.site_);
-  if (closed_ || control_->failed()) return;  // and all will be given up
+  if (closed_ || control_->failed()) return;  // the request fails soon
   request.operation_ = std::make_unique<PointToPoint>(mailboxes_of(message), message.posting);
 }
 
 const std::shared_ptr<const std::string>& Endpoint::description_of(const Message& message) {
   const auto said = [](const Message& each) {
-    return std::tuple(each.posting.verb, each.peer, each.posting.any_tag, each.posting.parcel.header.group);
+    return std::tuple(each.posting.verb, each.peer, each.posting.any_tag, each.posting.buffer.header.group);
   };
-  const std::uint32_t tag = message.posting.parcel.header.group;
+  const std::uint32_t tag = message.posting.buffer.header.group;
   const auto place = 5 * static_cast<std::uint32_t>(message.peer.value_or(0)) + 3 * tag;
-  Described& kept = described_[(place + static_cast<std::uint32_t>(message.posting.verb)) % described_.size()];
+  CachedDescription& kept =
+      descriptions_[(place + static_cast<std::uint32_t>(message.posting.verb)) % descriptions_.size()];
   if (kept.text == nullptr || said(kept.message) != said(message)) {
     const std::string shown = message.posting.any_tag ? "any" : std::to_string(tag);
     kept = {message, std::make_shared<const std::string>(call_text(message.posting.verb, message.peer, shown))};
@@ -309,7 +309,7 @@ const std::shared_ptr<const std::string>& Endpoint::description_of(const Message
   return kept.text;
 }
 
-// That of the peer, or those of all others where it may be any.
+// The mailbox of the peer, or those of all other ranks for a message of any rank.
 std::vector<std::shared_ptr<Mailbox>> Endpoint::mailboxes_of(const Message& message) {
   std::vector<std::shared_ptr<Mailbox>> found;
   const std::int32_t me = member(rank());
@@ -322,15 +322,15 @@ std::vector<std::shared_ptr<Mailbox>> Endpoint::mailboxes_of(const Message& mess
   return found;
 }
 
-// Begins the next collective that has been handed in, if there is one.
+// Begins the next queued collective, if there is one.
 bool Endpoint::begin_collective() {
-  if (handed_in_.load() == 0 || closed_ || control_->failed()) return false;
+  if (queued_.load() == 0 || closed_ || control_->failed()) return false;
   {
     const std::lock_guard lock(mutex_);
     if (collectives_.empty()) return false;
     current_ = collectives_.front();
     collectives_.pop_front();
-    handed_in_.fetch_sub(1);
+    queued_.fetch_sub(1);
   }
   const std::uint32_t sequence = next_sequence_++;
   const CompiledCall& call = *current_->call_;
@@ -353,14 +353,14 @@ bool Endpoint::advance_collectives() {
   return moved;
 }
 
-// Whichever message is waited for, those started before it move on: the peer may be waiting for one of them.
+// Drives all messages, whichever is waited for: the peer may be waiting for another one.
 bool Endpoint::advance_messages() {
   bool moved = false;
   for (const auto& [place, mailbox] : mailboxes_)
     if (mailbox->advance()) moved = true;
   for (const Request* request : messages_) {
-    if (request->operation_ == nullptr || request->operation_->done() || !request->operation_->looks_once()) continue;
-    // One that nobody is left to answer fails, as all do that wait.
+    if (request->operation_ == nullptr || request->operation_->done() || !request->operation_->probes_once()) continue;
+    // If every rank that could answer has gone, the probe does not end here: it fails like a waiting call.
     std::vector<Blocked> on;
     request->operation_->blocked_on(on);
     if (!std::all_of(on.begin(), on.end(), [this](const Blocked& each) { return gone(each); }))
@@ -375,24 +375,24 @@ bool Endpoint::advance_messages() {
   return moved || !over.empty();
 }
 
-// The request may be gone when this returns.
+// The request may be destroyed when this returns.
 void Endpoint::finish(Request& request, Outcome outcome) {
   if (request.record_) control_->recorder().end(*request.record_);
   if (request.operation_) {
-    request.found_ = request.operation_->found();
-    request.aside_ = request.operation_->take_aside();
+    request.matched_ = request.operation_->matched();
+    request.host_copy_ = request.operation_->take_host_copy();
   }
   request.operation_.reset();
   {
     const std::lock_guard lock(mutex_);
-    if (request.goes_on_) going_on_.fetch_sub(1);
+    if (request.in_background_) background_count_.fetch_sub(1);
     request.outcome_.store(outcome);
   }
   ended_.fetch_add(1);
-  lead_->tell();
+  leadership_->notify_followers();
 }
 
-void Endpoint::give_all_up() {
+void Endpoint::fail_all_requests() {
   std::vector<Request*> all = std::exchange(messages_, {});
   if (current_ != nullptr) all.push_back(std::exchange(current_, nullptr));
   {
@@ -401,11 +401,11 @@ void Endpoint::give_all_up() {
     all.insert(all.end(), new_messages_.begin(), new_messages_.end());
     collectives_.clear();
     new_messages_.clear();
-    handed_in_.store(0);
+    queued_.store(0);
   }
-  if (!all.empty() && !channels_.let_go(Clock::now() + letting_go_time)) {
-    collective_.forsake_scratch();
-    memory_forsaken_.store(true);
+  if (!all.empty() && !channels_.release_memory(Clock::now() + release_time)) {
+    collective_.leak_scratch();
+    memory_must_leak_.store(true);
   }
   for (Request* request : all) finish(*request, Outcome::failed);
 }
@@ -419,16 +419,16 @@ void Endpoint::mismatch(const Mismatch& found) {
     control_->fail(failure);
     return;
   }
-  unjudged_ = {failure, Clock::now() + verdict_time};
+  awaited_verdict_ = {failure, Clock::now() + verdict_time};
   control_->report_mismatch(communicator_, members_, found.sequence, text);
 }
 
-// Waits for the judges.
-bool Endpoint::drive_nothing() {
-  if (!control_->failed() && Clock::now() >= unjudged_->until) control_->fail(unjudged_->failure);
+// Waits for the judges' verdict.
+bool Endpoint::await_verdict() {
+  if (!control_->failed() && Clock::now() >= awaited_verdict_->until) control_->fail(awaited_verdict_->failure);
   if (!closed_ && !control_->failed()) return false;
-  unjudged_.reset();
-  give_all_up();
+  awaited_verdict_.reset();
+  fail_all_requests();
   return true;
 }
 

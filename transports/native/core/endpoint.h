@@ -1,19 +1,28 @@
-// One rank of one communicator: its channels, the sequence of its calls, and the waiting for them.
+// `Endpoint`: one rank of one communicator. It holds the channels, starts the calls in order, and waits for them.
 //
-// Theory of operation. Calls are handed in by any thread, and driven by the one that has the lead: a thread that waits
-// for its call takes the lead if it is free, and else follows, asleep. A call that shall go on by itself is driven by
-// the endpoint's own thread, which lives from the first such call on, and leaves the lead to whoever waits for another
-// one. Collectives are driven one after the other, in the order in which they were handed in; messages between two
-// ranks all together. A small call that finds the lead free and nothing before it is driven at once, without being
-// handed in.
+// Theory of operation
+// -------------------
+// Leader and followers. Any thread may start a call. One thread at a time, the leader, drives all calls of the
+// endpoint. A thread that waits for its call becomes the leader if there is none. Otherwise it is a follower and sleeps
+// until its call has ended or the leader steps down.
 //
-// A waiting leader looks for progress again and again: first at once, then after giving up its core to others, and at
-// last asleep until its doorbell rings or a socket becomes ready. With a core for each rank it spins for some tens of
-// microseconds; where others want its core, it yields at once, and in a crowd looks a few times only where something
-// would arrive. The endpoint's own thread hardly spins, for its core is the one that the program computes on, until the
-// program waits for it; it runs when something arrives, which a thread that has computed does only in its turn. So who
-// waits for a call that goes on by itself drives it only as long as it spins. While a leader waits it looks at the
-// failure flag each time, and at the clock and at closed links now and then; whoever waits looks at signals.
+// Background calls. The endpoint's own thread, the server, drives calls that run in the background. It starts with the
+// first of them. It steps down whenever another thread waits for a call of its own.
+//
+// Order. Collectives run one after the other, in the order in which they were started. Point-to-point messages all run
+// at once. A small call is driven at once, without the queue, if there is no leader and no call before it.
+//
+// Waiting. A leader polls for progress: first it spins, then it yields its core between two looks, and at last it
+// sleeps until its doorbell rings or a socket is ready. With a core for each rank it spins for some tens of
+// microseconds. If other threads want its core, it yields at once. With more ranks than cores, it looks only at the
+// cache lines where a message would arrive.
+//
+// The server hardly spins, because the program computes on its core. It spins once the program waits for its call. The
+// server wakes as soon as a message arrives, while a thread that has computed must wait for its time slice. So a thread
+// that waits for a background call drives it only while it spins, and then leaves it to the server.
+//
+// Checks. A waiting leader reads the failure flag at every look. Now and then it reads the clock and looks for closed
+// links. Every waiting thread checks for signals.
 #pragma once
 
 #include <array>
@@ -40,32 +49,34 @@
 
 namespace unisono {
 
-// Whether the program wants the wait to end (Ctrl-C); called from time to time by the waiting thread, which does not
-// lead then.
+//! Returns whether the program wants the wait to end (Ctrl-C). The waiting thread calls it from time to time, when it
+//! is not the leader.
 using Interrupted = bool (*)();
 
+//! The state of a started call.
 enum class Outcome : std::uint8_t { pending, done, failed, interrupted };
 
 class Endpoint;
 
-// What is done with a message, and with whom.
+//! A point-to-point operation and its peer.
 struct Message {
-  std::optional<std::int32_t> peer;  // none: any
+  std::optional<std::int32_t> peer;  // empty: any rank
   Posting posting;
 
-  // `nbytes` at `data` are sent to a peer, or received; from any other rank, or with any tag that is not reserved,
-  // where none is given. A probe ends when such a message is there, or, if it looks `once`, in any case.
+  //! A send of `nbytes` at `data` to `peer`.
   static Message to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
                          MemoryType memory = MemoryType::host);
+  //! A receive into `data`. Without `peer` it matches any other rank, and without `tag` any tag that is not reserved.
   static Message to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
                             std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host);
+  //! A probe, which ends when a matching message has arrived. With `once` it ends in any case.
   static Message to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once);
 
   bool sends() const { return posting.verb == Verb::send; }
   std::int64_t lane() const { return sends() ? ChannelTable::sending_lane : ChannelTable::receiving_lane; }
 };
 
-// A started call. Dropping one that has not ended aborts the communicator, for its memory may go with it.
+//! A started call. Destroying one that has not ended aborts the communicator, because the call's memory may go with it.
 class Request {
  public:
   using Clock = std::chrono::steady_clock;
@@ -75,13 +86,15 @@ class Request {
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
+  //! The state of the call; any thread may ask.
   Outcome outcome() const { return outcome_.load(std::memory_order_seq_cst); }
-  // The message that a receive or a probe that has ended has found, if any.
-  const std::optional<Found>& found() const { return found_; }
-  // What a receive that has ended has left on the host, as its channel does not take the memory that it is for.
-  std::span<const std::byte> aside() const {
-    if (aside_ == nullptr) return {};
-    return {aside_.get(), static_cast<std::size_t>(message_->posting.parcel.header.nbytes)};
+  //! The message that an ended receive or probe has matched, if any.
+  const std::optional<MatchedMessage>& matched() const { return matched_; }
+  //! The bytes of an ended receive that lie on the host, because its channel does not accept the memory that they are
+  //! for.
+  std::span<const std::byte> host_copy() const {
+    if (host_copy_ == nullptr) return {};
+    return {host_copy_.get(), static_cast<std::size_t>(message_->posting.buffer.header.nbytes)};
   }
 
  private:
@@ -89,126 +102,131 @@ class Request {
 
   Endpoint& endpoint_;
   const CallSite site_;
-  // What is called: a collective on some memory, or a message.
+  // The call: a collective on this memory, or a message.
   const CompiledCall* call_ = nullptr;
   std::vector<std::byte*> input_;
   std::vector<std::byte*> output_;
   std::optional<Message> message_;
-  // Of whoever leads.
+  // Used by the leader only.
   std::optional<std::size_t> record_;
   std::unique_ptr<PointToPoint> operation_;
-  std::optional<Found> found_;  // read by others once the outcome is known
-  std::unique_ptr<std::byte[]> aside_;
+  std::optional<MatchedMessage> matched_;  // others may read it once the outcome is known
+  std::unique_ptr<std::byte[]> host_copy_;
   std::optional<Clock::time_point> idle_since_;
-  std::chrono::milliseconds next_report_{10};  // as blocked, after it has been idle for so long
+  std::chrono::milliseconds next_report_{10};  // the call is reported as blocked after it has been idle this long
   bool reported_late_ = false;
   std::int64_t number_ = -1;  // of a message that has begun
-  // Of all.
+  // Used by all threads.
   std::atomic<std::int64_t> sequence_{-1};  // of a collective that has begun
   std::atomic<double> timeout_s_{0};
   std::atomic<Clock::rep> deadline_{Clock::time_point::max().time_since_epoch().count()};
   std::atomic<Clock::rep> late_from_{Clock::time_point::max().time_since_epoch().count()};
-  bool goes_on_ = false;  // by itself; guarded by the endpoint's mutex
+  bool in_background_ = false;  // guarded by the endpoint's mutex
   std::atomic<Outcome> outcome_{Outcome::pending};
 };
 
+//! One rank of one communicator.
 class Endpoint {
  public:
   using Clock = Request::Clock;
 
-  // `crowded`: there are more ranks than cores on this host. `members`: the ranks of the job that are the ranks 0, 1, …
-  // of this communicator; none stands for all. Channels, calls and counters go by the ranks of the communicator; what
-  // goes over control links, and what users read in errors, by those of the job.
+  //! `crowded`: this host has more ranks than cores. `members`: the ranks of the job that are ranks 0, 1, ... of this
+  //! communicator; empty for all. Channels, calls and counters use ranks of the communicator. Control links and errors
+  //! use ranks of the job.
   Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded,
            std::vector<std::int32_t> members = {});
   ~Endpoint();
 
-  // Of the job.
+  //! This rank in the job.
   std::int32_t rank() const { return control_->rank(); }
-  // Of the communicator.
+  //! The number of ranks in the communicator.
   std::int32_t size() const { return members_.empty() ? control_->size() : static_cast<std::int32_t>(members_.size()); }
-  // The rank in the communicator of a rank of the job; throws std::invalid_argument if it has none.
+  //! Converts a rank of the job into the rank in the communicator; throws std::invalid_argument if it has none.
   std::int32_t member(std::int32_t job_rank) const;
+  //! The service that all communicators of this process share.
   Control& control() { return *control_; }
 
+  //! Adds a channel for a lane. Any thread may call it.
   void add_channel(std::int64_t lane, std::unique_ptr<Channel> channel);
-  // Whether a library may still use memory of calls that have failed here, which then must never be freed.
-  bool memory_forsaken() const { return memory_forsaken_.load(); }
-  // What has gone over each channel, until the endpoint is closed.
+  //! Whether a library may still use memory of failed calls, which then must never be freed.
+  bool memory_must_leak() const { return memory_must_leak_.load(); }
+  //! The traffic of each channel, until the endpoint is closed.
   std::vector<ChannelTraffic> traffic() const { return channels_.traffic(); }
 
-  // Hands in a collective; one is begun after the other, in the order of the calls. `call` must outlive the request.
+  //! Queues a collective. Collectives begin one after the other, in the order of these calls. `call` must outlive the
+  //! request.
   std::unique_ptr<Request> start(const CompiledCall& call, const Memory& memory, const CallSite& site);
-  // If nothing stands in its way, begins a collective and looks for progress `rounds` times: true, and `request` is
-  // what has not ended by then. Otherwise false, and nothing has been done.
+  //! Begins a collective at once and looks for progress `rounds` times, if no other call or leader is in the way.
+  //! Returns false if one is; then nothing has happened. On true, `request` is set only if the collective has not
+  //! ended.
   bool try_now(const CompiledCall& call, const Memory& memory, const CallSite& site, std::uint32_t rounds,
                std::unique_ptr<Request>& request);
-  // Corrects where a call that `try_now` has begun, and that has not ended, stands in the user's program.
+  //! Corrects the place in the program of a call that `try_now` has begun and that has not ended.
   void set_site(const Request& request, const CallSite& site) { control_->recorder().set_site(*request.record_, site); }
-  // Hands in a message; throws std::invalid_argument if there is no such peer.
+  //! Queues a message; throws std::invalid_argument if there is no such peer.
   std::unique_ptr<Request> start(const Message& message, const CallSite& site);
-  // If nothing stands in its way, begins a message, looks for progress `rounds` times, and returns its request, which
-  // may have ended. Otherwise returns nullptr, and nothing has been done.
+  //! Begins a message at once, looks for progress `rounds` times, and returns its request, which may have ended.
+  //! Returns nullptr if something is in the way; then nothing has happened.
   std::unique_ptr<Request> try_now(const Message& message, const CallSite& site, std::uint32_t rounds);
-  // Whether a channel is open by which a message would be sent to a peer, which there must be.
+  //! Whether the channel for messages to `peer`, a valid rank, is open.
   bool reaches(std::int32_t peer);
-  // Whether the channel to a peer, or from it, takes messages of `nbytes` in such memory; nothing if there is none yet.
-  std::optional<bool> takes(std::int64_t lane, std::int32_t peer, MemoryType memory, std::uint64_t nbytes) {
-    return channels_.takes(lane, peer, memory, nbytes);
+  //! Whether the channel to or from a peer accepts messages of `nbytes` in such memory; empty if it is not open yet.
+  std::optional<bool> accepts(std::int64_t lane, std::int32_t peer, MemoryType memory, std::uint64_t nbytes) {
+    return channels_.accepts(lane, peer, memory, nbytes);
   }
 
-  // Lets a request go on by itself, and fail if it has not ended in `timeout_s` seconds from now.
-  void go_on(Request& request, double timeout_s);
-  // Looks once for progress.
+  //! Lets the server drive a request. It fails if it has not ended in `timeout_s` seconds from now.
+  void run_in_background(Request& request, double timeout_s);
+  //! Looks for progress once.
   Outcome poll(Request& request);
-  // Looks for progress so many times, or until the request has ended, unless another thread does.
-  void look(const Request& request, std::uint32_t rounds);
-  // Whether ranks share cores.
+  //! Looks for progress this many times, or until the request has ended, unless there is another leader.
+  void poll_rounds(const Request& request, std::uint32_t rounds);
+  //! Whether this host has more ranks than cores.
   bool crowded() const { return crowded_; }
-  // Lets others have this core a few times, and looks for progress after each.
-  void give_turns(const Request& request);
-  // Waits until the request has ended, one way or another; `timeout_s` is counted from now.
+  //! Yields this core a few times and looks for progress after each.
+  void yield_and_poll(const Request& request);
+  //! Waits until the request has ended, in any way; `timeout_s` counts from now.
   Outcome wait(Request& request, double timeout_s, Interrupted interrupted);
-  // How many requests have ended so far, once it is not `seen` any more, or when `most` has passed.
+  //! Waits until the number of ended requests is no longer `seen`, or for `most`. Returns that number.
   std::uint64_t wait_for_end(std::uint64_t seen, std::chrono::milliseconds most);
 
-  // The latest collective, as errors show it; empty if there has been none.
+  //! The description of the latest collective; empty if there is none.
   std::string last_call() const;
-  // Waits until every other rank has made the latest collective too: see `Control::settle`.
+  //! Waits until every other rank has made the latest collective too: see `Control::settle`.
   void settle(std::chrono::milliseconds limit, Interrupted interrupted) {
     control_->settle(communicator_, members_, limit, interrupted);
   }
-  // Closes the channels. Later calls fail.
+  //! Closes the channels. Later calls fail.
   void close();
-  // Whether this is a forked child, where nothing else here may be used.
+  //! Whether this is a forked child, which may use nothing else of the endpoint.
   bool abandoned() const { return control_->abandoned(); }
 
  private:
   friend class Request;
 
-  // How a call of messages is shown, kept for the next one that is the same.
-  struct Described {
+  // A message with its description, kept for the next equal message.
+  struct CachedDescription {
     Message message;
     std::shared_ptr<const std::string> text;
   };
 
-  // How a thread has waited since something last moved.
+  // How a thread has waited since the last progress.
   struct Idle {
     std::uint32_t rounds = 0;
-    Clock::time_point looked{};
-    bool is_worthwhile = true;  // to look again and again, for whoever computes meanwhile
+    Clock::time_point checked_at{};
+    bool polling_pays = true;  // whether to poll, although that takes time from a program that computes
   };
 
   std::int32_t job_rank(std::int32_t member) const;
-  // Handing in.
-  std::uint32_t affordable(std::uint32_t rounds) const;
-  bool is_free_for_more() const { return handed_in_.load() == 0 && !closed_ && !control_->failed(); }
-  void hand_in(Request& request);
+  // Queueing.
+  std::uint32_t affordable_rounds(std::uint32_t rounds) const;
+  bool can_start_now() const { return queued_.load() == 0 && !closed_ && !control_->failed(); }
+  void enqueue(Request& request);
   void wake_leader() const;
   static void set_deadline(Request& request, double timeout_s);
   void withdraw(Request& request);
 
-  // By whoever leads.
+  // Called by the leader only.
   bool drive();
   void begin_messages();
   void begin_message(Request& request);
@@ -218,36 +236,36 @@ class Endpoint {
   bool advance_collectives();
   bool advance_messages();
   void finish(Request& request, Outcome outcome);
-  void give_all_up();
+  void fail_all_requests();
   void fail_here(const std::string& text, FailureKind kind = FailureKind::internal);
   bool start_server();
   void mismatch(const Mismatch& found);
-  bool drive_nothing();
+  bool await_verdict();
   std::int64_t current_sequence() const { return current_ != nullptr ? current_->sequence_.load() : -1; }
 
   // Waiting: see endpoint_waiting.cpp.
-  void take_lead();
-  void give_up_lead();
+  void take_leadership();
+  void step_down();
   void wake_server();
   void follow(const Request& request);
   void await(const Request& request);
-  bool goes_on(const Request& request) const;
+  bool runs_in_background(const Request& request) const;
   void serve();
   bool shares_core(const Idle& idle) const;
   std::uint32_t spins(const Idle& idle, bool serving) const;
   std::uint32_t yields(const Idle& idle, bool serving) const;
-  bool looks_are_cheap() const;
-  void rest(Idle& idle, bool serving);
+  bool polling_is_cheap() const;
+  void back_off(Idle& idle, bool serving);
   void yield_in_crowd();
-  void look_around(Idle& idle);
+  void run_periodic_checks(Idle& idle);
   void check_deadlines(Clock::time_point now);
   void check_deadline(Request& request, Clock::time_point now);
   void report_late(Request& request);
   std::vector<Request*> pending() const;
   std::chrono::microseconds time_to_next_deadline() const;
   void sleep(Idle& idle, bool serving);
-  bool disturbed(bool serving) const;
-  bool may_begin() const;
+  bool must_stay_awake(bool serving) const;
+  bool has_startable_call() const;
   std::vector<Blocked> blocked() const;
   bool gone(const Blocked& on) const;
   bool check_closed();
@@ -260,39 +278,39 @@ class Endpoint {
   const std::vector<std::int32_t> members_;
   ChannelTable channels_;
   Doorbell doorbell_;
-  std::unique_ptr<Leadership> lead_;
+  std::unique_ptr<Leadership> leadership_;
   std::atomic<bool> closed_{false};
-  std::atomic<bool> asleep_{false};            // whoever leads
-  std::atomic<std::uint32_t> patience_{0};     // the most of its channels
-  std::atomic<bool> looks_ask_kernel_{false};  // at any of its channels
+  std::atomic<bool> asleep_{false};             // the leader is asleep
+  std::atomic<std::uint32_t> extra_yields_{0};  // the largest among the channels
+  std::atomic<bool> polls_by_syscall_{false};   // whether any channel does
   std::atomic<std::uint64_t> ended_{0};
-  std::atomic<bool> memory_forsaken_{false};
+  std::atomic<bool> memory_must_leak_{false};
 
-  // What has been handed in and not begun, under the mutex; the number of it can be read without.
+  // Queued requests that have not begun, guarded by the mutex. Their number can be read without it.
   mutable std::mutex mutex_;
   std::deque<Request*> collectives_;
   std::deque<Request*> new_messages_;
-  std::atomic<std::size_t> handed_in_{0};
-  std::atomic<std::size_t> going_on_{0};  // requests that go on by themselves and have not ended
+  std::atomic<std::size_t> queued_{0};
+  std::atomic<std::size_t> background_count_{0};  // background requests that have not ended
   std::thread server_;
   std::atomic<bool> server_idle_{false};
-  std::atomic<int> awaited_{0};  // threads that wait for what the server drives
+  std::atomic<int> awaited_{0};  // threads that wait for requests which the server drives
   Doorbell server_bell_;
 
-  // Of whoever leads.
+  // Used by the leader only.
   Collective collective_;
-  Request* current_ = nullptr;  // whose collective it is
-  std::exception_ptr error_;    // found where it could not be dealt with
-  // A message of another call has arrived, and the judges have been asked: nothing is driven until they have spoken, or
-  // until this failure speaks for them.
-  struct Unjudged {
+  Request* current_ = nullptr;  // the request of the running collective
+  std::exception_ptr error_;    // an error from `try_now`, to be handled by `drive`
+  // A message of another call has arrived, and the judges have been asked. The endpoint drives nothing until they
+  // answer. After `until` it reports this failure itself.
+  struct AwaitedVerdict {
     Failure failure;
     Clock::time_point until;
   };
-  std::optional<Unjudged> unjudged_;
+  std::optional<AwaitedVerdict> awaited_verdict_;
   std::map<std::pair<std::int64_t, std::int32_t>, std::shared_ptr<Mailbox>> mailboxes_;  // by lane and peer
-  std::vector<Request*> messages_;                                                       // begun and not ended
-  std::array<Described, 16> described_;  // by a part of what they are of
+  std::vector<Request*> messages_;                  // requests that have begun and not ended
+  std::array<CachedDescription, 16> descriptions_;  // indexed by a hash of the message
   std::uint32_t next_sequence_ = 0;
   std::int64_t next_message_ = 0;
   Clock::time_point next_check_{};

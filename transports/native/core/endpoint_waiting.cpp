@@ -1,4 +1,4 @@
-// How threads wait for the calls of an endpoint: see endpoint.h for the theory.
+// How threads wait for calls of an endpoint. The theory is in endpoint.h.
 #include <poll.h>
 #include <sched.h>
 
@@ -17,30 +17,30 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Rounds without progress that a waiting rank spins, and then yields, before it sleeps.
+// Looks without progress for which a waiting rank spins, and then yields, before it sleeps.
 constexpr std::uint32_t spin_rounds = 300;
 constexpr std::uint32_t yield_rounds = 300;
 constexpr std::uint32_t contended_yield_rounds = 30;
-// How often a rank in a crowd gives its turn away before it settles down to wait, which takes as long as a turn of
-// those others that only have to take part; and then, before it looks at more than what it waits for.
-constexpr std::uint32_t turns_given_at_once = 4;
-constexpr std::uint32_t turns_given_away = 8;
+// How often a crowded rank yields before it starts to wait. That takes as long as one time slice of ranks that only
+// pass messages on. The second number: how often it yields between two full looks.
+constexpr std::uint32_t yields_before_waiting = 4;
+constexpr std::uint32_t yields_between_looks = 8;
 constexpr std::uint32_t serving_spin_rounds = 30;
-// How often a spinning rank looks at the clock.
-constexpr std::uint32_t rounds_per_look = 128;
-// A yield that takes longer has let others use the core, who will want it again for a while.
+// Looks between two readings of the clock while spinning.
+constexpr std::uint32_t rounds_per_check = 128;
+// A yield that takes longer has let another thread run, which will want the core again for a while.
 constexpr auto shared_yield = 30us;
 constexpr auto contended_time = 5ms;
 constexpr auto check_period = 1ms;
-// A blocked call is reported when it has not moved for 10 ms, 1 s, and then every 30 s: a rank that disagrees may call
-// later, and go on without waiting.
+// A call is reported as blocked after 10 ms without progress, then after 1 s, and then every 30 s. Repeated, because a
+// rank that disagrees may call later and not wait at all.
 constexpr auto second_report = 1000ms;
 constexpr auto report_period = 30s;
-// A call is late from half of its time on, or from 2 s before its deadline.
+// A call is late once half of its time has passed, or 2 s before its deadline if that is later.
 constexpr double most_late_s = 2;
 constexpr auto signal_check_period = 20ms;
 constexpr auto longest_sleep = 20ms;
-// A channel that a peer has opened before it left may not have been taken in yet.
+// A peer may have opened a channel just before it departed, and this rank may not have added it yet.
 constexpr auto admission_time = 300ms;
 
 std::string seconds_text(double seconds) {
@@ -65,44 +65,44 @@ void Endpoint::set_deadline(Request& request, double timeout_s) {
   request.deadline_ = after(timeout_s);
 }
 
-void Endpoint::give_up_lead() {
-  lead_->give_up();
-  if (going_on_.load() != 0) wake_server();
+void Endpoint::step_down() {
+  leadership_->step_down();
+  if (background_count_.load() != 0) wake_server();
 }
 
 void Endpoint::wake_server() {
   if (server_idle_.exchange(false)) server_bell_.ring();
 }
 
-// For what must be done soon, by a thread that does not wait for a call.
-void Endpoint::take_lead() {
-  if (lead_->try_take()) return;
-  const LeadershipRequest wanting(*lead_);
-  while (!lead_->try_take()) {
+// For urgent work by a thread that does not wait for a call.
+void Endpoint::take_leadership() {
+  if (leadership_->try_take()) return;
+  const LeadershipRequest leadership_request(*leadership_);
+  while (!leadership_->try_take()) {
     doorbell_.ring();
-    lead_->follow(longest_sleep, [this] { return !lead_->taken(); });
+    leadership_->wait_as_follower(longest_sleep, [this] { return !leadership_->is_taken(); });
   }
 }
 
 Outcome Endpoint::poll(Request& request) {
-  if (request.outcome() == Outcome::pending && lead_->try_take()) {
+  if (request.outcome() == Outcome::pending && leadership_->try_take()) {
     drive();
     if (request.outcome() == Outcome::pending && check_closed()) drive();
-    give_up_lead();
+    step_down();
   }
   return request.outcome();
 }
 
-void Endpoint::look(const Request& request, std::uint32_t rounds) {
-  if (!lead_->try_take()) return;
-  look_for([&] { return request.outcome() != Outcome::pending; }, [&] { return drive(); }, affordable(rounds));
-  give_up_lead();
+void Endpoint::poll_rounds(const Request& request, std::uint32_t rounds) {
+  if (!leadership_->try_take()) return;
+  poll_until([&] { return request.outcome() != Outcome::pending; }, [&] { return drive(); }, affordable_rounds(rounds));
+  step_down();
 }
 
-void Endpoint::give_turns(const Request& request) {
-  for (std::uint32_t turn = 0; turn < turns_given_at_once && request.outcome() == Outcome::pending; ++turn) {
+void Endpoint::yield_and_poll(const Request& request) {
+  for (std::uint32_t turn = 0; turn < yields_before_waiting && request.outcome() == Outcome::pending; ++turn) {
     ::sched_yield();
-    look(request, 1);
+    poll_rounds(request, 1);
   }
 }
 
@@ -111,72 +111,75 @@ Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupt
   auto next_signal_check = Clock::now() + signal_check_period;
   Idle idle;
   bool was_interrupted = false;
-  // What goes on by itself, and does not end while this thread spins, is left to the endpoint's own thread: that runs
-  // as soon as something arrives, and this one, where others want its core, only in its turn.
-  const bool is_served = !crowded_ && goes_on(request);
+  // A background call that does not end while this thread spins is left to the server. The server runs as soon as a
+  // message arrives, but this thread, whose core others want, only in its time slice.
+  const bool is_served = !crowded_ && runs_in_background(request);
   bool leads = false;
-  bool is_left = false;
-  std::optional<LeadershipRequest> wanting;
+  bool left_to_server = false;
+  std::optional<LeadershipRequest> leadership_request;
   while (request.outcome() == Outcome::pending) {
-    if (!leads && !is_left) leads = lead_->try_take();
+    if (!leads && !left_to_server) leads = leadership_->try_take();
     if (!leads) {
-      is_left = is_served;
-      if (!is_left && !wanting) wanting.emplace(*lead_);
-      is_left ? await(request) : follow(request);
-      idle.looked = Clock::now();
+      left_to_server = is_served;
+      if (!left_to_server && !leadership_request) leadership_request.emplace(*leadership_);
+      left_to_server ? await(request) : follow(request);
+      idle.checked_at = Clock::now();
     } else if (drive()) {
       idle.rounds = 0;
     } else if (is_served && idle.rounds >= spins(idle, false)) {
-      is_left = true;
+      left_to_server = true;
       leads = false;
-      give_up_lead();
+      step_down();
     } else {
-      rest(idle, false);
+      back_off(idle, false);
     }
-    if (idle.looked < next_signal_check || was_interrupted) continue;
-    next_signal_check = idle.looked + signal_check_period;
-    if (std::exchange(leads, false)) give_up_lead();
+    if (idle.checked_at < next_signal_check || was_interrupted) continue;
+    next_signal_check = idle.checked_at + signal_check_period;
+    if (std::exchange(leads, false)) step_down();
     was_interrupted = interrupted != nullptr && interrupted();
     if (was_interrupted)
       control_->fail({FailureKind::aborted, rank(), rank(), request.sequence_,
                       "rank " + std::to_string(rank()) + " was interrupted"});
   }
-  wanting.reset();
+  leadership_request.reset();
   if (leads)
-    give_up_lead();
-  else if (going_on_.load() != 0)
+    step_down();
+  else if (background_count_.load() != 0)
     wake_server();
   return was_interrupted ? Outcome::interrupted : request.outcome();
 }
 
-// Until the request has ended or the lead is free.
+// Sleeps until the request has ended or there is no leader.
 void Endpoint::follow(const Request& request) {
   wake_leader();
-  lead_->follow(longest_sleep, [&] { return request.outcome() != Outcome::pending || !lead_->taken(); });
+  leadership_->wait_as_follower(longest_sleep,
+                                [&] { return request.outcome() != Outcome::pending || !leadership_->is_taken(); });
 }
 
-// Until the request has ended, which another thread sees to.
+// Sleeps until the server has ended the request.
 void Endpoint::await(const Request& request) {
   awaited_.fetch_add(1, std::memory_order_relaxed);
-  lead_->follow(longest_sleep, [&] { return request.outcome() != Outcome::pending; });
+  leadership_->wait_as_follower(longest_sleep, [&] { return request.outcome() != Outcome::pending; });
   awaited_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-bool Endpoint::goes_on(const Request& request) const {
+bool Endpoint::runs_in_background(const Request& request) const {
   const std::lock_guard lock(mutex_);
-  return request.goes_on_;
+  return request.in_background_;
 }
 
 std::uint64_t Endpoint::wait_for_end(std::uint64_t seen, std::chrono::milliseconds most) {
-  lead_->follow(most, [&] { return ended_.load() != seen || closed_; });
+  leadership_->wait_as_follower(most, [&] { return ended_.load() != seen || closed_; });
   return ended_.load();
 }
 
-// What the endpoint's own thread does. Whoever starts a call shall not lose its core to this thread at once, but what
-// arrives for a call that goes on shall be dealt with at once, though the program computes: so the thread is patient as
-// long as there is nothing to do, and then prompt.
+// The loop of the server thread. A thread that starts a call should not lose its core to the server at once. But a
+// message for a background call should be handled at once, although the program computes. So the server is patient
+// while it has nothing to do, and then prompt.
 void Endpoint::serve() {
-  const auto is_needed = [this] { return going_on_.load() != 0 && !lead_->wanted() && !lead_->taken(); };
+  const auto is_needed = [this] {
+    return background_count_.load() != 0 && !leadership_->is_requested() && !leadership_->is_taken();
+  };
   while (!closed_) {
     if (!is_needed()) {
       set_waking(Waking::patient);
@@ -186,53 +189,53 @@ void Endpoint::serve() {
       server_bell_.drain();
       set_waking(Waking::prompt);
     }
-    if (!is_needed() || !lead_->try_take()) continue;
-    for (Idle idle; going_on_.load() != 0 && !lead_->wanted() && !closed_;) {
+    if (!is_needed() || !leadership_->try_take()) continue;
+    for (Idle idle; background_count_.load() != 0 && !leadership_->is_requested() && !closed_;) {
       if (drive())
         idle.rounds = 0;
       else
-        rest(idle, true);
+        back_off(idle, true);
     }
-    give_up_lead();
+    step_down();
   }
 }
 
-bool Endpoint::shares_core(const Idle& idle) const { return crowded_ || idle.looked < contended_until_; }
+bool Endpoint::shares_core(const Idle& idle) const { return crowded_ || idle.checked_at < contended_until_; }
 
-// Whether a look for progress takes no system call.
-bool Endpoint::looks_are_cheap() const {
+// Whether looking for progress takes no system call.
+bool Endpoint::polling_is_cheap() const {
   const std::vector<Blocked> waits = blocked();
   return std::none_of(waits.begin(), waits.end(),
-                      [](const Blocked& on) { return on.channel != nullptr && on.channel->asks_kernel(); });
+                      [](const Blocked& on) { return on.channel != nullptr && on.channel->polls_by_syscall(); });
 }
 
-// How many rounds to spin. The endpoint's own thread does so for the program where that waits for it.
+// How many looks to spin. The server spins if the program waits for it.
 std::uint32_t Endpoint::spins(const Idle& idle, bool serving) const {
-  if (!idle.is_worthwhile) return 0;
+  if (!idle.polling_pays) return 0;
   if (serving && awaited_.load(std::memory_order_relaxed) == 0) return serving_spin_rounds;
   return shares_core(idle) ? 0 : spin_rounds;
 }
 
-// How many rounds to offer the core to others after that. The endpoint's own thread does so as long as nobody takes it:
-// on a core that has fallen asleep, it would wake late.
+// How many looks to yield after spinning. The server yields as long as no other thread takes the core, because it would
+// wake late on a core that has fallen asleep.
 std::uint32_t Endpoint::yields(const Idle& idle, bool serving) const {
-  if (!shares_core(idle)) return idle.is_worthwhile ? yield_rounds + patience_.load() : 0;
+  if (!shares_core(idle)) return idle.polling_pays ? yield_rounds + extra_yields_.load() : 0;
   return serving ? 0 : contended_yield_rounds;
 }
 
-// Passes the time until it makes sense to look for progress again.
-void Endpoint::rest(Idle& idle, bool serving) {
+// Waits a little before the next look for progress: spins, yields or sleeps.
+void Endpoint::back_off(Idle& idle, bool serving) {
   if (serving && idle.rounds == 0)
-    idle.is_worthwhile = awaited_.load(std::memory_order_relaxed) != 0 || looks_are_cheap();
+    idle.polling_pays = awaited_.load(std::memory_order_relaxed) != 0 || polling_is_cheap();
   const std::uint32_t spins = this->spins(idle, serving);
   const std::uint32_t yields = this->yields(idle, serving);
   const std::uint32_t round = ++idle.rounds;
   if (round <= spins) {
     relax();
-    if (round % rounds_per_look == 0) look_around(idle);
+    if (round % rounds_per_check == 0) run_periodic_checks(idle);
     return;
   }
-  look_around(idle);
+  run_periodic_checks(idle);
   if (round > spins + yields) {
     sleep(idle, serving);
     return;
@@ -243,24 +246,24 @@ void Endpoint::rest(Idle& idle, bool serving) {
   }
   ::sched_yield();
   const auto now = Clock::now();
-  if (now - idle.looked > shared_yield) contended_until_ = now + contended_time;
+  if (now - idle.checked_at > shared_yield) contended_until_ = now + contended_time;
 }
 
-// Between two turns of a rank others have filled the caches, so that it matters how much it touches in each: only the
-// lines where something would arrive.
+// While a rank in a crowd has yielded, others have filled the caches. So it reads as little as possible between two
+// yields: only the lines where a message would arrive.
 void Endpoint::yield_in_crowd() {
   const std::vector<Blocked> waits = blocked();
-  const auto stirs = [](const Blocked& on) {
-    return on.channel == nullptr || on.channel->stirs(on.sends, on.receives);
+  const auto may_progress = [](const Blocked& on) {
+    return on.channel == nullptr || on.channel->may_progress(on.sends, on.receives);
   };
-  for (std::uint32_t turn = 0; turn < turns_given_away; ++turn) {
+  for (std::uint32_t turn = 0; turn < yields_between_looks; ++turn) {
     ::sched_yield();
-    if (std::any_of(waits.begin(), waits.end(), stirs)) return;
+    if (std::any_of(waits.begin(), waits.end(), may_progress)) return;
   }
 }
 
-void Endpoint::look_around(Idle& idle) {
-  const auto now = idle.looked = Clock::now();
+void Endpoint::run_periodic_checks(Idle& idle) {
+  const auto now = idle.checked_at = Clock::now();
   if (now < next_check_) return;
   next_check_ = now + check_period;
   if (current_ != nullptr) {
@@ -274,11 +277,11 @@ void Endpoint::look_around(Idle& idle) {
   check_deadlines(now);
 }
 
-// The requests that have a deadline, begun or not.
+// All requests with a deadline, begun or not.
 std::vector<Request*> Endpoint::pending() const {
   std::vector<Request*> requests(messages_);
   if (current_ != nullptr) requests.push_back(current_);
-  if (handed_in_.load() != 0) {
+  if (queued_.load() != 0) {
     const std::lock_guard lock(mutex_);
     requests.insert(requests.end(), collectives_.begin(), collectives_.end());
   }
@@ -305,7 +308,7 @@ std::chrono::microseconds Endpoint::time_to_next_deadline() const {
   return std::chrono::duration_cast<std::chrono::microseconds>(std::max(left, Clock::duration::zero()));
 }
 
-// Asks the judges why a call does not go on: what they say by the deadline stands in its error.
+// Asks the judges why a call does not end. Their last answer before the deadline becomes part of its error.
 void Endpoint::report_late(Request& request) {
   request.reported_late_ = true;
   const Clock::time_point deadline{Clock::duration(request.deadline_)};
@@ -315,11 +318,12 @@ void Endpoint::report_late(Request& request) {
     control_->report_late(communicator_, members_, -1, request.number_, peer_of(request), deadline);
 }
 
-// Sleeps until something can move, the doorbell rings, a signal arrives, or the time for looking around has come.
+// Sleeps until a channel can make progress, the doorbell rings, a signal arrives, or a periodic check is due.
 void Endpoint::sleep(Idle& idle, bool serving) {
   std::vector<pollfd> descriptors{{doorbell_.get(), POLLIN, 0}};
-  if (unjudged_ || check_closed()) {
-    // Only the control links bring news now, and they ring the doorbell. The channels would wake this thread at once.
+  if (awaited_verdict_ || check_closed()) {
+    // Only the control links bring news now, and they ring the doorbell. The channels' descriptors would wake this
+    // thread at once.
     if (!control_->failed()) ::poll(descriptors.data(), 1, static_cast<int>(longest_sleep.count()));
     doorbell_.drain();
     return;
@@ -330,10 +334,10 @@ void Endpoint::sleep(Idle& idle, bool serving) {
   asleep_ = true;
   heavy_fence();
   const bool moved = drive();
-  if (!moved && !disturbed(serving)) {
+  if (!moved && !must_stay_awake(serving)) {
     std::chrono::microseconds most = std::min<std::chrono::microseconds>(longest_sleep, time_to_next_deadline());
     for (const Blocked& on : waits)
-      if (on.channel != nullptr) most = std::min(most, on.channel->doze());
+      if (on.channel != nullptr) most = std::min(most, on.channel->max_sleep());
     const timespec time{0, std::chrono::nanoseconds(most).count()};
     ::ppoll(descriptors.data(), descriptors.size(), &time, nullptr);
     doorbell_.drain();
@@ -344,15 +348,15 @@ void Endpoint::sleep(Idle& idle, bool serving) {
   if (moved) idle.rounds = 0;
 }
 
-// Whether there is something to be done that the doorbell may have been rung for before this thread fell asleep.
-bool Endpoint::disturbed(bool serving) const {
-  if (closed_ || control_->failed() || may_begin()) return true;
-  return serving && (lead_->wanted() || going_on_.load() == 0);
+// Whether there is work for which the doorbell may have been rung before this thread announced its sleep.
+bool Endpoint::must_stay_awake(bool serving) const {
+  if (closed_ || control_->failed() || has_startable_call()) return true;
+  return serving && (leadership_->is_requested() || background_count_.load() == 0);
 }
 
-// Whether something has been handed in that need not wait for the collective before it.
-bool Endpoint::may_begin() const {
-  if (handed_in_.load() == 0) return false;
+// Whether a queued request need not wait for the running collective.
+bool Endpoint::has_startable_call() const {
+  if (queued_.load() == 0) return false;
   const std::lock_guard lock(mutex_);
   return !new_messages_.empty() || (current_ == nullptr && !collectives_.empty());
 }
@@ -369,12 +373,12 @@ bool Endpoint::gone(const Blocked& on) const {
   return control_->departed_by(job_rank(on.peer), Clock::now() - admission_time);
 }
 
-// A channel on which something waits and whose peer has gone will bring nothing more once it has been read empty. True
-// if there is such a one that is needed, or if all that wait for any peer wait in vain.
+// A channel whose peer has gone brings nothing more once it has been read empty. Returns true if a needed channel is in
+// that state, or if every peer is gone from which a message of any rank could come.
 bool Endpoint::check_closed() {
   const std::vector<Blocked> waits = blocked();
   auto lost = std::find_if(waits.begin(), waits.end(), [this](const Blocked& on) { return on.needed && gone(on); });
-  // What may come from any peer is posted for each of them.
+  // A receive from any rank is posted for each of them.
   const auto may_come = [this](const Blocked& on) { return on.receives && !gone(on); };
   if (lost == waits.end() && std::none_of(waits.begin(), waits.end(), may_come))
     lost = std::find_if(waits.begin(), waits.end(), [](const Blocked& on) { return !on.needed; });
@@ -402,7 +406,7 @@ void Endpoint::time_out(const Request& request) {
   control_->fail({FailureKind::timeout, rank(), outlook.peer >= 0 ? outlook.peer : peer, -1, text + outlook.text});
 }
 
-// The rank of the job that a message goes to or comes from; -1 for any.
+// The rank in the job that a message goes to or comes from; -1 for any.
 std::int32_t Endpoint::peer_of(const Request& request) const {
   const auto& peer = request.message_->peer;
   return peer ? job_rank(*peer) : -1;

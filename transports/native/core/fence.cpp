@@ -14,7 +14,7 @@ namespace {
 
 bool call_membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0) == 0; }
 
-// Whether the kernel makes cores pass a full fence while they run this process. A forked child is as its parent was.
+// Whether the kernel makes cores that run this process execute a full fence. A forked child inherits it.
 std::atomic<bool> registered{false};
 
 }  // namespace
@@ -23,13 +23,13 @@ void lighten_fences() {
   static std::atomic<bool> begun{false};
   if (begun.exchange(true)) return;
   try {
-    start_quiet_thread([] {
-      // The command that all cores obey is tried too, for a filter of system calls may refuse it by itself.
+    start_signal_masked_thread([] {
+      // The command for all cores is tried too, because a system call filter may refuse it alone.
       registered.store(call_membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) &&
                        call_membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED));
     }).detach();
   } catch (const std::system_error&) {
-    begun = false;  // no thread can be started now; fences stay full, which is right and slower
+    begun = false;  // no thread can be started now, so fences stay full, which is correct but slower
   }
 }
 

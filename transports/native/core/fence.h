@@ -1,17 +1,20 @@
-// A pair of fences for two sides that each write one place and then read the other's (Dekker): `light_fence` on the
-// side that passes often, `heavy_fence` on the side that passes rarely. Together they act like two full fences.
+// A pair of fences for two sides that each write one variable and then read the other's (Dekker). The side that passes
+// often uses `light_fence`, and the side that passes rarely uses `heavy_fence`. Together they act like two full fences.
 //
-// A full fence waits until earlier stores are visible to all cores, which costs a message as much again as its transfer
-// does. Linux lets one side pay for both: membarrier(2) makes every core that runs a registered process pass a full
-// fence. Until a process has been registered, and where the kernel refuses it, its light fences are full ones.
+// A full fence waits until earlier stores are visible to all cores, which doubles the cost of a message. Linux lets one
+// side pay for both: membarrier(2) makes every core that runs a registered process execute a full fence. Until the
+// process is registered, and where the kernel refuses it, light fences are full fences.
 #pragma once
 
 namespace unisono {
 
-// Has the process registered, once, in a thread: the kernel lets the caller wait for many milliseconds.
+//! Registers the process, once, in a thread of its own, because the kernel may keep the caller waiting for many
+//! milliseconds.
 void lighten_fences();
 
+//! The fence of the frequent side.
 void light_fence();
+//! The fence of the rare side.
 void heavy_fence();
 
 }  // namespace unisono

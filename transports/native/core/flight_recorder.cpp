@@ -13,12 +13,12 @@ std::string CallRecord::text() const {
   return shown;
 }
 
-void Recorder::name(std::uint64_t communicator, std::string where) {
+void FlightRecorder::name(std::uint64_t communicator, std::string where) {
   const std::lock_guard held(lock_);
   names_.insert_or_assign(communicator, std::move(where));
 }
 
-void Recorder::close(std::uint64_t communicator) {
+void FlightRecorder::close(std::uint64_t communicator) {
   const std::lock_guard held(lock_);
   if (!names_.contains(communicator)) return;
   closed_.push_back(communicator);
@@ -29,14 +29,15 @@ void Recorder::close(std::uint64_t communicator) {
 
 void CallHistory::begin_run(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
                             const std::shared_ptr<const std::string>& description, const CallSite& site) {
-  if (kinds_.size() >= most_kinds) {  // a program that makes a new kind of call each time: runs refer to their kinds
+  // every call has a new signature; runs point to signatures, so both are dropped
+  if (signatures_.size() >= most_signatures) {
     runs_.clear();
     newest_ = 0;
-    kinds_.clear();
+    signatures_.clear();
   }
-  const Kind& kind =
-      kinds_.try_emplace({communicator, digest}, Kind{communicator, digest, description, site}).first->second;
-  const Run run{&kind, static_cast<std::uint32_t>(sequence), 1};
+  const Signature& signature =
+      signatures_.try_emplace({communicator, digest}, Signature{communicator, digest, description, site}).first->second;
+  const Run run{&signature, static_cast<std::uint32_t>(sequence), 1};
   if (runs_.size() < most_runs) {
     newest_ = runs_.size();
     runs_.push_back(run);
@@ -48,58 +49,58 @@ void CallHistory::begin_run(std::uint64_t communicator, std::uint64_t sequence, 
 
 std::optional<CallHistory::Entry> CallHistory::find(std::uint64_t communicator, std::uint64_t sequence) const {
   const Run* run = newest_run([=](const Run& each) {
-    return each.kind->communicator == communicator && each.first <= sequence && sequence - each.first < each.count;
+    return each.signature->communicator == communicator && each.first <= sequence && sequence - each.first < each.count;
   });
   if (run == nullptr) return std::nullopt;
-  return Entry{run->kind->digest, sequence, run->kind->description, run->kind->site};
+  return Entry{run->signature->digest, sequence, run->signature->description, run->signature->site};
 }
 
 std::optional<CallHistory::Entry> CallHistory::last(std::uint64_t communicator) const {
-  const Run* run = newest_run([=](const Run& each) { return each.kind->communicator == communicator; });
+  const Run* run = newest_run([=](const Run& each) { return each.signature->communicator == communicator; });
   if (run == nullptr) return std::nullopt;
-  return Entry{run->kind->digest, run->first + run->count - 1, run->kind->description, run->kind->site};
+  return Entry{run->signature->digest, run->first + run->count - 1, run->signature->description, run->signature->site};
 }
 
-std::size_t Recorder::write(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
-                            const std::shared_ptr<const std::string>& description, const CallSite& site) {
+std::size_t FlightRecorder::write(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
+                                  const std::shared_ptr<const std::string>& description, const CallSite& site) {
   const std::size_t index = begun_++ % capacity;
   CallRecord& record = records_[index];
   record.communicator = communicator;
   record.sequence = sequence;
   record.digest = digest;
-  // A program that repeats a call finds its description here, and leaves the count of its owners alone.
+  // A program that repeats a call finds its description here and does not touch its reference count.
   if (record.description != description) record.description = description;
   record.site = site;
   returned_[index].store(false, std::memory_order_relaxed);
   return index;
 }
 
-std::size_t Recorder::begin(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
-                            const std::shared_ptr<const std::string>& description, const CallSite& site) {
+std::size_t FlightRecorder::begin(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
+                                  const std::shared_ptr<const std::string>& description, const CallSite& site) {
   const std::lock_guard held(lock_);
   history_.add(communicator, sequence, digest, description, site);
   return write(communicator, sequence, digest, description, site);
 }
 
-std::size_t Recorder::begin_message(std::uint64_t communicator, std::uint64_t number, std::int32_t peer,
-                                    const std::shared_ptr<const std::string>& description, const CallSite& site) {
+std::size_t FlightRecorder::begin_message(std::uint64_t communicator, std::uint64_t number, std::int32_t peer,
+                                          const std::shared_ptr<const std::string>& description, const CallSite& site) {
   const std::lock_guard held(lock_);
   const std::size_t index = write(communicator | point_to_point_record, number, 0, description, site);
   records_[index].peer = peer;
   return index;
 }
 
-void Recorder::set_site(std::size_t index, const CallSite& site) {
+void FlightRecorder::set_site(std::size_t index, const CallSite& site) {
   const std::lock_guard held(lock_);
   records_[index].site = site;
 }
 
-std::string Recorder::name_of(std::uint64_t communicator) const {
+std::string FlightRecorder::name_of(std::uint64_t communicator) const {
   const auto named = names_.find(communicator & ~point_to_point_record);
   return named == names_.end() ? "" : named->second;
 }
 
-CallRecord Recorder::record(std::size_t index) const {
+CallRecord FlightRecorder::record(std::size_t index) const {
   CallRecord record = records_[index];
   record.returned = returned_[index].load(std::memory_order_relaxed);
   record.where = name_of(record.communicator);
@@ -107,11 +108,11 @@ CallRecord Recorder::record(std::size_t index) const {
   return record;
 }
 
-CallRecord Recorder::record(std::uint64_t communicator, const CallHistory::Entry& entry) const {
+CallRecord FlightRecorder::record(std::uint64_t communicator, const CallHistory::Entry& entry) const {
   return {communicator, entry.sequence, entry.digest, entry.description, entry.site, -1, name_of(communicator), true};
 }
 
-std::optional<CallRecord> Recorder::find(std::uint64_t communicator, std::uint64_t sequence) const {
+std::optional<CallRecord> FlightRecorder::find(std::uint64_t communicator, std::uint64_t sequence) const {
   const std::lock_guard held(lock_);
   for (std::size_t index = 0; index < capacity; ++index) {
     const CallRecord& candidate = records_[index];
@@ -122,7 +123,7 @@ std::optional<CallRecord> Recorder::find(std::uint64_t communicator, std::uint64
   return entry ? std::optional(record(communicator, *entry)) : std::nullopt;
 }
 
-std::optional<CallRecord> Recorder::last(std::uint64_t communicator) const {
+std::optional<CallRecord> FlightRecorder::last(std::uint64_t communicator) const {
   const std::lock_guard held(lock_);
   const auto entry = history_.last(communicator);
   if (!entry) return std::nullopt;
@@ -134,7 +135,7 @@ std::optional<CallRecord> Recorder::last(std::uint64_t communicator) const {
   return record(communicator, *entry);
 }
 
-std::optional<CallRecord> Recorder::running() const {
+std::optional<CallRecord> FlightRecorder::running() const {
   const std::lock_guard held(lock_);
   for (std::uint64_t back = 1; back <= std::min<std::uint64_t>(begun_, capacity); ++back) {
     const std::size_t index = (begun_ - back) % capacity;
@@ -143,7 +144,7 @@ std::optional<CallRecord> Recorder::running() const {
   return std::nullopt;
 }
 
-std::optional<CallRecord> Recorder::latest() const {
+std::optional<CallRecord> FlightRecorder::latest() const {
   const std::lock_guard held(lock_);
   return begun_ == 0 ? std::nullopt : std::optional(record(static_cast<std::size_t>((begun_ - 1) % capacity)));
 }

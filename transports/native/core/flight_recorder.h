@@ -1,5 +1,7 @@
-// The calls of this rank, for error messages: what was called, where in the program, and whether it has returned. The
-// last 64 calls and messages are recorded one by one; of collectives before them a history is kept.
+//! The flight recorder: which calls this rank made, where in the program, and whether they have returned. Error
+//! messages quote from it.
+//!
+//! The last 64 calls and messages are kept one by one. Older collectives are kept as a compact history.
 #pragma once
 
 #include <array>
@@ -17,12 +19,13 @@
 
 namespace unisono {
 
-// Where a call stands in the user's program. The name must live as long as the record of the call.
+//! The file and line of a call in the user's program. `file` must live as long as the record of the call.
 struct CallSite {
   const char* file = nullptr;
   int line = 0;
 };
 
+//! One recorded call or message.
 struct CallRecord {
   std::uint64_t communicator = 0;
   std::uint64_t sequence = 0;
@@ -30,54 +33,61 @@ struct CallRecord {
   std::shared_ptr<const std::string> description;
   CallSite site;
   std::int32_t peer = -1;  // of a message: the other rank, in the job
-  std::string where;       // which communicator it was made on, if not the world
+  std::string where;       // " in ranks 2 and 3": the communicator, if it is not the world
   bool returned = false;
 
-  // "allreduce(float32[8], op=sum) in ranks 2 and 3 at train.py:12"
+  //! The call as errors show it, such as "allreduce(float32[8], op=sum) in ranks 2 and 3 at train.py:12".
   std::string text() const;
 };
 
-// Messages are counted apart from the collectives of their communicator: this bit of its id tells them apart.
+//! This bit of a communicator's id marks the records of its messages, which are numbered apart from its collectives.
 inline constexpr std::uint64_t point_to_point_record = std::uint64_t{1} << 63;
 
-// Every collective of this rank, for as long back as 65,536 runs reach: what ranks that have run ahead are asked for.
-//
-// A run is a number of consecutive calls of one kind: a program that repeats a broadcast a million times has one run. A
-// program that alternates between two kinds has a run for each call.
+//! All collectives of this rank, back to the last 65,536 runs. A judge asks about old ones when ranks disagree and one
+//! of them has run ahead.
+//!
+//! A run is a number of consecutive calls with one signature. A program that repeats a broadcast a million times has
+//! one run. A program that alternates between two signatures has one run for each call.
 class CallHistory {
  public:
+  //! A call that the history has found.
   struct Entry {
     std::uint64_t digest;
     std::uint64_t sequence;
     std::shared_ptr<const std::string> description;
-    CallSite site;  // of the first call of its kind
+    CallSite site;  // of the first call with this signature
   };
 
+  //! Records a call. The inline part extends the last run.
   void add(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
            const std::shared_ptr<const std::string>& description, const CallSite& site) {
     if (!runs_.empty()) {
       Run& run = runs_[newest_];
-      if (run.kind->digest == digest && run.kind->communicator == communicator && run.first + run.count == sequence) {
+      if (run.signature->digest == digest && run.signature->communicator == communicator &&
+          run.first + run.count == sequence) {
         ++run.count;
         return;
       }
     }
     begin_run(communicator, sequence, digest, description, site);
   }
+  //! The call with this number, if the history still has it.
   std::optional<Entry> find(std::uint64_t communicator, std::uint64_t sequence) const;
+  //! The last call on a communicator.
   std::optional<Entry> last(std::uint64_t communicator) const;
 
  private:
   static constexpr std::size_t most_runs = 1 << 16;
-  static constexpr std::size_t most_kinds = 1 << 12;
-  struct Kind {
+  static constexpr std::size_t most_signatures = 1 << 12;
+  // The calls on one communicator that have one digest.
+  struct Signature {
     std::uint64_t communicator;
     std::uint64_t digest;
     std::shared_ptr<const std::string> description;
     CallSite site;
   };
   struct Run {
-    const Kind* kind;
+    const Signature* signature;
     std::uint32_t first;
     std::uint32_t count;
   };
@@ -85,7 +95,7 @@ class CallHistory {
   void begin_run(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
                  const std::shared_ptr<const std::string>& description, const CallSite& site);
 
-  // The newest run for which `condition` holds.
+  // Returns the newest run for which `condition` holds.
   template <class Condition>
   const Run* newest_run(Condition condition) const {
     for (std::size_t back = 0; back < runs_.size(); ++back) {
@@ -95,34 +105,39 @@ class CallHistory {
     return nullptr;
   }
 
-  std::map<std::pair<std::uint64_t, std::uint64_t>, Kind> kinds_;  // by communicator and digest
-  std::vector<Run> runs_;                                          // a ring, once it is full
+  std::map<std::pair<std::uint64_t, std::uint64_t>, Signature> signatures_;  // by communicator and digest
+  std::vector<Run> runs_;                                                    // a ring once it is full
   std::size_t newest_ = 0;
 };
 
-class Recorder {
+//! The flight recorder of a process. Any thread may call it.
+class FlightRecorder {
  public:
   static constexpr std::size_t capacity = 64;
 
-  // Gives a communicator a name, such as " in ranks 2 and 3", for the texts of its calls.
+  //! Names a communicator, such as " in ranks 2 and 3", for the texts of its calls.
   void name(std::uint64_t communicator, std::string where);
-  // Says that a communicator is closed. Its name stays for its last calls, until `capacity` others are closed.
+  //! Marks a communicator as closed. Its name is kept for the texts of its last calls, until `capacity` others are
+  //! closed.
   void close(std::uint64_t communicator);
-  // Records a collective and returns the index of its record, which stays valid for `capacity` further calls.
+  //! Records a collective and returns the index of its record, which is valid for `capacity` further calls.
   std::size_t begin(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
                     const std::shared_ptr<const std::string>& description, const CallSite& site);
-  // The same for a message to or from `peer`, a rank of the job; -1 for any.
+  //! Records a message to or from `peer`, a rank of the job; -1 for any rank.
   std::size_t begin_message(std::uint64_t communicator, std::uint64_t number, std::int32_t peer,
                             const std::shared_ptr<const std::string>& description, const CallSite& site);
+  //! Corrects the place of a recorded call in the program.
   void set_site(std::size_t index, const CallSite& site);
+  //! Marks a call as returned.
   void end(std::size_t index) { returned_[index].store(true, std::memory_order_relaxed); }
 
-  // A collective by its number, and the latest one; of calls that are no longer recorded, what the history knows.
+  //! The collective with this number; from the history if its record is gone.
   std::optional<CallRecord> find(std::uint64_t communicator, std::uint64_t sequence) const;
+  //! The latest collective on a communicator.
   std::optional<CallRecord> last(std::uint64_t communicator) const;
-  // The latest call or message, of any communicator, that has not returned.
+  //! The latest call or message on any communicator that has not returned.
   std::optional<CallRecord> running() const;
-  // The latest call or message, of any communicator.
+  //! The latest call or message on any communicator.
   std::optional<CallRecord> latest() const;
 
  private:
@@ -134,11 +149,11 @@ class Recorder {
 
   mutable BriefLock lock_;
   std::array<CallRecord, capacity> records_;
-  std::array<std::atomic<bool>, capacity> returned_{};  // apart from the records, because it needs no lock
+  std::array<std::atomic<bool>, capacity> returned_{};  // apart from the records, because writing it needs no lock
   std::uint64_t begun_ = 0;
   CallHistory history_;
-  std::map<std::uint64_t, std::string> names_;  // of communicators
-  std::deque<std::uint64_t> closed_;            // of those, in the order in which they were closed
+  std::map<std::uint64_t, std::string> names_;  // by communicator
+  std::deque<std::uint64_t> closed_;            // closed communicators, in the order of closing
 };
 
 }  // namespace unisono

@@ -1,8 +1,8 @@
-// The floating-point environment of a thread: how results are rounded, whether subnormal numbers count as zero, which
-// exceptions stop the program, and which exceptions have been raised.
+// The floating-point environment of a thread: the rounding mode, whether subnormal numbers count as zero, which
+// exceptions stop the program, and which have been raised.
 //
-// The environment belongs to the thread, and any library can change it: torch.set_flush_denormal, fesetround, or a
-// shared object that was linked with -ffast-math. So it can differ between ranks, and the bits of results with it.
+// Any library can change the environment of its thread, for example by torch.set_flush_denormal, by fesetround, or as a
+// shared object linked with -ffast-math. So it can differ between ranks, and then their results differ in some bits.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,12 @@
 
 namespace unisono {
 
-// While an object lives, its thread computes in the default environment: results are rounded to the nearest, subnormal
-// numbers are numbers, and no exception stops the program. Afterwards the thread has its own environment again, with
-// the exceptions that had been raised before.
-//
-// The compiler does not know that arithmetic depends on the environment. So the arithmetic must be in a function that
+//! While an object lives, its thread computes in the default environment: it rounds to nearest, subnormal numbers
+//! count, and no exception stops the program. Afterwards the thread has its own environment again, with the exceptions
+//! that had been raised before.
+//!
+//! The compiler does not know that arithmetic depends on the environment. So the arithmetic must be in a function that
+//! the compiler cannot see here, such as one that is called by its address.
 // the compiler cannot see from here, such as one that is called by its address.
 class DefaultFloatEnvironment {
  public:
@@ -24,7 +25,7 @@ class DefaultFloatEnvironment {
   DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
 
 #if defined(__x86_64__)
-  // To compare the register first would save nothing: on Zen 4, reading it takes 5 ns and writing it 1 ns.
+  // Comparing the register first would save nothing: on Zen 4, reading it takes 5 ns and writing it 1 ns.
   DefaultFloatEnvironment() : mxcsr_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(default_mxcsr); }
   ~DefaultFloatEnvironment() { __builtin_ia32_ldmxcsr(mxcsr_); }
 
@@ -32,7 +33,7 @@ class DefaultFloatEnvironment {
   static constexpr std::uint32_t default_mxcsr = 0x1f80;
   const std::uint32_t mxcsr_;
 #elif defined(__aarch64__)
-  // Writing the control register can empty the pipeline, so it is written only where it is not the default, 0.
+  // Writing the control register can stall the pipeline, so it is written only if it is not the default, 0.
   DefaultFloatEnvironment() {
     asm volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(control_), "=r"(raised_)::"memory");
     if (control_ != 0) asm volatile("msr fpcr, xzr" ::: "memory");

@@ -9,17 +9,17 @@ using namespace std::chrono_literals;
 
 // How long a judge waits for answers, and for ranks that have not made the call, before it decides without them.
 constexpr auto decision_time = 1000ms;
-// How long a judge asks for a late call after the deadline, which a slow rank may see a little later.
+// How long a judge keeps asking after the deadline of a late call, because a slow rank may notice its deadline later.
 constexpr auto overtime = 100ms;
-// Bounds of the time between two rounds of questions about a late call, which is a quarter of the time that is left.
+// Bounds of the time between two rounds about a late call, which is a quarter of the remaining time.
 constexpr std::chrono::microseconds shortest_period = 2ms;
 constexpr std::chrono::microseconds longest_period = 100ms;
 constexpr std::chrono::microseconds closing_period = 5ms;
-// More open questions or last calls than this are not kept: the oldest go.
+// The most open questions and last calls that are kept; the oldest are dropped.
 constexpr std::size_t most_questions = 256;
 constexpr std::size_t most_last_calls = 1024;
 
-// Whether a rank may say so of itself.
+// Whether a rank may send this state about itself.
 bool is_an_answer(CallState state) {
   return state == CallState::not_called || state == CallState::running || state == CallState::returned ||
          state == CallState::forgotten;
@@ -125,9 +125,9 @@ void Judge::note_departure(std::int32_t rank, const std::string& farewell) {
   }
 }
 
-// What a rank that has left knew of a call: it may have said which call was its last.
+// The report of a departed rank. If it said that this call was its last, it made the call.
 RankReport Judge::departed(std::int32_t rank, const Key& call) const {
-  RankReport report{CallState::left, 0, farewells_.at(rank), -1, 0};
+  RankReport report{CallState::departed, 0, farewells_.at(rank), -1, 0};
   for (const LastCall& last : last_calls_)
     if (last.rank == rank && last.communicator == call.first && last.sequence == call.second)
       report = {CallState::returned, last.digest, last.text, -1, 0};

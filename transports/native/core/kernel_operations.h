@@ -1,5 +1,5 @@
-// How two elements are combined, and sums divided, for the kernels of one instruction set (see kernels_isa.cpp) and of
-// GPUs (transports/cuda/kernels), where NVRTC compiles this as it stands.
+// How two elements are combined, and sums are divided. Shared by the kernels of each instruction set (kernels_isa.cpp)
+// and of GPUs (transports/cuda/kernels), where NVRTC compiles this file unchanged.
 #pragma once
 
 #include <stddef.h>
@@ -38,8 +38,8 @@ struct Arithmetic<int64_t> {
 template <class T>
 inline constexpr bool is_float = T(0.5) != T(0);
 
-// Processors have no vectors of integer quotients. Those of floats are exact after truncation where the significand is
-// longer than the integer.
+// Processors have no vector instructions for integer quotients. The quotient of floats is exact after truncation if the
+// significand is longer than the integer.
 template <class T>
 T divide(T value, uint64_t divisor) {
   if constexpr (is_float<T>)
@@ -54,7 +54,7 @@ T divide(T value, uint64_t divisor) {
     return static_cast<T>(value / divisor);
 }
 
-// What operations have in common: the state is not divided, and a single source is its own result.
+// The defaults of all operations: no division, and a single source is its own result.
 struct Operation {
   static constexpr bool averages = false;
   static constexpr bool logical = false;
@@ -73,21 +73,21 @@ struct Prod : Operation {
   template <class T>
   static T apply(T a, T b) {
     using A = typename Arithmetic<T>::Type;
-    // 16-bit operands are promoted to int, whose product can overflow; one more promotion to unsigned cannot.
+    // 16-bit operands are promoted to int, and their product can overflow. The product of unsigned operands cannot.
     if constexpr (!is_float<T> && sizeof(T) < 4)
       return static_cast<T>(static_cast<A>(static_cast<unsigned>(static_cast<A>(a)) * static_cast<A>(b)));
     else
       return static_cast<T>(static_cast<A>(static_cast<A>(a) * static_cast<A>(b)));
   }
-  // The sign of a difference is that of an operand: gcc 12 fuses alternating differences and sums of products, whatever
-  // -ffp-contract says.
+  // The minus sign is on an operand because gcc 12 fuses alternating differences and sums of products, in spite of
+  // -ffp-contract=off.
   template <class T>
   static Complex<T> apply(Complex<T> a, Complex<T> b) {
     return {a.real * b.real + -a.imag * b.imag, a.real * b.imag + a.imag * b.real};
   }
 };
 
-// A NaN in either operand gives NaN, as numpy.minimum and numpy.maximum do.
+// A NaN in either operand gives NaN, as in numpy.minimum and numpy.maximum.
 struct Min : Operation {
   template <class T>
   static T apply(T a, T b) {
@@ -129,8 +129,8 @@ struct BitXor : Operation {
   }
 };
 
-// Logical operations see whether an element is zero, and give 0 or 1; NaN is not zero. A truth is an int, so that the
-// compiler computes it instead of branching.
+// A logical operation tests whether an element is zero and gives 0 or 1. NaN is not zero. The truth is an int, so that
+// the compiler computes it instead of branching.
 template <class T>
 int truth(T value) {
   return value != T(0);
@@ -173,8 +173,8 @@ struct LogicalXor : Operation {
   }
 };
 
-// Pairs of a value and an index, as the parts of a complex number: the pair with the better value, or, of equal values,
-// with the lower index. NaN is better than any number.
+// Pairs of a value and an index, in the layout of a complex number. The pair with the better value wins, and of equal
+// values the one with the lower index. NaN is better than any number.
 template <class Better>
 struct Located : Operation {
   template <class T>

@@ -14,7 +14,7 @@ namespace unisono {
 namespace {
 
 #ifdef UNISONO_X86
-// clang 14 cannot be asked for it by name. That the system saves the registers that it needs is part of having AVX2.
+// clang 14 has no name for this check. AVX2 implies that the system saves the registers.
 bool has_f16c() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
@@ -28,7 +28,7 @@ struct Level {
   detail::CopyFunction copy;
 };
 
-// What is shorter, no library copies by `rep movsb`.
+// No C library copies shorter arrays by `rep movsb`.
 constexpr std::size_t least_moved_nbytes = 1 << 10;
 
 Level widest_level() {
@@ -49,7 +49,7 @@ const Level& level() {
 
 }  // namespace
 
-// Not inlined, because its callers, which are long, would then be compiled to more instructions (`make counts`).
+// Not inlined: its long callers would be compiled to more instructions (`make counts`).
 [[gnu::noinline]] void Kernel::operator()(std::byte* dst, const std::byte* const* sources, std::size_t sources_count,
                                           std::size_t count, std::uint64_t divisor) const {
   const DefaultFloatEnvironment environment;
@@ -71,14 +71,14 @@ void Codec::decode(float* x, const std::byte* wire, std::size_t count, bool adds
 Codec find_codec(DType form) { return level().codec(form); }
 
 // Measured: from 1 to 31 bytes further into a page.
-bool is_slow_to_move(const std::byte* dst, std::uintptr_t src) {
+bool is_slow_for_rep_movsb(const std::byte* dst, std::uintptr_t src) {
   constexpr std::uintptr_t page = 4096;
   const std::uintptr_t further = (reinterpret_cast<std::uintptr_t>(dst) - src) % page;
   return further != 0 && further < cache_line;
 }
 
 void copy_array(std::byte* dst, const std::byte* src, std::size_t nbytes) {
-  if (nbytes >= least_moved_nbytes && is_slow_to_move(dst, reinterpret_cast<std::uintptr_t>(src)))
+  if (nbytes >= least_moved_nbytes && is_slow_for_rep_movsb(dst, reinterpret_cast<std::uintptr_t>(src)))
     level().copy(dst, src, nbytes);
   else
     std::memcpy(dst, src, nbytes);

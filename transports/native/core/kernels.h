@@ -1,5 +1,5 @@
-// Reductions over arrays, and copies of them. One entry for every operation, element type and number of sources,
-// dispatched at run time to the widest instruction set that the processor has.
+// Reductions and copies of arrays. There is one kernel for every operation and element type. At run time it is taken
+// from the widest instruction set that the processor has.
 #pragma once
 
 #include <cstddef>
@@ -15,21 +15,22 @@ using ReduceFunction = void (*)(std::byte* dst, const std::byte* const* sources,
 
 }  // namespace detail
 
-// A reduction of arrays of one element type by one operation; false if there is none.
-//
-// Floats of 8 and 16 bits are computed in float32 and rounded once; integers wrap, and their division truncates towards
-// zero; a logical operation makes 0 or 1 of a single source, too.
+//! A reduction of arrays of one element type by one operation; false if there is none.
+//!
+//! Floats of 8 and 16 bits are computed in float32 and rounded once. Integers wrap, and their division truncates
+//! towards zero. A logical operation turns a single source into 0 or 1 too.
 class Kernel {
  public:
   Kernel(detail::ReduceFunction function) : function_(function) {}
 
+  //! Whether the reduction exists.
   explicit operator bool() const { return function_ != nullptr; }
 
-  // dst[i] = sources[0][i] ∘ … ∘ sources[sources_count - 1][i] for i < count, of a sum divided by a divisor of at
-  // least 2.
-  //
-  // Pointers need no alignment. dst may be the same as a source, and must not overlap one otherwise. The bits of the
-  // result do not depend on the floating-point environment of the thread, because every rank must compute the same.
+  //! dst[i] = sources[0][i] ∘ … ∘ sources[sources_count - 1][i] for i < count. A sum is divided by `divisor` if that is
+  //! at least 2.
+  //!
+  //! Pointers need no alignment. dst may be the same as a source, but may not overlap one otherwise. The bits of the
+  //! result do not depend on the thread's floating-point environment, because every rank must compute the same.
   void operator()(std::byte* dst, const std::byte* const* sources, std::size_t sources_count, std::size_t count,
                   std::uint64_t divisor) const;
 
@@ -37,21 +38,23 @@ class Kernel {
   detail::ReduceFunction function_;
 };
 
-// The kernel for an element type and an operation.
+//! Returns the kernel for an element type and an operation.
 Kernel find_kernel(DType dtype, Combine combine);
 
-// Copies an array to where it does not overlap.
-//
-// As memcpy does, which is the quickest between caches of two cores where it takes `rep movsb`. But on Zen 3 and 4 that
-// is up to 15 times as slow where the destination lies a little further into its page than the source (glibc's bug
-// 30994; later versions do without it), as an array of numpy does that lies 16 bytes into a page beside a slot at its
-// beginning. There it is done by vectors, which take at most twice as long wherever both lie.
+//! Copies an array to memory that does not overlap it.
+//!
+//! It calls memcpy, which is the fastest way between the caches of two cores where it uses `rep movsb`. On Zen 3 and 4,
+//! `rep movsb` is up to 15 times as slow if the destination lies slightly further into its page than the source (glibc
+//! bug 30994; later versions of glibc avoid it). For example, a numpy array may begin 16 bytes into a page, and a slot
+//! at the beginning of one. Such copies use vector loads and stores, which take at most twice as long for any
+//! alignment.
 void copy_array(std::byte* dst, const std::byte* src, std::size_t nbytes);
 
-// Whether `rep movsb`, by which the kernel copies too, takes that slow way; `src` may be an address in another process.
-bool is_slow_to_move(const std::byte* dst, std::uintptr_t src);
+//! Whether `rep movsb`, which the kernel uses too, is slow for these addresses. `src` may be an address in another
+//! process.
+bool is_slow_for_rep_movsb(const std::byte* dst, std::uintptr_t src);
 
-// Name of the instruction set in use: "baseline", "avx2" or "avx512".
+//! The name of the instruction set in use: "baseline", "avx2" or "avx512".
 const char* simd_level();
 
 namespace detail {
@@ -63,7 +66,7 @@ ReduceFunction kernels_avx2(DType dtype, Combine combine);
 ReduceFunction kernels_avx512(DType dtype, Combine combine);
 #endif
 
-// Of one line of 64 bytes at least.
+// Copies at least one cache line.
 using CopyFunction = void (*)(std::byte* dst, const std::byte* src, std::size_t nbytes);
 void copy_baseline(std::byte* dst, const std::byte* src, std::size_t nbytes);
 #ifdef UNISONO_X86

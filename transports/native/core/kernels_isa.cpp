@@ -1,10 +1,12 @@
-// The kernels of one instruction set. This file is compiled once for each, with UNISONO_ISA naming it; everything lies
-// in a namespace of that name, so that the linker cannot merge code made for one processor into what another one runs.
-// For the same reason it instantiates no template of the standard library.
+// The kernels of one instruction set.
 //
-// Types whose arithmetic is their own (integers, float32, float64, complex) are combined in place by loops that the
-// compiler vectorises. Narrow floats are decoded, a block at a time, into float32 accumulators in the first-level
-// cache, combined there, and encoded once; two sources of some formats are combined in registers.
+// This file is compiled once for each instruction set, with UNISONO_ISA as its name. All code is in a namespace of that
+// name. Otherwise the linker could merge code for one processor into a function that another one runs. For the same
+// reason no template of the standard library is instantiated here.
+//
+// Integers, float32, float64 and complex numbers are combined in place, by loops that the compiler vectorises. Narrow
+// floats are decoded block by block into float32 accumulators in the first-level cache, combined there, and encoded
+// once. Two sources of some formats are combined in registers.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,7 +18,7 @@
 namespace unisono::detail::UNISONO_ISA {
 namespace {
 
-// How elements lie in memory.
+// Loads and stores one element of an array.
 template <class T>
 struct Array {
   using Part = T;
@@ -49,7 +51,7 @@ void combine_two(byte* dst, const byte* a, const byte* b, size_t count) {
   for (size_t i = 0; i < count; ++i) Array<T>::store(out, i, Op::apply(Array<T>::load(x, i), Array<T>::load(y, i)));
 }
 
-// The result of a single source: of logical operations whether it is zero, which is what "x or x" says.
+// The result of a single source. A logical operation tests each element, which is the same as "x or x".
 template <class T, class Op>
 void take_one(byte* dst, const byte* src, size_t count) {
   if constexpr (Op::logical)
@@ -60,8 +62,8 @@ void take_one(byte* dst, const byte* src, size_t count) {
 
 constexpr size_t block_nbytes = 2048;
 
-// Several sources are combined a block at a time: the block of dst stays in the first-level cache. dst may be one of
-// the sources, so the result is gathered in a block of its own.
+// Three or more sources are combined block by block, so that the block of dst stays in the first-level cache. dst may
+// be one of the sources, so the result is gathered in a separate block.
 template <class T, class Op>
 void reduce_native(byte* dst, const byte* const* sources, size_t sources_count, size_t count, uint64_t divisor) {
   constexpr size_t block = block_nbytes / sizeof(T);
@@ -85,7 +87,7 @@ void reduce_native(byte* dst, const byte* const* sources, size_t sources_count, 
   }
 }
 
-// Complex numbers are added, and divided by a real number, part by part.
+// Complex numbers are added, and divided by a real number, as pairs of reals.
 template <class T, class Op>
 void reduce_parts(byte* dst, const byte* const* sources, size_t sources_count, size_t count, uint64_t divisor) {
   reduce_native<T, Op>(dst, sources, sources_count, 2 * count, divisor);
@@ -140,7 +142,7 @@ ReduceFunction for_integers(DType dtype) {
   }
 }
 
-// Of operations for which the sign of an integer makes no difference.
+// For operations on which the sign of an integer has no effect.
 template <class Op>
 ReduceFunction for_words(DType dtype) {
   switch (dtype) {
@@ -204,7 +206,7 @@ ReduceFunction complex_sum(DType dtype) {
   }
 }
 
-// Of booleans, which are bytes: the least is "and", and the greatest is "or".
+// For booleans, which are bytes: the minimum is "and", and the maximum is "or".
 ReduceFunction for_booleans(Combine combine) {
   switch (combine) {
     case Combine::min:
@@ -232,7 +234,7 @@ ReduceFunction for_logic(DType dtype) {
   return first_of(for_words<Op>(dtype), for_floats<Op>(dtype), for_complex<Op>(dtype));
 }
 
-// What one register holds: gcc 12 takes wider ones to be aligned where it cuts them.
+// The size of one register. gcc 12 assumes alignment where it splits wider vectors.
 #if defined(__AVX512F__)
 #define UNISONO_REGISTER_NBYTES 64
 #elif defined(__AVX2__)
@@ -252,7 +254,7 @@ inline void copy_exactly(byte* dst, const byte* src) {
   for (size_t i = 0; i < count; ++i) reinterpret_cast<Register*>(dst)[i] = all[i];
 }
 
-// Four lines at a time, aligned where they are stored; some of the first may be stored twice.
+// Copies four lines at a time, to aligned addresses. Some bytes of the first line may be stored twice.
 void copy(byte* dst, const byte* src, size_t nbytes) {
   constexpr size_t step = 4 * line_nbytes;
   copy_exactly<line_nbytes>(dst, src);

@@ -11,30 +11,30 @@ Range split(std::int64_t length, std::int64_t parts, std::int64_t part) {
 }
 
 Blocks Blocks::even(std::int64_t elements, std::int64_t blocks) {
-  Blocks made;
-  made.elements_ = blocks == 0 ? 0 : elements;
-  made.blocks_ = blocks;
-  made.quotient_ = blocks == 0 ? 0 : elements / blocks;
-  made.remainder_ = blocks == 0 ? 0 : elements % blocks;
-  return made;
+  Blocks result;
+  result.elements_ = blocks == 0 ? 0 : elements;
+  result.blocks_ = blocks;
+  result.quotient_ = blocks == 0 ? 0 : elements / blocks;
+  result.remainder_ = blocks == 0 ? 0 : elements % blocks;
+  return result;
 }
 
 Blocks Blocks::counted(const std::vector<std::int64_t>& counts) {
-  Blocks made;
-  made.blocks_ = static_cast<std::int64_t>(counts.size());
-  made.offsets_.push_back(0);
+  Blocks result;
+  result.blocks_ = static_cast<std::int64_t>(counts.size());
+  result.offsets_.push_back(0);
   for (const std::int64_t count : counts) {
     if (count < 0) throw std::invalid_argument("a count is negative");
-    made.offsets_.push_back(made.offsets_.back() + count);
+    result.offsets_.push_back(result.offsets_.back() + count);
   }
-  made.elements_ = made.offsets_.back();
-  return made;
+  result.elements_ = result.offsets_.back();
+  return result;
 }
 
 Blocks Blocks::copies(const Blocks& original, std::int64_t copies) {
-  Blocks made = original;
-  made.copies_ = copies;
-  return made;
+  Blocks result = original;
+  result.copies_ = copies;
+  return result;
 }
 
 Range Blocks::at_copy(std::int64_t block) const {

@@ -1,5 +1,5 @@
-// The right to drive an endpoint, which one thread has at a time. The others follow: they sleep until something that
-// concerns them may have changed.
+//! Leader/follower lock of an endpoint. One thread, the leader, drives the endpoint. The other threads sleep until
+//! their calls have ended or the leader steps down.
 #pragma once
 
 #include <atomic>
@@ -9,59 +9,65 @@
 
 namespace unisono {
 
+//! The right to drive an endpoint, which one thread has at a time.
 class Leadership {
  public:
-  bool try_take() { return !taken() && !taken_.exchange(true, std::memory_order_acquire); }
-  void give_up() {
+  //! Becomes the leader if there is none. Never blocks.
+  bool try_take() { return !is_taken() && !taken_.exchange(true, std::memory_order_acquire); }
+  //! Gives up the lead and wakes the followers.
+  void step_down() {
     taken_.store(false, std::memory_order_seq_cst);
-    tell();
+    notify_followers();
   }
-  // Sequentially consistent, for those who say that they fall asleep and then look: a weaker look could come first.
-  bool taken() const { return taken_.load(std::memory_order_seq_cst); }
+  //! Whether there is a leader. Sequentially consistent, because a thread announces that it falls asleep and then
+  //! looks: a weaker load could come before the announcement.
+  bool is_taken() const { return taken_.load(std::memory_order_seq_cst); }
 
-  // Wakes those who follow, after a change that was stored with sequential consistency.
-  void tell() {
+  //! Wakes the followers after a change, which must be stored with sequential consistency.
+  void notify_followers() {
     if (following_.load(std::memory_order_seq_cst) == 0) return;
     {
       const std::lock_guard lock(mutex_);
-    }  // whoever has just looked, sleeps by now
+    }  // a follower that has just looked is asleep by now
     changed_.notify_all();
   }
 
-  // Sleeps until `condition`, which loads with sequential consistency, holds, or for `most`.
+  //! Sleeps until `condition` holds, but at most for `most`. `condition` must load with sequential consistency.
   template <class Condition>
-  void follow(std::chrono::milliseconds most, Condition condition) {
+  void wait_as_follower(std::chrono::milliseconds most, Condition condition) {
     std::unique_lock lock(mutex_);
     following_.fetch_add(1, std::memory_order_seq_cst);
     changed_.wait_for(lock, most, condition);
     following_.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // Whether a thread waits for the lead that shall have it before one that only drives what others have started.
-  bool wanted() const { return wanted_.load(std::memory_order_seq_cst) != 0; }
+  //! Whether a thread asks for the lead that has priority over one that drives calls for others.
+  bool is_requested() const { return requests_.load(std::memory_order_seq_cst) != 0; }
 
  private:
   friend class LeadershipRequest;
   std::atomic<bool> taken_{false};
   std::atomic<int> following_{0};
-  std::atomic<int> wanted_{0};
+  std::atomic<int> requests_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
 };
 
-// While it lives, the lead is wanted.
+//! Asks for the lead as long as it lives.
 class LeadershipRequest {
  public:
-  explicit LeadershipRequest(Leadership& lead) : lead_(lead) { lead_.wanted_.fetch_add(1, std::memory_order_seq_cst); }
+  explicit LeadershipRequest(Leadership& leadership) : leadership_(leadership) {
+    leadership_.requests_.fetch_add(1, std::memory_order_seq_cst);
+  }
   ~LeadershipRequest() {
-    lead_.wanted_.fetch_sub(1, std::memory_order_seq_cst);
-    lead_.tell();
+    leadership_.requests_.fetch_sub(1, std::memory_order_seq_cst);
+    leadership_.notify_followers();
   }
   LeadershipRequest(const LeadershipRequest&) = delete;
   LeadershipRequest& operator=(const LeadershipRequest&) = delete;
 
  private:
-  Leadership& lead_;
+  Leadership& leadership_;
 };
 
 }  // namespace unisono

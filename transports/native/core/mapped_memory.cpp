@@ -8,16 +8,16 @@
 namespace unisono {
 
 template <class Each>
-void MappedMemory::Buffer::for_each(Each each) const {
+void MappedMemory::Buffer::for_each(Each visit) const {
   std::byte* next = place;
   for (std::size_t i = 0; i < extents.size(); ++i) {
     const std::size_t size = extents[i].nbytes();
-    if (size != 0) each(user[i], next, size);
+    if (size != 0) visit(user[i], next, size);
     next += size;
   }
 }
 
-void MappedMemory::Buffer::make(std::size_t size) {
+void MappedMemory::Buffer::allocate(std::size_t size) {
   nbytes = size;
   if (nbytes != 0 && (!arena || arena->nbytes() < nbytes)) {
     arena.reset();
@@ -26,7 +26,7 @@ void MappedMemory::Buffer::make(std::size_t size) {
   place = nbytes != 0 ? arena->data() : nullptr;
 }
 
-void MappedMemory::Buffer::lay(std::span<std::byte*> bases, std::span<const Extent> of) {
+void MappedMemory::Buffer::set_extents(std::span<std::byte*> bases, std::span<const Extent> of) {
   user.assign(bases.begin(), bases.end());
   extents = of;
   std::size_t size = 0;
@@ -35,7 +35,7 @@ void MappedMemory::Buffer::lay(std::span<std::byte*> bases, std::span<const Exte
     nbytes = size;
     place = user[0];
   } else {
-    make(size);
+    allocate(size);
   }
 }
 
@@ -45,11 +45,11 @@ void MappedMemory::bind(const Program& program, std::vector<std::byte*>& bases) 
   auto& [input, output, scratch] = buffers_;
   const std::size_t inputs = program.extents(BufferKind::input).size();
   const std::span own = std::span(bases).first(program.scratch_base());
-  input.lay(own.first(inputs), program.extents(BufferKind::input));
-  output.lay(own.subspan(inputs), program.extents(BufferKind::output));
-  // The same memory stays the same: what a rank writes to OUTPUT may be read by others as its INPUT no more.
+  input.set_extents(own.first(inputs), program.extents(BufferKind::input));
+  output.set_extents(own.subspan(inputs), program.extents(BufferKind::output));
+  // A call in place stays in place. So peers can read this rank's INPUT only until it writes its OUTPUT.
   if (input.user == output.user && input.nbytes == output.nbytes) output.place = input.place;
-  scratch.make(program.scratch_nbytes());
+  scratch.allocate(program.scratch_nbytes());
   auto next = own.begin();
   for (const Buffer* buffer : {&input, &output}) {
     std::byte* place = buffer->place;
@@ -82,7 +82,7 @@ std::optional<Flag> MappedMemory::flag_for(Channel& channel) const {
     if (!reference) return std::nullopt;
     flag.references[kind] = *reference;
     flag.nbytes[kind] = buffer.nbytes;
-    for (ArenaReference& other : flag.references) other.passed = reference->passed;  // all together
+    for (ArenaReference& other : flag.references) other.passed = reference->passed;  // all three at the same time
   }
   return flag;
 }
@@ -90,11 +90,11 @@ std::optional<Flag> MappedMemory::flag_for(Channel& channel) const {
 void MappedMemory::take(const Flag& flag, std::int32_t peer, Channel& channel, std::vector<std::byte*>& bases) {
   for (std::size_t kind = 0; kind < buffer_kinds; ++kind) {
     const ArenaReference& reference = flag.references[kind];
-    // Were they passed one after the other, taking the next one could unmap what has just been found.
+    // If they were passed at different times, receiving a later arena could unmap one that was just resolved.
     if (reference.passed != flag.references[0].passed) throw ProtocolError("a flag refers to memory at several times");
     const std::size_t base = program_->peer_base(peer, static_cast<BufferKind>(kind));
     const std::byte* found = flag.nbytes[kind] == 0 ? nullptr : channel.resolve(reference, flag.nbytes[kind]);
-    bases[base] = const_cast<std::byte*>(found);  // mapped for reading, and a source of steps only
+    bases[base] = const_cast<std::byte*>(found);  // mapped for reading, and steps only read it
     peers_nbytes_[base] = flag.nbytes[kind];
   }
 }

@@ -1,10 +1,14 @@
-// The memory of a running call whose plan reads peers' memory: where this rank's lies, and the peers'.
+// `MappedMemory`: the memory of a running call whose plan reads peers' memory. It holds the positions of this rank's
+// buffers and of the peers'.
 //
-// Theory of operation. Peers can map arenas only, and know one place of each buffer. What of INPUT and OUTPUT is in no
-// arena, or of several extents, is copied into one before the first step, extent after extent, and OUTPUT back after
-// the last; SCRATCH is made in one. Every flag that is raised at a peer carries
-// references to all three, so that a peer knows them before it may read: a plan may read from a peer only after a flag
-// of that very peer.
+// Theory of operation
+// -------------------
+// Peers can map arenas only, and they know one position for each buffer. If INPUT or OUTPUT lies outside of an arena or
+// has several extents, it is copied into an arena before the first step, one extent after the other. OUTPUT is copied
+// back after the last step. SCRATCH always lies in an arena.
+//
+// Every flag that this rank raises at a peer carries references to all three buffers. A plan may read from a peer only
+// after a flag of that peer, so the references are known by then.
 #pragma once
 
 #include <array>
@@ -20,41 +24,43 @@
 
 namespace unisono {
 
-// What travels as the payload of a flag.
+//! The payload of a flag.
 struct Flag {
   std::array<ArenaReference, buffer_kinds> references;
-  std::array<std::uint64_t, buffer_kinds> nbytes;  // 0: there is no such memory
+  std::array<std::uint64_t, buffer_kinds> nbytes;  // 0: there is no such buffer
 };
 
+//! The memory of one call and of its peers.
 class MappedMemory {
  public:
-  // Takes on the memory of a call, `bases` of which are those of INPUT, OUTPUT and SCRATCH, and moves them into arenas.
+  //! Prepares the memory of a call, and replaces the bases of INPUT, OUTPUT and SCRATCH by those of arenas.
   void bind(const Program& program, std::vector<std::byte*>& bases);
-  // Copies to and from the arenas.
+  //! Copies INPUT into its arena, if needed.
   void load() const;
+  //! Copies OUTPUT from its arena, if needed.
   void store() const;
 
-  // What to tell a peer; nothing if it cannot be told now.
+  //! The flag for a peer; empty if an arena cannot be passed now.
   std::optional<Flag> flag_for(Channel& channel) const;
-  // Learns where the memory of `peer` is.
+  //! Notes the positions of a peer's memory and stores them in `bases`.
   void take(const Flag& flag, std::int32_t peer, Channel& channel, std::vector<std::byte*>& bases);
-  // Throws ProtocolError unless `nbytes` bytes can be read there.
+  //! Throws ProtocolError unless `nbytes` at `place` may be read.
   void check(const Place& place, std::size_t nbytes) const;
 
  private:
   struct Buffer {
-    std::vector<std::byte*> user;  // where the caller's extents are
+    std::vector<std::byte*> user;  // memory of the caller's extents
     std::span<const Extent> extents;
-    std::byte* place = nullptr;  // where peers find it
+    std::byte* place = nullptr;  // where peers find the buffer
     std::size_t nbytes = 0;
-    std::unique_ptr<Arena> arena;  // of this object, if the caller's is none
+    std::unique_ptr<Arena> arena;  // set if the caller's memory is no arena
 
-    void lay(std::span<std::byte*> bases, std::span<const Extent> of);
-    void make(std::size_t size);
+    void set_extents(std::span<std::byte*> bases, std::span<const Extent> of);
+    void allocate(std::size_t size);
     bool is_copied() const { return nbytes != 0 && place != user[0]; }
-    // Calls `each(user's memory, its place, bytes)` for every extent that is not empty.
+    // Calls `visit(user's memory, its position, bytes)` for every extent that is not empty.
     template <class Each>
-    void for_each(Each each) const;
+    void for_each(Each visit) const;
   };
 
   const Program* program_ = nullptr;

@@ -1,4 +1,4 @@
-// Memory shared with a peer that is mapped into this process, and not into children that are forked from it.
+//! `Mapping`: memory shared with a peer, mapped into this process but not into its forked children.
 #pragma once
 
 #include <sys/mman.h>
@@ -9,10 +9,11 @@
 
 namespace unisono {
 
+//! An owned mapping.
 class Mapping {
  public:
   Mapping() = default;
-  // Takes over `nbytes` bytes at `data`, as mmap has returned them.
+  //! Takes over `nbytes` at `data`, as returned by mmap.
   Mapping(void* data, std::size_t nbytes) : data_(data), nbytes_(nbytes), process_(::getpid()) {
     ::madvise(data, nbytes, MADV_DONTFORK);
   }
@@ -23,12 +24,14 @@ class Mapping {
     std::swap(process_, other.process_);
     return *this;
   }
-  // In a forked child, something else may be at that address.
+  //! Unmaps the memory, except in a forked child, where something else may be at that address.
   ~Mapping() {
     if (data_ != nullptr && process_ == ::getpid()) ::munmap(data_, nbytes_);
   }
 
+  //! The first byte.
   void* data() const { return data_; }
+  //! The size.
   std::size_t nbytes() const { return nbytes_; }
 
  private:

@@ -1,8 +1,8 @@
-// A library that carries tagged messages between processes: UCX, or an MPI.
+// `Messenger`: a library that carries tagged messages between processes, which is UCX or an MPI.
 //
-// Nothing here blocks. A messenger is shared by the channels of a process and may be called by many threads: each has a
-// lock of its own, under which it enters its library. Messages of one tag from one peer arrive in the order in which
-// they were sent. Tags belong to the receiving process, which gives each of them out once: see `reserve`.
+// No function here blocks. The channels of a process share a messenger, and many threads may call it. Each messenger
+// has a lock under which it enters its library. Messages with one tag from one peer arrive in the order in which they
+// were sent. A tag belongs to the receiving process, which reserves it for one channel.
 #pragma once
 
 #include <poll.h>
@@ -19,17 +19,18 @@
 
 namespace unisono {
 
-// A posted message, which stays where it is until it has ended.
-struct Ticket {
+//! A posted send or receive. It may not move before it has ended.
+struct Transfer {
   enum class State : std::uint8_t { idle, pending, done, failed };
-  std::uintptr_t request = 0;  // the library's
-  std::size_t nbytes = 0;      // that have been received
+  std::uintptr_t request = 0;  // the library's request
+  std::size_t nbytes = 0;      // bytes received
   State state = State::idle;
-  bool receives = false;
+  bool receives = false;  // whether it is a receive
 
   bool pending() const { return state == State::pending; }
 };
 
+//! A library of tagged messages.
 class Messenger {
  public:
   using Peer = std::uintptr_t;
@@ -40,37 +41,41 @@ class Messenger {
   Messenger(const Messenger&) = delete;
   Messenger& operator=(const Messenger&) = delete;
 
+  //! The name of the transport, such as "ucx".
   virtual const char* name() const = 0;
-  // What the peers' `connect` takes.
+  //! The address that peers pass to `connect`.
   virtual std::vector<std::byte> address() = 0;
-  // Throws std::runtime_error, which says why, if the peer of this address cannot be reached.
+  //! Connects to a peer. Throws std::runtime_error with the reason if the peer cannot be reached.
   virtual Peer connect(std::span<const std::byte> address) = 0;
 
-  // The first of `tags_of_a_channel` tags that nothing else has been sent with to this process.
+  //! Returns the first of `tags_of_a_channel` tags that no peer of this process uses yet.
   virtual std::uint64_t reserve() { return next_tag_.fetch_add(tags_of_a_channel, std::memory_order_relaxed); }
 
-  // Whether messages may lie in such memory.
-  virtual bool knows(MemoryType memory) const { return memory == MemoryType::host; }
-  // The memory must stay until the ticket has ended. What fails at once is a ticket that has failed.
+  //! Whether messages may lie in such memory.
+  virtual bool supports(MemoryType memory) const { return memory == MemoryType::host; }
+  //! Sends `nbytes` at `data`. The memory must stay valid until the transfer has ended. An immediate error is a
+  //! transfer that has failed.
   virtual void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType memory,
-                    Ticket& ticket) = 0;
+                    Transfer& transfer) = 0;
+  //! Receives up to `nbytes` into `data`. The same holds.
   virtual void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType memory,
-                       Ticket& ticket) = 0;
-  // Moves what can be moved, and looks whether `ticket` has ended.
-  virtual void test(Ticket& ticket) = 0;
-  // Asks that it end, which a message that is on its way may not do before it has arrived.
-  virtual void cancel(Ticket& ticket) = 0;
-  // The ticket ends when all that has been sent to the peer, and has ended here, has been handed on.
-  virtual void flush(Peer peer, Ticket& ticket) = 0;
-  // Leaves a ticket that will not end to the library; its memory must never be freed.
-  virtual void forsake(Ticket& ticket) = 0;
+                       Transfer& transfer) = 0;
+  //! Moves data where possible, and notes whether `transfer` has ended.
+  virtual void test(Transfer& transfer) = 0;
+  //! Asks that the transfer end. One that is under way may end only when it has arrived.
+  virtual void cancel(Transfer& transfer) = 0;
+  //! Posts a transfer that ends when everything sent to the peer, and ended here, has left this process.
+  virtual void flush(Peer peer, Transfer& transfer) = 0;
+  //! Leaves a transfer that will not end to the library. Its memory must never be freed.
+  virtual void abandon_transfer(Transfer& transfer) = 0;
 
-  // Before a thread sleeps: adds what tells that something has arrived. False if it has already, and so it must not.
+  //! Prepares a sleep: adds the descriptors that report an arrival. False if something has arrived already, so the
+  //! thread must not sleep.
   virtual bool prepare_sleep(std::vector<pollfd>& descriptors) = 0;
-  // How long a thread may sleep, as the descriptors do not tell of everything.
-  virtual std::chrono::microseconds doze() const = 0;
-  // See `Channel::patience`.
-  virtual std::uint32_t patience() const { return 0; }
+  //! The longest sleep. It is bounded because the descriptors do not report every event.
+  virtual std::chrono::microseconds max_sleep() const = 0;
+  //! See `Channel::extra_yields`.
+  virtual std::uint32_t extra_yields() const { return 0; }
 
  protected:
   std::atomic<std::uint64_t> next_tag_{tags_of_a_channel};

@@ -10,17 +10,17 @@ namespace unisono {
 namespace {
 
 constexpr int success = 0;
-// MPI tells of nothing by a descriptor, so that who sleeps through the end of a message is late by a whole doze: for
-// about a millisecond it is better to give the core away again and again.
-constexpr std::chrono::microseconds doze_time{200};
+// MPI has no descriptor that reports an event, so a thread that sleeps through the end of a message is late by a whole
+// sleep. So for about a millisecond it yields instead.
+constexpr std::chrono::microseconds max_sleep_time{200};
 constexpr std::uint32_t yields_before_sleep = 1000;
-// More than any MPI's status has.
+// At least the size of every MPI's MPI_Status.
 struct alignas(16) MpiStatus {
   std::byte bytes[128];
 };
 
-// MPI may be entered by one thread at a time only, whatever the number of messengers.
-std::mutex& entrance() {
+// Only one thread at a time may enter MPI, whatever the number of messengers.
+std::mutex& mpi_mutex() {
   static std::mutex mutex;
   return mutex;
 }
@@ -85,7 +85,7 @@ class MpiMessenger final : public Messenger {
         tags_((handles.most_tag - 1) / tags_of_a_channel * tags_of_a_channel) {}
 
   const char* name() const override { return "mpi"; }
-  // Peers know each other by their ranks, which the communicator has.
+  //! Empty: peers know each other by their ranks in the communicator.
   std::vector<std::byte> address() override { return {}; }
 
   Peer connect(std::span<const std::byte> address) override {
@@ -98,75 +98,76 @@ class MpiMessenger final : public Messenger {
   std::uint64_t reserve() override { return Messenger::reserve() % tags_; }
 
   void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType,
-            Ticket& ticket) override {
+            Transfer& transfer) override {
     Handle request{};
-    const std::lock_guard lock(entrance());
-    const bool begun = alive() && library_.isend(data, static_cast<int>(nbytes), byte_, static_cast<int>(peer),
-                                                 static_cast<int>(tag), communicator_, &request) == success;
-    begin(ticket, begun, request, false);
+    const std::lock_guard lock(mpi_mutex());
+    const bool begun = is_usable() && library_.isend(data, static_cast<int>(nbytes), byte_, static_cast<int>(peer),
+                                                     static_cast<int>(tag), communicator_, &request) == success;
+    begin(transfer, begun, request, false);
   }
 
-  void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType, Ticket& ticket) override {
+  void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType,
+               Transfer& transfer) override {
     Handle request{};
-    const std::lock_guard lock(entrance());
-    const bool begun = alive() && library_.irecv(data, static_cast<int>(nbytes), byte_, static_cast<int>(peer),
-                                                 static_cast<int>(tag), communicator_, &request) == success;
-    begin(ticket, begun, request, true);
+    const std::lock_guard lock(mpi_mutex());
+    const bool begun = is_usable() && library_.irecv(data, static_cast<int>(nbytes), byte_, static_cast<int>(peer),
+                                                     static_cast<int>(tag), communicator_, &request) == success;
+    begin(transfer, begun, request, true);
   }
 
-  void test(Ticket& ticket) override {
-    if (!ticket.pending()) return;
-    auto request = handle_of<Handle>(ticket.request);
+  void test(Transfer& transfer) override {
+    if (!transfer.pending()) return;
+    auto request = handle_of<Handle>(transfer.request);
     MpiStatus status{};
     int ended = 0;
-    const std::lock_guard lock(entrance());
-    const bool well = alive() && library_.test(&request, &ended, &status) == success;
+    const std::lock_guard lock(mpi_mutex());
+    const bool well = is_usable() && library_.test(&request, &ended, &status) == success;
     if (well && ended == 0) return;
-    ticket.state = well && was_moved(ticket, status) ? Ticket::State::done : Ticket::State::failed;
+    transfer.state = well && was_moved(transfer, status) ? Transfer::State::done : Transfer::State::failed;
   }
 
-  void cancel(Ticket& ticket) override {
-    // A send that is cancelled may take its message back, or not, or wait for the receiver to say so.
-    if (!ticket.receives) return;
-    auto request = handle_of<Handle>(ticket.request);
-    const std::lock_guard lock(entrance());
-    if (alive()) library_.cancel(&request);
+  void cancel(Transfer& transfer) override {
+    // MPI may take a cancelled send back or not, and may wait for the receiver to tell. So sends are not cancelled.
+    if (!transfer.receives) return;
+    auto request = handle_of<Handle>(transfer.request);
+    const std::lock_guard lock(mpi_mutex());
+    if (is_usable()) library_.cancel(&request);
   }
 
-  // What has ended goes on by itself, and MPI_Finalize waits for it.
-  void flush(Peer, Ticket& ticket) override { ticket.state = Ticket::State::done; }
+  // An ended send continues by itself, and MPI_Finalize waits for it.
+  void flush(Peer, Transfer& transfer) override { transfer.state = Transfer::State::done; }
 
-  void forsake(Ticket& ticket) override {
-    auto request = handle_of<Handle>(ticket.request);
-    const std::lock_guard lock(entrance());
-    if (alive()) library_.request_free(&request);
-    ticket.state = Ticket::State::failed;
+  void abandon_transfer(Transfer& transfer) override {
+    auto request = handle_of<Handle>(transfer.request);
+    const std::lock_guard lock(mpi_mutex());
+    if (is_usable()) library_.request_free(&request);
+    transfer.state = Transfer::State::failed;
   }
 
   bool prepare_sleep(std::vector<pollfd>&) override { return true; }
-  std::chrono::microseconds doze() const override { return doze_time; }
-  std::uint32_t patience() const override { return yields_before_sleep; }
+  std::chrono::microseconds max_sleep() const override { return max_sleep_time; }
+  std::uint32_t extra_yields() const override { return yields_before_sleep; }
 
  private:
-  // After MPI_Finalize, which the program may call when it likes, MPI ends the process that calls it.
-  bool alive() const {
+  // Whether MPI may be called. After MPI_Finalize, which the program may call at any time, MPI would end the process.
+  bool is_usable() const {
     int finalized = 0;
     return library_.finalized(&finalized) == success && finalized == 0;
   }
 
-  static void begin(Ticket& ticket, bool begun, Handle request, bool receives) {
-    ticket = {};
-    ticket.receives = receives;
-    ticket.request = value_of(request);
-    ticket.state = begun ? Ticket::State::pending : Ticket::State::failed;
+  static void begin(Transfer& transfer, bool begun, Handle request, bool receives) {
+    transfer = {};
+    transfer.receives = receives;
+    transfer.request = value_of(request);
+    transfer.state = begun ? Transfer::State::pending : Transfer::State::failed;
   }
 
-  bool was_moved(Ticket& ticket, const MpiStatus& status) const {
+  bool was_moved(Transfer& transfer, const MpiStatus& status) const {
     int cancelled = 0;
     int nbytes = 0;
     if (library_.test_cancelled(&status, &cancelled) != success || cancelled != 0) return false;
-    if (ticket.receives && library_.get_count(&status, byte_, &nbytes) != success) return false;
-    ticket.nbytes = static_cast<std::size_t>(nbytes);
+    if (transfer.receives && library_.get_count(&status, byte_, &nbytes) != success) return false;
+    transfer.nbytes = static_cast<std::size_t>(nbytes);
     return true;
   }
 

@@ -1,8 +1,8 @@
-// Tagged messages by the MPI that the process has loaded.
+// Tagged messages by the MPI library that the process has loaded.
 //
-// Its functions are looked up by name, and its handles come from mpi4py, so that nothing of an MPI is needed to build
-// this. There are two kinds: handles are pointers in Open MPI, and integers in MPICH and what is derived from it; what
-// takes handles is a template over their type. The communicator is one of our own, whose errors are returned.
+// Its functions are looked up by name, and mpi4py provides the handles, so the build needs no MPI. Handles are pointers
+// in Open MPI and integers in MPICH and its derivatives, so code with handles is a template over their type. The
+// communicator is our own, and its errors are returned.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace unisono {
 
-// As mpi4py has them.
+//! The handles of MPI, as mpi4py has them.
 struct MpiHandles {
   std::uintptr_t communicator;
   std::uintptr_t byte;  // MPI_BYTE
@@ -20,7 +20,8 @@ struct MpiHandles {
   std::uint64_t most_tag;
 };
 
-// `library` is the path of the MPI library. Throws std::runtime_error if it lacks a function.
+//! Returns a messenger for the MPI library at the path `library`. Throws std::runtime_error if the library lacks a
+//! function.
 std::unique_ptr<Messenger> make_mpi_messenger(const std::string& library, const MpiHandles& handles);
 
 }  // namespace unisono

@@ -1,6 +1,6 @@
-// Floats of 8 and 16 bits and their conversions from and to float32, for the kernels of one instruction set (see
-// kernels_isa.cpp) and of GPUs (transports/cuda/kernels), where NVRTC compiles this as it stands. Encoding rounds to
-// nearest even, once.
+// Floats of 8 and 16 bits, with conversions from and to float32. Shared by the kernels of each instruction set
+// (kernels_isa.cpp) and of GPUs (transports/cuda/kernels), where NVRTC compiles this file unchanged. Encoding rounds
+// once, to nearest even.
 #pragma once
 
 #include <stddef.h>
@@ -22,14 +22,14 @@ inline float bits_float(uint32_t bits) { return __builtin_bit_cast(float, bits);
 // The bits of 2^exponent.
 constexpr uint32_t power_bits(int exponent) { return static_cast<uint32_t>(127 + exponent) << 23; }
 
-// Where the compiler sees no branch, it makes none; and only then it vectorises what narrows afterwards.
+// A choice without a branch. Only then does the compiler vectorise the conversion to a narrower type that follows.
 constexpr uint32_t select(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = 0u - static_cast<uint32_t>(condition);
   return (yes & mask) | (no & ~mask);
 }
 
-// A format with `digits` bits after the point of its significand and the exponent bias `bias`. Without infinity, the
-// largest bit pattern is the NaN, and what is too large for the format becomes it.
+// A format with `digits` fraction bits and the exponent bias `bias`. In a format without infinity the largest bit
+// pattern is NaN, and a value that is too large becomes NaN.
 template <class Bits, int digits, int bias, bool has_infinity>
 struct NarrowFloat {
   static constexpr size_t itemsize = sizeof(Bits);
@@ -39,7 +39,7 @@ struct NarrowFloat {
   static constexpr uint32_t rebias = static_cast<uint32_t>(127 - bias) << 23;
   static constexpr uint32_t least_normal = 1u << digits;
   static constexpr uint32_t fraction = least_normal - 1;
-  // The first bit pattern that is no number.
+  // The first bit pattern that is not a finite number.
   static constexpr uint32_t top = has_infinity ? (sign_bit - 1) & ~fraction : sign_bit - 1;
   static constexpr uint32_t nan = has_infinity ? top | (least_normal >> 1) : top;
 
@@ -58,7 +58,7 @@ struct NarrowFloat {
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t half = (1u << (shift - 1)) - 1;
     const uint32_t normal = (magnitude - rebias + half + ((magnitude >> shift) & 1u)) >> shift;
-    // The sum aligns the bits of a subnormal result with the end of the significand, and rounds it.
+    // The addition aligns the bits of a subnormal result with the end of the significand, and rounds it.
     constexpr uint32_t aligner = power_bits(24 - bias - digits);
     const uint32_t subnormal = float_bits(bits_float(magnitude) + bits_float(aligner)) - aligner;
     const uint32_t number = select(magnitude < power_bits(1 - bias), subnormal, normal);
@@ -74,7 +74,7 @@ struct NarrowFloat {
     auto* y = reinterpret_cast<Unaligned<Bits>*>(out);
     for (size_t i = 0; i < count; ++i) y[i] = encode(in[i]);
   }
-  // Combines as many elements of two arrays as is quicker without states in memory, and returns how many.
+  // Combines elements of two arrays without states in memory, where that is faster. Returns how many it has combined.
   template <class Op>
   static size_t combine_two(byte*, const byte*, const byte*, size_t) {
     return 0;
@@ -86,10 +86,10 @@ using Float8E5M2 = NarrowFloat<uint8_t, 2, 15, true>;
 
 using ScalarFloat16 = NarrowFloat<uint16_t, 10, 15, true>;
 
-// Conversions of float16, of so many elements at a time as the processor has instructions for.
+// Conversions of float16, for as many elements at a time as one instruction converts.
 #if defined(__AVX512F__)
 inline constexpr size_t half_lanes = 16;
-// gcc 12 takes what the forms without a mask leave undefined for a mistake of ours.
+// gcc 12 warns about the undefined values in the forms without a mask.
 inline constexpr __mmask16 all_lanes = 0xffff;
 inline void decode_halves(float* out, const byte* in) {
   _mm512_storeu_ps(out, _mm512_maskz_cvtph_ps(all_lanes, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in))));
@@ -152,7 +152,8 @@ struct Float16 : ScalarFloat16 {
   }
 };
 
-// The upper half of a float32. The processors that convert to it themselves take subnormal numbers for zero.
+// The upper half of a float32. The conversion instructions of processors are not used, because they flush subnormal
+// numbers to zero.
 struct BFloat16 {
   static constexpr size_t itemsize = 2;
   static float decode(uint16_t half) { return bits_float(static_cast<uint32_t>(half) << 16); }
@@ -170,7 +171,7 @@ struct BFloat16 {
     auto* y = reinterpret_cast<Unaligned<uint16_t>*>(out);
     for (size_t i = 0; i < count; ++i) y[i] = encode(in[i]);
   }
-  // By two in the halves of a word, so that nothing is widened or narrowed.
+  // Combines two elements in the halves of a word, so that none is widened or narrowed.
   template <class Op>
   static size_t combine_two(byte* dst, const byte* a, const byte* b, size_t count) {
     auto* out = reinterpret_cast<Unaligned<uint32_t>*>(dst);

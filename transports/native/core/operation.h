@@ -1,4 +1,4 @@
-// What an endpoint drives: a started collective, send or receive. None of these calls blocks.
+// `Operation`: a started collective, send, receive or probe, which an endpoint drives. No function here blocks.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,25 @@
 
 namespace unisono {
 
-// A message arrived that belongs to another call than the one it was received for; `what` it was.
+//! A message of another call has arrived. `what` describes it.
 struct Mismatch : std::runtime_error {
+  //! `from` sent the message; `first_call`: see `sequence`.
   Mismatch(std::int32_t from, std::int64_t first_call, const std::string& what)
       : std::runtime_error(what), peer(from), sequence(first_call) {}
   std::int32_t peer;
-  std::int64_t sequence;  // of the first collective that the ranks can disagree on; -1 for a message by itself
+  std::int64_t sequence;  // the first collective on which the ranks may disagree; -1 for a point-to-point message
 };
 
-// A channel, open or not yet, on which an operation cannot go on now.
+//! A channel on which an operation waits.
 struct Blocked {
   Channel* channel;
   std::int32_t peer;
   bool sends;
   bool receives;
-  bool needed = true;  // whether what is to be received there may not come from any other peer instead
+  bool needed = true;  // false if the message may come from another peer instead
 };
 
+//! A call in progress.
 class Operation {
  public:
   Operation() = default;
@@ -35,10 +37,12 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Moves what can be moved; true if anything was. Throws Mismatch, or ProtocolError.
+  //! Moves data where possible; true if any was moved. Throws Mismatch or ProtocolError.
   virtual bool advance() = 0;
+  //! Whether the call has ended.
   virtual bool done() const = 0;
-  virtual void blocked_on(std::vector<Blocked>& found) const = 0;
+  //! Adds the channels on which the call waits.
+  virtual void blocked_on(std::vector<Blocked>& waits) const = 0;
 };
 
 }  // namespace unisono

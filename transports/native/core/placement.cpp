@@ -38,7 +38,7 @@ double flag_latency_ns(int core_a, int core_b, std::int64_t rounds) {
     if (const int code = pin(core); code != 0) error.store(code);
     return error.load() == 0;
   };
-  // A thread that cannot be pinned, or sees that the other one could not, stops; so neither waits for ever.
+  // A thread stops if it cannot be pinned or sees that the other one could not, so neither waits for ever.
   const auto await = [&](Ball& ball, std::int64_t value) {
     while (ball.value.load(std::memory_order_acquire) != value)
       if (error.load(std::memory_order_relaxed) != 0) return false;

@@ -7,7 +7,7 @@ namespace unisono {
 namespace {
 
 constexpr std::int64_t format_version = 3;
-// Bounds that keep every index computation of a plan far from overflow.
+// Bounds that keep every index computation far from overflow.
 constexpr std::int64_t most_rows = std::int64_t{1} << 28;
 constexpr std::int64_t most_times = std::int64_t{1} << 31;
 
@@ -163,13 +163,13 @@ void Plan::check_scratch() const {
   require(scratch.blocks == copied * scratch_.copies, "scratch is not copies of what it is like");
 }
 
-// What the steps of each kind have.
+// The fields that steps of each kind have.
 struct Plan::Shape {
   bool peer;
   bool dst;
   std::int64_t fewest_sources;
   std::int64_t most_sources;
-  bool remote;  // whether sources may be, and not only this rank's
+  bool remote;  // whether sources may lie in a peer's memory
 };
 
 const Plan::Shape& Plan::shape_of(Opcode opcode) {
@@ -202,7 +202,7 @@ void Plan::check_step(const Step& step) const {
     require(source.peer < 0 || shape.remote, "a step has a source in memory of a peer");
 }
 
-// The partition of a peer's buffer is taken to be this rank's, or to be one block where this rank has none.
+// A peer's buffer is assumed to have this rank's partition, or to be one block if this rank has none.
 void Plan::check_operand(const Operand& operand) const {
   require(operand.peer < size_, "peer of an operand");
   const std::int64_t blocks = partition(operand.buffer).blocks;

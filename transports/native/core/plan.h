@@ -1,5 +1,5 @@
-// A plan as the interpreter reads it: the decoded and fully checked form of the int64 array that
-// unisono.algorithms.ir.encode writes. Nothing here knows any algorithm.
+// `Plan`: the decoded and checked form of the int64 array that unisono.algorithms.ir.encode writes. It knows no
+// algorithm.
 #pragma once
 
 #include <cstddef>
@@ -9,53 +9,60 @@
 
 namespace unisono {
 
+//! The buffers of a plan.
 enum class BufferKind : std::uint8_t { input, output, scratch };
 inline constexpr std::size_t buffer_kinds = 3;
 
+//! The kinds of steps, numbered as in encode.
 enum class Opcode : std::uint8_t { send, recv, recv_reduce, copy, reduce, read, read_reduce, write, signal, wait };
 
-// Whether a step is a message, or a flag, which travels like one.
+//! Whether a step is a message, or a flag, which travels as one.
 constexpr bool travels(Opcode opcode) { return opcode <= Opcode::recv_reduce || opcode >= Opcode::signal; }
+//! Whether this rank sends the message.
 constexpr bool is_sent(Opcode opcode) { return opcode == Opcode::send || opcode == Opcode::signal; }
 
-// What lengths a partition's blocks have: near-equal parts of the buffer, or given counts.
+//! The block lengths of a buffer: nearly equal parts, or counts.
 struct Partition {
   std::int64_t blocks = 0;
-  std::int64_t counts = 0;  // 0: even; otherwise the kind of counts that the caller binds
+  std::int64_t counts = 0;  // 0: equal parts; otherwise which of the caller's lists of counts
 };
 
-// How SCRATCH is cut: by counts of its own, or as copies of another buffer or of one block of it.
+//! How SCRATCH is cut: by counts of its own, or as copies of another buffer or of one of its blocks.
 struct ScratchLayout {
   std::int64_t like = -1;  // the other buffer; -1: counts of its own
   std::int64_t copies = 1;
-  std::int64_t block = -1;  // by its index in memory; -1: all
+  std::int64_t block = -1;  // index in memory of the copied block; -1: all blocks
 };
 
+//! A span of blocks in a buffer, in this rank's memory or a peer's.
 struct Operand {
   BufferKind buffer = BufferKind::input;
   std::int64_t start = 0;
   std::int64_t count = 0;
   std::int64_t stride = 0;
   std::int64_t advance = 0;
-  std::int64_t peer = -1;  // in whose memory it is; -1: in this rank's own
+  std::int64_t peer = -1;  // owner of the memory; -1: this rank
 };
 
+//! One action of a group.
 struct Step {
   Opcode opcode = Opcode::copy;
   bool received_first = false;
   bool lower = false;
   std::int64_t peer = 0;
   std::int64_t peer_advance = 0;
-  std::int64_t dst = -1;  // index of an operand
+  std::int64_t dst = -1;  // index of an operand; -1: none
   std::int64_t first_source = 0;
   std::int64_t sources = 0;
 };
 
+//! A group of another lane that must have ended.
 struct Dependency {
   std::int64_t lane;
   std::int64_t group;
 };
 
+//! A group, by the ranges of its steps and dependencies.
 struct Group {
   std::int64_t first_step;
   std::int64_t steps;
@@ -63,50 +70,62 @@ struct Group {
   std::int64_t dependencies;
 };
 
-// A group run once, or several groups run many times.
+//! A group that is run once, or several groups that are repeated.
 struct Item {
   std::int64_t times;
   std::int64_t first_group;
   std::int64_t groups;
 };
 
+//! A sequence of items.
 struct Lane {
   std::int64_t first_item;
   std::int64_t items;
   std::int64_t groups_as_run;
 };
 
-// The place of a group as run: its row and the iteration of the Repeat that it is in.
+//! A group as run: its row, and the iteration of its Repeat.
 struct GroupAt {
   const Group* group;
   std::int64_t iteration;
 };
 
+//! The plan of one rank. Immutable.
 class Plan {
  public:
-  // Decodes `words`; throws std::invalid_argument if anything in them is out of range.
+  //! Decodes `words`; throws std::invalid_argument if any value is out of range.
   explicit Plan(std::span<const std::int64_t> words);
 
+  //! The number of ranks.
   std::int64_t size() const { return size_; }
+  //! The rank that the plan is for.
   std::int64_t rank() const { return rank_; }
+  //! The lanes.
   const std::vector<Lane>& lanes() const { return lanes_; }
+  //! The partition of a buffer.
   const Partition& partition(BufferKind kind) const { return partitions_[static_cast<std::size_t>(kind)]; }
+  //! The layout of SCRATCH.
   const ScratchLayout& scratch() const { return scratch_; }
 
-  // Whether peers read each other's memory.
+  //! Whether peers read each other's memory.
   bool maps() const { return maps_; }
 
+  //! The group with this number in a lane as run, with repeats unrolled.
   GroupAt group_at(std::size_t lane, std::int64_t group) const;
+  //! The steps of a group.
   std::span<const Step> steps(const Group& group) const { return slice(steps_, group.first_step, group.steps); }
+  //! The groups of other lanes that must have ended before a group begins.
   std::span<const Dependency> dependencies(const Group& group) const {
     return slice(dependencies_, group.first_dependency, group.dependencies);
   }
+  //! The operand with this index.
   const Operand& operand(std::int64_t index) const { return operands_[static_cast<std::size_t>(index)]; }
 
+  //! The peer of a step in an iteration of its Repeat.
   std::int64_t peer(const Step& step, std::int64_t iteration) const {
     return step.peer_advance == 0 ? step.peer : modulo(step.peer + iteration * step.peer_advance, size_);
   }
-  // Index in memory of the i-th block of an operand in the given iteration.
+  //! The index in memory of the i-th block of an operand, in an iteration of its Repeat.
   std::int64_t block(const Operand& operand, std::int64_t iteration, std::int64_t i) const {
     const std::int64_t blocks = partition(operand.buffer).blocks;
     std::int64_t logical = operand.start + iteration * operand.advance + i * operand.stride;

@@ -17,7 +17,7 @@ std::string array_text(const Header& header) {
 }  // namespace
 
 PointToPoint::PointToPoint(std::vector<std::shared_ptr<Mailbox>> mailboxes, const Posting& posting)
-    : mailboxes_(std::move(mailboxes)), verb_(posting.verb), parcel_(posting.parcel), any_tag_(posting.any_tag) {
+    : mailboxes_(std::move(mailboxes)), verb_(posting.verb), buffer_(posting.buffer), any_tag_(posting.any_tag) {
   for (std::size_t i = 0; i < mailboxes_.size() && !done_; ++i) mailboxes_[i]->post(*this);
 }
 
@@ -31,9 +31,9 @@ bool PointToPoint::advance() {
   return moved;
 }
 
-void PointToPoint::blocked_on(std::vector<Blocked>& found) const {
+void PointToPoint::blocked_on(std::vector<Blocked>& waits) const {
   if (done_) return;
-  for (const auto& mailbox : mailboxes_) found.push_back(mailbox->blocked(verb_ == Verb::send));
+  for (const auto& mailbox : mailboxes_) waits.push_back(mailbox->blocked(verb_ == Verb::send));
 }
 
 std::string PointToPoint::unclaimed_text() const {
@@ -53,12 +53,12 @@ std::string PointToPoint::unclaimed_text() const {
 }
 
 bool PointToPoint::matches(const Header& header) const {
-  return any_tag_ ? header.group < first_reserved_tag : header.group == parcel_.header.group;
+  return any_tag_ ? header.group < first_reserved_tag : header.group == buffer_.header.group;
 }
 
-// From now on this waits for nothing but that message.
-void PointToPoint::settle(Mailbox& mailbox, const Header& header) {
-  found_ = {mailbox.entry_.peer, header};
+// The operation takes this message and withdraws from all other mailboxes.
+void PointToPoint::match_with(Mailbox& mailbox, const Header& header) {
+  matched_ = {mailbox.entry_.peer, header};
   std::erase_if(mailboxes_, [&](const std::shared_ptr<Mailbox>& other) {
     if (other.get() == &mailbox) return false;
     other->withdraw(*this);
@@ -78,7 +78,7 @@ void Mailbox::post(PointToPoint& operation) {
   if (waiting == unexpected_.end()) {
     (operation.probes() ? probes_ : receives_).push_back(&operation);
   } else if (operation.probes()) {
-    operation.settle(*this, waiting->header);
+    operation.match_with(*this, waiting->header);
     operation.done_ = true;
   } else {
     deliver(operation, *waiting);
@@ -103,12 +103,12 @@ bool Mailbox::advance() {
   return advance_receives() || sent;
 }
 
-void Mailbox::blocked_on(std::vector<Blocked>& found) {
-  if (!sends_.empty()) found.push_back(blocked(true));
+void Mailbox::blocked_on(std::vector<Blocked>& waits) {
+  if (!sends_.empty()) waits.push_back(blocked(true));
   if (receives_.empty() && probes_.empty()) return;
   const auto is_of_any = [](const PointToPoint* operation) { return operation->mailboxes_.size() > 1; };
-  found.push_back(blocked(false));
-  found.back().needed = !std::all_of(receives_.begin(), receives_.end(), is_of_any) ||
+  waits.push_back(blocked(false));
+  waits.back().needed = !std::all_of(receives_.begin(), receives_.end(), is_of_any) ||
                         !std::all_of(probes_.begin(), probes_.end(), is_of_any);
 }
 
@@ -118,12 +118,12 @@ bool Mailbox::advance_sends() {
   while (!sends_.empty()) {
     PointToPoint& send = *sends_.front();
     if (!send.begun_) {
-      if (!channel_->begin(send.parcel_.header, send.parcel_.data, send.parcel_.memory)) return moved;
+      if (!channel_->begin(send.buffer_.header, send.buffer_.data, send.buffer_.memory)) return moved;
       send.begun_ = moved = true;
     }
-    const std::size_t nbytes = send.parcel_.header.nbytes;
+    const std::size_t nbytes = send.buffer_.header.nbytes;
     while (send.moved_ < nbytes) {
-      const std::size_t taken = channel_->write(send.parcel_.data + send.moved_, nbytes - send.moved_);
+      const std::size_t taken = channel_->write(send.buffer_.data + send.moved_, nbytes - send.moved_);
       if (taken == 0) return moved;
       send.moved_ += taken;
       moved = true;
@@ -138,58 +138,60 @@ bool Mailbox::advance_sends() {
 bool Mailbox::advance_receives() {
   bool moved = false;
   if (!open()) return false;
-  while ((current_ != nullptr || aside_ || open_front()) && (current_ != nullptr ? move_to(*current_) : move_aside()))
+  while ((current_ != nullptr || buffered_ || open_front()) &&
+         (current_ != nullptr ? move_to(*current_) : move_to_buffer()))
     moved = true;
   return moved;
 }
 
-// Decides where the front message goes. With nothing posted it stays where it is, and its sender with it.
+// Decides which receive gets the front message. If nothing is posted, the message stays in the channel, which holds up
+// its sender.
 bool Mailbox::open_front() {
   if (receives_.empty() && probes_.empty()) return false;
   const Header* header = channel_->front();
   if (header == nullptr) return false;
   if (header->kind != kind_point_to_point) throw ProtocolError("a message of a collective on a point-to-point channel");
   if (header->sequence >= dtype_count) throw ProtocolError("a message of elements of no known type");
-  if (PointToPoint* receive = expecting(*header)) {
-    receive->settle(*this, *header);
+  if (PointToPoint* receive = find_receive(*header)) {
+    receive->match_with(*this, *header);
     check(*receive, *header, entry_.peer);
-    if (channel_->takes(receive->parcel_.memory, header->nbytes)) {
+    if (channel_->accepts(receive->buffer_.memory, header->nbytes)) {
       current_ = receive;
     } else {
-      aside_ = std::make_unique<Unexpected>(*header);
+      buffered_ = std::make_unique<Unexpected>(*header);
     }
     return true;
   }
   answer_probes(*header);
   if (receives_.empty() && probes_.empty()) return false;
-  aside_ = std::make_unique<Unexpected>(*header);
+  buffered_ = std::make_unique<Unexpected>(*header);
   return true;
 }
 
-// Shows a message that no receive expects to all that look for such a one.
+// Ends all probes that match a message which no receive takes.
 void Mailbox::answer_probes(const Header& header) {
   std::erase_if(probes_, [&](PointToPoint* probe) {
     if (!probe->matches(header)) return false;
-    probe->settle(*this, header);
+    probe->match_with(*this, header);
     return probe->done_ = true;
   });
 }
 
-PointToPoint* Mailbox::expecting(const Header& header) {
+PointToPoint* Mailbox::find_receive(const Header& header) {
   const auto found = std::find_if(receives_.begin(), receives_.end(),
                                   [&](const PointToPoint* receive) { return receive->matches(header); });
   return found == receives_.end() ? nullptr : *found;
 }
 
 void Mailbox::check(const PointToPoint& receive, const Header& header, std::int32_t peer) {
-  const Header& expected = receive.parcel_.header;
+  const Header& expected = receive.buffer_.header;
   if (header.sequence == expected.sequence && header.nbytes == expected.nbytes) return;
   throw Mismatch(peer, -1,
                  array_text(header) + " with tag " + std::to_string(header.group) + ", where " + array_text(expected) +
                      " is to be received");
 }
 
-// Reads what has come of the front message into `data`, where `moved` of its bytes are already; whether that is all.
+// Reads more of the front message into `data`, which has `moved` of its bytes already. True if the message is complete.
 bool Mailbox::read_all(std::byte* data, std::size_t nbytes, MemoryType memory, std::size_t& moved) {
   if (nbytes == 0) channel_->consume(0);
   while (moved < nbytes) {
@@ -204,32 +206,32 @@ bool Mailbox::read_all(std::byte* data, std::size_t nbytes, MemoryType memory, s
 
 bool Mailbox::move_to(PointToPoint& receive) {
   const std::size_t before = receive.moved_;
-  const Parcel& parcel = receive.parcel_;
-  if (!read_all(parcel.data, parcel.header.nbytes, parcel.memory, receive.moved_)) return receive.moved_ != before;
+  const MessageBuffer& buffer = receive.buffer_;
+  if (!read_all(buffer.data, buffer.header.nbytes, buffer.memory, receive.moved_)) return receive.moved_ != before;
   end(receive);
   current_ = nullptr;
   return true;
 }
 
-bool Mailbox::move_aside() {
-  if (!read_all(aside_->data.get(), aside_->header.nbytes, MemoryType::host, aside_->moved)) return false;
-  if (PointToPoint* receive = expecting(aside_->header)) {
-    deliver(*receive, *aside_);
+bool Mailbox::move_to_buffer() {
+  if (!read_all(buffered_->data.get(), buffered_->header.nbytes, MemoryType::host, buffered_->moved)) return false;
+  if (PointToPoint* receive = find_receive(buffered_->header)) {
+    deliver(*receive, *buffered_);
   } else {
-    answer_probes(aside_->header);
-    unexpected_.push_back(std::move(*aside_));
+    answer_probes(buffered_->header);
+    unexpected_.push_back(std::move(*buffered_));
   }
-  aside_.reset();
+  buffered_.reset();
   return true;
 }
 
 void Mailbox::deliver(PointToPoint& receive, Unexpected& message) {
-  receive.settle(*this, message.header);  // first, so that nothing holds a receive whose making fails
+  receive.match_with(*this, message.header);  // first, so that no mailbox holds a receive whose check throws
   check(receive, message.header, entry_.peer);
-  if (receive.parcel_.memory != MemoryType::host) {
-    receive.aside_ = std::move(message.data);
+  if (receive.buffer_.memory != MemoryType::host) {
+    receive.host_copy_ = std::move(message.data);
   } else if (message.moved != 0) {
-    copy_array(receive.parcel_.data, message.data.get(), message.moved);
+    copy_array(receive.buffer_.data, message.data.get(), message.moved);
   }
   end(receive);
 }

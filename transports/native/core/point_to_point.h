@@ -1,7 +1,8 @@
-// Sends, receives and probes with tags. Messages of one tag between two ranks arrive in the order in which they were
-// sent; a receive takes the first message of its tag, and messages of other tags that stand before it are put aside in
-// memory. What may come from any rank is posted in the mailboxes of all of them, in its place among what is posted
-// there, until one of them has a message for it.
+// Sends, receives and probes with tags.
+//
+// Messages with one tag between two ranks arrive in the order in which they were sent. A receive takes the first
+// message with its tag. Messages with other tags in front of it are buffered in memory. A receive from any rank is
+// posted in the mailboxes of all ranks, until one of them has a message for it.
 #pragma once
 
 #include <deque>
@@ -18,78 +19,83 @@ namespace unisono {
 
 class Mailbox;
 
-// A payload to be sent or the room to receive one; the header holds type, tag and length. One to be sent lies in memory
-// that its channel takes; what is received to other memory is left on the host.
-struct Parcel {
+//! A payload to send, or memory for one to receive. The header holds type, tag and length. A payload to send must lie
+//! in memory that its channel accepts. A receive into other memory leaves the bytes on the host.
+struct MessageBuffer {
   Header header;
   std::byte* data;
   MemoryType memory = MemoryType::host;
 };
 
-// A probe looks for a message without taking it: until there is one, or once.
+//! What is done with a message. `probe` looks for a message without taking it until there is one, and `probe_once`
+//! looks once.
 enum class Verb : std::uint8_t { send, receive, probe, probe_once };
 
-// What is done with which messages; `any_tag` stands for all tags before the reserved ones, whatever the parcel's.
+//! A verb and its message. With `any_tag` it matches all tags below the reserved ones, whatever the header says.
 struct Posting {
   Verb verb;
-  Parcel parcel;
+  MessageBuffer buffer;
   bool any_tag = false;
 };
 inline constexpr std::uint32_t first_reserved_tag = 1U << 31;
 
-// The message that a receive has got, or a probe has seen.
-struct Found {
+//! The message that a receive took or a probe has found.
+struct MatchedMessage {
   std::int32_t source;
   Header header;
 };
 
+//! One send, receive or probe.
 class PointToPoint final : public Operation {
  public:
-  // `mailboxes`: of the peer, or of all that a message may come from.
+  //! Posts it in the mailbox of the peer, or in those of all peers that a message may come from.
   PointToPoint(std::vector<std::shared_ptr<Mailbox>> mailboxes, const Posting& posting);
   ~PointToPoint() override;
 
   bool advance() override;
   bool done() const override { return done_; }
-  void blocked_on(std::vector<Blocked>& found) const override;
+  void blocked_on(std::vector<Blocked>& waits) const override;
 
-  bool looks_once() const { return verb_ == Verb::probe_once; }
-  // Ends a probe that has seen nothing.
+  //! Whether it is a probe that ends in any case.
+  bool probes_once() const { return verb_ == Verb::probe_once; }
+  //! Ends a probe that has found nothing.
   void give_up() { done_ = true; }
-  const std::optional<Found>& found() const { return found_; }
-  // The messages that have come from its peers with other tags, for the error of a receive that has timed out:
-  // " (2 with other tags have come: 6, 8)"; empty if there are none.
+  //! The matching message, once it is known.
+  const std::optional<MatchedMessage>& matched() const { return matched_; }
+  //! Describes the messages with other tags that have arrived, for the error of a timed-out receive: " (2 with other
+  //! tags have come: 6, 8)"; empty if there are none.
   std::string unclaimed_text() const;
-  // What has been received, if it is not where it belongs, but had to be put aside on the host.
-  std::unique_ptr<std::byte[]> take_aside() { return std::move(aside_); }
+  //! The received bytes, if they were buffered on the host because the channel does not accept the destination.
+  std::unique_ptr<std::byte[]> take_host_copy() { return std::move(host_copy_); }
 
  private:
   friend class Mailbox;
 
   bool probes() const { return verb_ == Verb::probe || verb_ == Verb::probe_once; }
   bool matches(const Header& header) const;
-  void settle(Mailbox& mailbox, const Header& header);
+  void match_with(Mailbox& mailbox, const Header& header);
 
   std::vector<std::shared_ptr<Mailbox>> mailboxes_;
   const Verb verb_;
-  const Parcel parcel_;
+  const MessageBuffer buffer_;
   const bool any_tag_;
-  std::optional<Found> found_;
-  std::unique_ptr<std::byte[]> aside_;
+  std::optional<MatchedMessage> matched_;
+  std::unique_ptr<std::byte[]> host_copy_;
   bool begun_ = false;
   bool done_ = false;
   std::size_t moved_ = 0;
 };
 
-// The point-to-point traffic to one peer, or from one.
+//! The point-to-point messages to one peer, or from one peer.
 class Mailbox {
  public:
   explicit Mailbox(ChannelEntry& entry) : entry_(entry) {}
 
-  // Moves what can be moved of everything that has been posted; see `Operation::advance`.
+  //! Moves what can be moved of all posted operations; see `Operation::advance`.
   bool advance();
-  void blocked_on(std::vector<Blocked>& found);
-  // Forgets the channel, which is about to go; what is posted will not move any more.
+  //! Adds this channel if an operation waits on it.
+  void blocked_on(std::vector<Blocked>& waits);
+  //! Forgets the channel, which is about to close. Posted operations make no more progress.
   void close() { channel_ = nullptr; }
 
  private:
@@ -111,21 +117,21 @@ class Mailbox {
   bool open_front();
   bool read_all(std::byte* data, std::size_t nbytes, MemoryType memory, std::size_t& moved);
   bool move_to(PointToPoint& receive);
-  bool move_aside();
+  bool move_to_buffer();
   void answer_probes(const Header& header);
-  PointToPoint* expecting(const Header& header);
+  PointToPoint* find_receive(const Header& header);
   static void check(const PointToPoint& receive, const Header& header, std::int32_t peer);
   void deliver(PointToPoint& receive, Unexpected& message);
   void end(PointToPoint& receive);
 
   ChannelEntry& entry_;
-  Channel* channel_ = nullptr;  // once it is open
+  Channel* channel_ = nullptr;  // nullptr until it is open
   std::deque<PointToPoint*> sends_;
   std::deque<PointToPoint*> receives_;
   std::deque<PointToPoint*> probes_;
   std::deque<Unexpected> unexpected_;
-  PointToPoint* current_ = nullptr;    // the receive that the front message goes to
-  std::unique_ptr<Unexpected> aside_;  // or what it is put aside in
+  PointToPoint* current_ = nullptr;       // the receive that takes the front message
+  std::unique_ptr<Unexpected> buffered_;  // or the buffer for the front message
 };
 
 }  // namespace unisono

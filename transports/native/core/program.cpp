@@ -8,12 +8,12 @@
 namespace unisono {
 namespace {
 
-// Steps of a program that is resolved beforehand: some 100 KiB.
+// Programs with at most this many steps are resolved beforehand, which takes about 100 KiB.
 constexpr std::int64_t most_resolved = 1024;
 
-Receipt receipt_of(Opcode opcode) {
-  if (opcode == Opcode::recv_reduce) return Receipt::combined;
-  return opcode == Opcode::recv ? Receipt::kept : Receipt::none;
+Incoming incoming_of(Opcode opcode) {
+  if (opcode == Opcode::recv_reduce) return Incoming::combined;
+  return opcode == Opcode::recv ? Incoming::kept : Incoming::none;
 }
 
 std::int64_t total(const std::vector<Extent>& extents) {
@@ -34,7 +34,7 @@ Program::Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<
     lay_out_strips(static_cast<BufferKind>(kind), shared[kind]);
   }
   lay_out_scratch();
-  find_what_is_looked_at();
+  find_output_blocks_read();
   std::int64_t steps = 0;
   for (std::size_t lane = 0; lane < lanes(); ++lane) instances_ += groups(lane) * segments_;
   if (instances_ > most_resolved) return;
@@ -78,7 +78,7 @@ void Program::add_strip(BufferKind kind, std::size_t extent, Range part) {
 }
 
 template <class Each>
-void Program::for_each_strip(BufferKind kind, Range range, Each each) const {
+void Program::for_each_strip(BufferKind kind, Range range, Each visit) const {
   const auto& strips = strips_[static_cast<std::size_t>(kind)];
   const std::int64_t end = range.offset + range.length;
   auto strip = std::partition_point(strips.begin(), strips.end(),
@@ -86,12 +86,12 @@ void Program::for_each_strip(BufferKind kind, Range range, Each each) const {
   for (; strip != strips.end() && strip->start < end; ++strip) {
     const std::int64_t first = std::max(strip->start, range.offset);
     const Range part{first, std::min(strip->end(), end) - first};
-    if (part.length > 0) each(*strip, part);
+    if (part.length > 0) visit(*strip, part);
   }
 }
 
-// Where SCRATCH has counts of its own, its elements are like those of INPUT, which then is one array, maybe an empty
-// one.
+// If SCRATCH has counts of its own, its elements have the type of INPUT, which must then be one array. That array may
+// be empty.
 void Program::lay_out_scratch() {
   auto& scratch = extents_[static_cast<std::size_t>(BufferKind::scratch)];
   const ScratchLayout& layout = plan_->scratch();
@@ -116,7 +116,7 @@ void Program::resolve(std::size_t lane, std::int64_t group, std::int64_t segment
   work.actions.clear();
   work.pieces.clear();
   work.places.clear();
-  work.receipt = Receipt::none;
+  work.incoming = Incoming::none;
   work.local_nbytes = 0;
   const GroupAt at = plan_->group_at(lane, group);
   for (const Step& step : plan_->steps(*at.group)) resolve_step(step, at.iteration, segment, work);
@@ -138,41 +138,41 @@ void Program::resolve_step(const Step& step, std::int64_t iteration, std::int64_
   Action action{};
   action.opcode = step.opcode;
   action.received_first = step.received_first;
-  action.past_caches = goes_past_caches(step, iteration);
+  action.past_caches = stores_past_caches(step, iteration);
   action.peer = static_cast<std::int32_t>(plan_->peer(step, iteration));
   action.operands = operands.size();
   if (!operands.empty()) refine(operands, step.lower, action, work);
   if (action.nbytes != 0 || operands.empty()) work.actions.push_back(action);
   if (!travels(action.opcode)) work.local_nbytes += action.nbytes;
-  work.receipt = std::max(work.receipt, receipt_of(step.opcode));
+  work.incoming = std::max(work.incoming, incoming_of(step.opcode));
 }
 
-// Whether a step puts into OUTPUT what this rank does not look at again, and all of it is much.
-bool Program::goes_past_caches(const Step& step, std::int64_t iteration) const {
-  if (looked_at_.empty() || (step.opcode != Opcode::recv && step.opcode != Opcode::copy)) return false;
+// Whether a step writes a part of a large OUTPUT that this rank does not read again.
+bool Program::stores_past_caches(const Step& step, std::int64_t iteration) const {
+  if (output_blocks_read_.empty() || (step.opcode != Opcode::recv && step.opcode != Opcode::copy)) return false;
   const Operand& dst = plan_->operand(step.dst);
   if (dst.buffer != BufferKind::output) return false;
   for (std::int64_t i = 0; i < dst.count; ++i)
-    if (looked_at_[static_cast<std::size_t>(plan_->block(dst, iteration, i))]) return false;
+    if (output_blocks_read_[static_cast<std::size_t>(plan_->block(dst, iteration, i))]) return false;
   return true;
 }
 
-// Peers may look at all that a plan maps.
-void Program::find_what_is_looked_at() {
+// Of a plan that maps memory, peers may read all of OUTPUT.
+void Program::find_output_blocks_read() {
   if (nbytes(BufferKind::output) < Channel::more_than_caches_nbytes || plan_->maps()) return;
-  looked_at_.resize(static_cast<std::size_t>(plan_->partition(BufferKind::output).blocks));
+  output_blocks_read_.resize(static_cast<std::size_t>(plan_->partition(BufferKind::output).blocks));
   for (std::size_t lane = 0; lane < lanes(); ++lane)
     for (std::int64_t group = 0; group < groups(lane); ++group) {
       const GroupAt at = plan_->group_at(lane, group);
       for (const Step& step : plan_->steps(*at.group))
-        for (std::int64_t i = 0; i < step.sources; ++i) look_at(plan_->operand(step.first_source + i), at.iteration);
+        for (std::int64_t i = 0; i < step.sources; ++i) mark_read(plan_->operand(step.first_source + i), at.iteration);
     }
 }
 
-void Program::look_at(const Operand& source, std::int64_t iteration) {
+void Program::mark_read(const Operand& source, std::int64_t iteration) {
   if (source.buffer != BufferKind::output) return;
   for (std::int64_t i = 0; i < source.count; ++i)
-    looked_at_[static_cast<std::size_t>(plan_->block(source, iteration, i))] = true;
+    output_blocks_read_[static_cast<std::size_t>(plan_->block(source, iteration, i))] = true;
 }
 
 void Program::find_runs(const Operand& operand, std::int64_t iteration, std::int64_t segment, Runs& runs) const {
@@ -188,8 +188,8 @@ void Program::find_runs(const Operand& operand, std::int64_t iteration, std::int
   }
 }
 
-// Where the buffer is one block, that may be of another length than this rank's, as in an allgather of varying shares:
-// its elements are those of the block that the step writes.
+// If the buffer is one block, its length may differ from this rank's, as in an allgatherv. Then it has the elements of
+// the block that the step writes.
 void Program::find_runs_of_peer(const Operand& operand, std::int64_t peer, std::int64_t iteration, std::int64_t segment,
                                 const Operand& dst, Runs& runs) const {
   runs.clear();
@@ -209,8 +209,8 @@ void Program::find_runs_of_peer(const Operand& operand, std::int64_t peer, std::
   add_runs_of_block(base, dst.buffer, block.offset, part_of(block), runs);
 }
 
-// Appends what a buffer of a peer, whose extents lie one after the other, has in `range`, as it would be in this
-// rank's.
+// Appends the part of a peer's buffer in `range`, with the partition of this rank's buffer. The peer's extents lie one
+// after the other.
 void Program::add_runs_of_peer(std::size_t base, BufferKind like, Range range, Runs& runs) const {
   const auto kind = static_cast<std::size_t>(like);
   for_each_strip(like, range, [&](const Strip& strip, const Range& part) {
@@ -220,10 +220,10 @@ void Program::add_runs_of_peer(std::size_t base, BufferKind like, Range range, R
   });
 }
 
-// Appends what a peer's buffer has in `range`, counted as in the buffer `like` of this rank; the peer has nothing but
-// the block that begins there at `origin`, whose strips are its extents.
+// Appends the part of a peer's buffer in `range`, counted as in this rank's buffer `like`. The peer has only the block
+// that begins at `origin`, and its extents are the strips of that block.
 void Program::add_runs_of_block(std::size_t base, BufferKind like, std::int64_t origin, Range range, Runs& runs) const {
-  std::size_t offset = 0;  // of the strip, or of what it has after `origin`
+  std::size_t offset = 0;  // of the strip, or of its part after `origin`
   const Range block{origin, range.offset + range.length - origin};
   for_each_strip(like, block, [&](const Strip& strip, const Range& part) {
     const Extent& extent = extents_[static_cast<std::size_t>(like)][strip.extent];

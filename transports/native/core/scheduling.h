@@ -1,4 +1,4 @@
-// How a thread shares its core with others.
+//! How a thread shares its core with other threads.
 #pragma once
 
 #include <sched.h>
@@ -11,7 +11,7 @@
 
 namespace unisono {
 
-// For a thread that looks again and again: lets others of the same core, and what it has stored itself, go first.
+//! For a polling loop: lets the other hardware thread of the core, and this thread's own stores, go first.
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -20,16 +20,17 @@ inline void relax() {
 #endif
 }
 
-// Looks so many times, or until all is done. It rests after every other look that finds nothing: without any rest it
-// would disturb the peer as that writes what is looked for, and each one lets what has arrived wait.
+//! Calls `advance` this many times, or until `done`. It rests after every second look without progress. Without any
+//! rest, polling would disturb the peer that writes the polled line; a rest after each look would delay a message that
+//! has arrived.
 template <class Done, class Advance>
-void look_for(Done done, Advance advance, std::uint32_t rounds) {
+void poll_until(Done done, Advance advance, std::uint32_t rounds) {
   for (; rounds != 0 && !done(); --rounds)
     if (!advance() && rounds % 2 != 0) relax();
 }
 
-// A lock for a moment: taking and leaving it costs half as much as with a mutex, and whoever finds it taken, which
-// is rare, gives its core away until it is not.
+//! A lock for short critical sections. Taking and releasing it costs half as much as with a mutex. A thread that does
+//! not get it, which is rare, yields its core until it does.
 class BriefLock {
  public:
   void lock() {
@@ -41,14 +42,14 @@ class BriefLock {
   std::atomic<bool> taken_{false};
 };
 
-// How the kernel treats a thread that wakes while another one computes on its core.
-// Patient: it runs when the other has had its turn. Prompt: it runs at once, for it asks for short turns, and Linux
-// (6.12 and later) lets who does so go first; its share of the core is that of any other.
+//! When the kernel runs a thread that wakes while another one computes on its core. Patient: when the other thread has
+//! used its time slice. Prompt: at once. A prompt thread asks for short time slices, and Linux 6.12 and later runs such
+//! threads first. Its share of the core does not change.
 enum class Waking : std::uint8_t { patient, prompt };
 
-// Of this thread; where it is not allowed, or not known, all goes on without.
+//! Sets the mode of this thread. Where the kernel refuses it or does not know it, nothing changes.
 inline void set_waking(Waking waking) {
-  struct {  // sched_attr, which not every libc has, in its first version
+  struct {  // the first version of sched_attr, which some libcs lack
     std::uint32_t size;
     std::uint32_t policy;
     std::uint64_t flags;
@@ -63,7 +64,7 @@ inline void set_waking(Waking waking) {
   attributes.size = sizeof attributes;
   attributes.policy = waking == Waking::patient ? SCHED_BATCH : SCHED_OTHER;
   attributes.nice = ::getpriority(PRIO_PROCESS, 0);
-  attributes.turn_ns = waking == Waking::patient ? 0 : shortest_turn_ns;  // 0: as by default
+  attributes.turn_ns = waking == Waking::patient ? 0 : shortest_turn_ns;  // 0: the default
   ::syscall(SYS_sched_setattr, 0, &attributes, 0U);
 }
 

@@ -21,35 +21,37 @@
 namespace unisono {
 namespace {
 
-// What different sides write is this far apart: processors fetch cache lines in pairs.
+// Fields that different sides write are this far apart, because processors fetch cache lines in pairs.
 constexpr std::size_t apart = 2 * cache_line;
 constexpr std::size_t page = 4096;
 constexpr std::size_t slots = 8;
 constexpr std::size_t slot_capacity = 64 << 10;
 constexpr std::size_t cell_capacity = 4 << 10;
-// Of two ranks, whose rings are large, shorter fragments are better off there, too: the peer still holds cells.
+// Between two ranks, whose rings are large, the ring is faster for shorter fragments too: the peer's caches still hold
+// the cells.
 constexpr std::size_t least_in_large_ring = 2 << 10;
-// What is longer comes as quickly by the processor's own foresight, which it has from the fifth line or so on, and
-// slower if that is disturbed.
+// Longer cells are not prefetched. From about the fifth line on the hardware prefetcher is as fast, and software
+// prefetches would disturb it.
 constexpr std::size_t most_fetched_nbytes = 1 << 10;
 constexpr std::uint32_t looks_per_fetch = 4;
-// Two ranks use so much of a ring, and less where there are more: a second-level cache holds those of few peers only.
+// The part of a ring in use: more between two ranks than among more, because a second-level cache holds the rings of
+// few peers only.
 constexpr std::size_t most_ring_nbytes = 1536 << 10;
 constexpr std::size_t least_ring_nbytes = 640 << 10;
-// The pages of a ring come so many bytes at a time.
+// The ring's pages are created this many bytes at a time.
 constexpr std::size_t populated_at_once = 128 << 10;
 static_assert(most_ring_nbytes % populated_at_once == 0 && populated_at_once % page == 0);
-// All fragments that can lie in a ring, each with what lies before it in its first line, and what is left over at the
-// end.
+// A ring holds all fragments under way, each with up to a cache line in front for its alignment, plus one that does not
+// fit at the end.
 static_assert((slots + 1) * (slot_capacity + cache_line) <= least_ring_nbytes);
-// How much of a message that was left is copied to the stage at once, or anywhere.
+// The most bytes of a single-copy message that are copied at once: to the stage, and to any memory.
 constexpr std::size_t stage_nbytes = 128 << 10;
 constexpr std::size_t most_copied_nbytes = 1 << 20;
-// What it takes to read 64 KiB of a result, as it is in a cache, or only in memory.
+// The time to read 64 KiB of a result that is in a cache, and of one that is only in memory.
 constexpr StorePolicy::ReadTimes result_ns{1600, 6500};
 constexpr int required_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// The process at the other end of a Unix socket, as this one sees it; 0 if it does not.
+// The process at the other end of a Unix socket; 0 if it is not visible from here.
 pid_t process_of(int socket) {
   ucred peer{};
   socklen_t nbytes = sizeof peer;
@@ -66,14 +68,15 @@ static_assert(sizeof(std::uint64_t) + sizeof(SlotLabel) == cache_line);
 static_assert(sizeof(ArenaReference) == SlotLabel::small_capacity);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
-// One direction of a channel, in shared memory. All zeros is its valid initial state.
+// One direction of a channel, in shared memory. All zeros is a valid initial state.
 struct ShmDirection {
   alignas(apart) std::atomic<std::uint64_t> consumed;
-  std::atomic<std::uint32_t> read_ns[store_ways];  // how long the receiver takes over 64 KiB, by how they were stored
-  std::atomic<std::uint32_t> slots_ns[2];          // how long it took over the last long message, by slots
-  std::atomic<std::uint32_t> left_ns[2];           // and over the last one that was left: kept, or combined
-  std::atomic<std::uint64_t> refused;              // the last slot whose message it could not read, counted from 1
-  std::atomic<std::uint64_t> refused_from;         // and from which byte of the message on
+  std::atomic<std::uint32_t> read_ns[store_ways];  // the receiver's time for 64 KiB, by the kind of store
+  // the receiver's time for the last long message through slots: kept, combined
+  std::atomic<std::uint32_t> slots_ns[2];
+  std::atomic<std::uint32_t> single_copy_ns[2];  // and for the last one by single copy
+  std::atomic<std::uint64_t> refused;       // number from 1 of the last slot whose message the receiver could not read
+  std::atomic<std::uint64_t> refused_from;  // first byte of that message that it could not read
   alignas(apart) std::atomic<std::uint32_t> sender_waits;
   alignas(apart) std::atomic<std::uint32_t> receiver_waits;
   ShmSlot ring[slots];
@@ -81,14 +84,14 @@ struct ShmDirection {
   ShmSlot& slot(std::uint64_t index) { return ring[index % slots]; }
 };
 
-// The place of a slot for a short fragment. The line that is left over keeps cells from the same lines of their pages,
-// which would compete for the same few places of a cache.
+// Memory of a slot for a short fragment. Without the extra line, all cells would begin in the same lines of their pages
+// and compete for the same few sets of a cache.
 struct ShmCell {
   alignas(cache_line) std::byte data[cell_capacity];
-  std::byte left_over[cache_line];
+  std::byte padding[cache_line];
 };
 
-// All that small messages touch is on one page.
+// All cache lines that small messages touch are on one page.
 struct ShmSegment {
   ShmDirection directions[2];
   alignas(page) ShmCell cells[2][slots];
@@ -104,7 +107,7 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
       bell_(std::move(bell)),
       peer_bell_(std::move(peer_bell)),
       socket_(std::move(socket)),
-      leaves_(dialler),
+      single_copy_policy_(dialler),
       only_peer_(peers == 1),
       least_in_ring_(only_peer_ ? least_in_large_ring : cell_capacity) {
   struct stat status{};
@@ -133,7 +136,7 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
 bool ShmChannel::open_slot() {
   if (slot_open_) return true;
   if (published_ - known_consumed_ == slots) known_consumed_ = out_->consumed.load(std::memory_order_acquire);
-  // A peer that counts nonsense gets no credit.
+  // A peer with an impossible count gets no credit.
   if (published_ - known_consumed_ >= slots) return false;
   slot_open_ = true;
   slot_filled_ = 0;
@@ -141,7 +144,8 @@ bool ShmChannel::open_slot() {
   return true;
 }
 
-// What the peer says along the way spares a look at its counter; more than was published is nonsense, and ignored.
+// Counts that arrive with messages save a look at the peer's counter. A count of more slots than were published is
+// impossible and ignored.
 void ShmChannel::note_consumed(std::uint32_t acknowledged) {
   const std::uint32_t newly = acknowledged - static_cast<std::uint32_t>(known_consumed_);
   if (newly <= published_ - known_consumed_) known_consumed_ += newly;
@@ -150,11 +154,11 @@ void ShmChannel::note_consumed(std::uint32_t acknowledged) {
 bool ShmChannel::begin(const Header& header, Whole whole, MemoryType /*memory*/) {
   if (!open_slot()) return false;
   label_.header = header;
-  out_left_ = header.nbytes;
+  out_remaining_ = header.nbytes;
   counters_.sent_messages += 1;
   counters_.sent_nbytes += header.nbytes;
-  referred_ = whole.data != nullptr && (send_reference(header, whole.data) || leave(header, whole));
-  if (out_left_ == 0 || referred_) publish_slot();
+  by_reference_ = whole.data != nullptr && (send_reference(header, whole.data) || send_single_copy(header, whole));
+  if (out_remaining_ == 0 || by_reference_) publish_slot();
   return true;
 }
 
@@ -167,23 +171,24 @@ bool ShmChannel::send_reference(const Header& header, const std::byte* whole) {
   return true;
 }
 
-bool ShmChannel::leave(const Header& header, Whole whole) {
-  if (!may_leave_ || !SingleCopyPolicy::may_leave(header.nbytes, whole.receipt)) return false;
-  SingleCopyPolicy::Times took{};
-  for (std::size_t use = 0; use < took.size(); ++use) {
+bool ShmChannel::send_single_copy(const Header& header, Whole whole) {
+  if (!single_copy_allowed_ || !SingleCopyPolicy::is_eligible(header.nbytes, whole.incoming)) return false;
+  SingleCopyPolicy::Costs costs{};
+  for (std::size_t use = 0; use < costs.size(); ++use) {
     const std::uint32_t read_ns = out_->slots_ns[use].load(std::memory_order_relaxed);
     const std::uint32_t slots_ns = only_peer_ ? read_ns + ahead_ns_ : stores_.usual_cost(read_times());
-    took[use] = {read_ns == 0 ? 0 : slots_ns, out_->left_ns[use].load(std::memory_order_relaxed)};
+    costs[use] = {read_ns == 0 ? 0 : slots_ns, out_->single_copy_ns[use].load(std::memory_order_relaxed)};
   }
-  measured_ = !leaves_.leaves(header.nbytes, whole.receipt == Receipt::combined, took, stores_.ordinary_ns());
+  measured_ = !single_copy_policy_.use_single_copy(header.nbytes, whole.incoming == Incoming::combined, costs,
+                                                   stores_.ordinary_ns());
   if (measured_) {
     writing_ = {};
     begun_at_ = published_;
     return false;
   }
-  left_ = whole.data;
-  const auto address = reinterpret_cast<std::uint64_t>(left_);
-  label_.nbytes = SlotLabel::left;
+  single_copy_data_ = whole.data;
+  const auto address = reinterpret_cast<std::uint64_t>(single_copy_data_);
+  label_.nbytes = SlotLabel::single_copy;
   std::memcpy(label_.small, &address, sizeof address);
   return true;
 }
@@ -194,8 +199,8 @@ StorePolicy::ReadTimes ShmChannel::read_times() const {
   return times;
 }
 
-// In the ring, a fragment lies in its cache lines as the user's memory does, and mostly the peer's: so both copies are
-// by whole lines, and not slow as they can be (see `copy_array`).
+// In the ring, a fragment has the offset in its cache line that it has in the user's memory, and mostly in the peer's
+// too. So both copies move whole lines and avoid the slow case of `copy_array`.
 std::byte* ShmChannel::place_fragment(const std::byte* data, std::size_t nbytes) {
   if (label_.header.nbytes <= SlotLabel::small_capacity) return label_.small;
   if (!goes_into_ring(nbytes)) return out_cells_[published_ % slots].data;
@@ -210,8 +215,8 @@ std::byte* ShmChannel::place_fragment(const std::byte* data, std::size_t nbytes)
   return out_ring_ + place;
 }
 
-// Asks for many pages of the ring at once: to touch them one by one takes several times as long, on either side. Where
-// the kernel does not know that, they come as they are touched.
+// Creates many pages of the ring at once, because touching them one by one takes several times as long on either side.
+// A kernel without this feature creates them when they are touched.
 void ShmChannel::populate_ring(std::size_t nbytes) {
   const std::size_t until = (nbytes + populated_at_once - 1) / populated_at_once * populated_at_once;
 #ifdef MADV_POPULATE_WRITE
@@ -221,67 +226,67 @@ void ShmChannel::populate_ring(std::size_t nbytes) {
 }
 
 std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {
-  if (referred_) return nbytes;
+  if (by_reference_) return nbytes;
   std::size_t taken = 0;
   while (taken < nbytes && open_slot()) {
-    if (slot_filled_ == 0) fragment_ = place_fragment(data + taken, std::min(out_left_, slot_capacity));
+    if (slot_filled_ == 0) fragment_ = place_fragment(data + taken, std::min(out_remaining_, slot_capacity));
     const std::size_t part = std::min(nbytes - taken, slot_capacity - slot_filled_);
     stored_ = stores_.choose(part, [this] { return read_times(); });
     stored_.timed |= measured_;
     writing_ += stores_.fill(fragment_ + slot_filled_, data + taken, part, stored_);
     slot_filled_ += part;
     taken += part;
-    out_left_ -= part;
-    if (slot_filled_ == slot_capacity || out_left_ == 0) publish_slot();
+    out_remaining_ -= part;
+    if (slot_filled_ == slot_capacity || out_remaining_ == 0) publish_slot();
   }
   return taken;
 }
 
 bool ShmChannel::flush() {
-  if (referred_) {
+  if (by_reference_) {
     known_consumed_ = out_->consumed.load(std::memory_order_acquire);
     if (known_consumed_ != published_) return false;
-    referred_ = false;
+    by_reference_ = false;
     note_refusal();
   }
-  return left_ == nullptr || write_refused();
+  return single_copy_data_ == nullptr || write_refused();
 }
 
-// What the peer has not read of a message that was left is yet to be written.
+// The part of a single-copy message that the peer could not read is now sent through slots.
 void ShmChannel::note_refusal() {
-  if (left_ == nullptr) return;
+  if (single_copy_data_ == nullptr) return;
   if (out_->refused.load(std::memory_order_relaxed) != published_) {
-    left_ = nullptr;
+    single_copy_data_ = nullptr;
     return;
   }
   const std::uint64_t from = out_->refused_from.load(std::memory_order_relaxed);
-  if (from >= out_left_) throw ProtocolError("what a peer has not read of a message lies beyond its end");
-  may_leave_ = false;
-  left_ += from;
-  out_left_ -= from;
+  if (from >= out_remaining_) throw ProtocolError("what a peer has not read of a message lies beyond its end");
+  single_copy_allowed_ = false;
+  single_copy_data_ += from;
+  out_remaining_ -= from;
 }
 
 bool ShmChannel::write_refused() {
-  left_ += write(left_, out_left_);
-  if (out_left_ != 0) return false;
-  left_ = nullptr;
+  single_copy_data_ += write(single_copy_data_, out_remaining_);
+  if (out_remaining_ != 0) return false;
+  single_copy_data_ = nullptr;
   return true;
 }
 
 void ShmChannel::publish_slot() {
-  if (!referred_)
+  if (!by_reference_)
     label_.nbytes = static_cast<std::uint32_t>(slot_filled_) | (goes_into_ring(slot_filled_) ? SlotLabel::in_ring : 0) |
                     (stored_.stores == Stores::streaming ? SlotLabel::streamed : 0) |
                     (stored_.timed ? SlotLabel::timed : 0);
   label_.acknowledged = static_cast<std::uint32_t>(released_);
-  // In one go: the receiver looks at this cache line all the time, and would take it away between two stores.
+  // Written at once: the receiver polls this cache line and would take it away between two stores.
   ShmSlot& slot = out_->slot(published_);
   slot.label = label_;
   ++published_;
   slot.turn.store(published_, std::memory_order_release);
   slot_open_ = false;
   wake_peer_if(out_->receiver_waits);
-  if (measured_ && (published_ - begun_at_ == slots || out_left_ == 0)) {
+  if (measured_ && (published_ - begun_at_ == slots || out_remaining_ == 0)) {
     ahead_ns_ = RecentTimes::of(writing_, label_.header.nbytes);
     measured_ = false;
   }
@@ -298,19 +303,19 @@ const Header* ShmChannel::front() {
   fetch_cell();
   if (slot.turn.load(std::memory_order_acquire) != released_ + 1) return nullptr;
   in_header_ = slot.label.header;
-  in_left_ = in_header_.nbytes;
+  in_remaining_ = in_header_.nbytes;
   message_open_ = true;
-  if (in_left_ >= SingleCopyPolicy::least_nbytes) {
+  if (in_remaining_ >= SingleCopyPolicy::least_nbytes) {
     combined_ = true;
     message_began_ = Clock::now();
   }
   counters_.received_messages += 1;
-  counters_.received_nbytes += in_left_;
+  counters_.received_nbytes += in_remaining_;
   return take_slot() ? &in_header_ : nullptr;
 }
 
-// Asks for the lines of a cell along with the one that says that it is filled, and not only after that: as many as were
-// filled the last time. Not at every look, for that would take them away from the peer as it fills them.
+// Prefetches the lines of a cell together with the slot that announces it, as many as the last cell had. Not at every
+// look, because that would take the lines from the peer while it fills them.
 void ShmChannel::fetch_cell() {
   if (cell_fetched_ == 0 || ++looks_ % looks_per_fetch != 0) return;
   const std::byte* cell = in_cells_[released_ % slots].data;
@@ -323,11 +328,11 @@ bool ShmChannel::take_slot() {
   if (slot.turn.load(std::memory_order_acquire) != released_ + 1) return false;
   const SlotLabel label = slot.label;
   note_consumed(label.acknowledged);
-  const bool begins = in_left_ == in_header_.nbytes;
+  const bool begins = in_remaining_ == in_header_.nbytes;
   if (label.nbytes == SlotLabel::reference && begins)
     take_reference(label);
-  else if (label.nbytes == SlotLabel::left && begins)
-    take_left(label);
+  else if (label.nbytes == SlotLabel::single_copy && begins)
+    take_single_copy(label);
   else
     take_fragment(slot, label);
   slot_used_ = 0;
@@ -341,7 +346,7 @@ void ShmChannel::take_fragment(const ShmSlot& slot, const SlotLabel& label) {
     slot_stored_ = (label.nbytes & SlotLabel::streamed) != 0 ? Stores::streaming : Stores::ordinary;
     slot_taken_at_ = Clock::now();
   }
-  if (slot_nbytes_ > slot_capacity || slot_nbytes_ > in_left_ || (slot_nbytes_ == 0 && in_left_ != 0))
+  if (slot_nbytes_ > slot_capacity || slot_nbytes_ > in_remaining_ || (slot_nbytes_ == 0 && in_remaining_ != 0))
     throw ProtocolError("a fragment in shared memory has an impossible length");
   if (in_header_.nbytes <= SlotLabel::small_capacity) {
     slot_data_ = slot.label.small;
@@ -365,41 +370,41 @@ std::size_t ShmChannel::place_in_ring(const SlotLabel& label) const {
 void ShmChannel::take_reference(const SlotLabel& label) {
   ArenaReference reference;
   std::memcpy(&reference, label.small, sizeof reference);
-  slot_data_ = resolve(reference, in_left_);
-  refers_ = true;
-  slot_nbytes_ = in_left_;
+  slot_data_ = resolve(reference, in_remaining_);
+  slot_is_reference_ = true;
+  slot_nbytes_ = in_remaining_;
 }
 
-void ShmChannel::take_left(const SlotLabel& label) {
-  if (in_left_ == 0) throw ProtocolError("a message without a payload was left");
+void ShmChannel::take_single_copy(const SlotLabel& label) {
+  if (in_remaining_ == 0) throw ProtocolError("a message without a payload was left");
   std::uint64_t address;
   std::memcpy(&address, label.small, sizeof address);
-  left_by_peer_ = address;
-  slot_nbytes_ = in_left_;
+  peer_address_ = address;
+  slot_nbytes_ = in_remaining_;
   copied_to_ = 0;
   copying_ = {};
 }
 
 std::span<const std::byte> ShmChannel::readable() {
   if (!has_slot()) return {};
-  return left_by_peer_ ? staged() : std::span(slot_data_ + slot_used_, slot_nbytes_ - slot_used_);
+  return peer_address_ ? staged() : std::span(slot_data_ + slot_used_, slot_nbytes_ - slot_used_);
 }
 
-// What is left over of the last piece comes first. In the stage, a piece lies in its cache lines as with the peer, so
-// that the kernel copies it quickly.
+// The rest of the last piece comes first. A piece in the stage has the offset in its cache line that it has in the
+// peer, so that the kernel copies it fast.
 std::span<const std::byte> ShmChannel::staged() {
   stage_.resize(stage_nbytes + cache_line);
   const auto place = [this](std::size_t from) {
-    return stage_.data() + line_offset(*left_by_peer_ + from, stage_.data());
+    return stage_.data() + line_offset(*peer_address_ + from, stage_.data());
   };
-  if (is_left() && !copy_left(place(slot_used_), std::min(stage_nbytes, slot_nbytes_ - slot_used_))) return {};
+  if (awaits_copy() && !copy_from_peer(place(slot_used_), std::min(stage_nbytes, slot_nbytes_ - slot_used_))) return {};
   return {place(copied_from_) + (slot_used_ - copied_from_), copied_to_ - slot_used_};
 }
 
-bool ShmChannel::copy_left(std::byte* data, std::size_t nbytes) {
+bool ShmChannel::copy_from_peer(std::byte* data, std::size_t nbytes) {
   copy_began_ = Clock::now();
   const iovec here{data, nbytes};
-  const iovec there{reinterpret_cast<void*>(*left_by_peer_ + slot_used_), nbytes};
+  const iovec there{reinterpret_cast<void*>(*peer_address_ + slot_used_), nbytes};
   if (::process_vm_readv(peer_process_, &here, 1, &there, 1, 0) != static_cast<ssize_t>(nbytes)) {
     refuse();
     return false;
@@ -409,7 +414,7 @@ bool ShmChannel::copy_left(std::byte* data, std::size_t nbytes) {
   return true;
 }
 
-// Hands the slot back; the rest of the message is to come by other ones.
+// Releases the slot; the rest of the message will come through slots.
 void ShmChannel::refuse() {
   in_->refused_from.store(slot_used_, std::memory_order_relaxed);
   in_->refused.store(released_ + 1, std::memory_order_relaxed);
@@ -419,68 +424,70 @@ void ShmChannel::refuse() {
 std::size_t ShmChannel::read(std::byte* data, std::size_t nbytes, MemoryType memory) {
   combined_ = false;
   if (!has_slot()) return 0;
-  if (refers_) return read_by([this](auto... part) { results_.copy(part..., result_ns); }, data, nbytes);
-  if (!is_left() || is_slow_to_move(data, *left_by_peer_ + slot_used_)) return Channel::read(data, nbytes, memory);
+  if (slot_is_reference_) return read_by([this](auto... part) { results_.copy(part..., result_ns); }, data, nbytes);
+  if (!awaits_copy() || is_slow_for_rep_movsb(data, *peer_address_ + slot_used_))
+    return Channel::read(data, nbytes, memory);
   const std::size_t part = std::min({nbytes, slot_nbytes_ - slot_used_, most_copied_nbytes});
-  if (!copy_left(data, part)) return 0;
+  if (!copy_from_peer(data, part)) return 0;
   consume(part);
   return part;
 }
 
-// Whether there is something of a message to be read.
+// Whether part of a message can be read.
 bool ShmChannel::has_slot() { return message_open_ && take_slot(); }
 
-// Whether the message at the front was left by the peer, and nothing of it waits in the stage.
-bool ShmChannel::is_left() const { return left_by_peer_ && slot_used_ == copied_to_; }
+// Whether more of a single-copy message must be copied from the peer.
+bool ShmChannel::awaits_copy() const { return peer_address_ && slot_used_ == copied_to_; }
 
 void ShmChannel::consume(std::size_t nbytes) {
   slot_used_ += nbytes;
-  in_left_ -= nbytes;
-  if (left_by_peer_ && slot_used_ == copied_to_) copying_ += Clock::now() - copy_began_;
+  in_remaining_ -= nbytes;
+  if (peer_address_ && slot_used_ == copied_to_) copying_ += Clock::now() - copy_began_;
   if (slot_used_ < slot_nbytes_) return;
   if (slot_taken_at_) note_read();
-  if (in_left_ == 0) end_message();
+  if (in_remaining_ == 0) end_message();
   release_slot();
 }
 
 void ShmChannel::release_slot() {
   slot_taken_ = false;
-  refers_ = false;
-  left_by_peer_.reset();
+  slot_is_reference_ = false;
+  peer_address_.reset();
   ++released_;
   in_->consumed.store(released_, std::memory_order_release);
   wake_peer_if(in_->sender_waits);
 }
 
 std::size_t ShmChannel::read_past_caches(std::byte* data, std::size_t nbytes) {
-  if (has_slot() && is_left()) return read(data, nbytes);
+  if (has_slot() && awaits_copy()) return read(data, nbytes);
   combined_ = false;
   return read_by([this](auto... part) { copies_.copy(part...); }, data, nbytes);
 }
 
-// Tells the sender how long it took to read a slot.
+// Reports to the sender how long the read of a slot took.
 void ShmChannel::note_read() {
   const auto way = static_cast<std::size_t>(slot_stored_);
   read_[way].add(RecentTimes::of(Clock::now() - *std::exchange(slot_taken_at_, std::nullopt), slot_nbytes_));
   in_->read_ns[way].store(read_[way].smallest(), std::memory_order_relaxed);
 }
 
-// Tells the sender how long it took to read a long message, by slots with all that this rank has sent meanwhile.
+// Reports to the sender how long a long message took to read. Through slots, that time includes what this rank sent
+// meanwhile.
 void ShmChannel::end_message() {
   message_open_ = false;
   if (in_header_.nbytes < SingleCopyPolicy::least_nbytes) return;
-  leaves_.see(in_header_.nbytes, combined_, left_by_peer_.has_value());
-  const Clock::duration took = left_by_peer_ ? copying_ : Clock::now() - message_began_;
-  auto& told = left_by_peer_ ? in_->left_ns : in_->slots_ns;
-  told[combined_].store(RecentTimes::of(took, in_header_.nbytes), std::memory_order_relaxed);
+  single_copy_policy_.note_peer_choice(in_header_.nbytes, combined_, peer_address_.has_value());
+  const Clock::duration took = peer_address_ ? copying_ : Clock::now() - message_began_;
+  auto& took_ns = peer_address_ ? in_->single_copy_ns : in_->slots_ns;
+  took_ns[combined_].store(RecentTimes::of(took, in_header_.nbytes), std::memory_order_relaxed);
 }
 
-bool ShmChannel::stirs(bool for_send, bool for_receive) const {
+bool ShmChannel::may_progress(bool for_send, bool for_receive) const {
   if (for_send && out_->consumed.load(std::memory_order_relaxed) != known_consumed_) return true;
   return for_receive && in_->slot(released_).turn.load(std::memory_order_relaxed) == released_ + 1;
 }
 
-// What the peer has left behind in the socket does not matter: only that it hangs up.
+// Unread bytes in the socket do not matter, only that the peer has hung up.
 bool ShmChannel::closed() {
   pollfd socket{socket_.get(), POLLRDHUP, 0};
   return ::poll(&socket, 1, 0) > 0;

@@ -1,36 +1,36 @@
-// Messages through shared memory.
+// `ShmChannel`: messages between two processes of a host, through shared memory.
 //
-// Theory of operation. The segment of a channel is a sealed memfd that two processes map; it holds one ring of slots
-// for each direction. A slot is a cache line of header, and says where a fragment of a payload lies; the smallest
-// payloads travel in the header's own cache line, short fragments in a cell of the slot. The sender fills slot k mod
-// `slots` and then stores k + 1 in its `turn`; the receiver waits for that value, uses the slot where it lies, and
-// counts it in `consumed`, which the sender reads only when its last known value leaves it no free slot. Hence a small
-// message costs the transfer of one cache line; and as the cache lines of both directions lie on one page, a peer with
-// whom no more than small messages are exchanged costs that page.
+// Theory of operation
+// -------------------
+// Slots. Two processes map one sealed memfd. It holds a ring of 8 slots for each direction. A slot is a cache line with
+// a header that announces one fragment of a message. A payload of up to 16 bytes lies in the slot itself, and a short
+// fragment in the slot's cell. The sender fills slot k mod 8 and then stores k + 1 in its `turn`. The receiver waits
+// for that value, uses the slot in place, and counts it in `consumed`. The sender reads `consumed` only when, by the
+// count it knows, no slot is free. So a small message costs the transfer of one cache line. The cache lines of both
+// directions lie on one page, so a peer with small messages only costs that page.
 //
-// Longer fragments lie one after the other in a ring of bytes of its own, which is larger than it need be for the
-// slots: writing a cache line that the other core has read, and still holds, takes as long as asking that core to let
-// go of it, two to three times as long as writing one that has been pushed out meanwhile. But what is too large pushes
-// out the user's data. As no more fragments are under way than there are slots, none is overwritten before it is
-// consumed.
+// Byte ring. Longer fragments lie one after the other in a ring of bytes. It is larger than 8 fragments need, because
+// writing a cache line that the other core still holds takes two to three times as long as writing one that has been
+// evicted meanwhile. But a ring that is too large would evict the user's data. A fragment is never overwritten before
+// it is consumed, because at most 8 of them are under way.
 //
-// The payload of a large message that lies in an arena (see arena.h) is not copied into slots: one slot carries a
-// reference, and the receiver, which has mapped the arena, uses the payload where it lies. The message has ended for
-// the sender when the receiver has let go of that slot. Where the payload is to be copied, the receiver's own memory
-// may be an arena that the peer has just read, and slow to write like a slot: so it is measured, too, whether stores go
-// past the caches (store_policy.h), where the result is then read from slower than from a cache.
+// By reference. A large payload in an arena (arena.h) is not copied into slots. One slot carries a reference, and the
+// receiver, which has mapped the arena, reads the payload in place. The message ends for the sender when the receiver
+// releases that slot. The receiver's own memory may be an arena that the peer has just read, so it may be as slow to
+// write as a slot. So streaming stores are measured there too (store_policy.h).
 //
-// A payload that lies anywhere else can be *left* there likewise: the slot says at which address, and the receiver has
-// the kernel copy it (process_vm_readv) to where it is wanted or, if it is to be combined, piece by piece to memory of
-// the channel that stays in its caches. That is one copy instead of two, though a slower one, as the kernel looks up
-// every page: so it is measured which takes longer. Not every system allows it, and not all memory can be read so. A
-// receiver that cannot read something refuses it, and says from where on; the sender then puts the rest into slots, and
-// leaves nothing on this channel any more.
+// Single copy. A large payload anywhere else can be copied by the kernel. The slot carries its address, and the
+// receiver calls process_vm_readv. The destination is the caller's memory or, for a payload to combine, a stage that
+// stays in the receiver's caches. That is one copy instead of two, but a slower one, because the kernel looks up every
+// page; single_copy_policy.h measures which is faster. Some systems forbid the call, and some memory cannot be read by
+// it. Then the receiver refuses the message and reports from which byte on. The sender puts the rest into slots, and
+// uses no single copy on this channel again.
 //
-// Who is about to sleep raises a flag in the segment, looks once more, and then sleeps on its doorbell; the other side
-// looks at the flag after each change and rings. Fences on both sides, between the store and the load, make it
-// impossible for both to miss each other (Dekker; the sleeper's is the heavy one). Everything read from the segment is
-// copied once and checked before it is used.
+// Sleeping. A thread that is about to sleep raises a flag in the segment, looks once more, and sleeps on its doorbell.
+// The other side reads the flag after each change and rings. Fences between the store and the load on both sides ensure
+// that at least one side sees the other's store (Dekker). The sleeper's fence is the heavy one (fence.h).
+//
+// Everything read from the segment is copied once and checked before use, because the peer may change it at any time.
 #pragma once
 
 #include <array>
@@ -51,30 +51,33 @@ struct ShmCell;
 struct ShmDirection;
 struct ShmSlot;
 
-// What a slot says of its fragment.
+//! The content of a slot: which message its fragment belongs to, and where the fragment lies.
 struct SlotLabel {
   static constexpr std::size_t small_capacity = 16;
-  static constexpr std::uint32_t reference = ~std::uint32_t{0};      // instead of `nbytes`: `small` is a reference
-  static constexpr std::uint32_t left = reference - 1;               // likewise: it is an address
-  static constexpr std::uint32_t streamed = std::uint32_t{1} << 31;  // in `nbytes`: by stores that went past the caches
-  static constexpr std::uint32_t timed = streamed >> 1;              // likewise: reading it is to be timed
-  static constexpr std::uint32_t in_ring = timed >> 1;               // likewise: it lies in the ring, and not in a cell
+  static constexpr std::uint32_t reference = ~std::uint32_t{0};  // instead of `nbytes`: `small` holds an ArenaReference
+  // instead of `nbytes`: `small` holds an address in the sender
+  static constexpr std::uint32_t single_copy = reference - 1;
+  static constexpr std::uint32_t streamed = std::uint32_t{1} << 31;  // flag in `nbytes`: written by streaming stores
+  static constexpr std::uint32_t timed = streamed >> 1;  // flag in `nbytes`: the receiver is to time its read
+  // flag in `nbytes`: the fragment lies in the byte ring, not in a cell
+  static constexpr std::uint32_t in_ring = timed >> 1;
   static constexpr std::uint32_t flags = streamed | timed | in_ring;
-  Header header;                    // of the message that it belongs to
+  Header header;                    // of the message
   std::uint32_t nbytes;             // of the fragment
   std::uint32_t acknowledged;       // slots of the other direction that the sender has consumed, modulo 2^32
-  std::byte small[small_capacity];  // a payload that fits here lies here, and a reference
+  std::byte small[small_capacity];  // a small payload, an ArenaReference, an address, or an offset in the ring
 };
 
+//! Messages through the slots of a shared segment.
 class ShmChannel final : public Channel {
  public:
-  // The size that the segment of a channel must have.
+  //! The required size of a channel's segment.
   static std::size_t segment_nbytes();
 
-  // Maps the segment `memory`, which the dialling side has made and both sides check. `socket` is the authenticated
-  // connection over which it was passed, kept to see the peer go; `bell` wakes this side and `peer_bell` the other.
-  // `peers` is with how many ranks this one has such channels, or may have.
-  // Throws ProtocolError if the segment is not sealed or has another size, std::system_error if it cannot be mapped.
+  //! Maps the segment `memory`, which the dialling side created; both sides check it. `socket` is the authenticated
+  //! connection over which it was passed, and stays open to detect the peer's end. `bell` wakes this side and
+  //! `peer_bell` the other. `peers` is the number of ranks with which this rank has, or may have, such channels. Throws
+  //! ProtocolError if the segment is not sealed or has another size, and std::system_error if it cannot be mapped.
   ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Descriptor memory, Descriptor bell,
              Descriptor peer_bell, Descriptor socket);
 
@@ -90,9 +93,9 @@ class ShmChannel final : public Channel {
     return passed_arenas_.refer(data, nbytes, socket_.get());
   }
   const std::byte* resolve(const ArenaReference& reference, std::uint64_t nbytes) override {
-    return taken_arenas_.at(reference, nbytes, socket_.get());
+    return received_arenas_.at(reference, nbytes, socket_.get());
   }
-  bool stirs(bool for_send, bool for_receive) const override;
+  bool may_progress(bool for_send, bool for_receive) const override;
   bool closed() override;
   void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;
   void cancel_sleep() override;
@@ -102,11 +105,11 @@ class ShmChannel final : public Channel {
 
   bool open_slot();
   bool goes_into_ring(std::size_t nbytes) const { return nbytes >= least_in_ring_; }
-  // Where a fragment of the open slot is to lie.
+  // Returns where the next fragment goes: into the slot, its cell, or the ring.
   std::byte* place_fragment(const std::byte* data, std::size_t nbytes);
   void populate_ring(std::size_t nbytes);
   bool send_reference(const Header& header, const std::byte* whole);
-  bool leave(const Header& header, Whole whole);
+  bool send_single_copy(const Header& header, Whole whole);
   void note_refusal();
   bool write_refused();
   StorePolicy::ReadTimes read_times() const;
@@ -117,12 +120,12 @@ class ShmChannel final : public Channel {
   void take_fragment(const ShmSlot& slot, const SlotLabel& label);
   std::size_t place_in_ring(const SlotLabel& label) const;
   void take_reference(const SlotLabel& label);
-  void take_left(const SlotLabel& label);
+  void take_single_copy(const SlotLabel& label);
   bool has_slot();
-  bool is_left() const;
-  // Of a message that was left: copies more of it, or refuses it and returns false; and what has been copied to memory
-  // of the channel.
-  bool copy_left(std::byte* data, std::size_t nbytes);
+  bool awaits_copy() const;
+  // Copies `nbytes` more of a single-copy message from the peer; on failure refuses the message and returns false.
+  bool copy_from_peer(std::byte* data, std::size_t nbytes);
+  // The bytes of a single-copy message that lie in the stage.
   std::span<const std::byte> staged();
   void refuse();
   void release_slot();
@@ -142,56 +145,57 @@ class ShmChannel final : public Channel {
   Descriptor socket_;
 
   // Sending.
-  std::uint64_t published_ = 0;       // slots
-  std::uint64_t known_consumed_ = 0;  // slots, as last read
-  std::byte* fragment_ = nullptr;     // of the open slot
+  std::uint64_t published_ = 0;       // slots published
+  std::uint64_t known_consumed_ = 0;  // slots consumed by the peer, as last read
+  std::byte* fragment_ = nullptr;     // where the open slot's fragment lies
   std::size_t slot_filled_ = 0;
   std::uint32_t ring_next_ = 0;
-  std::size_t ring_populated_ = 0;  // bytes whose pages are there
+  std::size_t ring_populated_ = 0;  // bytes of the ring whose pages exist
   SlotLabel label_{};
-  std::size_t out_left_ = 0;  // bytes of the message not yet taken
+  std::size_t out_remaining_ = 0;  // bytes of the message that `write` has not taken
   bool slot_open_ = false;
-  bool referred_ = false;            // the message is a reference that the peer has not let go of
-  const std::byte* left_ = nullptr;  // where it lies, if it was left there, or what of it has been refused
-  bool may_leave_ = true;
-  SingleCopyPolicy leaves_;
-  const bool only_peer_;             // there are two ranks
-  const std::size_t least_in_ring_;  // bytes of a fragment that is too long for a cell
-  bool measured_ = false;            // how long it takes to write as much of the message as there is room for
+  bool by_reference_ = false;                    // the message went as one slot that the peer has not released
+  const std::byte* single_copy_data_ = nullptr;  // unsent payload of a single-copy message
+  bool single_copy_allowed_ = true;
+  SingleCopyPolicy single_copy_policy_;
+  const bool only_peer_;             // whether the job of this channel has two ranks
+  const std::size_t least_in_ring_;  // shorter fragments go into cells
+  bool measured_ = false;            // whether fills of this message are timed
   std::uint64_t begun_at_ = 0;       // slots published before the message
-  Clock::duration writing_{};        // of it
-  std::uint32_t ahead_ns_ = 0;       // what that took of the last such message, for each 64 KiB of all of it
-  Way stored_;                       // what is last in the open slot
+  Clock::duration writing_{};        // time of its fills
+  std::uint32_t ahead_ns_ = 0;       // time of the fills before the peer could read, for 64 KiB of the whole message
+  Way stored_;                       // how the last part of the open slot was stored
   StorePolicy stores_;
   PassedArenas passed_arenas_;
 
   // Receiving.
   Header in_header_{};
-  std::uint64_t released_ = 0;  // slots
+  std::uint64_t released_ = 0;  // slots released
   const std::byte* slot_data_ = nullptr;
   std::size_t slot_nbytes_ = 0;
   std::size_t slot_used_ = 0;
-  std::size_t cell_fetched_ = 0;  // bytes of a cell that are asked for while a message is awaited
-  std::uint32_t looks_ = 0;       // for a message, while there was a cell to ask for
-  std::size_t in_left_ = 0;       // bytes of the message not yet consumed
+  std::size_t cell_fetched_ = 0;  // bytes of a cell to prefetch while waiting for a message
+  std::uint32_t looks_ = 0;       // looks for a message while there was a cell to prefetch
+  std::size_t in_remaining_ = 0;  // bytes of the message not yet consumed
   bool message_open_ = false;
   bool slot_taken_ = false;
-  bool refers_ = false;  // it stands for memory of the peer
+  bool slot_is_reference_ = false;  // the payload lies in memory of the peer
   Stores slot_stored_ = Stores::ordinary;
-  std::optional<Clock::time_point> slot_taken_at_;  // if it is timed
+  std::optional<Clock::time_point> slot_taken_at_;  // if its read is timed
   pid_t peer_process_ = 0;
-  std::optional<std::uint64_t> left_by_peer_;  // the address of the message in its memory
-  std::size_t copied_from_ = 0;                // what of it was copied last
+  std::optional<std::uint64_t> peer_address_;  // of a single-copy message, in the peer
+  std::size_t copied_from_ = 0;                // first byte of the message in the stage
+  // first byte of the message behind the stage
   std::size_t copied_to_ = 0;
-  Clock::time_point copy_began_;     // of the last piece
-  Clock::duration copying_{};        // of all pieces until they were consumed
-  Clock::time_point message_began_;  // if it is long
-  bool combined_ = false;            // it is read where it lies, and not moved
+  Clock::time_point copy_began_;     // begin of the last piece
+  Clock::duration copying_{};        // time of all pieces until they were consumed
+  Clock::time_point message_began_;  // of a long message
+  bool combined_ = false;            // whether the payload is read in place instead of moved
   std::vector<std::byte> stage_;
   std::array<RecentTimes, store_ways> read_;
   StorePolicy copies_;
-  StorePolicy results_;  // of what is copied from where it lies
-  TakenArenas taken_arenas_;
+  StorePolicy results_;  // for payloads read by reference
+  ReceivedArenas received_arenas_;
 };
 
 }  // namespace unisono

@@ -1,4 +1,4 @@
-// Threads of the core leave all signals to those of the program.
+//! Starts threads of the core, which block all signals, so that the program's own threads receive them.
 #pragma once
 
 #include <pthread.h>
@@ -9,9 +9,9 @@
 
 namespace unisono {
 
-// Throws std::system_error if the process or the user has as many threads as allowed.
+//! Throws std::system_error if the process or the user may start no more threads.
 template <class Body>
-std::thread start_quiet_thread(Body body) {
+std::thread start_signal_masked_thread(Body body) {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);

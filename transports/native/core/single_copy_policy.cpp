@@ -4,22 +4,25 @@
 
 namespace unisono {
 
-bool SingleCopyPolicy::leaves(std::size_t nbytes, bool combined, const Times& took, std::uint32_t again_ns) {
-  const Took& last = took[combined_last_];
-  const std::uint32_t ns = left_last_ ? last.left : last.by_slots;
-  if (last_ != nullptr && ns != 0) last_->add(left_last_ ? ns + again_ns_ : ns);
-  again_ns_ = nbytes < Channel::more_than_caches_nbytes ? again_ns : 0;
-  combined_last_ = combined;
-  Alike& alike = alike_[combined][length(nbytes)];
-  const std::optional<bool> seen = std::exchange(alike.seen, std::nullopt);
-  left_last_ = seen ? *seen : alike.choice.is_second(alike.times[0].middle(), alike.times[1].middle());
-  last_ = &alike.times[left_last_ ? 1 : 0];
-  return left_last_;
+bool SingleCopyPolicy::use_single_copy(std::size_t nbytes, bool combined, const Costs& costs,
+                                       std::uint32_t rewrite_ns) {
+  const Cost& last = costs[last_combined_];
+  const std::uint32_t ns = last_single_copy_ ? last.by_single_copy : last.by_slots;
+  if (last_times_ != nullptr && ns != 0) last_times_->add(last_single_copy_ ? ns + rewrite_ns_ : ns);
+  rewrite_ns_ = nbytes < Channel::more_than_caches_nbytes ? rewrite_ns : 0;
+  last_combined_ = combined;
+  MessageClass& message_class = classes_[combined][length_class(nbytes)];
+  const std::optional<bool> peer_choice = std::exchange(message_class.peer_choice, std::nullopt);
+  last_single_copy_ =
+      peer_choice ? *peer_choice
+                  : message_class.choice.is_second(message_class.times[0].middle(), message_class.times[1].middle());
+  last_times_ = &message_class.times[last_single_copy_ ? 1 : 0];
+  return last_single_copy_;
 }
 
-std::size_t SingleCopyPolicy::length(std::size_t nbytes) {
+std::size_t SingleCopyPolicy::length_class(std::size_t nbytes) {
   std::size_t number = 0;
-  for (std::size_t most = 4 * least_nbytes; nbytes >= most && number + 1 < lengths; most *= 4) ++number;
+  for (std::size_t most = 4 * least_nbytes; nbytes >= most && number + 1 < length_classes; most *= 4) ++number;
   return number;
 }
 

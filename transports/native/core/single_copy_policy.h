@@ -1,17 +1,26 @@
-// Whether long messages go through slots or are left where they lie, for the reader to have the kernel copy them.
+// `SingleCopyPolicy` decides whether a long message goes through slots or by a single copy.
 //
-// Theory of operation. Slots cost two copies, one on either side; what is left costs one, on the reader's side, which
-// is slower, as the kernel looks up every page. Where both sides send and receive at the same time, each of them does
-// both copies: so what a reader takes from the first byte to the last, while it writes to slots itself, together with
-// what had been written before, stands against what copying by the kernel takes. That is so where there are two ranks.
-// Among more, a message takes as long as a third rank lets it, and all of them would leave theirs once one does: there
-// it is the two copies alone that count. Both ways are tried again and again, as ways of storing are (store_policy.h),
-// but several times in a row, as each leaves other things behind in the caches; and apart for each length, as caches
-// hold the shorter ones, and for what is combined as it is read. Of two ranks that exchange messages, one decides and
-// the other does as it has seen: what either way takes depends on what the other rank does. What caches hold of a
-// message that was left they hold on both sides, and whoever writes there next waits as for slots that the reader
-// holds: so that is added, though it is not the message that takes it. Of the last few times the one in the middle
-// counts, as the blocks of a ring, say, are in the caches in its first round only.
+// Theory of operation
+// -------------------
+// Through slots, a message is copied twice: the sender writes it to shared memory, and the receiver reads it. By single
+// copy, the receiver has the kernel copy it once (`process_vm_readv`). That one copy is slower, because the kernel
+// looks up every page.
+//
+// The policy compares two times for 64 KiB. The compared times depend on the number of ranks:
+// - Two ranks that send and receive at once do both copies each. So the cost of slots is the time from the first to the
+// last byte read, plus the time in which the sender wrote the first slots.
+// - Among more ranks, the elapsed time depends on third ranks: all would change to single copy once one rank does. So
+// the cost of slots is the time of the two copies alone.
+// - The cost of single copy is the time of the kernel's copies. Afterwards both caches hold the message, and the next
+// write to that memory waits as a write to a slot does that the reader holds. So the time to write it again is added.
+//
+// Both ways are tried again and again, as ways of storing are (store_policy.h). Each trial lasts several messages,
+// because either way leaves the caches in another state. The choice is made for each class of length, because caches
+// hold the shorter messages, and apart for messages that are combined as they are read. The median of the last three
+// times counts: the blocks of a ring are in the caches only in its first round.
+//
+// Of two ranks that exchange messages, the dialling one decides, and the other one follows, because the time of either
+// way depends on what the other rank does.
 #pragma once
 
 #include <array>
@@ -26,44 +35,48 @@ namespace unisono {
 
 class SingleCopyPolicy {
  public:
-  // What is shorter always goes through slots: second-level caches would hold all of it on both sides, so that the next
-  // stores there take longer than the message has saved, which nobody measures.
+  //! Shorter messages always go through slots. Second-level caches would hold all of a shorter message on both sides,
+  //! so the next stores there would take longer than the single copy has saved. Nothing measures that.
   static constexpr std::size_t least_nbytes = 2 << 20;
-  static constexpr bool may_leave(std::size_t nbytes, Receipt receipt) {
-    return receipt != Receipt::none && nbytes >= least_nbytes;
+  //! Whether a message of `nbytes` may go by single copy; `incoming` says what the sender receives meanwhile.
+  static constexpr bool is_eligible(std::size_t nbytes, Incoming incoming) {
+    return incoming != Incoming::none && nbytes >= least_nbytes;
   }
-  // What the last message has taken that was combined, or was not: nanoseconds for each 64 KiB; 0 if it is not known.
-  struct Took {
+  //! Nanoseconds for 64 KiB of the last message of one use, by either way; 0 if unknown.
+  struct Cost {
     std::uint32_t by_slots;
-    std::uint32_t left;
+    std::uint32_t by_single_copy;
   };
-  using Times = std::array<Took, 2>;
+  //! The costs of messages that are kept as they are [0], and of those that are combined [1].
+  using Costs = std::array<Cost, 2>;
 
+  //! `decides`: whether this rank chooses. Otherwise it does what the peer did last.
   explicit SingleCopyPolicy(bool decides) : decides_(decides) {}
 
-  // Whether the next message, which may be left, is. What the one before has taken is known by now; `again_ns` is what
-  // it takes to write memory that the peer has read (0: it is not known).
-  bool leaves(std::size_t nbytes, bool combined, const Times& took, std::uint32_t again_ns);
-  // The peer has sent such a message.
-  void see(std::size_t nbytes, bool combined, bool left) {
-    if (!decides_) alike_[combined][length(nbytes)].seen = left;
+  //! Whether the next message goes by single copy. `costs` are those known by now, of the message before too.
+  //! `rewrite_ns` is the time to write 64 KiB that the peer has read (0: unknown).
+  bool use_single_copy(std::size_t nbytes, bool combined, const Costs& costs, std::uint32_t rewrite_ns);
+  //! Takes in how the peer has sent such a message.
+  void note_peer_choice(std::size_t nbytes, bool combined, bool single_copy) {
+    if (!decides_) classes_[combined][length_class(nbytes)].peer_choice = single_copy;
   }
 
  private:
-  struct Alike {
+  // Messages of similar length and the same use.
+  struct MessageClass {
     Choice choice{RecentTimes::kept};
-    std::array<RecentTimes, 2> times;  // of slots, and of what was left
-    std::optional<bool> seen;          // whether the peer has left one, since this rank has sent one
+    std::array<RecentTimes, 2> times;  // by slots, and by single copy
+    std::optional<bool> peer_choice;   // since this rank's last message of the class
   };
-  static std::size_t length(std::size_t nbytes);
+  static std::size_t length_class(std::size_t nbytes);
 
-  static constexpr std::size_t lengths = 5;  // each up to four times the one before
-  std::array<std::array<Alike, lengths>, 2> alike_;
-  RecentTimes* last_ = nullptr;  // where the time of the last message belongs
-  std::uint32_t again_ns_ = 0;   // to write it again, if it was left
+  static constexpr std::size_t length_classes = 5;  // each holds lengths up to four times those of the one before
+  std::array<std::array<MessageClass, length_classes>, 2> classes_;
+  RecentTimes* last_times_ = nullptr;  // receives the time of the last message
+  std::uint32_t rewrite_ns_ = 0;       // added to the last message's time if it went by single copy
   bool decides_;
-  bool left_last_ = false;
-  bool combined_last_ = false;
+  bool last_single_copy_ = false;
+  bool last_combined_ = false;
 };
 
 }  // namespace unisono

@@ -6,19 +6,21 @@
 #include <emmintrin.h>
 #endif
 
+#include "cache_line.h"
 #include "kernels.h"
 
 namespace unisono {
 namespace {
 
-// One fill of so many is timed.
+// One fill in this many is timed.
 constexpr std::uint32_t fills_per_time = 8;
-// One time of so many the way is taken that seems worse, and fewer the worse it seems. At first they take turns, and
-// then trials are frequent, as memory that has just been given is slow either way; and so they are after each change of
-// mind, which a slow moment may have caused: the first one comes soon, however much worse the other way seems.
+// One timed fill in this many takes the way that seems worse, and fewer the worse it seems. At first the ways
+// alternate. Then trials are frequent, because fresh memory is slow either way. They are frequent again after each
+// change of the better way, which a slow moment may have caused. The first trial then comes soon, however much worse
+// the other way seems.
 constexpr std::uint32_t times_per_trial = 32;
 constexpr double rarest_trials = 16;
-// The other way must be better by this factor.
+// The choice changes only if the other way costs less than this part.
 constexpr double clearly_better = 0.93;
 
 }  // namespace
@@ -26,11 +28,10 @@ constexpr double clearly_better = 0.93;
 #if defined(__x86_64__)
 
 void copy_streaming(std::byte* dst, const std::byte* src, std::size_t nbytes) {
-  constexpr std::size_t line = 64;
-  const std::size_t lead = std::min(nbytes, -reinterpret_cast<std::uintptr_t>(dst) % line);
+  const std::size_t lead = std::min(nbytes, -reinterpret_cast<std::uintptr_t>(dst) % cache_line);
   std::memcpy(dst, src, lead);
   std::size_t done = lead;
-  for (; nbytes - done >= line; done += line) {
+  for (; nbytes - done >= cache_line; done += cache_line) {
     const auto* from = reinterpret_cast<const __m128i*>(src + done);
     auto* to = reinterpret_cast<__m128i*>(dst + done);
     const __m128i a = _mm_loadu_si128(from);
@@ -56,7 +57,7 @@ void fence_streaming_stores() {}
 #endif
 
 bool Choice::is_second(std::uint32_t first_cost, std::uint32_t second_cost) {
-  if (made_ < first_trials) return made_++ / burst_ % 2 != 0;
+  if (decisions_ < first_trials) return decisions_++ / burst_ % 2 != 0;
   const double better = second_ ? second_cost : first_cost;
   const double other = second_ ? first_cost : second_cost;
   if (other != 0 && other < better * clearly_better) {
@@ -66,13 +67,13 @@ bool Choice::is_second(std::uint32_t first_cost, std::uint32_t second_cost) {
   }
   const bool is_new = times_between_ == fewest_between;
   const double worse = better == 0 || is_new ? 1 : std::clamp(other / better, 1.0, rarest_trials);
-  if (trials_left_ == 0) {
+  if (trials_remaining_ == 0) {
     if (++since_trial_ < times_between_ * burst_ * worse) return second_;
     since_trial_ = 0;
-    trials_left_ = burst_;
+    trials_remaining_ = burst_;
     times_between_ = std::min(2 * times_between_, times_per_trial);
   }
-  --trials_left_;
+  --trials_remaining_;
   return !second_;
 }
 
@@ -85,7 +86,7 @@ std::uint32_t StorePolicy::cost(Stores stores, const ReadTimes& read) const {
 Way StorePolicy::decide(const ReadTimes& read) {
   const bool streams = streaming_.is_second(cost(Stores::ordinary, read), cost(Stores::streaming, read));
   usual_ = streaming_.second_is_better() ? Stores::streaming : Stores::ordinary;
-  if (streaming_.settled()) untimed_left_ = fills_per_time - 1;
+  if (streaming_.settled()) untimed_remaining_ = fills_per_time - 1;
   return {streams ? Stores::streaming : Stores::ordinary, true};
 }
 

@@ -19,15 +19,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// After the peer has hung up, how long nothing may come before it counts as gone.
+// After the peer has hung up, it counts as gone when nothing has arrived for this long.
 constexpr auto quiet_time = 150ms;
-// How long what is on the way may take to end when a channel closes, and after it has been cancelled.
+// How long transfers may take to end when a channel closes, and after they have been cancelled.
 constexpr auto closing_time = 1000ms;
 constexpr auto cancelling_time = 200ms;
 
-// What libraries may still write to, or read. Never freed, on purpose, but reachable for whoever looks for leaks.
+// Keeps memory that a library may still use. It is never freed, on purpose, but stays reachable for leak checkers.
 template <class Kept>
-void keep_for_ever(std::unique_ptr<Kept> kept) {
+void leak(std::unique_ptr<Kept> kept) {
   static std::mutex lock;
   static auto& all = *new std::vector<std::unique_ptr<Kept>>;
   const std::lock_guard guard(lock);
@@ -36,8 +36,8 @@ void keep_for_ever(std::unique_ptr<Kept> kept) {
 
 }  // namespace
 
-TaggedChannel::LetterHead TaggedChannel::Letter::head() const {
-  LetterHead found;
+TaggedChannel::EnvelopeHead TaggedChannel::Envelope::head() const {
+  EnvelopeHead found;
   std::memcpy(&found, bytes.data(), sizeof found);
   return found;
 }
@@ -45,40 +45,42 @@ TaggedChannel::LetterHead TaggedChannel::Letter::head() const {
 TaggedChannel::TaggedChannel(std::int32_t peer, std::shared_ptr<Messenger> messenger, const Route& route,
                              Descriptor socket)
     : Channel(peer, messenger->name()), messenger_(std::move(messenger)), route_(route), socket_(std::move(socket)) {
-  for (std::size_t i = 0; i < letter_rooms; ++i) expect(std::make_unique<Letter>());
+  for (std::size_t i = 0; i < envelope_rooms; ++i) expect(std::make_unique<Envelope>());
 }
 
 TaggedChannel::~TaggedChannel() {
-  if (::getpid() != process_) return;  // in a forked child, where the library is the parent's
-  // Letters are the only messages that may be on the way when all calls have ended.
+  if (::getpid() != process_) return;  // in a forked child, where the library belongs to the parent
+  // When all calls have ended, only envelopes can be under way.
   const auto until = Clock::now() + closing_time;
-  const auto wait_for = [&](Ticket& ticket) {
-    for (; ticket.pending() && !closed() && Clock::now() < until; std::this_thread::yield()) messenger_->test(ticket);
+  const auto wait_for = [&](Transfer& transfer) {
+    for (; transfer.pending() && !closed() && Clock::now() < until; std::this_thread::yield())
+      messenger_->test(transfer);
   };
-  for (auto& letter : out_letters_) wait_for(letter->ticket);
-  Ticket flushed;
+  for (auto& envelope : out_envelopes_) wait_for(envelope->transfer);
+  Transfer flushed;
   if (!closed()) messenger_->flush(route_.peer, flushed);
   wait_for(flushed);
-  if (flushed.pending()) messenger_->forsake(flushed);
+  if (flushed.pending()) messenger_->abandon_transfer(flushed);
   const auto cancelled = Clock::now() + cancelling_time;
-  static_cast<void>(let_go(cancelled));  // calls that have failed have been told before
+  static_cast<void>(release_memory(cancelled));  // the callers of failed calls have released their memory before
   for (auto& room : rooms_)
-    if (room->ticket.pending()) messenger_->cancel(room->ticket);
+    if (room->transfer.pending()) messenger_->cancel(room->transfer);
   finish(rooms_, cancelled);
-  finish(out_letters_, cancelled);
+  finish(out_envelopes_, cancelled);
 }
 
-// Waits for what is pending until then, and keeps the memory of what is pending still: false if there is such.
+// Waits for the pending transfers until then, and leaks the memory of those that are still pending. False if there are
+// any.
 template <class Kept>
 bool TaggedChannel::finish(Kept& kept, Clock::time_point until) {
   bool all = true;
   for (auto& each : kept) {
-    while (each->ticket.pending()) {
-      messenger_->test(each->ticket);
-      if (!each->ticket.pending()) break;
+    while (each->transfer.pending()) {
+      messenger_->test(each->transfer);
+      if (!each->transfer.pending()) break;
       if (Clock::now() > until) {
-        messenger_->forsake(each->ticket);
-        keep_for_ever(std::move(each));
+        messenger_->abandon_transfer(each->transfer);
+        leak(std::move(each));
         all = false;
         break;
       }
@@ -89,11 +91,11 @@ bool TaggedChannel::finish(Kept& kept, Clock::time_point until) {
   return all;
 }
 
-bool TaggedChannel::let_go(Clock::time_point until) {
+bool TaggedChannel::release_memory(Clock::time_point until) {
   bool all = true;
   for (Chunks* chunks : {&out_chunks_, &in_chunks_}) {
     for (auto& chunk : *chunks)
-      if (chunk->ticket.pending()) messenger_->cancel(chunk->ticket);
+      if (chunk->transfer.pending()) messenger_->cancel(chunk->transfer);
     all &= finish(*chunks, until);
   }
   whole_ = nullptr;
@@ -106,11 +108,11 @@ void TaggedChannel::refuse(const char* what) const {
                       " arrived " + what);
 }
 
-// Whether it is over, well or not; what is not is known by `broken_`.
-bool TaggedChannel::ended(Ticket& ticket) {
-  if (ticket.pending()) messenger_->test(ticket);
-  if (ticket.state == Ticket::State::failed) broken_ = true;
-  return ticket.state == Ticket::State::done;
+// Whether a transfer has ended well. A failed one sets `broken_`.
+bool TaggedChannel::ended(Transfer& transfer) {
+  if (transfer.pending()) messenger_->test(transfer);
+  if (transfer.state == Transfer::State::failed) broken_ = true;
+  return transfer.state == Transfer::State::done;
 }
 
 std::size_t TaggedChannel::chunk_at(std::uint64_t position, const Header& header) {
@@ -119,61 +121,61 @@ std::size_t TaggedChannel::chunk_at(std::uint64_t position, const Header& header
 
 // --- sending --------------------------------------------------------------------------------------------------------
 
-TaggedChannel::Letter* TaggedChannel::free_letter() {
-  for (auto& letter : out_letters_) {
-    if (letter.get() == out_letter_) continue;
-    if (letter->ticket.state == Ticket::State::idle || ended(letter->ticket)) return letter.get();
+TaggedChannel::Envelope* TaggedChannel::free_envelope() {
+  for (auto& envelope : out_envelopes_) {
+    if (envelope.get() == out_envelope_) continue;
+    if (envelope->transfer.state == Transfer::State::idle || ended(envelope->transfer)) return envelope.get();
   }
-  if (out_letters_.size() == letter_rooms) return nullptr;
-  out_letters_.push_back(std::make_unique<Letter>());
-  return out_letters_.back().get();
+  if (out_envelopes_.size() == envelope_rooms) return nullptr;
+  out_envelopes_.push_back(std::make_unique<Envelope>());
+  return out_envelopes_.back().get();
 }
 
-void TaggedChannel::post(Letter& letter, std::size_t nbytes) {
-  LetterHead head = letter.head();
-  head.acknowledged = told_letters_ = consumed_letters_;
-  std::memcpy(letter.bytes.data(), &head, sizeof head);
-  messenger_->send(route_.peer, route_.out_tag, letter.bytes.data(), nbytes, MemoryType::host, letter.ticket);
-  ended(letter.ticket);
+void TaggedChannel::post(Envelope& envelope, std::size_t nbytes) {
+  EnvelopeHead head = envelope.head();
+  head.acknowledged = announced_envelopes_ = consumed_envelopes_;
+  std::memcpy(envelope.bytes.data(), &head, sizeof head);
+  messenger_->send(route_.peer, route_.out_tag, envelope.bytes.data(), nbytes, MemoryType::host, envelope.transfer);
+  ended(envelope.transfer);
 }
 
 void TaggedChannel::note_acknowledged(std::uint32_t acknowledged) {
-  const std::uint32_t newly = acknowledged - acknowledged_letters_;
-  if (newly > sent_letters_ - acknowledged_letters_) refuse("that acknowledges what was not sent");
-  acknowledged_letters_ = acknowledged;
+  const std::uint32_t newly = acknowledged - acknowledged_envelopes_;
+  if (newly > sent_envelopes_ - acknowledged_envelopes_) refuse("that acknowledges what was not sent");
+  acknowledged_envelopes_ = acknowledged;
 }
 
-// Tells of what has been consumed, if half of the credit waits to be told of.
+// Acknowledges consumed envelopes if half of the credit is not acknowledged yet.
 void TaggedChannel::acknowledge() {
-  if (consumed_letters_ - told_letters_ < most_letters / 2 || broken_) return;
-  Letter* letter = free_letter();
-  if (letter == nullptr) return;  // the next one that is consumed tries again
-  const LetterHead head{{}, 0, acknowledgement_letter};
-  std::memcpy(letter->bytes.data(), &head, sizeof head);
-  post(*letter, sizeof head);
+  if (consumed_envelopes_ - announced_envelopes_ < most_envelopes / 2 || broken_) return;
+  Envelope* envelope = free_envelope();
+  if (envelope == nullptr) return;  // the next consumed envelope tries again
+  const EnvelopeHead head{{}, 0, acknowledgement_envelope};
+  std::memcpy(envelope->bytes.data(), &head, sizeof head);
+  post(*envelope, sizeof head);
 }
 
 bool TaggedChannel::begin(const Header& header, Whole whole, MemoryType memory) {
   if (whole.data == nullptr && !is_small(header.nbytes) && cut_of(header).nbytes > chunk_nbytes)
     throw std::invalid_argument("a large point-to-point message must lie in one piece");
-  take_letters();
-  if (broken_ || sent_letters_ - acknowledged_letters_ >= most_letters) return false;
-  Letter* letter = free_letter();
-  if (letter == nullptr) return false;
-  const LetterHead head{header, 0, message_letter};
-  std::memcpy(letter->bytes.data(), &head, sizeof head);
-  ++sent_letters_;
+  take_envelopes();
+  if (broken_ || sent_envelopes_ - acknowledged_envelopes_ >= most_envelopes) return false;
+  Envelope* envelope = free_envelope();
+  if (envelope == nullptr) return false;
+  const EnvelopeHead head{header, 0, message_envelope};
+  std::memcpy(envelope->bytes.data(), &head, sizeof head);
+  ++sent_envelopes_;
   counters_.sent_messages += 1;
   counters_.sent_nbytes += header.nbytes;
   out_header_ = header;
   out_taken_ = out_sent_ = 0;
-  out_letter_ = nullptr;
+  out_envelope_ = nullptr;
   whole_ = nullptr;
   if (is_small(header.nbytes) && header.nbytes != 0) {
-    out_letter_ = letter;
+    out_envelope_ = envelope;
     return true;
   }
-  post(*letter, sizeof head);
+  post(*envelope, sizeof head);
   if (header.nbytes != 0 && whole.data != nullptr) {
     whole_ = whole.data;
     whole_memory_ = memory;
@@ -183,11 +185,11 @@ bool TaggedChannel::begin(const Header& header, Whole whole, MemoryType memory) 
 }
 
 std::size_t TaggedChannel::write(const std::byte* data, std::size_t nbytes) {
-  if (out_letter_ != nullptr) {
-    std::memcpy(out_letter_->bytes.data() + sizeof(LetterHead) + out_taken_, data, nbytes);
+  if (out_envelope_ != nullptr) {
+    std::memcpy(out_envelope_->bytes.data() + sizeof(EnvelopeHead) + out_taken_, data, nbytes);
     out_taken_ += nbytes;
     if (out_taken_ == out_header_.nbytes)
-      post(*std::exchange(out_letter_, nullptr), sizeof(LetterHead) + out_header_.nbytes);
+      post(*std::exchange(out_envelope_, nullptr), sizeof(EnvelopeHead) + out_header_.nbytes);
     return nbytes;
   }
   if (whole_ != nullptr) {
@@ -208,7 +210,7 @@ std::size_t TaggedChannel::write(const std::byte* data, std::size_t nbytes) {
 }
 
 void TaggedChannel::reap_sent() {
-  while (!out_chunks_.empty() && ended(out_chunks_.front()->ticket)) {
+  while (!out_chunks_.empty() && ended(out_chunks_.front()->transfer)) {
     if (out_chunks_.front()->stage) spare_stages_.push_back(std::move(out_chunks_.front()->stage));
     out_chunks_.pop_front();
   }
@@ -228,7 +230,7 @@ bool TaggedChannel::room_to_stage() {
 
 void TaggedChannel::send_stage() {
   Chunk& chunk = *out_chunks_.emplace_back(std::move(out_stage_));
-  messenger_->send(route_.peer, route_.out_tag + 1, chunk.stage.get(), chunk.nbytes, MemoryType::host, chunk.ticket);
+  messenger_->send(route_.peer, route_.out_tag + 1, chunk.stage.get(), chunk.nbytes, MemoryType::host, chunk.transfer);
   out_sent_ += chunk.nbytes;
 }
 
@@ -237,7 +239,7 @@ void TaggedChannel::send_whole() {
   while (out_sent_ < out_header_.nbytes && out_chunks_.size() < cut_of(out_header_).most && !broken_) {
     Chunk& chunk = *out_chunks_.emplace_back(std::make_unique<Chunk>());
     chunk.nbytes = chunk_at(out_sent_, out_header_);
-    messenger_->send(route_.peer, route_.out_tag + 1, whole_ + out_sent_, chunk.nbytes, whole_memory_, chunk.ticket);
+    messenger_->send(route_.peer, route_.out_tag + 1, whole_ + out_sent_, chunk.nbytes, whole_memory_, chunk.transfer);
     out_sent_ += chunk.nbytes;
     reap_sent();
   }
@@ -254,41 +256,42 @@ bool TaggedChannel::flush() {
 
 // --- receiving ------------------------------------------------------------------------------------------------------
 
-void TaggedChannel::expect(std::unique_ptr<Letter> room) {
-  messenger_->receive(route_.peer, route_.in_tag, room->bytes.data(), letter_nbytes, MemoryType::host, room->ticket);
+void TaggedChannel::expect(std::unique_ptr<Envelope> room) {
+  messenger_->receive(route_.peer, route_.in_tag, room->bytes.data(), envelope_nbytes, MemoryType::host,
+                      room->transfer);
   rooms_.push_back(std::move(room));
 }
 
-// Takes over the letters that have come: those of acknowledgement at once, the others when it is their turn.
-void TaggedChannel::take_letters() {
-  while (!rooms_.empty() && ended(rooms_.front()->ticket)) {
+// Takes the envelopes that have arrived: acknowledgements are handled at once, messages in their turn.
+void TaggedChannel::take_envelopes() {
+  while (!rooms_.empty() && ended(rooms_.front()->transfer)) {
     quiet_since_.reset();
-    std::unique_ptr<Letter> letter = std::move(rooms_.front());
+    std::unique_ptr<Envelope> envelope = std::move(rooms_.front());
     rooms_.pop_front();
-    if (take_letter(*letter))
-      arrived_.push_back(std::move(letter));
+    if (take_envelope(*envelope))
+      arrived_.push_back(std::move(envelope));
     else
-      expect(std::move(letter));
+      expect(std::move(envelope));
   }
 }
 
-// Whether a letter that has come brings a message.
-bool TaggedChannel::take_letter(const Letter& letter) {
-  const std::size_t nbytes = letter.ticket.nbytes;
-  if (nbytes < sizeof(LetterHead)) refuse("without a header");
-  const LetterHead head = letter.head();
-  if (head.type != message_letter && head.type != acknowledgement_letter) refuse("with a damaged header");
+// Whether an envelope brings a message. Throws ProtocolError if it is malformed.
+bool TaggedChannel::take_envelope(const Envelope& envelope) {
+  const std::size_t nbytes = envelope.transfer.nbytes;
+  if (nbytes < sizeof(EnvelopeHead)) refuse("without a header");
+  const EnvelopeHead head = envelope.head();
+  if (head.type != message_envelope && head.type != acknowledgement_envelope) refuse("with a damaged header");
   note_acknowledged(head.acknowledged);
-  const bool brings = head.type == message_letter;
+  const bool brings = head.type == message_envelope;
   if (nbytes - sizeof head != (brings && is_small(head.header.nbytes) ? head.header.nbytes : 0))
     refuse("with a wrong length");
-  if (brings && arrived_.size() == most_letters) refuse("without credit");
+  if (brings && arrived_.size() == most_envelopes) refuse("without credit");
   return brings;
 }
 
 const Header* TaggedChannel::front() {
   if (message_open_) return &in_header_;
-  take_letters();
+  take_envelopes();
   if (arrived_.empty()) return nullptr;
   open_front();
   return &in_header_;
@@ -304,28 +307,28 @@ void TaggedChannel::open_front() {
 
 void TaggedChannel::end_message() {
   message_open_ = false;
-  std::unique_ptr<Letter> letter = std::move(arrived_.front());
+  std::unique_ptr<Envelope> envelope = std::move(arrived_.front());
   arrived_.pop_front();
-  expect(std::move(letter));
-  ++consumed_letters_;
+  expect(std::move(envelope));
+  ++consumed_envelopes_;
   acknowledge();
 }
 
 std::span<const std::byte> TaggedChannel::readable() {
   if (!message_open_) return {};
   if (is_small(in_header_.nbytes)) {
-    const std::byte* payload = arrived_.front()->bytes.data() + sizeof(LetterHead);
+    const std::byte* payload = arrived_.front()->bytes.data() + sizeof(EnvelopeHead);
     return {payload + in_done_, static_cast<std::size_t>(in_header_.nbytes - in_done_)};
   }
   while (in_posted_ < in_header_.nbytes && in_chunks_.size() < most_stages && !broken_)
     post_chunk(nullptr, MemoryType::host);
   const Chunk* chunk = front_chunk();
-  // One that was posted for `read` to receive in place is not looked at: its memory is the caller's already.
+  // A chunk that `read` receives in place is not readable: its memory belongs to the caller.
   if (chunk == nullptr || chunk->direct != nullptr) return {};
   return {chunk->stage.get() + chunk->used, chunk->nbytes - chunk->used};
 }
 
-// Posts room for the next chunk: there, or in a stage.
+// Posts memory for the next chunk: at `direct`, or in a stage.
 void TaggedChannel::post_chunk(std::byte* direct, MemoryType memory) {
   const std::size_t nbytes = chunk_at(in_posted_, in_header_);
   if (direct == nullptr && nbytes > chunk_nbytes) refuse("that is longer than a stage");
@@ -338,16 +341,16 @@ void TaggedChannel::post_chunk(std::byte* direct, MemoryType memory) {
     spare_stages_.pop_back();
   }
   messenger_->receive(route_.peer, route_.in_tag + 1, direct != nullptr ? direct : chunk.stage.get(), chunk.nbytes,
-                      memory, chunk.ticket);
+                      memory, chunk.transfer);
   in_posted_ += chunk.nbytes;
 }
 
-// The chunk at the front, if it has arrived.
+// The front chunk, if it has arrived.
 TaggedChannel::Chunk* TaggedChannel::front_chunk() {
   if (in_chunks_.empty()) return nullptr;
   Chunk& chunk = *in_chunks_.front();
-  if (!ended(chunk.ticket)) return nullptr;
-  if (chunk.ticket.nbytes != chunk.nbytes) refuse("with a chunk of a wrong length");
+  if (!ended(chunk.transfer)) return nullptr;
+  if (chunk.transfer.nbytes != chunk.nbytes) refuse("with a chunk of a wrong length");
   quiet_since_.reset();
   return &chunk;
 }
@@ -371,7 +374,7 @@ void TaggedChannel::use(Chunk& chunk, std::size_t nbytes) {
   if (in_done_ == in_header_.nbytes) end_message();
 }
 
-// The caller goes on from where the last call left off, so that what has been posted stays where it belongs.
+// Each call continues where the last one stopped, so chunks that are posted already have the right destination.
 std::size_t TaggedChannel::read(std::byte* data, std::size_t nbytes, MemoryType memory) {
   if (is_small(in_header_.nbytes)) return Channel::read(data, nbytes, memory);
   std::size_t moved = 0;
@@ -408,6 +411,6 @@ void TaggedChannel::prepare_sleep(bool, bool, std::vector<pollfd>& descriptors) 
   asleep_ = messenger_->prepare_sleep(descriptors);
 }
 
-std::chrono::microseconds TaggedChannel::doze() const { return asleep_ ? messenger_->doze() : 0us; }
+std::chrono::microseconds TaggedChannel::max_sleep() const { return asleep_ ? messenger_->max_sleep() : 0us; }
 
 }  // namespace unisono

@@ -1,31 +1,34 @@
-// Messages over a library of tagged messages (messenger.h): UCX, or an MPI.
+// `TaggedChannel`: messages over a library of tagged messages (messenger.h), which is UCX or an MPI.
 //
-// Theory of operation. Each direction of a channel has two tags, which its receiver has given out: one for *letters*
-// and one for *chunks*. A letter is the header of a message, with the whole payload behind it if that is small. A
-// larger payload follows in chunks of one length (the last one is what is left), which both sides know by the kind of
-// the message: see `Cut`. As libraries keep messages of one tag in order, nothing else need be said.
+// Theory of operation
+// -------------------
+// Each direction of a channel has two tags, which its receiver has reserved: one for *envelopes* and one for *chunks*.
+// An envelope is the header of a message, followed by the whole payload if that is small. A larger payload follows in
+// chunks of one length, of which only the last may be shorter. Both sides derive that length from the kind of message
+// (`Cut`). Libraries keep the order of messages with one tag, so the two sides exchange nothing else.
 //
-// Letters are buffered by credit. The receiver has posted room for `most_letters`, and those of acknowledgement
-// besides; the sender has never more than that on the way, so that each letter finds its room and no library has to
-// keep what nobody expects. What has been consumed is told along with letters the other way, or, when half of the
-// credit is used up and nothing goes there, by a letter of its own, which costs no credit: at most two of those can be
-// on the way, as the second half must be used up in between.
+// Credit. The receiver has posted memory for `most_envelopes`, and for the acknowledgements besides. The sender never
+// has more of them under way, so each envelope finds its memory, and the library never buffers an unexpected message.
+// The receiver acknowledges consumed envelopes in its own envelopes. If half of the credit is used up and it sends
+// nothing, it acknowledges by an envelope of its own, which costs no credit. At most two of these can be under way,
+// because the second half must be used up in between.
 //
-// Chunks are sent from where the payload lies, if it lies in one piece, and else from stages; they are received to
-// where they belong by a plain `read`, if a chunk fits there, and else in stages, where a reduction looks at them. A
-// stage fits the second-level cache. Several chunks are on the way at a time, and of those that need no
-// stage many, so that a rank that comes back to its core finds much to do. Point-to-point messages lie in one piece on
-// both sides, and a library moves such a one best if it is given it whole; only the longest are cut, so that what is
-// on the way when a call fails does not take long to end. A library moves chunks only when the receiver has posted
-// room, so that a rank that does not receive is not flooded with more than `Cut::most` of them.
+// Chunks. The sender sends chunks from where the payload lies if it lies in one piece, and otherwise from stages. A
+// plain `read` receives a chunk into its destination if the whole chunk fits there. Other chunks go to stages, where a
+// reduction reads them. A stage fits the second-level cache. Several chunks are under way at a time, and many if they
+// need no stage, so that a rank whose thread gets its core back finds much to do.
 //
-// The socket over which the ranks have agreed on the channel stays open as the witness of the peer's life: libraries
-// tell of its end late, or never. It may tell before the last messages have come, so the end counts only after a time
-// in which nothing came. All lengths from the peer are checked before they are used.
+// Point-to-point messages lie in one piece on both sides, and a library moves them best as a whole. Only the longest
+// are cut, so that a transfer under way does not take long to end when a call fails. A library moves chunks only when
+// the receiver has posted memory. So at most `Cut::most` chunks wait for a rank that does not receive.
 //
-// What is still on the way when a channel closes is given a moment, then cancelled, and what cannot be cancelled keeps
-// its memory for ever: a library may write to it at any time. The same holds for the memory of callers whose calls have
-// failed, which `let_go` tells of.
+// Peer's end. The socket over which the ranks have agreed on the channel stays open, because libraries report a peer's
+// end late or never. The socket may close before the last messages have arrived. So the end counts only after a time in
+// which nothing arrived. All lengths from the peer are checked before use.
+//
+// Closing. Transfers that are under way when a channel closes get some time, and are then cancelled. The memory of a
+// transfer that cannot be cancelled is never freed, because the library may write to it at any time. The same holds for
+// memory of callers whose calls have failed: see `release_memory`.
 #pragma once
 
 #include <unistd.h>
@@ -43,31 +46,34 @@
 
 namespace unisono {
 
+//! Messages over tagged messages.
 class TaggedChannel final : public Channel {
  public:
   static constexpr std::size_t chunk_nbytes = 256 << 10;
-  static constexpr std::size_t letter_nbytes = 4032;  // which libraries send without asking first
-  static constexpr std::size_t most_letters = 8;
+  static constexpr std::size_t envelope_nbytes = 4032;  // libraries send messages of this length eagerly
+  static constexpr std::size_t most_envelopes = 8;
   static constexpr std::size_t most_stages = 4;
 
-  // The chunks of a large message: the bytes of each, and how many may be on the way at a time.
+  //! The length of a large message's chunks, and how many may be under way at a time.
   struct Cut {
     std::size_t nbytes;
     std::size_t most;
   };
   static constexpr Cut of_collectives{chunk_nbytes, 32};
   static constexpr Cut of_point_to_point{16 << 20, 2};
+  //! How a message is cut, from its kind.
   static constexpr const Cut& cut_of(const Header& header) {
     return header.kind == kind_point_to_point ? of_point_to_point : of_collectives;
   }
 
-  // How the peer is reached: its tag is the one that it has reserved, and ours the one that we have.
+  //! The peer, the first of the two tags that it has reserved, and the first of ours.
   struct Route {
     Messenger::Peer peer;
     std::uint64_t out_tag;
     std::uint64_t in_tag;
   };
 
+  //! `socket` is the connection over which the two ranks agreed on the channel.
   TaggedChannel(std::int32_t peer, std::shared_ptr<Messenger> messenger, const Route& route, Descriptor socket);
   ~TaggedChannel() override;
 
@@ -78,52 +84,52 @@ class TaggedChannel final : public Channel {
   std::span<const std::byte> readable() override;
   void consume(std::size_t nbytes) override;
   std::size_t read(std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host) override;
-  // What is small goes in a letter, which is put together by the processor.
-  bool takes(MemoryType memory, std::uint64_t nbytes) const override {
-    return Channel::takes(memory, nbytes) || (!is_small(nbytes) && messenger_->knows(memory));
+  //! A small message goes in its envelope, which the processor writes, so it must lie on the host.
+  bool accepts(MemoryType memory, std::uint64_t nbytes) const override {
+    return Channel::accepts(memory, nbytes) || (!is_small(nbytes) && messenger_->supports(memory));
   }
-  bool stirs(bool, bool) const override { return true; }  // only the library knows
+  bool may_progress(bool, bool) const override { return true; }  // only the library can tell
   bool closed() override;
   void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;
   void cancel_sleep() override {}
-  std::chrono::microseconds doze() const override;
-  std::uint32_t patience() const override { return messenger_->patience(); }
-  bool let_go(std::chrono::steady_clock::time_point until) override;
+  std::chrono::microseconds max_sleep() const override;
+  std::uint32_t extra_yields() const override { return messenger_->extra_yields(); }
+  bool release_memory(std::chrono::steady_clock::time_point until) override;
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct LetterHead {
+  struct EnvelopeHead {
     Header header;
-    std::uint32_t acknowledged;  // letters of the other direction that have been consumed, modulo 2^32
+    std::uint32_t acknowledged;  // envelopes of the other direction that have been consumed, modulo 2^32
     std::uint32_t type;
   };
-  static constexpr std::uint32_t message_letter = 0x554e4931;
-  static constexpr std::uint32_t acknowledgement_letter = 0x554e4932;
-  static constexpr std::size_t small_nbytes = letter_nbytes - sizeof(LetterHead);
-  static constexpr std::size_t letter_rooms = most_letters + 2;
+  static constexpr std::uint32_t message_envelope = 0x554e4931;
+  static constexpr std::uint32_t acknowledgement_envelope = 0x554e4932;
+  static constexpr std::size_t small_nbytes = envelope_nbytes - sizeof(EnvelopeHead);
+  static constexpr std::size_t envelope_rooms = most_envelopes + 2;
 
-  struct Letter {
-    Ticket ticket;
-    alignas(16) std::array<std::byte, letter_nbytes> bytes;
+  struct Envelope {
+    Transfer transfer;
+    alignas(16) std::array<std::byte, envelope_nbytes> bytes;
 
-    LetterHead head() const;
+    EnvelopeHead head() const;
   };
   struct Chunk {
-    Ticket ticket;
+    Transfer transfer;
     std::size_t nbytes = 0;
-    std::size_t used = 0;                  // of a stage
-    std::byte* direct = nullptr;           // where it lies, or
-    std::unique_ptr<std::byte[]> stage{};  // the room for it
+    std::size_t used = 0;                  // bytes of a stage that have been used
+    std::byte* direct = nullptr;           // the payload's own memory, or
+    std::unique_ptr<std::byte[]> stage{};  // a stage
   };
   using Chunks = std::deque<std::unique_ptr<Chunk>>;
 
-  bool ended(Ticket& ticket);
+  bool ended(Transfer& transfer);
   static bool is_small(std::uint64_t nbytes) { return nbytes <= small_nbytes; }
   static std::size_t chunk_at(std::uint64_t position, const Header& header);
 
-  Letter* free_letter();
-  void post(Letter& letter, std::size_t nbytes);
+  Envelope* free_envelope();
+  void post(Envelope& envelope, std::size_t nbytes);
   void acknowledge();
   void note_acknowledged(std::uint32_t acknowledged);
   void send_whole();
@@ -131,9 +137,9 @@ class TaggedChannel final : public Channel {
   void send_stage();
   void reap_sent();
 
-  void expect(std::unique_ptr<Letter> room);
-  void take_letters();
-  bool take_letter(const Letter& letter);
+  void expect(std::unique_ptr<Envelope> room);
+  void take_envelopes();
+  bool take_envelope(const Envelope& envelope);
   void open_front();
   void end_message();
   void post_chunk(std::byte* direct, MemoryType memory);
@@ -149,31 +155,31 @@ class TaggedChannel final : public Channel {
   const Route route_;
   Descriptor socket_;
   bool asleep_ = true;                            // whether the thread that has asked may sleep
-  bool broken_ = false;                           // the library says that the peer cannot be reached any more
-  std::optional<Clock::time_point> quiet_since_;  // since the peer has hung up
+  bool broken_ = false;                           // the library reports that the peer cannot be reached any more
+  std::optional<Clock::time_point> quiet_since_;  // when nothing has arrived since, after the peer hung up
   std::vector<std::unique_ptr<std::byte[]>> spare_stages_;
 
   // Sending.
-  std::vector<std::unique_ptr<Letter>> out_letters_;
-  Letter* out_letter_ = nullptr;  // that of the message, while its payload is being put together
-  std::uint32_t sent_letters_ = 0;
-  std::uint32_t acknowledged_letters_ = 0;
+  std::vector<std::unique_ptr<Envelope>> out_envelopes_;
+  Envelope* out_envelope_ = nullptr;  // the envelope of a small message that is being filled
+  std::uint32_t sent_envelopes_ = 0;
+  std::uint32_t acknowledged_envelopes_ = 0;
   Header out_header_{};
-  std::uint64_t out_taken_ = 0;  // of the payload
-  std::uint64_t out_sent_ = 0;   // of it: given to the library
+  std::uint64_t out_taken_ = 0;  // bytes of the payload that `write` has taken
+  std::uint64_t out_sent_ = 0;   // bytes of the payload passed to the library
   const std::byte* whole_ = nullptr;
   MemoryType whole_memory_ = MemoryType::host;
   std::unique_ptr<Chunk> out_stage_;  // being filled
   Chunks out_chunks_;
 
   // Receiving.
-  std::deque<std::unique_ptr<Letter>> rooms_;  // posted, in the order in which they will be filled
-  std::deque<std::unique_ptr<Letter>> arrived_;
-  std::uint32_t consumed_letters_ = 0;
-  std::uint32_t told_letters_ = 0;  // of those, the sender has been told
+  std::deque<std::unique_ptr<Envelope>> rooms_;  // posted, in the order in which they will be filled
+  std::deque<std::unique_ptr<Envelope>> arrived_;
+  std::uint32_t consumed_envelopes_ = 0;
+  std::uint32_t announced_envelopes_ = 0;  // of these, the sender knows
   Header in_header_{};
   bool message_open_ = false;
-  std::uint64_t in_posted_ = 0;  // of the payload, room has been posted for
+  std::uint64_t in_posted_ = 0;  // bytes of the payload for which memory has been posted
   std::uint64_t in_done_ = 0;
   Chunks in_chunks_;
 };

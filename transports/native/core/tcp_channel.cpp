@@ -15,14 +15,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t block_nbytes = 256 << 10;
-// A block with its checksum can be read ahead, and what follows is worth a try.
+// A block with its checksum, and a little of what follows.
 constexpr std::size_t most_read_ahead_nbytes = block_nbytes + 4096;
-// Messages up to this length are put together, and sent in one call even if their payload lies in many places.
+// The payload of a message up to this length is gathered, so it is sent in one call even if it lies in many places.
 constexpr std::size_t most_gathered_nbytes = 4096;
-// A plain receive of at least this many bytes reads from the kernel straight into its destination.
+// A plain receive of at least this many bytes goes from the kernel directly into its destination.
 constexpr std::size_t direct_read_nbytes = 16 << 10;
 
-std::size_t left_of_block(std::uint64_t position, std::uint64_t nbytes) {
+std::size_t block_remaining(std::uint64_t position, std::uint64_t nbytes) {
   return static_cast<std::size_t>(std::min<std::uint64_t>(block_nbytes - position % block_nbytes, nbytes - position));
 }
 
@@ -31,7 +31,7 @@ std::size_t left_of_block(std::uint64_t position, std::uint64_t nbytes) {
 TcpChannel::TcpChannel(std::int32_t peer, std::vector<Descriptor> sockets, const TcpTerms& terms)
     : Channel(peer, "tcp"), terms_(terms), header_read_ahead_(most_read_ahead_nbytes) {
   if (sockets.empty() || sockets.size() > TcpTerms::most_streams)
-    throw std::invalid_argument("a channel over TCP has one stream, or some");
+    throw std::invalid_argument("a TCP channel needs 1 to " + std::to_string(TcpTerms::most_streams) + " sockets");
   for (Descriptor& socket : sockets) streams_.emplace_back(std::move(socket), most_read_ahead_nbytes);
   out_stream_ = streams_.data();
 }
@@ -57,7 +57,7 @@ bool TcpChannel::begin(const Header& header, Whole /*whole*/, MemoryType /*memor
   return true;
 }
 
-// The stream of the next block, once nothing waits on that of the block before; else nothing.
+// The stream of the next block, once no bytes of the block before wait on another stream; otherwise nullptr.
 TcpStream* TcpChannel::next_stream() {
   TcpStream* stream = &stream_of(out_done_);
   if (stream != out_stream_ && !out_stream_->flush()) return nullptr;
@@ -67,7 +67,7 @@ TcpStream* TcpChannel::next_stream() {
 std::size_t TcpChannel::write(const std::byte* data, std::size_t nbytes) {
   TcpStream* stream = next_stream();
   if (stream == nullptr || nbytes == 0) return 0;
-  std::size_t taken = std::min(nbytes, left_of_block(out_done_, out_nbytes_));
+  std::size_t taken = std::min(nbytes, block_remaining(out_done_, out_nbytes_));
   if (out_nbytes_ <= most_gathered_nbytes) {
     stream->append(data, taken);
   } else {
@@ -99,7 +99,7 @@ const Header* TcpChannel::front() {
   in_done_ = 0;
   receiving_.begin_message(in_header_.nbytes);
   ++in_number_;
-  // The next message is most likely like this one.
+  // The next message will probably be of a similar length.
   header_read_ahead_ = in_header_.nbytes < direct_read_nbytes ? most_read_ahead_nbytes : sizeof wire;
   message_open_ = true;
   counters_.received_messages += 1;
@@ -120,7 +120,7 @@ void TcpChannel::refuse(const char* what) const {
 std::span<const std::byte> TcpChannel::readable() {
   if (!message_open_ || in_done_ == in_header_.nbytes) return {};
   TcpStream& stream = stream_of(in_done_);
-  const std::size_t left = left_of_block(in_done_, in_header_.nbytes);
+  const std::size_t left = block_remaining(in_done_, in_header_.nbytes);
   if (in_checked_) return verify(stream, left) ? stream.staged().first(left) : std::span<const std::byte>();
   if (stream.staged().empty()) stage(stream);
   return stream.staged().first(std::min(stream.staged().size(), left));
@@ -128,11 +128,11 @@ std::span<const std::byte> TcpChannel::readable() {
 
 void TcpChannel::stage(TcpStream& stream) {
   const auto began = Clock::now();
-  stream.read_ahead(1, most_read_ahead_nbytes, staging_.lead());
+  stream.read_ahead(1, most_read_ahead_nbytes, staging_.line_offset());
   staging_.note(Clock::now() - began, stream.staged().size());
 }
 
-// Whether the block of `nbytes` at the front has arrived, and is right.
+// Whether the front block of `nbytes` has arrived. Throws ProtocolError if its checksum is wrong.
 bool TcpChannel::verify(TcpStream& stream, std::size_t nbytes) {
   if (block_verified_) return true;
   BlockChecksum expected;
@@ -147,10 +147,10 @@ bool TcpChannel::verify(TcpStream& stream, std::size_t nbytes) {
 void TcpChannel::consume(std::size_t nbytes) {
   TcpStream& stream = stream_of(in_done_);
   stream.take(nbytes);
-  moved_on(stream, nbytes);
+  advance_position(stream, nbytes);
 }
 
-void TcpChannel::moved_on(TcpStream& stream, std::size_t nbytes) {
+void TcpChannel::advance_position(TcpStream& stream, std::size_t nbytes) {
   in_done_ += nbytes;
   const bool ends_message = in_done_ == in_header_.nbytes;
   if (block_verified_ && nbytes != 0 && (ends_message || in_done_ % block_nbytes == 0)) {
@@ -165,16 +165,16 @@ std::size_t TcpChannel::read(std::byte* data, std::size_t nbytes, MemoryType /*m
   const bool ends_message = nbytes == in_header_.nbytes - in_done_ && in_header_.nbytes >= direct_read_nbytes;
   const bool direct = nbytes >= direct_read_nbytes || ends_message;
   if (in_checked_ || !direct || !stream.staged().empty()) return Channel::read(data, nbytes);
-  return receive(stream, data, receiving_.most(std::min(nbytes, left_of_block(in_done_, in_header_.nbytes))));
+  return receive(stream, data, receiving_.most(std::min(nbytes, block_remaining(in_done_, in_header_.nbytes))));
 }
 
-// Moves up to `nbytes` from the kernel to `data`, straight or by the stage.
+// Moves up to `nbytes` from the kernel to `data`, directly or through the stage.
 std::size_t TcpChannel::receive(TcpStream& stream, std::byte* data, std::size_t nbytes) {
   const auto began = Clock::now();
   const bool is_staged = receiving_.is_staged();
   std::size_t got;
   if (is_staged) {
-    stream.read_ahead(1, nbytes, (stream.line_offset(data) + half_a_line) % cache_line);
+    stream.read_ahead(1, nbytes, (stream.line_offset(data) + half_cache_line) % cache_line);
     got = stream.staged().size();
     copy_array(data, stream.staged().data(), got);
     stream.take(got);
@@ -182,7 +182,7 @@ std::size_t TcpChannel::receive(TcpStream& stream, std::byte* data, std::size_t 
     got = stream.receive(data, nbytes);
   }
   receiving_.note(is_staged, Clock::now() - began, got);
-  moved_on(stream, got);
+  advance_position(stream, got);
   return got;
 }
 

@@ -1,16 +1,20 @@
-// Messages over connected TCP sockets.
+// `TcpChannel`: messages over connected TCP sockets.
 //
-// Theory of operation. Each message is a header (tcp_wire.h) and then the payload, cut in blocks; where payloads are
-// checked, a checksum follows each block. Block k travels on stream k modulo the streams, headers on stream 0, so that
-// both sides know what comes where, and a small message needs one stream only. Each side moves the blocks in their
-// order; the kernel's buffers keep the other streams busy meanwhile.
+// Theory of operation
+// -------------------
+// A message is a header (tcp_wire.h) and then the payload, in blocks of 256 KiB. If payloads are checked, a checksum
+// follows each block. Block k travels on stream k modulo the number of streams, and headers on stream 0. So both sides
+// know which bytes come where, and a small message needs one stream only. Each side handles the blocks in order, while
+// the kernel's buffers keep the other streams busy.
 //
-// A small message is put together and given to the kernel in one call, a large one block by block from the caller's own
-// memory. Receiving reads ahead, so that a small message costs one call too, and reductions look at their operand in
-// the read-ahead, which fits the second-level cache. Large payloads for plain receives go from the kernel straight to
-// their destination, unless the way by the read-ahead is measured to be quicker (receive_policy.h); so that not much of
-// them is read ahead, only a header is wanted after a large message. A checked block is read ahead as a whole, and
-// nothing of it is handed out before its checksum has been found right.
+// The sender gathers a small message and passes it to the kernel in one call. It sends a large one block by block from
+// the caller's memory.
+//
+// The receiver reads ahead, so a small message costs one call too. A reduction reads its operand from the read-ahead,
+// which fits the second-level cache. The payload of a large plain receive goes from the kernel directly to its
+// destination, unless the read-ahead is measured to be faster (receive_policy.h). After a large message only a header
+// is read ahead, so that little of the next payload is. A checked block is read ahead as a whole, and the receiver
+// passes on none of it before its checksum has been verified.
 #pragma once
 
 #include <vector>
@@ -23,17 +27,18 @@
 
 namespace unisono {
 
-// What the two sides of a channel have agreed on.
+//! Settings that both sides of a channel have agreed on.
 struct TcpTerms {
   static constexpr std::size_t most_streams = 16;
-  std::uint32_t epoch = 0;  // of the job's membership
+  std::uint32_t epoch = 0;  // number of the job's membership
   bool checksum = false;    // whether this side sends checksums of its payloads
 };
 
+//! Messages over one or several TCP streams.
 class TcpChannel final : public Channel {
  public:
-  // Takes over authenticated, connected sockets, in the same order on both sides. Throws std::invalid_argument if there
-  // are none, or too many.
+  //! Takes over authenticated, connected sockets, in the same order on both sides. Throws std::invalid_argument unless
+  //! there are 1 to `most_streams` of them.
   TcpChannel(std::int32_t peer, std::vector<Descriptor> sockets, const TcpTerms& terms);
 
   bool begin(const Header& header, Whole whole = {}, MemoryType memory = MemoryType::host) override;
@@ -43,8 +48,8 @@ class TcpChannel final : public Channel {
   std::span<const std::byte> readable() override;
   void consume(std::size_t nbytes) override;
   std::size_t read(std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host) override;
-  bool stirs(bool, bool) const override { return true; }  // only the kernel knows
-  bool asks_kernel() const override { return true; }
+  bool may_progress(bool, bool) const override { return true; }  // only the kernel can tell
+  bool polls_by_syscall() const override { return true; }
   bool closed() override;
   void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;
   void cancel_sleep() override {}
@@ -57,29 +62,29 @@ class TcpChannel final : public Channel {
   bool verify(TcpStream& stream, std::size_t nbytes);
   void stage(TcpStream& stream);
   std::size_t receive(TcpStream& stream, std::byte* data, std::size_t nbytes);
-  void moved_on(TcpStream& stream, std::size_t nbytes);
+  void advance_position(TcpStream& stream, std::size_t nbytes);
   [[noreturn]] void refuse(const char* what) const;
 
   TcpTerms terms_;
   std::vector<TcpStream> streams_;
 
-  // Sending. Only the stream that was last sent on can have bytes waiting.
+  // Sending. Only the stream used last can have waiting bytes.
   TcpStream* out_stream_;
   std::uint32_t out_number_ = 0;  // of the next message
   std::uint64_t out_nbytes_ = 0;
   std::uint64_t out_done_ = 0;
-  BlockChecksum out_checksum_ = 0;  // of the block so far
+  BlockChecksum out_checksum_ = 0;  // of the current block so far
 
   // Receiving.
   Header in_header_{};
   std::uint32_t in_number_ = 0;  // of the next message
-  std::uint64_t in_done_ = 0;    // of the payload
+  std::uint64_t in_done_ = 0;    // bytes of the payload that have been consumed
   ReceivePolicy receiving_;
   StagingPolicy staging_;
   bool in_checked_ = false;
   bool block_verified_ = false;
   bool message_open_ = false;
-  std::size_t header_read_ahead_;  // what to read ahead when a header is wanted
+  std::size_t header_read_ahead_;  // bytes to read ahead when a header is expected
 };
 
 }  // namespace unisono

@@ -18,7 +18,7 @@ namespace {
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-// The bytes of an Internet address, without the port; empty if it is none.
+// The bytes of an Internet address without the port; empty for other families.
 std::string address_of(const sockaddr_storage& end) {
   const auto* bytes = reinterpret_cast<const char*>(&end);
   if (end.ss_family == AF_INET) return {bytes + offsetof(sockaddr_in, sin_addr), sizeof(in_addr)};
@@ -26,7 +26,7 @@ std::string address_of(const sockaddr_storage& end) {
   return {};
 }
 
-// Whether both ends have the same address, so that nothing between them can be congested.
+// Whether both ends have the same address, so that no network lies between them.
 bool stays_in_the_kernel(int socket) {
   sockaddr_storage ours{};
   sockaddr_storage theirs{};
@@ -37,11 +37,11 @@ bool stays_in_the_kernel(int socket) {
          address_of(ours) == address_of(theirs);
 }
 
-// Control of congestion that paces what it sends (BBR) takes half as long again where there is nothing to be congested.
-// Reno, which every kernel has and allows, does not pace.
+// BBR paces what it sends, which takes half as long again on a link that cannot be congested. Every kernel has Reno and
+// allows it, and Reno does not pace.
 void do_without_pacing(int socket) {
   static constexpr char reno[] = "reno";
-  ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, reno, sizeof reno - 1);  // else as the kernel does it
+  ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, reno, sizeof reno - 1);  // on failure the kernel's default stays
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// One connected socket of a TCP channel: bytes that wait to be sent, and bytes that have been read ahead. No call
-// blocks.
+//! One socket of a TCP channel, with the bytes that wait to be sent and the bytes that were read ahead. No function
+//! here blocks.
 #pragma once
 
 #include <cstddef>
@@ -13,40 +13,43 @@
 
 namespace unisono {
 
+//! A nonblocking socket with a buffer for each direction.
 class TcpStream {
  public:
-  // Takes over the socket, and makes it nonblocking. `read_ahead_nbytes` is the most that can be read ahead.
+  //! Takes over the socket and makes it nonblocking. At most `read_ahead_nbytes` are read ahead.
   TcpStream(Descriptor socket, std::size_t read_ahead_nbytes);
 
+  //! The file descriptor.
   int get() const { return socket_.get(); }
 
-  // Adds bytes to those that wait; they go before anything else.
+  //! Adds bytes to the waiting ones; they are sent before anything else.
   void append(const void* data, std::size_t nbytes);
-  // Sends what waits and then up to `nbytes` at `data`, all in one; returns how many of the latter were taken.
+  //! Sends the waiting bytes and then up to `nbytes` at `data`, in one system call. Returns how many bytes of `data`
+  //! were taken.
   std::size_t send(const std::byte* data, std::size_t nbytes);
-  // Sends what waits; true when nothing waits any more.
+  //! Sends waiting bytes; true when none is waiting any more.
   bool flush();
 
-  // What has been read ahead.
+  //! The bytes that were read ahead.
   std::span<const std::byte> staged() const { return {staging_.get() + begin_, end_ - begin_}; }
-  // Removes bytes from the front of what has been read ahead.
+  //! Removes bytes from the front of the stage.
   void take(std::size_t nbytes) { begin_ += nbytes; }
-  // Looks once for up to `most` more bytes, with room for `needed` to be staged in all; if nothing is staged, they
-  // begin `lead` bytes into the stage, less than a cache line.
+  //! Receives up to `most` more bytes, once. First it makes room for `needed` bytes in the stage. Into an empty stage
+  //! the bytes go from offset `lead` on, which is less than a cache line.
   void read_ahead(std::size_t needed, std::size_t most, std::size_t lead = 0);
-  // How far into the stage something lies in its cache line as `data` does.
+  //! The offset in the stage at which a byte has the same offset in its cache line as `data`.
   std::size_t line_offset(const std::byte* data) const {
     return unisono::line_offset(reinterpret_cast<std::uintptr_t>(data), staging_.get());
   }
-  // Moves up to `nbytes` from the kernel straight to `data`; nothing may be staged.
+  //! Receives up to `nbytes` directly into `data`. Nothing may be staged.
   std::size_t receive(std::byte* data, std::size_t nbytes);
 
-  // Whether the peer has gone, and everything that it had sent has been received.
+  //! Whether the peer has gone and everything that it sent has been received.
   bool closed();
 
  private:
   Descriptor socket_;
-  bool gone_ = false;  // the peer closed, or the connection broke
+  bool gone_ = false;  // the peer has closed the connection, or it broke
   std::vector<std::byte> waiting_;
   std::size_t waiting_sent_ = 0;
   std::size_t capacity_;

@@ -10,7 +10,7 @@
 namespace unisono {
 namespace {
 
-// Of ucs/type/status.h and ucp/api/ucp.h, which promise not to change them.
+// From ucs/type/status.h and ucp/api/ucp.h, which promise not to change them.
 using Status = int;
 constexpr Status status_ok = 0;
 constexpr Status status_in_progress = 1;
@@ -22,9 +22,9 @@ constexpr std::uint32_t op_attr_memory_type = 1U << 6;
 constexpr std::uint32_t op_attr_no_immediate_completion = 1U << 16;
 constexpr std::uint64_t context_attr_memory_types = 1U << 2;
 constexpr std::uint64_t whole_tag = ~std::uint64_t{0};
-constexpr unsigned least_minor_version = 11;  // of 1.x: the first with all of this
+constexpr unsigned least_minor_version = 11;  // of 1.x: the first with all functions used here
 
-// Structs are told by bits which of their fields are used, so that newer libraries can have more of them.
+// A mask says which fields of a struct are used, so newer libraries can have more fields.
 struct EndpointParams {
   std::uint64_t field_mask;
   const void* address;
@@ -66,7 +66,7 @@ struct EndpointAttributes {
   char name[32];
   sockaddr_storage local;
   sockaddr_storage remote;
-  TransportEntry* entries;  // room of the caller
+  TransportEntry* entries;  // memory of the caller
   unsigned entries_count;
   std::size_t entry_nbytes;
   std::byte others[512];
@@ -78,7 +78,7 @@ bool is_request(const void* pointer) {
          static_cast<std::uintptr_t>(static_cast<std::intptr_t>(least_status)) - 1;
 }
 
-// UCX is told where memory lies, as what it remembers of allocations need not be all of them.
+// UCX is told the type of memory, because its own record of allocations may be incomplete.
 RequestParam param_of(MemoryType memory) {
   RequestParam param{};
   if (memory != MemoryType::host) param.op_attr_mask = op_attr_memory_type;
@@ -86,10 +86,10 @@ RequestParam param_of(MemoryType memory) {
   return param;
 }
 
-// Sleeping threads of other communicators may have taken the event that this one sleeps for.
-constexpr std::chrono::microseconds doze_with_events{2000};
-constexpr std::chrono::microseconds doze_without{200};
-// To be woken takes as long as half a megabyte, of which the sender hears nothing but the end.
+// A sleep is bounded although there are events: a sleeping thread of another communicator may have taken the event.
+constexpr std::chrono::microseconds max_sleep_with_events{2000};
+constexpr std::chrono::microseconds max_sleep_without_events{200};
+// Waking takes as long as half a megabyte, and the sender gets no event before the end.
 constexpr std::uint32_t yields_before_sleep = 1000;
 
 }  // namespace
@@ -142,7 +142,7 @@ struct UcxLibrary {
     find(status_string, "ucs_status_string");
     find(version_string, "ucp_get_version_string");
   }
-  // The library stays loaded: what has been forsaken is in it.
+  // The library stays loaded, because it owns abandoned transfers.
 
  private:
   template <class Function>
@@ -160,7 +160,7 @@ UcxMessenger::UcxMessenger(const std::string& library, std::uintptr_t context, s
   attributes.field_mask = context_attr_memory_types;
   const Status status = library_->context_query(reinterpret_cast<void*>(context), &attributes);
   memory_types_ = status == status_ok ? attributes.memory_types : 1U << static_cast<unsigned>(MemoryType::host);
-  // A worker that cannot wake anybody has no descriptor.
+  // A worker that cannot wake a thread has no descriptor.
   if (library_->worker_get_efd(worker_, &event_descriptor_) != status_ok) event_descriptor_ = -1;
 }
 
@@ -215,61 +215,61 @@ std::string UcxMessenger::carriers(Peer peer) {
   return found;
 }
 
-void UcxMessenger::begin(Ticket& ticket, void* request, bool receives) {
-  ticket = {};
-  ticket.receives = receives;
+void UcxMessenger::begin(Transfer& transfer, void* request, bool receives) {
+  transfer = {};
+  transfer.receives = receives;
   if (is_request(request)) {
-    ticket.request = reinterpret_cast<std::uintptr_t>(request);
-    ticket.state = Ticket::State::pending;
+    transfer.request = reinterpret_cast<std::uintptr_t>(request);
+    transfer.state = Transfer::State::pending;
   } else {
-    ticket.state = request == nullptr ? Ticket::State::done : Ticket::State::failed;
+    transfer.state = request == nullptr ? Transfer::State::done : Transfer::State::failed;
   }
 }
 
 void UcxMessenger::send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType memory,
-                        Ticket& ticket) {
+                        Transfer& transfer) {
   const RequestParam param = param_of(memory);
   const Entry entry(*this, memory == MemoryType::host ? nullptr : data);
-  begin(ticket, library_->tag_send(reinterpret_cast<void*>(peer), data, nbytes, tag, &param), false);
+  begin(transfer, library_->tag_send(reinterpret_cast<void*>(peer), data, nbytes, tag, &param), false);
 }
 
-// It is told how much has come by asking the request, so that there must be one.
+// The received length is read from the request, so UCX must return one.
 void UcxMessenger::receive(Peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType memory,
-                           Ticket& ticket) {
+                           Transfer& transfer) {
   RequestParam param = param_of(memory);
   param.op_attr_mask |= op_attr_no_immediate_completion;
   const Entry entry(*this, memory == MemoryType::host ? nullptr : data);
-  begin(ticket, library_->tag_recv(worker_, data, nbytes, tag, whole_tag, &param), true);
+  begin(transfer, library_->tag_recv(worker_, data, nbytes, tag, whole_tag, &param), true);
 }
 
-void UcxMessenger::test(Ticket& ticket) {
-  auto* request = reinterpret_cast<void*>(ticket.request);
+void UcxMessenger::test(Transfer& transfer) {
+  auto* request = reinterpret_cast<void*>(transfer.request);
   const Entry entry(*this);
   if (library_->worker_progress(worker_) != 0) moved_.store(true, std::memory_order_relaxed);
-  if (!ticket.pending()) return;
+  if (!transfer.pending()) return;
   TagRecvInfo info{};
-  const Status status = ticket.receives ? library_->recv_test(request, &info) : library_->check_status(request);
+  const Status status = transfer.receives ? library_->recv_test(request, &info) : library_->check_status(request);
   if (status == status_in_progress) return;
-  ticket.nbytes = info.length;
-  ticket.state = status == status_ok ? Ticket::State::done : Ticket::State::failed;
+  transfer.nbytes = info.length;
+  transfer.state = status == status_ok ? Transfer::State::done : Transfer::State::failed;
   library_->request_free(request);
 }
 
-void UcxMessenger::cancel(Ticket& ticket) {
+void UcxMessenger::cancel(Transfer& transfer) {
   const Entry entry(*this);
-  library_->request_cancel(worker_, reinterpret_cast<void*>(ticket.request));
+  library_->request_cancel(worker_, reinterpret_cast<void*>(transfer.request));
 }
 
-void UcxMessenger::flush(Peer peer, Ticket& ticket) {
+void UcxMessenger::flush(Peer peer, Transfer& transfer) {
   const RequestParam param{};
   const Entry entry(*this);
-  begin(ticket, library_->ep_flush(reinterpret_cast<void*>(peer), &param), false);
+  begin(transfer, library_->ep_flush(reinterpret_cast<void*>(peer), &param), false);
 }
 
-void UcxMessenger::forsake(Ticket& ticket) {
+void UcxMessenger::abandon_transfer(Transfer& transfer) {
   const Entry entry(*this);
-  library_->request_free(reinterpret_cast<void*>(ticket.request));
-  ticket.state = Ticket::State::failed;
+  library_->request_free(reinterpret_cast<void*>(transfer.request));
+  transfer.state = Transfer::State::failed;
 }
 
 bool UcxMessenger::prepare_sleep(std::vector<pollfd>& descriptors) {
@@ -280,13 +280,13 @@ bool UcxMessenger::prepare_sleep(std::vector<pollfd>& descriptors) {
   return library_->worker_arm(worker_) != status_busy;
 }
 
-std::uint32_t UcxMessenger::patience() const { return yields_before_sleep; }
+std::uint32_t UcxMessenger::extra_yields() const { return yields_before_sleep; }
 
-// A worker that has moved something since it was armed may have more to do, such as the rest of a copy, and no event
-// tells of that.
-std::chrono::microseconds UcxMessenger::doze() const {
-  if (event_descriptor_ < 0) return doze_without;
-  return moved_.load(std::memory_order_relaxed) ? std::chrono::microseconds::zero() : doze_with_events;
+// A worker that has moved something since it was armed may have more to do, such as the rest of a copy, and reports no
+// event for it. So the thread must not sleep then.
+std::chrono::microseconds UcxMessenger::max_sleep() const {
+  if (event_descriptor_ < 0) return max_sleep_without_events;
+  return moved_.load(std::memory_order_relaxed) ? std::chrono::microseconds::zero() : max_sleep_with_events;
 }
 
 }  // namespace unisono

@@ -1,11 +1,11 @@
-// Loads and stores that need no alignment and may alias anything, for the kernels of one instruction set: see
-// kernels_isa.cpp.
+// Loads and stores that need no alignment and may alias any type, for the kernels of one instruction set
+// (kernels_isa.cpp).
 #pragma once
 
 #include <cstddef>
 
-// Of a loop: what an iteration writes, no later one reads. clang looks at the addresses at run time instead, and would
-// warn where a sanitizer keeps it from vectorising as it was told.
+// Promises that no iteration of a loop reads what an earlier one has written. clang checks the addresses at run time
+// instead, and would warn if a sanitizer keeps it from vectorising.
 #if defined(__clang__) || defined(__CUDACC__)
 #define UNISONO_INDEPENDENT
 #else

@@ -1,8 +1,8 @@
-// Gradients as they travel in fewer bytes than float32: floats of 16 bits, or blocks of int8 with a scale. What the
-// narrow form cannot say is kept, so that it can be added to what is sent next.
+// Codecs for gradients in fewer bytes than float32: 16-bit floats, or blocks of int8 with a scale. The rounding error
+// is returned as a residual, to be added to the next gradient.
 //
-// A block is 256 elements as int8, the last one filled up with zeros, and then the float32 that they are to be
-// multiplied by: their largest magnitude / 127. A block with an element that is not finite has NaN for its scale.
+// A block holds 256 elements as int8, the last block padded with zeros, and then a float32 scale: the largest magnitude
+// / 127. Decoding multiplies the elements by the scale. If an element of a block is not finite, the scale is NaN.
 #pragma once
 
 #include <cstddef>
@@ -21,26 +21,27 @@ struct CodecFunctions {
 
 }  // namespace detail
 
-// What turns float32 into a narrow form and back; false if there is no such form. What it computes does not depend on
-// the floating-point environment of the thread, because every rank must compute the same.
+//! Converts float32 to a narrow format and back; false if there is no such format. Results do not depend on the
+//! thread's floating-point environment, because every rank must compute the same.
 class Codec {
  public:
   Codec(const detail::CodecFunctions* functions) : functions_(functions) {}
 
+  //! Whether the format exists.
   explicit operator bool() const { return functions_ != nullptr; }
 
-  // What `count` elements are encoded to.
+  //! The size of `count` encoded elements.
   std::size_t nbytes(std::size_t count) const { return functions_->nbytes(count); }
-  // wire = x + residual, rounded to nearest even; residual = what that has lost, or zero where it is not finite.
+  //! wire = x + residual, rounded to nearest even. residual = the rounding error, or zero if it is not finite.
   void encode(std::byte* wire, const float* x, float* residual, std::size_t count) const;
-  // x = wire, or, if it `adds`, x += wire.
+  //! x = wire, or x += wire if `adds`.
   void decode(float* x, const std::byte* wire, std::size_t count, bool adds) const;
 
  private:
   const detail::CodecFunctions* functions_;
 };
 
-// The codec of the form that an element type names: float16, bfloat16 or int8.
+//! Returns the codec for a format, named by an element type: float16, bfloat16 or int8.
 Codec find_codec(DType form);
 
 namespace detail {

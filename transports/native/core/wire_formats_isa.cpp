@@ -1,6 +1,6 @@
-// The codecs of one instruction set: compiled once for each, as kernels_isa.cpp is and for the same reasons.
+// The codecs of one instruction set: compiled once for each, for the reasons in kernels_isa.cpp.
 //
-// Everything passes through blocks in the first-level cache, so that memory is read and written once.
+// Data pass through blocks in the first-level cache, so memory is read and written once.
 #include "wire_formats.h"
 
 #include <stddef.h>
@@ -15,10 +15,10 @@ namespace {
 constexpr size_t block_count = 256;
 constexpr float most = 127.0F;
 
-// Zero, unless the value is finite: only of those the difference to themselves is.
+// Returns the value if it is finite, and otherwise zero. Only finite values differ from themselves by zero.
 inline float finite(float value) { return value - value == 0.0F ? value : 0.0F; }
 
-inline void take(float* x, const float* values, size_t count, bool adds) {
+inline void store_or_add(float* x, const float* values, size_t count, bool adds) {
   if (adds)
     for (size_t i = 0; i < count; ++i) x[i] += values[i];
   else
@@ -30,32 +30,33 @@ struct NarrowCodec {
   static size_t nbytes(size_t count) { return count * Format::itemsize; }
 
   static void encode(byte* wire, const float* x, float* residual, size_t count) {
-    alignas(64) float wanted[block_count];
-    alignas(64) float said[block_count];
+    alignas(64) float exact[block_count];
+    alignas(64) float decoded[block_count];
     for (size_t start = 0; start < count; start += block_count) {
       const size_t n = count - start < block_count ? count - start : block_count;
       byte* out = wire + nbytes(start);
-      float* left = residual + start;
-      for (size_t i = 0; i < n; ++i) wanted[i] = x[start + i] + left[i];
-      Format::encode_all(out, wanted, n);
-      Format::decode_all(said, out, n);
-      for (size_t i = 0; i < n; ++i) left[i] = finite(wanted[i] - said[i]);
+      float* error = residual + start;
+      for (size_t i = 0; i < n; ++i) exact[i] = x[start + i] + error[i];
+      Format::encode_all(out, exact, n);
+      Format::decode_all(decoded, out, n);
+      for (size_t i = 0; i < n; ++i) error[i] = finite(exact[i] - decoded[i]);
     }
   }
 
   static void decode(float* x, const byte* wire, size_t count, bool adds) {
-    alignas(64) float said[block_count];
+    alignas(64) float decoded[block_count];
     for (size_t start = 0; start < count; start += block_count) {
       const size_t n = count - start < block_count ? count - start : block_count;
-      Format::decode_all(said, wire + nbytes(start), n);
-      take(x + start, said, n, adds);
+      Format::decode_all(decoded, wire + nbytes(start), n);
+      store_or_add(x + start, decoded, n, adds);
     }
   }
 
   static constexpr CodecFunctions codec{nbytes, encode, decode};
 };
 
-// The largest magnitude, by the bits, which go up with it; those of what is not finite are above all others.
+// Returns the largest magnitude. It compares bits, which order like magnitudes; those of infinity and NaN are the
+// largest.
 inline float largest(const float* x) {
   uint32_t bits = 0;
   for (size_t i = 0; i < block_count; ++i) {
@@ -67,45 +68,46 @@ inline float largest(const float* x) {
 
 struct BlockCodec {
   static constexpr size_t row_nbytes = block_count + sizeof(float);
-  // Added to a number of at most 2^22, it leaves the nearest integer in the lowest bits.
+  // Adding it to a number of at most 2^22 leaves the nearest integer in the lowest bits.
   static constexpr float rounder = 12582912.0F;
 
   static size_t nbytes(size_t count) { return (count + block_count - 1) / block_count * row_nbytes; }
 
   static void encode(byte* wire, const float* x, float* residual, size_t count) {
-    alignas(64) float wanted[block_count];
-    alignas(64) float lost[block_count];
+    alignas(64) float exact[block_count];
+    alignas(64) float error[block_count];
     for (size_t start = 0; start < count; start += block_count, wire += row_nbytes) {
       const size_t n = count - start < block_count ? count - start : block_count;
-      for (size_t i = 0; i < n; ++i) wanted[i] = x[start + i] + residual[start + i];
-      for (size_t i = n; i < block_count; ++i) wanted[i] = 0.0F;
-      encode_row(wire, wanted, lost);
-      __builtin_memcpy(residual + start, lost, n * sizeof(float));
+      for (size_t i = 0; i < n; ++i) exact[i] = x[start + i] + residual[start + i];
+      for (size_t i = n; i < block_count; ++i) exact[i] = 0.0F;
+      encode_row(wire, exact, error);
+      __builtin_memcpy(residual + start, error, n * sizeof(float));
     }
   }
 
-  static void encode_row(byte* row, const float* wanted, float* lost) {
-    float scale = largest(wanted) / most;
+  static void encode_row(byte* row, const float* exact, float* error) {
+    float scale = largest(exact) / most;
     scale = scale - scale == 0.0F ? scale : bits_float(0x7fc00000u);
-    // Of a scale so small that 1 is too large for it, everything is lost; as it is where nothing is finite.
+    // The inverse is 0 if it would overflow, or if the scale is 0 or NaN. Then all elements become 0. With a tiny
+    // scale, the residual keeps their values.
     const float inverse = scale > 0.0F ? finite(1.0F / scale) : 0.0F;
     auto* out = reinterpret_cast<Unaligned<int8_t>*>(row);
     for (size_t i = 0; i < block_count; ++i) {
-      const float shifted = finite(wanted[i]) * inverse + rounder;
+      const float shifted = finite(exact[i]) * inverse + rounder;
       out[i] = static_cast<int8_t>(float_bits(shifted));
-      lost[i] = finite(wanted[i] - (shifted - rounder) * scale);
+      error[i] = finite(exact[i] - (shifted - rounder) * scale);
     }
     __builtin_memcpy(row + block_count, &scale, sizeof scale);
   }
 
   static void decode(float* x, const byte* wire, size_t count, bool adds) {
-    alignas(64) float said[block_count];
+    alignas(64) float decoded[block_count];
     for (size_t start = 0; start < count; start += block_count, wire += row_nbytes) {
       const auto* in = reinterpret_cast<const Unaligned<int8_t>*>(wire);
       float scale;
       __builtin_memcpy(&scale, wire + block_count, sizeof scale);
-      for (size_t i = 0; i < block_count; ++i) said[i] = static_cast<float>(in[i]) * scale;
-      take(x + start, said, count - start < block_count ? count - start : block_count, adds);
+      for (size_t i = 0; i < block_count; ++i) decoded[i] = static_cast<float>(in[i]) * scale;
+      store_or_add(x + start, decoded, count - start < block_count ? count - start : block_count, adds);
     }
   }
 
