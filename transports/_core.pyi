@@ -1,4 +1,4 @@
-"""The native core: see transports/native/bindings/binding.cpp."""
+"""The types of the native core, which transports/native/bindings/ defines."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 Buffer: TypeAlias = NDArray[Any] | array[int] | memoryview[int]
-# INPUT or OUTPUT: the memory of each extent.
+# INPUT or OUTPUT: one buffer for each extent.
 Operand: TypeAlias = Sequence[Buffer | None]
-# Elements, element type, operation and divisor of an extent.
+# An extent: elements, element type, operation and divisor.
 ExtentRow: TypeAlias = tuple[int, int, int, int]
 
 DTYPES: list[tuple[str, int]]
@@ -18,7 +18,7 @@ SENDING_LANE: int
 RECEIVING_LANE: int
 
 class DefaultFloatEnvironment:
-    """While entered, this thread computes in the default floating-point environment: see float_environment.h."""
+    """Inside the block, this thread computes in the default floating-point environment: see float_environment.h."""
 
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...

@@ -340,8 +340,8 @@ def late_device(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
 
 def test_a_device_that_is_late_is_a_timeout_before_anything_is_sent(run: Callable[..., list[Any]]) -> None:
     for send, receive in run(late_device):
-        assert "has not done in time" in send
-        assert "has not done in time" in receive
+        assert "has not finished its earlier work in time" in send
+        assert "has not finished its earlier work in time" in receive
 
 
 def failing(

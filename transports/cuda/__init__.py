@@ -1,5 +1,12 @@
-"""NVIDIA GPUs: the interface of a device, the one over CUDA's driver, kernels, and what moves data between ranks.
+"""NVIDIA GPUs: collectives between device memory, by the CUDA driver and kernels compiled at run time.
 
-The kernels stand in `kernels/`, in the C++ that NVRTC compiles without any header of CUDA. The tests compile the same
-source for the host, where a loop takes the place of the GPU's threads.
+- `device`: `Device`, the interface of a GPU. `driver`: `CudaDevice`, the implementation by the CUDA driver.
+- `devices`: the devices that this process has opened. `driver_errors`: calls of the driver, and their errors.
+- `ipc`: `DeviceCollectives`, the `cuda_ipc` transport. `executor`: issues a plan to a stream.
+- `peer_exchange`, `peer_board`, `host_memory`: the ranks of a host find each other's device memory.
+- `channel`: slabs and signals between devices. `layout`: the memory of a call. `ipc_probe`: tests whether IPC works.
+- `staging`: the slower way, through pinned host memory.
+- `kernel_catalogue`, `compiler`, `cache`, `kernel_launcher`, `device_tables`: kernels, from source to launch.
+- `kernels/`: their C++ source. NVRTC compiles it without CUDA's headers. The tests compile the same source for the
+  host, where loops replace the GPU's threads.
 """

@@ -1,6 +1,6 @@
-"""What was compiled once is kept on disk, by a hash of everything that it was made of.
+"""The cache of compiled kernels on disk. A file's name has a hash of everything that decides about its content.
 
-Processes may share a folder: a file appears in it as a whole, and one that is there is never changed.
+Processes may share the folder: a file appears in it as a whole, and never changes.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ def user_cache(environ: Mapping[str, str]) -> Path:
     '/var/cache/me/unisono/cuda'
     """
     named = Path(environ.get("XDG_CACHE_HOME", ""))
-    # What is not absolute is to be ignored, says the XDG specification.
+    # The XDG specification says that relative paths must be ignored.
     return (named if named.is_absolute() else Path.home() / ".cache") / "unisono" / "cuda"
 
 
 def built(kernel: Kernel, target: str, folder: Path) -> bytes:
-    """Return `kernel` compiled for `target`, from `folder` if it is there, and keep it there otherwise.
+    """Return `kernel` compiled for `target`, from `folder` if it is there. Otherwise compile it and store it there.
 
-    A folder that cannot be written to costs time but is no error.
+    If the folder is not writable, that costs time but is no error.
 
     Raises:
         TransportUnavailableError: NVRTC is not installed; says what to install.
         InternalError: the kernel cannot be compiled.
     """
     suffix = "ptx" if is_ptx(target) else "cubin"
-    kept = folder / f"{kernel.name}-{target}-{fingerprint(kernel, target)[:32]}.{suffix}"
+    cached = folder / f"{kernel.name}-{target}-{fingerprint(kernel, target)[:32]}.{suffix}"
     try:
-        return kept.read_bytes()
+        return cached.read_bytes()
     except OSError:
         code = compile_kernel(kernel, target).code
     with contextlib.suppress(OSError):
-        _keep(code, kept)
+        _store(code, cached)
     return code
 
 
-def _keep(code: bytes, path: Path) -> None:
-    """Make the file `path`; others see all of it or nothing."""
-    # Nobody else may put code here that this user would run.
+def _store(code: bytes, path: Path) -> None:
+    """Create the file `path`, so that other processes see all of it or nothing."""
+    # Other users may not put code here, because this user would run it.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, made = tempfile.mkstemp(dir=path.parent)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(code)
-        os.replace(made, path)
+        os.replace(temporary, path)
     except BaseException:
-        os.unlink(made)
+        os.unlink(temporary)
         raise

@@ -1,12 +1,15 @@
-"""A channel between the devices of some ranks: a slab of each, and signals that order their streams.
+"""A channel between the devices of some ranks: a slab of memory of each rank, and signals that order their streams.
 
-Theory of operation. To *signal* is to record an event on a stream and then to publish, in host memory, that it was
-recorded. To *follow* a signal is to see that on the host, and then to let a stream wait for the event; hence a wait is
-issued for records only that have been issued, and no stream waits for what may never come. Each rank has a ring of
-events. One is recorded again only when all who were told of its last record have acknowledged that their waits have
-been issued, because a wait binds to the record that was issued last.
+Theory of operation
+-------------------
+To *signal*, a rank records an event on a stream and then publishes in host memory that it has been recorded. To
+*follow* a signal, the peer sees that on the host and then makes a stream wait for the event. So a wait is issued only
+after its record, and no stream waits for work that may never come.
 
-Ranks of one process share a context, in which handles do not open: they use each other's addresses and events.
+Each rank has a ring of events. A wait binds to the record issued last. So the rank records an event again only after
+all peers that were told of its last record have acknowledged that their waits are issued.
+
+Ranks of one process share a context, in which handles do not open. They use each other's addresses and events.
 """
 
 from __future__ import annotations
@@ -20,17 +23,17 @@ from unisono.transports.cuda.peer_board import RING, Board, Slab
 
 
 class Channel:
-    """One of the channels of a group of ranks, as one of them uses it; by one call at a time.
+    """One channel of a group of ranks, as one of them uses it. One call at a time may use it.
 
     Args:
-        number: which of the channels it is.
+        number: the index of the channel.
         rank: this rank.
-        boards: those of all ranks.
+        boards: the boards of all ranks.
         local: whether each rank is in this process.
         device: this rank's device.
 
     Attributes:
-        last: happens when the last use of the channel by this rank is over.
+        last: happens when this rank's last use of the channel is over.
     """
 
     def __init__(self, number: int, rank: int, boards: Sequence[Board], local: Sequence[bool], device: Device) -> None:
@@ -45,18 +48,18 @@ class Channel:
         self._events = [device.new_event(shared=True) for _ in range(RING)]
         self._peer_events: list[Sequence[Event]] = [()] * size
         self._recorded = 0
-        self._told: list[list[tuple[int, int]]] = [[] for _ in range(RING)]  # peers and their signals, by event
+        self._announced: list[list[tuple[int, int]]] = [[] for _ in range(RING)]  # peers and their signals, by event
         self._signalled, self._followed = [0] * size, [0] * size
-        self._slabs: list[Allocation] = []  # the last is in use; others may still be opened by someone
+        self._slabs: list[Allocation] = []  # the last is in use; peers may still have opened the others
         self._opened: dict[tuple[int, int], Allocation] = {}  # by rank and generation
 
     def events(self) -> list[tuple[int, str]]:
-        """Return what other ranks take for `meet`: the events, and their handles unless all ranks are here."""
+        """Return the events for the peers' `open_peer`, with their handles unless all ranks are in this process."""
         exports = not all(self._local)
-        return [(each.handle, self._device.export_event(each).hex() if exports else "") for each in self._events]
+        return [(event.handle, self._device.export_event(event).hex() if exports else "") for event in self._events]
 
-    def meet(self, peer: int, events: Sequence[Sequence[Any]]) -> None:
-        """Take the `events` of `peer`, and open its slab."""
+    def open_peer(self, peer: int, events: Sequence[Sequence[Any]]) -> None:
+        """Open the `events` of `peer`, and its slab."""
         self._peer_events[peer] = [
             Event(handle) if self._local[peer] else self._device.open_event(bytes.fromhex(exported))
             for handle, exported in events
@@ -66,17 +69,17 @@ class Channel:
     # Memory.
 
     def reserve(self, nbytes: int) -> None:
-        """Have a slab of at least `nbytes`, and tell the others if it is a new one."""
+        """Make sure that the slab has at least `nbytes`, and publish it if it is a new one."""
         if self._slabs and self._slabs[-1].nbytes >= nbytes:
             return
         whole = max(ALLOCATION_NBYTES, 1 << max(0, nbytes - 1).bit_length())
-        made = self._device.allocate(whole)
-        self._slabs.append(made)
-        handle = b"" if all(self._local) else self._device.export(made)
-        self._mine.show_slab(self._number, Slab(len(self._slabs), made.pointer, handle))
+        slab = self._device.allocate(whole)
+        self._slabs.append(slab)
+        handle = b"" if all(self._local) else self._device.export(slab)
+        self._mine.show_slab(self._number, Slab(len(self._slabs), slab.pointer, handle))
 
     def slab(self, peer: int) -> int:
-        """Return the address here of the slab of a rank, as it was when it signalled last."""
+        """Return the address in this process of a rank's slab, as of the rank's last signal."""
         if peer == self._rank:
             return self._slabs[-1].pointer
         board = self._boards[peer]
@@ -88,53 +91,53 @@ class Channel:
         return self._opened[place].pointer
 
     def show_operands(self, source: int, target: int) -> None:
-        """Tell other ranks of this process where INPUT and OUTPUT are."""
+        """Publish the addresses of INPUT and OUTPUT for other ranks of this process."""
         self._mine.show_operands(self._number, source, target)
 
     def operands(self, peer: int) -> tuple[int, int]:
-        """Return where INPUT and OUTPUT of a rank of this process are, as it told before it signalled."""
+        """Return the addresses of INPUT and OUTPUT of a rank of this process, as of its last signal."""
         return self._boards[peer].operands(self._number)
 
     # Order.
 
     def record(self, stream: Stream) -> int | None:
-        """Record the next event on `stream` and return the number of the record; None if the event is still needed."""
-        told = self._told[self._recorded % RING]
-        if any(self._boards[peer].acknowledged(self._number, self._rank) <= signal for peer, signal in told):
+        """Record the next event on `stream` and return the record's number; None if peers still need the event."""
+        announced = self._announced[self._recorded % RING]
+        if any(self._boards[peer].acknowledged(self._number, self._rank) <= signal for peer, signal in announced):
             return None
-        told.clear()
+        announced.clear()
         self._device.record(self._events[self._recorded % RING], stream)
         self._recorded += 1
         return self._recorded - 1
 
-    def tell(self, peer: int, record: int, digest: int) -> None:
-        """Publish one of the last `RING` records at `peer`, as part of the call of `digest`."""
+    def announce(self, peer: int, record: int, digest: int) -> None:
+        """Publish one of the last `RING` records at `peer`, as part of the call with `digest`."""
         signal = self._signalled[peer]
-        self._told[record % RING].append((peer, signal))
+        self._announced[record % RING].append((peer, signal))
         self._signalled[peer] += 1
         self._mine.signal(self._number, peer, signal, record, digest)
 
     def follow(self, peer: int, stream: Stream) -> int | None:
-        """Let `stream` wait for the next signal of `peer`, and return its mark; None if it has not come."""
-        found = self._boards[peer].signalled(self._number, self._rank, self._followed[peer])
-        if found is None:
+        """Make `stream` wait for the next signal of `peer`, and return its mark; None if it has not come."""
+        signal = self._boards[peer].signalled(self._number, self._rank, self._followed[peer])
+        if signal is None:
             return None
-        event, mark = found
+        event, mark = signal
         if not self._peer_events[peer]:
-            raise InternalError(f"rank {peer} signalled before it was met")
+            raise InternalError(f"rank {peer} signalled before its events were opened")
         self._device.wait(stream, self._peer_events[peer][event])
         self._followed[peer] += 1
         self._mine.acknowledge(self._number, peer, self._followed[peer])
         return mark
 
     def has_left(self, peer: int) -> bool:
-        """Return whether `peer` has left."""
+        """Return whether `peer` has closed its memory of other ranks."""
         return self._boards[peer].has_left
 
     # The end.
 
-    def part(self) -> None:
-        """Let go of what is of other ranks; nothing of this rank must be under way."""
+    def close_peers(self) -> None:
+        """Close the memory and events of other ranks. No work of this rank may be under way."""
         for opened in self._opened.values():
             self._device.close(opened)
         self._opened.clear()
@@ -144,7 +147,7 @@ class Channel:
         self._peer_events = [()] * len(self._boards)
 
     def free(self) -> None:
-        """Give back what is of this rank; all others must have parted."""
+        """Free this rank's memory and events. All other ranks must have closed them."""
         for slab in self._slabs:
             self._device.free(slab)
         self._slabs.clear()

@@ -1,7 +1,7 @@
-"""Kernels are compiled by NVRTC, which needs neither a GPU nor a driver: to machine code, or to PTX for newer GPUs.
+"""Compiles kernels by NVRTC, which needs neither a GPU nor a driver: to machine code, or to PTX for newer GPUs.
 
-Machine code of a GPU runs on those of the same major compute capability and of the same or a higher minor one. For
-others there is PTX, of which the driver makes machine code when it is loaded.
+Machine code for a GPU runs on GPUs of the same major compute capability and an equal or higher minor one. For others
+there is PTX, which the driver compiles to machine code when it loads it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from unisono.transports.cuda.kernel_catalogue import KERNELS, SHARED, SHARED_HEA
 _CAPABILITIES = {(8, 0): "80", (9, 0): "90", (10, 0): "100"}
 MACHINES = tuple(f"sm_{number}" for number in _CAPABILITIES.values())
 
-# The arithmetic is that of the definition: no product is fused with a sum. What is not marked is for the device, as
-# the headers that are shared with processors mark nothing. The resources that a kernel takes are reported in the log.
+# The arithmetic must match the definition, so no product is fused with a sum. Unmarked functions are for the device,
+# because the headers shared with processors have no marks. The log reports the resources of a kernel.
 OPTIONS = ("-std=c++20", "-fmad=false", "-default-device", "-DUNISONO_ISA=cuda", "--ptxas-options=-v")
 _STANDARD = KERNELS / "standard"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What the compiler made.
+    """The result of a compilation.
 
     Attributes:
         code: a cubin, or PTX as text that ends with a zero.
-        log: what the compiler said: the registers, the stack and the spills of the kernel if it made a cubin.
+        log: the compiler's messages; for a cubin, with the kernel's registers, stack and spills.
     """
 
     code: bytes
@@ -37,13 +37,13 @@ class Compiled:
 
 
 def target_for(capability: tuple[int, int]) -> str:
-    """Return what to compile for a GPU: ``sm_…``, machine code that runs on it, or else ``compute_…``, PTX.
+    """Return the target to compile for: ``sm_…`` for machine code that runs on a GPU, or else ``compute_…`` for PTX.
 
     Args:
-        capability: its compute capability, major and minor.
+        capability: the GPU's compute capability, major and minor.
 
     Raises:
-        TransportUnavailableError: it is older than all that there is code for.
+        TransportUnavailableError: the GPU is too old.
     """
     older = [known for known in _CAPABILITIES if known <= capability]
     if not older:
@@ -54,16 +54,16 @@ def target_for(capability: tuple[int, int]) -> str:
 
 
 def is_ptx(target: str) -> bool:
-    """Return whether PTX is made for `target`, and not machine code."""
+    """Return whether code for `target` is PTX instead of machine code."""
     return target.startswith("compute_")
 
 
 def compile_kernel(kernel: Kernel, target: str) -> Compiled:
-    """Compile `kernel` for `target`, as `target_for` returns it.
+    """Compile `kernel` for `target`, which is a result of `target_for`.
 
     Raises:
         TransportUnavailableError: NVRTC is not installed; says what to install.
-        InternalError: the kernel cannot be compiled; says what the compiler said.
+        InternalError: the kernel cannot be compiled; quotes the compiler.
     """
     nvrtc = _nvrtc()
     program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(kernel.source.encode(), f"{kernel.name}.cu".encode(), 0, [], []))
@@ -71,37 +71,37 @@ def compile_kernel(kernel: Kernel, target: str) -> Compiled:
         options = [f"-arch={target}", *OPTIONS, *(f"-I{folder}" for folder in (KERNELS, _STANDARD, SHARED))]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         log = _fetched(nvrtc, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        said = log.rstrip(b"\0").decode(errors="replace").strip()
+        messages = log.rstrip(b"\0").decode(errors="replace").strip()
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise InternalError(f"the kernel {kernel.name} cannot be compiled for {target}: {said or result.name}")
+            raise InternalError(f"the kernel {kernel.name} cannot be compiled for {target}: {messages or result.name}")
         size, get = (
             (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
             if is_ptx(target)
             else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
         )
-        return Compiled(_fetched(nvrtc, size, get, program), said)
+        return Compiled(_fetched(nvrtc, size, get, program), messages)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
 
 def version() -> tuple[int, int]:
-    """Return the version of CUDA that NVRTC is of; raises as `fingerprint` does."""
+    """Return the CUDA version of NVRTC; raises as `fingerprint` does."""
     nvrtc = _nvrtc()
     _, major, minor = nvrtc.nvrtcVersion()
     return major, minor
 
 
 def fingerprint(kernel: Kernel, target: str) -> str:
-    """Return a hash of everything that decides what `compile_kernel` makes: the sources, the options and the compiler.
+    """Return a hash of everything that decides about the compiled code: the sources, the options and the compiler.
 
     Raises:
         TransportUnavailableError: NVRTC is not installed; says what to install.
     """
     major, minor = version()
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in (f"NVRTC {major}.{minor}", target, *OPTIONS, kernel.source, *(path.read_text() for path in _files())):
-        found.update(f"{len(part)} {part}".encode())
-    return found.hexdigest()
+        digest.update(f"{len(part)} {part}".encode())
+    return digest.hexdigest()
 
 
 def _files() -> list[Path]:
@@ -109,7 +109,7 @@ def _files() -> list[Path]:
 
 
 def _nvrtc() -> Any:
-    """Return the binding of NVRTC, if it and the library are there."""
+    """Return the binding of NVRTC, after checking that the library loads."""
     try:
         from cuda.bindings import nvrtc
 

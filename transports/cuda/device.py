@@ -1,19 +1,19 @@
-"""What a GPU does for collectives: a small interface, and the rules that its implementations share.
+"""`Device`: the small interface of a GPU that collectives need, with the rules for all implementations.
 
-Nothing here waits for the device: calls *issue* work to a stream and return, and the device does it later, in the order
-of each stream and in no order between streams. What holds between streams and processes is said by events:
+No method waits for the device. A call *issues* work to a stream and returns, and the device does it later: in order
+within a stream, and in no order between streams. Events order streams and processes:
 
-- A wait binds to the record that was *issued* last when the wait was issued, in whatever process, or to nothing if
-  there was none. So whoever waits for another process must know that its record has been issued: the other says so on
-  the host, by a number that it publishes after each record.
-- An event that is recorded again before all have issued their waits for the record before makes these wait for more
-  than they meant, and may close a cycle. So an event is not used again before they have.
+- A wait binds to the last record that had been *issued* when the wait was issued, in whichever process. If there was
+  none, it binds to nothing. So before a process waits for another one, it must know that the record has been issued.
+  The other process publishes a number on the host after each record.
+- Suppose an event is recorded again before all waits for its last record have been issued. Then these waits bind to the
+  new record, so they wait for too much and may close a cycle. So an event is reused only after they have been issued.
 - Memory may not be freed or closed while work on it is under way.
-- A handle opens in every process but the exporter, once per process at a time; the exporter has the address already.
-- Closing comes before freeing: an exporter frees only when all that opened its memory have closed it.
+- A handle opens in every process but the exporter, once per process at a time. The exporter has the address already.
+- An exporter frees memory only after all processes that opened it have closed it.
 
-`CudaDevice` (`driver.py`) is the real one. The tests have one on host memory that is hostile: it does everything as
-late and in as bad an order as the rules allow, and traps what breaks them.
+`CudaDevice` (`driver.py`) is the real device. The tests use a hostile one on host memory: it does all work as late and
+in as bad an order as the rules allow, and reports every violation of them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from unisono.dtypes import DType
 from unisono.operations import Op
 from unisono.transports.contracts.call import AnyArray
 
-# A stream by its handle; as in `__cuda_array_interface__`, 1 is the legacy default stream and 2 the thread's own.
+# A stream, by its handle. As in `__cuda_array_interface__`, 1 is the legacy default stream and 2 that of the thread.
 Stream = NewType("Stream", int)
 LEGACY_STREAM = Stream(1)
 THREAD_STREAM = Stream(2)
 
-# Memory to export is allocated by itself, in multiples of this, so that a handle shows nothing else.
+# Memory for export is allocated in multiples of this, so that a handle exposes nothing else.
 ALLOCATION_NBYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory of the device: its own, or that of another process which has been opened here.
+    """Memory of a device, allocated by this process or opened from another one.
 
     Attributes:
-        pointer: the address of its first byte in this process.
-        nbytes: its size.
+        pointer: the address of the first byte in this process.
+        nbytes: the size.
     """
 
     pointer: int
@@ -50,20 +50,20 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A point in the work of a stream that other streams wait for, also those of other processes."""
+    """A point in the work of a stream. Other streams can wait for it, also those of other processes."""
 
     handle: int
 
 
 @dataclass(frozen=True, slots=True)
 class PointerFacts:
-    """What the driver knows of an address.
+    """The driver's information about an address.
 
     Attributes:
-        kind: ``"device"``, ``"pooled"`` (stream-ordered or mapped by parts, which has no handle), ``"managed"``,
+        kind: ``"device"``, ``"pooled"`` (stream-ordered, or mapped in parts, so that it has no handle), ``"managed"``,
             ``"pinned"`` or ``"host"``.
-        ordinal: the number of its device in this process; -1 for memory of the host.
-        allocation: the whole that it is a part of, as far as that is known.
+        ordinal: the number of the device in this process; -1 for host memory.
+        allocation: the allocation that the address is in, as far as the driver knows it.
     """
 
     kind: str
@@ -72,16 +72,16 @@ class PointerFacts:
 
 
 class Device(Protocol):
-    """One GPU as one process uses it. Several threads may use it.
+    """One GPU, as one process uses it. Several threads may call it.
 
     Attributes:
-        name: what it is called by its maker.
-        uuid: what it is, equal in all processes that use the same one.
+        name: the product name.
+        uuid: the identity of the GPU, equal in all processes that use it.
         ordinal: its number in this process.
 
-    Every method raises `TransportUnavailableError` where the device cannot do it, saying why, and `InternalError` if
-    the driver fails; after `abort`, all but `done` and what gives things back (`free`, `close`, `unpin`, `end_stream`
-    and `end_event`) raise `AbortedError`.
+    Every method raises `TransportUnavailableError` if the device cannot do it, with the reason, and `InternalError` if
+    the driver fails. After `abort`, all methods raise `AbortedError`, except `done` and those that return resources:
+    `free`, `close`, `unpin`, `end_stream` and `end_event`.
     """
 
     name: str
@@ -89,27 +89,27 @@ class Device(Protocol):
     ordinal: int
 
     def allocate(self, nbytes: int) -> Allocation:
-        """Return new memory of at least `nbytes`, which no other allocation shares; its content is undefined."""
+        """Return new memory of at least `nbytes`. It shares no allocation; its content is undefined."""
         ...
 
     def free(self, allocation: Allocation) -> None:
-        """Give memory of `allocate` back."""
+        """Free memory from `allocate`."""
         ...
 
     def export(self, allocation: Allocation) -> bytes:
-        """Return the handle by which other processes open memory of `allocate`."""
+        """Return the handle with which other processes open memory from `allocate`."""
         ...
 
     def open(self, handle: bytes) -> Allocation:
         """Return the memory that another process exported as `handle`, mapped here.
 
         Raises:
-            TransportUnavailableError: it is this process's own, or of a device that this one cannot reach.
+            TransportUnavailableError: this process exported it, or its device cannot be reached from this one.
         """
         ...
 
     def close(self, allocation: Allocation) -> None:
-        """Unmap memory of `open`."""
+        """Unmap memory from `open`."""
         ...
 
     def can_reach(self, uuid: str) -> bool:
@@ -117,82 +117,81 @@ class Device(Protocol):
         ...
 
     def new_stream(self) -> Stream:
-        """Return a new stream, which does not wait for the default one."""
+        """Return a new stream, which does not synchronise with the default stream."""
         ...
 
     def end_stream(self, stream: Stream) -> None:
-        """Give a stream of `new_stream` back, when its work has ended."""
+        """Destroy a stream from `new_stream`, after its work has ended."""
         ...
 
     def is_capturing(self, stream: Stream) -> bool:
-        """Return whether `stream` records a graph, in which nothing runs and nothing may be waited for."""
+        """Return whether `stream` records a graph. During that no work runs, and the host may wait for nothing."""
         ...
 
     def new_event(self, *, shared: bool = False) -> Event:
-        """Return a new event, which has not been recorded; one that is `shared` may be exported.
+        """Return a new event without a record. A `shared` event can be exported.
 
-        Of those that are shared, drivers have a limited number, and make them slowly.
+        Drivers have a limited number of shared events, and create them slowly.
         """
         ...
 
     def export_event(self, event: Event) -> bytes:
-        """Return the handle by which other processes open an event of `new_event`."""
+        """Return the handle with which other processes open an event from `new_event`."""
         ...
 
     def open_event(self, handle: bytes) -> Event:
-        """Return the event that another process exported as `handle`; not that of this process."""
+        """Return the event that another process exported as `handle`."""
         ...
 
     def end_event(self, event: Event) -> None:
-        """Give an event of `new_event` or `open_event` back."""
+        """Destroy an event from `new_event` or `open_event`."""
         ...
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Let `event` happen when all that was issued to `stream` so far is done."""
+        """Record `event`: it happens when all work issued to `stream` so far is done."""
         ...
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Let what is issued to `stream` from now on wait for the last record of `event`; the host does not wait."""
+        """Make work that is issued to `stream` from now on wait for the last record of `event`; the host goes on."""
         ...
 
     def done(self, event: Event) -> bool:
-        """Return whether the last record of `event` has happened; true if there was none."""
+        """Return whether the last record of `event` has happened; true if there is none."""
         ...
 
     def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
-        """Copy `nbytes`, which do not overlap, between addresses of the device or of `pin`'s memory."""
+        """Copy `nbytes` between addresses of the device, or of memory from `pin`. They may not overlap."""
         ...
 
     def reduce(
         self, dst: int, sources: Sequence[int], count: int, dtype: DType, op: Op, divisor: int, stream: Stream
     ) -> None:
-        """Let ``dst[i]`` be all ``sources[…][i]`` combined in their order and rounded once, for `count` elements.
+        """Combine all ``sources[…][i]`` in order into ``dst[i]``, rounded once, for `count` elements.
 
-        The same as `transports.reductions.reduce_into`, whose definition holds for each bit. `dst` may be one of the
-        sources, and must not overlap them otherwise. An average is divided by `divisor`, where it is lowered; other
-        operations ignore it.
+        The result equals that of `transports.reductions.reduce_into` in every bit. `dst` may be one of the sources, and
+        may not overlap them otherwise. A lowered average is divided by `divisor`; other operations ignore it.
         """
         ...
 
     def lift(self, dst: int, src: int, count: int, dtype: DType, op: Op, stream: Stream) -> None:
-        """Let ``dst[i]`` be ``src[i]`` multiplied by the factor of `op`, for `count` elements; `dst` may be `src`.
+        """Multiply ``src[i]`` by the factor of `op` into ``dst[i]``, for `count` elements; `dst` may be `src`.
 
         The same as `transports.reductions.lift`, which says what the factor may be.
         """
         ...
 
     def pin(self, nbytes: int) -> AnyArray:
-        """Return `nbytes` of host memory, as uint8, that the device copies to and from while the host goes on."""
+        """Return `nbytes` of pinned host memory, as uint8. The device copies it while the host goes on."""
         ...
 
     def unpin(self, array: AnyArray) -> None:
-        """Give memory of `pin` back."""
+        """Free memory from `pin`."""
         ...
 
     def facts(self, pointer: int) -> PointerFacts:
-        """Return what the driver knows of an address; that of ordinary memory of the host is no error."""
+        """Return the driver's information about an address. Ordinary host memory is no error."""
         ...
 
     def abort(self) -> None:
-        """Let nothing more be issued; never waits, from any thread."""
+        """Make all later calls that issue work fail. Never waits; any thread may call it."""
         ...

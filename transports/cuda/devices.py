@@ -1,4 +1,4 @@
-"""The devices that this process uses: each is opened once, when an array on it is first seen."""
+"""The devices that this process uses. Each is opened when the first array on it is seen."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def _driver(ordinal: int) -> Device:
     return CudaDevice(ordinal)
 
 
-_lock = threading.Lock()  # of what follows
+_lock = threading.Lock()  # guards the following variables
 _factory: Factory = _driver
 _opened: dict[int, Device] = {}
 
 
 def device_of(ordinal: int) -> Device:
-    """Return the device of this number, opened if it has not been.
+    """Return the device with this number, and open it on first use.
 
     Raises:
-        TransportUnavailableError: there is no such device, no driver, or one that is too old.
+        TransportUnavailableError: there is no such device, or no driver, or the driver is too old.
     """
     with _lock:
         if ordinal not in _opened:
@@ -36,13 +36,13 @@ def device_of(ordinal: int) -> Device:
 
 
 def facts_of(pointer: int, ordinal: int) -> PointerFacts:
-    """Return what the driver knows of an address, asked by way of the device `ordinal`; raises as `device_of` does."""
+    """Return the driver's information about an address, by way of device `ordinal`; raises as `device_of` does."""
     return device_of(ordinal).facts(pointer)
 
 
 @contextmanager
 def replaced(factory: Factory) -> Iterator[None]:
-    """Let devices be made by `factory` in a with-block, as the tests do that have no GPU."""
+    """Make devices by `factory` in a with-block. For tests without a GPU."""
     global _factory, _opened
     with _lock:
         before, _factory, _opened = (_factory, _opened), factory, {}

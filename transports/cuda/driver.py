@@ -1,7 +1,7 @@
-"""The device of one GPU by the CUDA driver.
+"""`CudaDevice`: the implementation of `device.Device` by the CUDA driver.
 
-It lives in the device's primary context, as torch and CuPy do, so that addresses, streams and events are theirs too.
-The context is current during each call, and the one before it after it. It stays until the process ends.
+It uses the device's primary context, as torch and CuPy do, so it can use their addresses, streams and events. The
+context is current during each call, and afterwards the previous one is again. It stays until the process ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from unisono.transports.reductions.definition import factor_of
 
 _PACK_NBYTES = 16
 _HANDLE_NBYTES = 64
-# Who exported, how much, and the driver's own handle. A fork has no context, so it exports nothing.
+# The exporting process, the size of the memory, and the driver's handle. A forked child has no context, so it exports
+# nothing.
 _HANDLE = struct.Struct(f"16sQ{_HANDLE_NBYTES}s")
 _PROCESS = secrets.token_bytes(16)
 
@@ -51,11 +52,10 @@ class CudaDevice:
     """The GPU number `ordinal` of this process; the contract is that of `device.Device`."""
 
     def __init__(self, ordinal: int = 0) -> None:
-        """Take the device, and its primary context.
+        """Open the device and retain its primary context.
 
         Raises:
-            TransportUnavailableError: the driver, the device, or what compiles for it, cannot be used; says why, and
-                what to do.
+            TransportUnavailableError: the driver, the device or the compiler cannot be used; says why and what to do.
         """
         self._driver = driver = Driver()
         self.ordinal = ordinal
@@ -102,7 +102,7 @@ class CudaDevice:
         driver = self._driver
         others = [driver("cuDeviceGet", ordinal) for ordinal in range(driver("cuDeviceGetCount"))]
         found = next((other for other in others if _uuid(driver, other) == uuid), None)
-        # Of one that this process does not see, nothing can be asked.
+        # The driver cannot be asked about a device that this process does not see.
         return found is not None and (uuid == self.uuid or bool(driver("cuDeviceCanAccessPeer", self._device, found)))
 
     def pin(self, nbytes: int) -> AnyArray:
@@ -132,7 +132,7 @@ class CudaDevice:
     def is_capturing(self, stream: Stream) -> bool:
         try:
             status = self._issue("cuStreamIsCapturing", stream)
-        except UsageError:  # another one records, and the legacy stream would take part
+        except UsageError:  # another stream records, and the legacy stream would take part
             return True
         return bool(status != self._driver.api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
@@ -209,14 +209,14 @@ class CudaDevice:
     def _launch(
         self, key: Any, kernel: Callable[[], Kernel], nbytes: int, parameters: tuple[Parameter, ...], stream: Stream
     ) -> None:
-        """Launch a kernel whose threads write 16 bytes each of the `nbytes` of its result."""
+        """Launch a kernel. Each of its threads writes 16 of the `nbytes` of the result."""
         self._require_running()
         if nbytes:
             with self._context:
                 self._launcher.launch(key, kernel, -(-nbytes // _PACK_NBYTES), parameters, stream)
 
     def _issue(self, name: str, *arguments: Any) -> Any:
-        """Make a call of the driver that is not made after an abort."""
+        """Call the driver, unless the device has been aborted."""
         self._require_running()
         return self._call(name, *arguments)
 
@@ -230,7 +230,7 @@ class CudaDevice:
 
 
 class _Current:
-    """The context of a device is current in the body. It is around every call, so it takes the shortest way."""
+    """Makes the context of a device current in the body. It is around every call of the driver, so it is short."""
 
     def __init__(self, driver: Driver, context: Any) -> None:
         self._driver = driver
@@ -258,12 +258,12 @@ def _bytes_of(handle: Any) -> bytes:
 
 
 def _opened(handle: bytes, opaque: Any) -> tuple[int, Any]:
-    """Return how much memory a handle of another process is of, and the driver's part of it, in `opaque`."""
+    """Return the size of the memory that a handle stands for; stores the driver's part of the handle in `opaque`."""
     if len(handle) != _HANDLE.size:
-        raise InternalError(f"a handle of a device has {_HANDLE.size} bytes, and this one {len(handle)}")
+        raise InternalError(f"a handle of a device has {_HANDLE.size} bytes, and this one has {len(handle)}")
     process, nbytes, opaque_bytes = _HANDLE.unpack(handle)
     if process == _PROCESS:
-        raise TransportUnavailableError("a handle cannot be opened by the process that exported it")
+        raise TransportUnavailableError("the process that exported a handle cannot open it")
     ctypes.memmove(opaque.getPtr(), opaque_bytes, _HANDLE_NBYTES)
     return nbytes, opaque
 

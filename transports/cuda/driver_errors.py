@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver: what they return, or an error of ours that says why, and what to do."""
+"""Calls of the CUDA driver, with errors that say why a call failed and what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ INSTALL_BINDING = "pip install 'unisono[cuda]'"
 INSTALL_DRIVER = "install NVIDIA's driver, of CUDA 13 (580) or newer, so that nvidia-smi shows the GPU"
 _CONTAINERS = "in a container, it must be started with access to GPUs"
 
-# What the driver says where something cannot be used, and what to do. All else that it says is an error of ours.
+# The reasons for which the driver refuses something that cannot be used, and what to do. All other results are internal
+# errors.
 _UNAVAILABLE = {
     "NO_DEVICE": f"it sees no GPU; does nvidia-smi, and does CUDA_VISIBLE_DEVICES name one ({_CONTAINERS})",
     "INVALID_DEVICE": "there is no such GPU, and CUDA_VISIBLE_DEVICES decides which there are",
@@ -34,25 +35,25 @@ _UNAVAILABLE = {
     "MPS_SERVER_NOT_READY": "the MPS server is not ready",
     "MPS_MAX_CLIENTS_REACHED": "the MPS server has too many clients",
 }
-# What these calls fail by, where processes are kept apart, differs by driver and container.
+# Calls whose result differs by driver and container where processes are isolated from each other.
 _SHARING = ("cuIpcGet", "cuIpcOpen")
 _APART = "memory and events of the GPU cannot be shared here (containers need the same IPC and process namespaces)"
 _CAPTURED = "the stream records a graph, in which this cannot be done: make the call outside the capture"
 
 
 class Driver:
-    """The driver, initialised: ``driver(name, …)`` makes the call `name` and returns what it gives besides its result.
+    """The initialised driver: ``driver(name, …)`` calls the function `name` and returns its value.
 
     Attributes:
-        api: the binding, for its types and constants.
-        version: of CUDA that the driver is of, major and minor.
+        api: the binding, with its types and constants.
+        version: the CUDA version of the driver, major and minor.
     """
 
     def __init__(self) -> None:
-        """Load and initialise it.
+        """Load and initialise the driver.
 
         Raises:
-            TransportUnavailableError: the binding or the driver is not there, or it finds no GPU; says what to do.
+            TransportUnavailableError: the binding or the driver is missing, or it sees no GPU; says what to do.
         """
         self.api = _binding()
         version = self("cuDriverGetVersion")
@@ -60,12 +61,12 @@ class Driver:
         self("cuInit", 0)
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """Make the call `name`; None if it gives nothing.
+        """Call the function `name` and return its value, or None if it has none.
 
         Raises:
-            TransportUnavailableError: the driver says that what was asked for cannot be used here.
+            TransportUnavailableError: the driver reports that something cannot be used here.
             UsageError: a stream records a graph.
-            InternalError: the driver says anything else.
+            InternalError: the driver reports any other error.
         """
         result, *values = self.attempt(name, *arguments)
         if int(result):
@@ -73,11 +74,11 @@ class Driver:
         return values[0] if values else None
 
     def attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Make the call `name`; return its result, and what else it gives.
+        """Call the function `name`; return its result code, followed by its values.
 
         Raises:
-            TransportUnavailableError: there is no driver, or it does not have the call.
-            InternalError: the binding does not know the result.
+            TransportUnavailableError: there is no driver, or it lacks the function.
+            InternalError: the binding does not know the result code.
         """
         try:
             returned: tuple[Any, ...] = getattr(self.api, name)(*arguments)
@@ -89,7 +90,7 @@ class Driver:
         return returned
 
     def error(self, name: str, result: Any) -> Exception:
-        """Return the error for a `result` of the call `name` that is no success."""
+        """Return the error for a `result` of the function `name` that is not success."""
         said = result.name.removeprefix("CUDA_ERROR_")
         if said.startswith("STREAM_CAPTURE"):
             return UsageError(f"{name}: {_CAPTURED} ({said})")

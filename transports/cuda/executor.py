@@ -2,15 +2,17 @@
 
 Theory of operation
 -------------------
-What a plan does to memory is issued to one stream, in the order in which `Lane` lets the groups start, so whatever a
-group depends on is before it there; lanes and segments share the stream, because all of them would share the memory's
-bandwidth. `Read` and `Copy` are copies, `ReadReduce` and `Reduce` kernels. Only flags take time on the host: a `Signal`
-is posted until its event may be recorded, and a `Wait` until the peer's number has been seen (`channel`).
+One stream. The executor issues all work of a plan to one stream, in the order in which `Lane` lets the groups start. So
+the dependencies of a group come before it. Lanes and segments share the stream, because they would share the memory's
+bandwidth anyway. `Read` and `Copy` become copies, and `ReadReduce` and `Reduce` kernels.
 
-The arrays of the caller are what the plan says they are at every moment. Blocks that other ranks read have an *image*
-in the slab besides, which is brought up to date after each step that writes them; in the beginning, it is a copy of
-INPUT. Where all ranks are in one process, there are no images but of SCRATCH, and ranks read each other's arrays.
-Contributions that are multiplied are lifted into their images, and read from there by their own rank as well.
+Flags. Only flags take time on the host. A `Signal` is posted until its event may be recorded, and a `Wait` until the
+peer's number has been seen (`channel`).
+
+Images. The caller's arrays have the content that the plan says, at every moment. A block that other ranks read also has
+an *image* in the slab, which is updated after each step that writes the block. At first it is a copy of INPUT. If all
+ranks are in one process, they read each other's arrays, and only SCRATCH has images. Contributions that are multiplied
+by a factor are lifted into their images, and their own rank reads them there too.
 """
 
 from __future__ import annotations
@@ -41,15 +43,15 @@ _TOKEN = Extent((1, 1), DTYPES["uint8"], None)
 
 @dataclass(frozen=True)
 class Bound:
-    """A call, bound to the memory of all ranks; the same on all of them, but for `rank`.
+    """A call, bound to the memory of all ranks. It is the same on all of them, except for `rank`.
 
     Attributes:
         rank: this rank.
-        plans: those of all ranks.
+        plans: the plans of all ranks.
         extent: elements, dtype and operation.
-        segments: over how many segments the plan is run, one after the other.
+        segments: the number of segments, over which the plan runs one after the other.
         layouts: the memory of each rank.
-        direct: whether ranks read each other's arrays, and not images of them.
+        direct: whether ranks read each other's arrays instead of images.
     """
 
     rank: int
@@ -61,21 +63,21 @@ class Bound:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that each rank needs in its slab, of which the same are reserved on all."""
+        """The bytes of the slab that the call needs, equal on all ranks."""
         return max(layout.nbytes for layout in self.layouts)
 
     @cached_property
     def traffic(self) -> dict[int, Traffic]:
-        """What the call moves between this rank and each other one."""
-        found: dict[int, Traffic] = {}
+        """The messages and bytes between this rank and each other one."""
+        traffic: dict[int, Traffic] = {}
         for reader, owner, span in readings(self.plans):
             if self.rank not in (reader, owner):
                 continue
             places = [place for segment in range(self.segments) for place in self.layouts[owner].places(span, segment)]
             counts = len(places), sum(place.elements for place in places) * self.extent.dtype.itemsize
             peer, more = (owner, (0, 0, *counts)) if reader == self.rank else (reader, (*counts, 0, 0))
-            found[peer] = Traffic("cuda_ipc", *more) + found.get(peer, Traffic("cuda_ipc"))
-        return found
+            traffic[peer] = Traffic("cuda_ipc", *more) + traffic.get(peer, Traffic("cuda_ipc"))
+        return traffic
 
 
 def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: int, in_one_process: bool) -> Bound:
@@ -83,9 +85,9 @@ def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: i
 
     Args:
         rank: this rank.
-        plans: those of all ranks.
+        plans: the plans of all ranks.
         extent: elements of INPUT and OUTPUT, dtype and operation; None for a barrier.
-        most_nbytes: how large a slab may be; one that is too small for a single element of each block is exceeded.
+        most_nbytes: the largest slab. It is exceeded only if one element of each block does not fit.
         in_one_process: whether all ranks are in this process.
     """
     extent = extent or _TOKEN
@@ -105,15 +107,15 @@ def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: i
             for owner, plan in enumerate(plans)
         ]
 
-    segments, found = 1, layouts(1)
-    while (nbytes := max(each.nbytes for each in found)) > most_nbytes and segments < max(extent.elements):
+    segments, of_ranks = 1, layouts(1)
+    while (nbytes := max(layout.nbytes for layout in of_ranks)) > most_nbytes and segments < max(extent.elements):
         segments = min(max(segments + 1, -(-segments * nbytes // most_nbytes)), max(extent.elements))
-        found = layouts(segments)
-    return Bound(rank, plans, extent, segments, found, direct)
+        of_ranks = layouts(segments)
+    return Bound(rank, plans, extent, segments, of_ranks, direct)
 
 
 class SegmentRun:
-    """A plan that is being run over one segment of a call, on one stream and one channel."""
+    """The run of a plan over one segment of a call, on one stream and one channel."""
 
     def __init__(
         self,
@@ -145,20 +147,20 @@ class SegmentRun:
         self._lanes = [Lane(index, call, self._post) for index in range(len(self._plan.lanes))]
 
     def advance(self) -> bool:
-        """Issue what can be issued; return whether all has been."""
+        """Issue what can be issued now; return whether the whole segment has been."""
         while any(lane.advance(self._lanes) for lane in self._lanes):
             pass
         if not all(lane.is_finished() for lane in self._lanes):
             return False
-        self.leave_off()
+        self.stop_issuing()
         return True
 
-    def leave_off(self) -> None:
-        """Issue nothing more; what has been issued is the last use of the channel."""
+    def stop_issuing(self) -> None:
+        """Issue nothing more. The work issued so far is the channel's last use."""
         self._device.record(self._channel.last, self._stream)
 
     def waits_for(self) -> set[int]:
-        """Return the peers whose flags are waited for."""
+        """Return the peers whose flags this run waits for."""
         return {posted.peer for lane in self._lanes for posted in lane.posted()}
 
     def _fill_images(self) -> None:
@@ -181,9 +183,9 @@ class SegmentRun:
     # Steps.
 
     def _post(self, step: Step, lane: int, group: int, segment: int) -> Posted | None:
-        """Issue a step; return what is to be waited for on the host, if anything."""
+        """Issue a step; return the request that the host must wait for, if any."""
         if not isinstance(step, Signal):
-            # What is raised from now on is after this step.
+            # Later signals must come after this step, so they need a new record.
             self._record = None
         return _POST[type(step)](self, step)
 
@@ -203,16 +205,16 @@ class SegmentRun:
         self._reduce(step.dst, [self._addresses(peer, source) for peer, source in step.sources], step.lower)
 
     def post_signal(self, step: Signal) -> Posted:
-        # The signals of a group stand for one record.
+        # All signals of a group share one record.
         if self._record is None:
             self._record = _Record(self._channel, self._stream)
-        return Posted(step.peer, _Told(self._record, step.peer, self._signature.digest))
+        return Posted(step.peer, _Announcement(self._record, step.peer, self._signature.digest))
 
     def post_wait(self, step: Wait) -> Posted:
-        return Posted(step.peer, _Followed(self, step.peer))
+        return Posted(step.peer, _AwaitedSignal(self, step.peer))
 
     def follow(self, peer: int) -> bool:
-        """Let the stream wait for the next signal of `peer`, if it has come; return whether it has.
+        """Make the stream wait for the next signal of `peer`, if the host has seen it; return whether it has.
 
         Raises:
             MismatchError: `peer` is in another call.
@@ -222,7 +224,7 @@ class SegmentRun:
         mark = self._channel.follow(peer, self._stream)
         me, other = self._members[self._rank], self._members[peer]
         if mark is None and had_left:
-            raise PeerLostError(f"rank {other} has left, and is waited for in {self._signature}", peer=other)
+            raise PeerLostError(f"rank {other} has left, but {self._signature} waits for it", peer=other)
         if mark is not None and mark != mark_of(self._signature.digest):
             raise MismatchError(f"rank {me} called {self._signature}, and rank {other} something else", peer=other)
         return mark is not None
@@ -230,7 +232,7 @@ class SegmentRun:
     # Memory.
 
     def _addresses(self, owner: int, span: Span) -> list[int]:
-        """Return where the parts of a span of the memory of a rank are read."""
+        """Return the addresses from which the parts of a span in a rank's memory are read."""
         return [self._address(owner, place) for place in self._bound.layouts[owner].places(span, self._segment)]
 
     def _address(self, owner: int, place: Place) -> int:
@@ -241,13 +243,13 @@ class SegmentRun:
         return self._channel.operands(owner)[place.buffer] + place.offset
 
     def _reads_own(self, place: Place) -> bool:
-        """Return whether this rank has a block in the caller's array, as it is to be read."""
+        """Return whether this rank reads a block from the caller's array."""
         op = self._bound.extent.op
         is_lifted = place.buffer is Buffer.INPUT and op is not None and op.factor is not None
         return place.buffer is not Buffer.SCRATCH and not is_lifted
 
     def _written(self, span: Span) -> Iterator[tuple[Place, int]]:
-        """Yield the parts of a span that is written, and where."""
+        """Yield the parts of a span that a step writes, with their addresses."""
         for place in self._own.places(span, self._segment):
             yield place, self._address(self._rank, place)
 
@@ -259,7 +261,7 @@ class SegmentRun:
 
     def _reduce(self, dst: Span, sources: Sequence[Sequence[int]], lower: bool) -> None:
         op = self._bound.extent.op
-        assert op is not None, "the verifier and the contracts of collectives see to it"
+        assert op is not None, "the verifier and the contracts of collectives ensure it"
         op = op if lower else _unlowered(op)
         for (place, target), *operands in zip(self._written(dst), *sources, strict=True):
             self._device.reduce(target, operands, place.elements, self._dtype, op, self._plan.size, self._stream)
@@ -272,7 +274,7 @@ class SegmentRun:
 
 
 class _Record:
-    """A record on a stream, once its event may be recorded."""
+    """A record on a stream. It is made once its event may be recorded."""
 
     def __init__(self, channel: Channel, stream: Stream) -> None:
         self.channel = channel
@@ -286,8 +288,8 @@ class _Record:
 
 
 @dataclass(slots=True)
-class _Told:
-    """The request that is done when `peer` has been told of a record."""
+class _Announcement:
+    """A request that is done once the record has been announced to `peer`."""
 
     record: _Record
     peer: int
@@ -297,13 +299,13 @@ class _Told:
         number = self.record.number()
         if number is None:
             return False
-        self.record.channel.tell(self.peer, number, self.digest)
+        self.record.channel.announce(self.peer, number, self.digest)
         return True
 
 
 @dataclass(slots=True)
-class _Followed:
-    """The request that is done when a stream waits for what `peer` has signalled."""
+class _AwaitedSignal:
+    """A request that is done once the stream waits for the next signal of `peer`."""
 
     run: SegmentRun
     peer: int
@@ -316,7 +318,7 @@ def _unlowered(op: Op) -> Op:
     return replace(op, lower=Lower.IDENTITY)
 
 
-# What each kind of step does.
+# The method that issues each kind of step.
 _POST: dict[type, Callable[[SegmentRun, Any], Posted | None]] = {
     Copy: SegmentRun.post_copy,
     Reduce: SegmentRun.post_reduce,

@@ -1,6 +1,6 @@
-"""Host memory that several processes of one user have mapped, each by itself: a memfd, found by ``/proc``.
+"""`HostMemory`: a memfd that several processes of one user map. They open it through ``/proc``.
 
-It has no name in a file system, so nothing is left of it when its processes have ended, however they ended.
+It has no name in a file system, so nothing remains when its processes have ended, in whatever way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HANDLE_NBYTES = _HANDLE.size
 
 
 class Handle(NamedTuple):
-    """Where memory is: the process, its descriptor and the inode; and a number that its maker adds."""
+    """Identifies memory: the process, its descriptor, the inode, and a number chosen by its creator."""
 
     process: int
     descriptor: int
@@ -27,21 +27,21 @@ class Handle(NamedTuple):
     number: int
 
     def pack(self) -> bytes:
-        """Return the handle as bytes, which `unpack` takes."""
+        """Return the handle as bytes for `unpack`."""
         return _HANDLE.pack(*self)
 
     @classmethod
     def unpack(cls, data: bytes) -> Handle:
-        """Return the handle of which `data` are the first bytes."""
+        """Return the handle that `data` begins with."""
         return cls(*_HANDLE.unpack(data[:HANDLE_NBYTES]))
 
 
 class HostMemory:
-    """A memfd as one process has it mapped.
+    """A memfd, mapped by this process.
 
     Attributes:
         view: its bytes.
-        address: that of its first byte.
+        address: the address of its first byte.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -52,29 +52,29 @@ class HostMemory:
 
     @property
     def descriptor(self) -> int:
-        """The memfd, until it is closed."""
+        """The memfd, until `close`."""
         return self._descriptor
 
     @classmethod
     def new(cls, nbytes: int) -> HostMemory:
-        """Return new memory, of zeros.
+        """Return new memory, filled with zeros.
 
         Raises:
-            TransportUnavailableError: the system refuses memory that others could map.
+            TransportUnavailableError: the system refuses memory that other processes can map.
         """
         try:
             descriptor = os.memfd_create("unisono-device", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, nbytes)
         except OSError as error:
-            raise unavailable("memory for other ranks of this host cannot be made", error) from error
+            raise unavailable("memory for other ranks of this host cannot be created", error) from error
         return cls(descriptor)
 
     @classmethod
     def opened(cls, handle: Handle) -> HostMemory:
-        """Return memory that another process, or this one, has made.
+        """Return memory that another process, or this one, has created.
 
         Raises:
-            TransportUnavailableError: it is not found: the process is gone, of another user or of another container.
+            TransportUnavailableError: it is not accessible: the process is gone, or of another user or container.
         """
         try:
             descriptor = os.open(f"/proc/{handle.process}/fd/{handle.descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -82,17 +82,17 @@ class HostMemory:
             raise TransportUnavailableError(f"memory of process {handle.process} cannot be mapped: {error}") from error
         if os.fstat(descriptor).st_ino != handle.inode:
             os.close(descriptor)
-            raise TransportUnavailableError(f"memory of process {handle.process} is not there any more")
+            raise TransportUnavailableError(f"memory of process {handle.process} does not exist any more")
         return cls(descriptor)
 
     def handle(self, number: int = 0) -> Handle:
-        """Return by what others open it, as long as it is not closed here."""
+        """Return the handle for other processes, valid until `close`."""
         return Handle(os.getpid(), self._descriptor, os.fstat(self._descriptor).st_ino, number)
 
     def empty(self) -> None:
-        """Give the pages back to the system: they read as zeros, in every process."""
+        """Return the pages to the system: in every process, they then read as zeros."""
         self._map.madvise(mmap.MADV_REMOVE)
 
     def close(self) -> None:
-        """Give the descriptor back. What is mapped stays so while something refers to it."""
+        """Close the descriptor. The mapping stays as long as an object refers to it."""
         os.close(self._descriptor)

@@ -1,15 +1,20 @@
-"""The `cuda_ipc` transport: collectives of ranks of one host that read each other's device memory.
+"""The `cuda_ipc` transport: collectives between ranks of one host that read each other's device memory.
 
-Theory of operation. The ranks of a communicator meet when it first needs them (`meeting`), by its own links. A call is
-a plan over mapped memory, of those that there are for the processor, and is *issued* to a stream: that ends as soon as
-all of it stands in the stream, long before the device has done it, and is driven by whoever polls. Calls are issued one
-after the other, in the order in which they were started.
+Theory of operation
+-------------------
+Connecting. The ranks of a communicator exchange their device memory when it is first needed (`peer_exchange`), over the
+communicator's own links.
 
-Memory that is not exported is copied through slabs. A call that does not fit into a slab is run over segments, on two
-channels in turns: the odd ones on a stream of their own, so that the copies of one run beside the kernels of another.
+Calls. A call runs a plan over mapped memory, by one of the algorithms that CPUs use too. It is *issued* to a stream. An
+operation is done as soon as all its work is in the stream, long before the device has done it. The thread that polls
+drives it. Calls are issued one after the other, in the order in which they were started.
 
-A rank that dies is found by the communicator's links, which every poll asks. Then nothing more is issued, and what
-has been issued ends by itself: streams wait for nothing that has not been issued.
+Slabs. Memory that is not exported is copied through slabs. A call that does not fit into a slab runs over segments, on
+two channels alternately. Odd segments have a stream of their own, so that copies of one segment overlap with kernels of
+another.
+
+Failures. The communicator's links detect a rank that dies, and every poll asks them. Then nothing more is issued.
+Issued work ends by itself, because streams wait only for issued work.
 """
 
 from __future__ import annotations
@@ -36,41 +41,42 @@ from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Stream
 from unisono.transports.cuda.executor import ABLE, Bound, SegmentRun, bind
-from unisono.transports.cuda.peer_exchange import Meeting
+from unisono.transports.cuda.peer_exchange import PeerExchange
 from unisono.transports.executors.plan_checks import check_plan, check_reads
 from unisono.transports.executors.polling import pauses_of_polling, wait_by_polling
 
 NAME = "cuda_ipc"
 SLAB_NBYTES = 64 << 20
 _FIRST_SLAB_NBYTES = 2 << 20
-# Up to so many bytes of all contributions together, ranks had better read them all than meet once more.
+# Up to this many bytes of all contributions together, it is faster that every rank reads all of them than to
+# synchronise once more.
 _ONE_SHOT_NBYTES = 1 << 20
-# Bound calls that are kept.
+# The most bound calls that are kept.
 _MOST_BOUND = 256
 
 
 class DeviceCollectives:
-    """Collectives of the ranks of `executor` on their devices; each rank makes this at the same point.
+    """Collectives of the ranks of `executor` on their devices. Each rank creates it at the same point.
 
     Args:
-        executor: the communicator's, whose links tell what ranks have, and that they fail.
+        executor: the communicator's; its links carry the exchange and report failures.
         device: this rank's device.
-        timeout_s: how long ranks may take to meet.
-        slab_nbytes: how large slabs may become; each rank has two.
+        timeout_s: how long the exchange may take.
+        slab_nbytes: the largest size of a slab; each rank has two.
 
     Attributes:
         refusal: why these ranks cannot use it; None if they can. Equal on all of them.
 
     Raises:
-        PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the ranks could not meet.
+        PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the exchange failed.
     """
 
     def __init__(self, executor: Executor, device: Device, *, timeout_s: float, slab_nbytes: int = SLAB_NBYTES) -> None:
         self.executor, self.device = executor, device
         self._slab_nbytes = slab_nbytes
-        self._meeting = Meeting(executor, device, min(slab_nbytes, _FIRST_SLAB_NBYTES), timeout_s)
-        self.refusal = self._meeting.refusal
-        self.channels = self._meeting.channels
+        self._peers = PeerExchange(executor, device, min(slab_nbytes, _FIRST_SLAB_NBYTES), timeout_s)
+        self.refusal = self._peers.refusal
+        self.channels = self._peers.channels
         self._side = None if self.refusal else device.new_stream()
         self._fork = None if self.refusal else device.new_event()
         self._lock = threading.RLock()
@@ -80,10 +86,10 @@ class DeviceCollectives:
         self._traffic: dict[int, Traffic] = {}
         self._failure: UnisonoError | None = None
         self._is_closed = False
-        self._is_over = False  # the device had done its work when this was closed
+        self._is_over = False  # the device had done its work at the time of `close`
 
     def refuses(self, collective: str, algorithm: str | None = None) -> str | None:
-        """Return why a call cannot be carried out here, or None if it can; equal on all ranks.
+        """Return why a call cannot be run here, or None if it can; equal on all ranks.
 
         Args:
             collective: the name of the collective.
@@ -111,20 +117,19 @@ class DeviceCollectives:
     ) -> DeviceOperation:
         """Start a call on flat contiguous arrays; does not block.
 
-        The operation is done when the whole call has been issued to `stream`; the arrays are read and written when the
-        stream comes to it, and until then must stay where they are. Until the operation is done nothing else may be
-        issued to `stream`.
+        The operation is done when the whole call has been issued to `stream`. The stream reads and writes the arrays
+        later, so they must stay valid until then. Until the operation is done, nothing else may be issued to `stream`.
 
         Args:
-            signature: what ranks must agree on: the collective, the root, and what else the user said.
+            signature: what ranks must agree on: the collective, the root, and the user's other arguments.
             extent: elements of INPUT and OUTPUT, dtype and operation; None for a barrier.
-            source: the address of INPUT; anything where the call has none.
-            target: the address of OUTPUT, likewise; it may be that of INPUT.
+            source: the address of INPUT; ignored if the call has none.
+            target: the address of OUTPUT, which may be that of INPUT; ignored if the call has none.
             stream: the stream to issue to.
-            algorithm: the name of one over mapped memory; chosen here if it is None.
+            algorithm: an algorithm over mapped memory; None: choose one.
 
         Raises:
-            UsageError: this is closed, or the call is refused.
+            UsageError: this object is closed, or the call is refused.
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the communicator has failed.
         """
         with self._lock:
@@ -141,7 +146,7 @@ class DeviceCollectives:
             return operation
 
     def progress(self) -> None:
-        """Issue what can be issued of the calls that have been started; remember an error, and tell all ranks of it."""
+        """Issue what can be issued of the started calls. On an error, end the communicator on all ranks."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -159,63 +164,63 @@ class DeviceCollectives:
         with self._lock:
             if self._failure is None:
                 self._failure = error
-                self._leave_off()
+                self._stop_issuing()
                 self.executor.fail(error)
 
     def failure(self) -> UnisonoError | None:
-        """Return the error that has ended the calls, if there is one."""
+        """Return the error that has ended the communicator, if any."""
         return copy.copy(self._failure)
 
     def check(self, operation: str) -> None:
-        """Raise what keeps a call from being made."""
+        """Raise the error that prevents a new call, if any."""
         if self._failure is not None:
             raise AbortedError(f"this communicator had failed: {self._failure.message}", operation=operation)
         self.executor.check(operation)
 
     def traffic(self) -> Mapping[int, Traffic]:
-        """Return the counters of what has been issued, by peer."""
+        """Return the counters of the issued work, by peer."""
         with self._lock:
             return dict(self._traffic)
 
     def streams(self, segments: int, stream: Stream) -> list[Stream]:
-        """Return on which stream each channel is used in a call, both behind what is on `stream` now."""
-        assert self._side is not None, "nothing is started where it is refused"
-        assert self._fork is not None, "likewise"
+        """Return the stream of each channel for a call. Both run behind the work that is on `stream` now."""
+        assert self._side is not None, "a refused object starts no call"
+        assert self._fork is not None, "a refused object starts no call"
         if segments > 1:
             self.device.record(self._fork, stream)
             self.device.wait(self._side, self._fork)
         return [stream, self._side]
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """Leave: other ranks that still need this one get `PeerLostError`. Return whether the device's work is done.
+        """Close this rank's part; return whether the device's work is done. Later calls of other ranks fail.
 
-        Waits for that so long, and gives nothing back otherwise. Memory is given back when all ranks have closed. What
-        a rank that has died, or does not close in this time, may still have open stays with the process.
+        It waits up to `timeout_s` for the work, and frees nothing if that is not done. It frees memory when all ranks
+        have closed. Memory that a dead or late rank may still have open stays allocated until the process ends.
         """
         with self._lock:
             if self._is_closed:
                 return self._is_over
             self._is_closed = True
-            self._leave_off()
-            patience_s = timeout_s if self._failure is None else 0.0  # whoever is lost will not close
+            self._stop_issuing()
+            patience_s = timeout_s if self._failure is None else 0.0  # a lost rank will not close
             self._failure = self._failure or AbortedError("this communicator is closed")
         self._is_over = self._until(self._is_idle, timeout_s)
         if self.refusal is None and self._is_over:
-            self._give_back(patience_s)
+            self._release(patience_s)
         return self._is_over
 
-    def _give_back(self, patience_s: float) -> None:
+    def _release(self, patience_s: float) -> None:
         for channel in self.channels:
-            channel.part()
-        boards = self._meeting.boards
+            channel.close_peers()
+        boards = self._peers.boards
         boards[self.executor.rank].leave()
         if self._until(lambda: all(board.has_left for board in boards), patience_s):
             self._free()
 
-    def _leave_off(self) -> None:
-        """Issue nothing more of what has been started."""
+    def _stop_issuing(self) -> None:
+        """Issue nothing more of the started calls."""
         for operation in self._started:
-            operation.leave_off()
+            operation.stop_issuing()
         self._started.clear()
 
     def _is_idle(self) -> bool:
@@ -224,7 +229,7 @@ class DeviceCollectives:
     def _free(self) -> None:
         for channel in self.channels:
             channel.free()
-        for board in self._meeting.boards:
+        for board in self._peers.boards:
             board.close()
         assert self._side is not None
         assert self._fork is not None
@@ -232,7 +237,7 @@ class DeviceCollectives:
         self.device.end_event(self._fork)
 
     def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for a condition; return whether it has come true in time."""
+        """Wait for a condition; return whether it has become true in time."""
         deadline = time.monotonic() + timeout_s
         for pause in pauses_of_polling():
             if condition():
@@ -251,7 +256,7 @@ class DeviceCollectives:
         return "one_shot" if nbytes <= _ONE_SHOT_NBYTES else "two_shot"
 
     def _plans_of(self, collective: str, name: str, root: int) -> Sequence[Plan]:
-        """Return the plans of all ranks; raises as `refuses` says."""
+        """Return the plans of all ranks; raises an error with the reason of `refuses`."""
         place = collective, name, root
         if place not in self._plans:
             size, algorithm = self.executor.size, find(collective, name)
@@ -270,7 +275,7 @@ class DeviceCollectives:
             if len(self._bound) >= _MOST_BOUND:
                 self._bound.clear()
             plans = self._plans_of(signature.collective, name, signature.root or 0)
-            in_one_process = self._meeting.in_one_process
+            in_one_process = self._peers.in_one_process
             self._bound[place] = bind(self.executor.rank, plans, extent, self._slab_nbytes, in_one_process)
         return self._bound[place]
 
@@ -280,7 +285,7 @@ class DeviceCollectives:
 
 
 class DeviceOperation:
-    """A started call; see `Operation`. Done means that it has been issued."""
+    """A started call; see `Operation`. It is done when all of it has been issued."""
 
     def __init__(
         self,
@@ -302,7 +307,6 @@ class DeviceOperation:
         self._timeout_s = 0.0
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if not self._finished:
             self._owner.progress()
         if not self._finished and (error := self._owner.failure()) is not None:
@@ -311,27 +315,23 @@ class DeviceOperation:
         return self._finished
 
     def ended(self) -> bool:
-        """See `Operation.ended`."""
         self._owner.progress()
         return self._finished or self._owner.failure() is not None
 
     def wait(self, timeout_s: float) -> None:
-        """See `Operation.wait`."""
         self._timeout_s = timeout_s
         wait_by_polling(self, timeout_s, lambda: self._owner.fail(self._timeout()))
 
     def go_on(self, timeout_s: float) -> None:
-        """See `Operation.go_on`."""
         self._timeout_s = timeout_s
         threading.Thread(target=self._drive, name="unisono-device", daemon=True).start()
 
     def abort(self, reason: str) -> None:
-        """See `Operation.abort`."""
         executor = self._owner.executor
         self._owner.fail(AbortedError(f"rank {executor.members[executor.rank]} aborted: {reason}"))
 
     def advance(self) -> bool:
-        """Issue what can be issued; return whether all has been."""
+        """Issue what can be issued now; return whether the whole call has been."""
         if not self._streams:
             self._streams = self._owner.streams(self.bound.segments, self._stream)
         while self._begin_segments() or self._end_segments():
@@ -342,20 +342,20 @@ class DeviceOperation:
         self._finished = True
         return True
 
-    def leave_off(self) -> None:
-        """Issue nothing more. What has been issued is over when the stream of the call has come behind it."""
+    def stop_issuing(self) -> None:
+        """Issue nothing more. The issued work is over when the stream of the call has finished."""
         with suppress(UnisonoError):  # of a device that has failed
             for run in self._running.values():
-                run.leave_off()
+                run.stop_issuing()
             self._rejoin()
 
     def _rejoin(self) -> None:
-        """Let the stream of the call wait for what was issued beside it."""
+        """Make the stream of the call wait for the work on the other stream."""
         if self._streams and self.bound.segments > 1:
             self._owner.device.wait(self._stream, self._owner.channels[1].last)
 
     def _begin_segments(self) -> bool:
-        """Begin the next segment if its channel is not in use; return whether it was."""
+        """Begin the next segment if its channel is free; return whether it was begun."""
         channel = self._next % len(self._streams)
         if self._next == self.bound.segments or channel in self._running:
             return False
@@ -373,7 +373,7 @@ class DeviceOperation:
         return True
 
     def _end_segments(self) -> bool:
-        """Go on with the segments that have begun; return whether one has ended."""
+        """Continue the running segments; return whether one has ended."""
         ended = [channel for channel, run in self._running.items() if run.advance()]
         for channel in ended:
             del self._running[channel]

@@ -1,6 +1,6 @@
-"""Whether processes here can share memory and events of a GPU: two of them try, this one and another that it starts.
+"""Tests whether processes here can share memory and events of a GPU: this process and one that it starts try it.
 
-That one runs `main`: it is told handles on its standard input, and answers on its standard output.
+The other process runs `main`. It reads handles from its standard input and writes its answer to its standard output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POLL_S = 0.001
 
 
 def try_sharing(device: Device) -> None:
-    """Have another process copy in memory of this one, in the order that events say.
+    """Let another process copy within memory of this one, in the order of shared events.
 
     Raises:
         TransportUnavailableError: it could not, or not within `TIMEOUT_S` seconds; says why.
@@ -37,17 +37,17 @@ def try_sharing(device: Device) -> None:
         device.record(event, stream)
         _wait(device, event)
         device.end_event(theirs)
-    seen = pinned.tobytes()
+    copied = pinned.tobytes()
     device.end_event(event)
     device.end_stream(stream)
     device.unpin(pinned)
     device.free(memory)
-    if seen != PATTERN:
-        raise TransportUnavailableError("another process opened memory of the GPU, and saw other bytes in it")
+    if copied != PATTERN:
+        raise TransportUnavailableError("another process opened memory of the GPU, but read other bytes from it")
 
 
 class _Other:
-    """The other process; it gives back what it has opened when the body ends."""
+    """The other process. It closes the memory and events that it has opened when the body ends."""
 
     def __init__(self, ordinal: int) -> None:
         command = python_command("from unisono.transports.cuda.ipc_probe import main; main()", str(ordinal))
@@ -67,15 +67,15 @@ class _Other:
             self._process.communicate()
 
     def ask(self, *handles: bytes) -> bytes:
-        """Tell it handles, and return the one that it answers."""
+        """Send handles to the process, and return the handle that it answers."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("".join(f"{handle.hex()}\n" for handle in handles))
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            _, said = self._process.communicate(timeout=TIMEOUT_S)
-            why = said.strip().splitlines()[-1:] or ["it ended"]
+            _, errors = self._process.communicate(timeout=TIMEOUT_S)
+            why = errors.strip().splitlines()[-1:] or ["it ended"]
             raise TransportUnavailableError(f"another process cannot open memory of the GPU: {why[0]}")
         return bytes.fromhex(answer)
 
@@ -89,21 +89,21 @@ def _wait(device: Device, event: Event) -> None:
 
 
 def main() -> None:
-    """Be the other process."""
+    """Run the other process."""
     from unisono.transports.cuda.driver import CudaDevice
 
     device = CudaDevice(int(sys.argv[1]))
-    memory, theirs = device.open(_told()), device.open_event(_told())
+    memory, theirs = device.open(_read_handle()), device.open_event(_read_handle())
     event, stream = device.new_event(shared=True), device.new_stream()
     device.wait(stream, theirs)
     device.copy(memory.pointer + len(PATTERN), memory.pointer, len(PATTERN), stream)
     device.record(event, stream)
     sys.stdout.write(f"{device.export_event(event).hex()}\n")
     sys.stdout.flush()
-    sys.stdin.read()  # until the one that asks has done
+    sys.stdin.read()  # until the first process has finished
     device.end_event(theirs)
     device.close(memory)
 
 
-def _told() -> bytes:
+def _read_handle() -> bytes:
     return bytes.fromhex(sys.stdin.readline())

@@ -1,8 +1,8 @@
-"""The kernels by operation and dtype: which C++ is compiled for each.
+"""The kernels by operation and dtype, as C++ source.
 
-Each is compiled by itself, so that a program waits only for what it uses. Kernels take the parameters that they have in
-`kernels/` (`reduce.cuh`, `scale.cuh`, `extents.cuh`, `quantise.cuh`), and blocks of `BLOCK_THREADS` threads in one
-dimension, in a grid of any size.
+Each kernel is compiled by itself, so a program waits only for those that it uses. The parameters of kernels are
+declared in `kernels/` (`reduce.cuh`, `scale.cuh`, `extents.cuh`, `quantise.cuh`). Kernels run in one-dimensional blocks
+of `BLOCK_THREADS` threads, in a grid of any size.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from unisono.errors import UsageError
 from unisono.operations import OPERATIONS, Combine, Lower, Op
 
 KERNELS = Path(__file__).parent / "kernels"
-# The arithmetic that GPUs and processors have in common.
+# The arithmetic that GPUs and processors share.
 SHARED = Path(__file__).parents[1] / "native" / "core"
 SHARED_HEADERS = ("kernel_operations.h", "narrow_floats.h", "unaligned.h")
 
 BLOCK_THREADS = 512
-MOST_SOURCES = 8  # for which there are kernels of their own
+MOST_SOURCES = 8  # up to this many, the number is part of the kernel
 QUANTISED_BLOCK = 128
 
 
@@ -30,7 +30,7 @@ class Kernel:
 
     Attributes:
         name: its entry point.
-        source: C++ that defines it; it includes a file of `KERNELS`, and through it others, and those of `SHARED`.
+        source: its C++ source. It includes a file of `KERNELS`, which includes others and those of `SHARED`.
     """
 
     name: str
@@ -57,7 +57,7 @@ _OPERATIONS = {
     Combine.MAXLOC: "Located<Greater>",
 }
 
-# Of booleans, which are bytes of 0 or 1, the least is "and", and the greatest is "or".
+# For booleans, which are bytes of 0 or 1, the minimum is "and", and the maximum is "or".
 _OF_BOOLEANS = {
     Combine.MIN: Combine.BAND,
     Combine.LAND: Combine.BAND,
@@ -76,17 +76,17 @@ _BITWISE = (Combine.BAND, Combine.BOR, Combine.BXOR)
 
 
 def reduction(dtype: DType, op: Op, sources: int) -> Kernel:
-    """Return the reduction of `sources` arrays of `dtype` by `op`, which `transports.reductions.reduce_into` defines.
+    """Return the kernel that reduces `sources` arrays of `dtype` by `op`, as `transports.reductions.reduce_into` does.
 
-    Up to `MOST_SOURCES` arrays are parameters of the kernel; that for more takes their addresses in device memory. The
-    divisor of an average must be at least 1, and is ignored by other operations.
+    Up to `MOST_SOURCES` addresses are parameters of the kernel. The kernel for more sources reads their addresses from
+    device memory. The divisor of an average must be at least 1; other operations ignore it.
 
     Raises:
-        UsageError: the operation is not defined for the dtype, or is a function of Python.
+        UsageError: the operation is not defined for the dtype, or is a Python function.
     """
     op.check(dtype)
     if op.combine is Combine.FUNCTION:
-        raise UsageError(f"{op.name} is a function of Python, which GPUs cannot run")
+        raise UsageError(f"{op.name} is a Python function, which GPUs cannot run")
     combine = _OF_BOOLEANS.get(op.combine, op.combine) if dtype.kind == "bool" else op.combine
     operation = "Sum" if op.lower is Lower.DIVIDE_BY_SIZE else _OPERATIONS[combine]
     parts, element = _element(dtype, combine)
@@ -104,7 +104,7 @@ def _text(file: str, call: str = "") -> str:
 
 
 def _element(dtype: DType, combine: Combine) -> tuple[int, str]:
-    """Return of how many parts an element consists that are combined one by one, and the C++ type of such a part."""
+    """Return the number of parts of an element that are combined separately, and the C++ type of a part."""
     if dtype.name in _NARROW:
         return 1, (_TRUTHS if combine in _LOGICAL else _NARROW)[dtype.name]
     if dtype.kind == "complex" and combine is Combine.SUM:
@@ -113,7 +113,7 @@ def _element(dtype: DType, combine: Combine) -> tuple[int, str]:
 
 
 def scaling(dtype: DType) -> Kernel:
-    """Return what multiplies an array of `dtype` by a factor, which is of the accumulation dtype.
+    """Return the kernel that multiplies an array of `dtype` by a factor of the accumulation dtype.
 
     Raises:
         UsageError: `dtype` has no products.
@@ -130,7 +130,7 @@ _CODES = {"int8": "Int8Codes", "float8_e4m3fn": "E4M3Codes", "float8_e5m2": "E5M
 
 
 def quantise(dtype: DType, codes: DType) -> Kernel:
-    """Return what makes codes and scales of an array of `dtype`.
+    """Return the kernel that converts an array of `dtype` to codes and scales.
 
     Raises:
         UsageError: `dtype` is not float16, bfloat16 or float32, or `codes` not int8, float8_e4m3fn or float8_e5m2.
@@ -139,7 +139,7 @@ def quantise(dtype: DType, codes: DType) -> Kernel:
 
 
 def dequantise(dtype: DType, codes: DType) -> Kernel:
-    """Return what makes an array of `dtype` of codes and scales; raises as `quantise` does."""
+    """Return the kernel that converts codes and scales to an array of `dtype`; raises as `quantise` does."""
     return _quantisation("dequantise", dtype, codes)
 
 

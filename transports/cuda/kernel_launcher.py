@@ -1,7 +1,7 @@
-"""Kernels are compiled, loaded and launched on one device when they are first used.
+"""`Launcher`: compiles, loads and launches kernels on one device, each when it is first used.
 
-A grid has as many blocks as there is work for, and at most those that the device runs at a time: kernels go over what
-is left by loops.
+A grid has a block for every 512 threads with work, but no more blocks than the device runs at a time. Kernels loop over
+the rest.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from unisono.transports.cuda.compiler import is_ptx, target_for, version
 from unisono.transports.cuda.driver_errors import INSTALL_DRIVER, Driver
 from unisono.transports.cuda.kernel_catalogue import BLOCK_THREADS, Kernel
 
-# A parameter as the binding takes it: a value and its type, or a structure and None.
+# A parameter in the binding's form: a value and its type, or a structure and None.
 Parameter: TypeAlias = tuple[Any, Any]
 
 
 def as_pointer(address: int) -> Parameter:
-    """Return an address as a parameter."""
+    """Return an address as a kernel parameter."""
     return address, ctypes.c_void_p
 
 
 def as_number(value: int) -> Parameter:
-    """Return a count as a parameter."""
+    """Return a count as a kernel parameter."""
     return value, ctypes.c_uint64
 
 
 def as_pointers(addresses: Sequence[int]) -> Parameter:
-    """Return addresses as one parameter that holds them all."""
+    """Return several addresses as one kernel parameter."""
     return _addresses(len(addresses))((ctypes.c_void_p * len(addresses))(*addresses)), None
 
 
 def as_scalar(value: bytes) -> Parameter:
-    """Return an element, which lies in memory as `value`, as a parameter."""
+    """Return an element, given by its bytes in memory, as a kernel parameter."""
     return _element(len(value)).from_buffer_copy(value), None
 
 
@@ -55,26 +55,26 @@ def _element(nbytes: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A kernel on the device: its function, and how many of its blocks run at a time."""
+    """A kernel on the device: its function, and the number of blocks that run at a time."""
 
     function: Any
     most_blocks: int
 
 
 class Launcher:
-    """Launches kernels on one device, whose context is current when it is called."""
+    """Launches kernels on one device. The device's context must be current during each call."""
 
     def __init__(self, driver: Driver, capability: tuple[int, int], multiprocessors: int, folder: Path) -> None:
-        """Prepare for a device.
+        """Create a launcher for a device.
 
         Args:
             driver: the driver.
             capability: the device's compute capability.
-            multiprocessors: how many it has.
-            folder: where compiled kernels are kept.
+            multiprocessors: the number of its multiprocessors.
+            folder: the folder for compiled kernels.
 
         Raises:
-            TransportUnavailableError: the device is too old, NVRTC is not installed, or is newer than the driver.
+            TransportUnavailableError: the device is too old, or NVRTC is not installed or newer than the driver.
         """
         self._driver = driver
         self._target = target_for(capability)
@@ -89,18 +89,20 @@ class Launcher:
         """Launch a kernel.
 
         Args:
-            key: by what the kernel is found again.
-            kernel: returns it, when it is needed for the first time.
-            units: how many threads have work.
-            parameters: those of the kernel.
-            stream: where it is issued to.
+            key: identifies the kernel.
+            kernel: returns the kernel; called on first use only.
+            units: the number of threads with work.
+            parameters: the parameters of the kernel.
+            stream: the stream to issue to.
         """
-        found = self._loaded.get(key)
-        if found is None:
-            found = self._loaded[key] = self._load(kernel())
-        blocks = max(1, min(-(-units // BLOCK_THREADS), found.most_blocks))
+        loaded = self._loaded.get(key)
+        if loaded is None:
+            loaded = self._loaded[key] = self._load(kernel())
+        blocks = max(1, min(-(-units // BLOCK_THREADS), loaded.most_blocks))
         values, types = zip(*parameters, strict=True)
-        self._driver("cuLaunchKernel", found.function, blocks, 1, 1, BLOCK_THREADS, 1, 1, 0, stream, (values, types), 0)
+        self._driver(
+            "cuLaunchKernel", loaded.function, blocks, 1, 1, BLOCK_THREADS, 1, 1, 0, stream, (values, types), 0
+        )
 
     def _load(self, kernel: Kernel) -> _Loaded:
         module = self._driver("cuModuleLoadData", built(kernel, self._target, self._folder))
@@ -110,16 +112,17 @@ class Launcher:
 
 
 def require_suitable(driver: tuple[int, int], compiler: tuple[int, int], target: str) -> None:
-    """Raise `TransportUnavailableError` if a driver does not load what NVRTC makes for `target`.
+    """Raise `TransportUnavailableError` if the driver cannot load NVRTC's code for `target`.
 
     Args:
-        driver: the version of CUDA that the driver is of.
-        compiler: that of NVRTC.
+        driver: the CUDA version of the driver.
+        compiler: the CUDA version of NVRTC.
         target: as `compiler.target_for` returns it.
     """
-    # Machine code is loaded by all drivers of the same major version, PTX only by those that know it.
+    # Every driver of the same major version loads machine code, but only a driver of at least NVRTC's version loads
+    # PTX.
     if driver < (compiler if is_ptx(target) else (compiler[0], 0)):
         raise TransportUnavailableError(
-            f"the driver of the GPU is of CUDA {driver[0]}.{driver[1]}, and too old for what NVRTC {compiler[0]}."
-            f"{compiler[1]} makes: {INSTALL_DRIVER}"
+            f"the driver of the GPU is of CUDA {driver[0]}.{driver[1]}, which is too old for code of NVRTC "
+            f"{compiler[0]}.{compiler[1]}: {INSTALL_DRIVER}"
         )

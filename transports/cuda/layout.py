@@ -1,7 +1,7 @@
-"""Where the blocks of a call lie: in the arrays of the caller, and, where others read them, in the slab of the rank.
+"""The memory of the blocks of a call: in the caller's arrays and, if other ranks read them, in the rank's slab.
 
-The slab holds an *image* of each block that others read, of one segment of the call at a time, and all of SCRATCH. All
-ranks compute the layout of every rank alike, from the same plans and counts, so that none needs to be told.
+The slab holds an *image* of each block that other ranks read, for one segment of the call at a time, and all of
+SCRATCH. Every rank computes the layouts of all ranks from the same plans and counts, so they exchange none.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from unisono.algorithms.ir.binding import Shape, bounds, split
 from unisono.algorithms.ir.plan import Buffer, Plan, Span
 
 _ALIGNMENT = 256
-# Kernels take 16 bytes at a time where all operands are aligned alike; so an image is aligned as its block is.
+# Kernels load 16 bytes at a time if all operands are aligned alike. So an image has its block's alignment.
 _PACK = 16
 
 
 class Place(NamedTuple):
-    """The part of a block that is in a segment: `elements` elements, `offset` bytes behind the beginning of its buffer.
+    """The part of a block in one segment: `elements` elements, `offset` bytes behind the beginning of its buffer.
 
     Attributes:
-        image: where its image is in the slab, in bytes; -1 if it has none.
+        image: the offset of its image in the slab, in bytes; -1 if it has none.
     """
 
     buffer: Buffer
@@ -36,12 +36,12 @@ class Layout:
     Args:
         plan: the plan of that rank.
         shape: its element counts.
-        itemsize: the bytes of an element.
+        itemsize: the size of an element in bytes.
         segments: the number of segments of the call.
-        has_image: whether a block (its buffer, its index in memory) has an image.
+        has_image: tells for a block (its buffer, its index in memory) whether it has an image.
 
     Attributes:
-        nbytes: of the slab, for any segment.
+        nbytes: the size of the slab, which suffices for every segment.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Layout:
                     self.nbytes += -(-longest // _ALIGNMENT) * _ALIGNMENT
 
     def places(self, span: Span, segment: int) -> list[Place]:
-        """Return what `span` covers in `segment`, by block, without empty parts."""
-        return list(self._found(span.buffer, self._plan.physical_blocks(span), segment))
+        """Return the parts of `span` in `segment`, block by block, without empty parts."""
+        return list(self._parts(span.buffer, self._plan.physical_blocks(span), segment))
 
     def images(self, buffer: Buffer, segment: int) -> list[Place]:
         """Return the parts of `buffer` in `segment` that have images."""
-        return list(self._found(buffer, [block for of, block in self._images if of is buffer], segment))
+        return list(self._parts(buffer, [block for of, block in self._images if of is buffer], segment))
 
-    def _found(self, buffer: Buffer, blocks: list[int], segment: int) -> Iterator[Place]:
+    def _parts(self, buffer: Buffer, blocks: list[int], segment: int) -> Iterator[Place]:
         for block in blocks:
             first, length = self._bounds[buffer][block]
             start, count = split(length, self._segments, segment)

@@ -1,9 +1,11 @@
-"""What a rank tells the other ranks of its host about its device: numbers in memory that all of them have mapped.
+"""The board of a rank: numbers about its device, in memory that all ranks of the host map.
 
-Theory of operation. Each rank writes to its own board only, and others look at it. A signal is one word, which is
-stored at once: its number, a part of the digest of the call that it belongs to, and which event was recorded. Whoever
-sees it sees what was written before the event was recorded: stores of one thread are seen in their order (x86), or
-what lies between them, the locks of the driver, keeps them so (aarch64).
+Theory of operation
+-------------------
+Each rank writes to its own board only, and other ranks read it. A signal is one word, stored at once: its number, a
+part of the digest of its call, and the index of the recorded event. A rank that sees a signal also sees everything
+written before the event was recorded. On x86 that holds because other cores see the stores of a thread in order. On
+aarch64 it holds because the driver's locks lie between these stores and order them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import NamedTuple
 from unisono.transports.cuda.host_memory import Handle, HostMemory
 
 CHANNELS = 2
-# How many records of a channel others may have yet to follow.
+# The number of records of a channel that peers may not have followed yet.
 RING = 8
 
 _TOKEN, _LEFT, _FIRST_CHANNEL = 0, 1, 2
@@ -25,7 +27,7 @@ _MARK = _LOW // RING
 
 
 class Slab(NamedTuple):
-    """Exported memory of a rank: which of its slabs it is, its address there, and its handle."""
+    """Exported memory of a rank: a counter of its slabs, the address in that rank, and the handle."""
 
     generation: int
     pointer: int
@@ -33,7 +35,7 @@ class Slab(NamedTuple):
 
 
 class Board:
-    """The board of one rank of `size`; only that rank calls what tells something."""
+    """The board of one rank of `size`. Only that rank calls the methods that write."""
 
     def __init__(self, memory: HostMemory, size: int) -> None:
         self._memory = memory
@@ -42,27 +44,27 @@ class Board:
 
     @classmethod
     def new(cls, size: int, token: int) -> Board:
-        """Return a board on which nothing is told but `token`, by which others know it."""
+        """Return an empty board. Other ranks recognise it by `token`."""
         board = cls(HostMemory.new(8 * (_FIRST_CHANNEL + CHANNELS * _channel_words(size))), size)
         board._words[_TOKEN] = token
         return board
 
     @property
     def token(self) -> int:
-        """By what the board is known."""
+        """The number by which other ranks recognise the board."""
         return self._words[_TOKEN]
 
     def handle(self) -> Handle:
-        """Return by what others open it."""
+        """Return the handle with which other ranks open the board."""
         return self._memory.handle()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unmap the board."""
         self._words.release()
         self._memory.close()
 
     def leave(self) -> None:
-        """Tell that this rank has closed all memory of others."""
+        """Publish that this rank has closed all memory of other ranks."""
         self._words[_LEFT] = 1
 
     @property
@@ -71,17 +73,17 @@ class Board:
         return bool(self._words[_LEFT])
 
     def show_operands(self, channel: int, source: int, target: int) -> None:
-        """Tell where INPUT and OUTPUT of the call are in this process."""
+        """Publish the addresses of INPUT and OUTPUT in this process."""
         at = self._at(channel)
         self._words[at + _SOURCE], self._words[at + _TARGET] = source, target
 
     def operands(self, channel: int) -> tuple[int, int]:
-        """Return what `show_operands` told."""
+        """Return the addresses from `show_operands`."""
         at = self._at(channel)
         return self._words[at + _SOURCE], self._words[at + _TARGET]
 
     def show_slab(self, channel: int, slab: Slab) -> None:
-        """Tell which memory is exported."""
+        """Publish the exported memory."""
         at, handle = self._at(channel), at_words(slab.handle)
         self._words[at + _SLAB], self._words[at + _NBYTES] = slab.pointer, len(slab.handle)
         for index, word in enumerate(handle):
@@ -89,23 +91,23 @@ class Board:
         self._words[at + _GENERATION] = slab.generation
 
     def slab(self, channel: int) -> Slab:
-        """Return what `show_slab` told."""
+        """Return the memory from `show_slab`."""
         at = self._at(channel)
         nbytes = min(self._words[at + _NBYTES], 8 * _HANDLE_WORDS)
         words = self._words[at + _HANDLE : at + _HANDLE + _HANDLE_WORDS].tobytes()
         return Slab(self._words[at + _GENERATION], self._words[at + _SLAB], words[:nbytes])
 
     def generation(self, channel: int) -> int:
-        """Return the generation of the slab that is exported now."""
+        """Return the counter of the slab that is exported now."""
         return self._words[self._at(channel) + _GENERATION]
 
     def signal(self, channel: int, peer: int, number: int, record: int, digest: int) -> None:
-        """Raise signal `number` at `peer`, which stands for a record of this rank, in the call of `digest`."""
-        told = mark_of(digest) * RING + record % RING
-        self._words[self._slot(channel, peer, number)] = (number + 1 & _LOW) << 32 | told
+        """Publish signal `number` at `peer`, for a record of this rank in the call with `digest`."""
+        content = mark_of(digest) * RING + record % RING
+        self._words[self._slot(channel, peer, number)] = (number + 1 & _LOW) << 32 | content
 
     def signalled(self, channel: int, peer: int, number: int) -> tuple[int, int] | None:
-        """Return which event of the ring signal `number` at `peer` stands for, and its mark; None if not yet."""
+        """Return the event of signal `number` at `peer`, as index in the ring, and its mark; None if not signalled."""
         word = self._words[self._slot(channel, peer, number)]
         if word >> 32 != number + 1 & _LOW:
             return None
@@ -113,11 +115,11 @@ class Board:
         return event, mark
 
     def acknowledge(self, channel: int, peer: int, signals: int) -> None:
-        """Tell `peer` that the waits for its first `signals` signals have been issued."""
+        """Publish for `peer` that the waits for its first `signals` signals have been issued."""
         self._words[self._at(channel) + _ACKNOWLEDGED + peer] = signals
 
     def acknowledged(self, channel: int, peer: int) -> int:
-        """Return what `acknowledge` told `peer`."""
+        """Return the number from `acknowledge` for `peer`."""
         return self._words[self._at(channel) + _ACKNOWLEDGED + peer]
 
     def _at(self, channel: int) -> int:
@@ -128,12 +130,12 @@ class Board:
 
 
 def mark_of(digest: int) -> int:
-    """Return the part of the digest of a call that a signal has."""
+    """Return the part of a call's digest that a signal carries."""
     return digest & _MARK
 
 
 def at_words(data: bytes) -> list[int]:
-    """Return bytes as words of 64 bits, the last filled with zeros."""
+    """Return bytes as 64-bit words, the last padded with zeros."""
     padded = data.ljust(-(-len(data) // 8) * 8, b"\0")
     return memoryview(padded).cast("Q").tolist()
 

@@ -1,6 +1,6 @@
-"""How the ranks of a host meet by their devices: who has what, or why they cannot use each other's memory.
+"""`PeerExchange`: the ranks of a host exchange what each needs to use the others' device memory.
 
-All ranks find the same: what one of them cannot do is told to all, and the reason of the lowest rank counts.
+All ranks get the same result. If one of them cannot take part, all learn why; the reason of the lowest rank counts.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from unisono.transports.cuda.device import Device
 from unisono.transports.cuda.host_memory import Handle, HostMemory
 from unisono.transports.cuda.peer_board import CHANNELS, Board
 
-# What a rank tells the others of itself, padded: most of all, the events of its channels.
+# The size of a rank's description of itself, padded. Most of it are the events of its channels.
 _FACTS_NBYTES = 1 << 14
 
 
-class Meeting:
-    """What ranks have of each other when they have met: each of them makes this at the same point.
+class PeerExchange:
+    """The result of an exchange between the ranks of a communicator. Each rank creates it at the same point.
 
     Args:
-        executor: exchanges what ranks tell of themselves.
+        executor: carries the exchange.
         device: this rank's device.
-        slab_nbytes: the size of the slabs to begin with.
+        slab_nbytes: the initial size of the slabs.
         timeout_s: how long each of three exchanges may take.
 
     Attributes:
-        refusal: why they cannot use each other's memory; None if they can.
-        in_one_process: whether all of them are threads of this process.
-        boards: of all ranks, if they can.
-        channels: between them, if they can.
+        refusal: why the ranks cannot use each other's memory; None if they can.
+        in_one_process: whether all ranks are threads of this process.
+        boards: the boards of all ranks, if they can.
+        channels: the channels between them, if they can.
 
     Raises:
         PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: an exchange failed.
@@ -56,44 +56,44 @@ class Meeting:
         self._exchange: Callable[[Any], list[Any]] = lambda mine: _exchange(executor, mine, timeout_s)
         self.in_one_process = False
         self.refusal: str | None
-        with contextlib.ExitStack() as made:
-            found, self.refusal = self._told(lambda: self._introduce(executor.size, made))
+        with contextlib.ExitStack() as created:
+            descriptions, self.refusal = self._offers_of_all(lambda: self._introduce(executor.size, created))
             if self.refusal is not None:
                 return
-            made.pop_all()
-        local = [each["process"] == found[self._rank]["process"] for each in found]
+            created.pop_all()
+        local = [description["process"] == descriptions[self._rank]["process"] for description in descriptions]
         self.in_one_process = all(local)
-        offers, refusal = self._told(lambda: self._offer(self._board, found, local, slab_nbytes))
+        offers, refusal = self._offers_of_all(lambda: self._offer(self._board, descriptions, local, slab_nbytes))
         if refusal is None:
-            _, refusal = self._told(lambda: self._take(offers))
+            _, refusal = self._offers_of_all(lambda: self._open_peers(offers))
         if refusal is not None:
-            self._part()
+            self._close()
         self.refusal = refusal
 
-    def _introduce(self, size: int, made: contextlib.ExitStack) -> dict[str, Any]:
-        """Make this rank's board, which `made` closes, and return what the others need to know of this rank."""
+    def _introduce(self, size: int, created: contextlib.ExitStack) -> dict[str, Any]:
+        """Create this rank's board, which `created` closes on an error, and return this rank's description."""
         self._board = Board.new(size, secrets.randbits(63))
-        made.callback(self._board.close)
+        created.callback(self._board.close)
         return {"token": self._board.token, "board": self._board.handle(), **_place(self._device)}
 
-    def _told(self, offer: Callable[[], Any]) -> tuple[list[Any], str | None]:
-        """Return what each rank offers, and why one of them cannot, if there is one."""
+    def _offers_of_all(self, offer: Callable[[], Any]) -> tuple[list[Any], str | None]:
+        """Return the offers of all ranks, and the reason if one of them has none."""
         mine: dict[str, Any] = {}
         try:
             mine["offer"] = offer()
         except TransportUnavailableError as error:
             mine["refusal"] = f"rank {self._rank}: {error.message}"
-        found = self._exchange(mine)
-        refusal = next((each["refusal"] for each in found if "refusal" in each), None)
-        return [each.get("offer") for each in found], refusal
+        answers = self._exchange(mine)
+        refusal = next((answer["refusal"] for answer in answers if "refusal" in answer), None)
+        return [answer.get("offer") for answer in answers], refusal
 
-    def _offer(self, board: Board, found: Sequence[Any], local: Sequence[bool], slab_nbytes: int) -> list[Any]:
-        """Map the boards, make the channels, and return the events of each."""
-        for peer, each in enumerate(found):
-            self.boards.append(board if peer == self._rank else _board(each, len(found)))
-            uuid = each["uuid"]
+    def _offer(self, board: Board, descriptions: Sequence[Any], local: Sequence[bool], slab_nbytes: int) -> list[Any]:
+        """Map the boards, create the channels, and return the events of each channel."""
+        for peer, description in enumerate(descriptions):
+            self.boards.append(board if peer == self._rank else _board(description, len(descriptions)))
+            uuid = description["uuid"]
             if local[peer] and uuid != self._device.uuid:
-                # Their addresses are of two contexts, of which none sees the memory of the other unasked.
+                # Their addresses belong to two contexts, and neither sees the memory of the other by default.
                 raise TransportUnavailableError(f"rank {peer} is in this process too, but on another device, {uuid}")
             if not self._device.can_reach(uuid):
                 raise TransportUnavailableError(
@@ -105,17 +105,17 @@ class Meeting:
             self.channels[-1].reserve(slab_nbytes)
         return [channel.events() for channel in self.channels]
 
-    def _take(self, told: Sequence[Any]) -> None:
-        """Open what the others offer."""
-        for peer, of_channels in enumerate(told):
+    def _open_peers(self, offers: Sequence[Any]) -> None:
+        """Open the memory and events that the other ranks offer."""
+        for peer, of_channels in enumerate(offers):
             for channel, events in zip(self.channels, of_channels, strict=True):
                 if peer != self._rank:
-                    channel.meet(peer, events)
+                    channel.open_peer(peer, events)
 
-    def _part(self) -> None:
-        """Give everything back, when nobody has it open any more."""
+    def _close(self) -> None:
+        """Close everything, and free it once no rank has it open any more."""
         for channel in self.channels:
-            channel.part()
+            channel.close_peers()
         self._exchange({})
         for channel in self.channels:
             channel.free()
@@ -125,13 +125,13 @@ class Meeting:
 
 
 def _place(device: Device) -> dict[str, Any]:
-    """Return where this rank is: its process, by more than its number, which other containers use too."""
+    """Return this rank's process and device. The process has a token, because containers reuse process ids."""
     return {"process": _process_token(os.getpid()), "uuid": device.uuid}
 
 
 @functools.cache
 def _process_token(process: int) -> str:
-    """Return what no other process has; a forked child, whose number is another one, gets one of its own."""
+    """Return a token that no other process has. The argument makes a forked child get one of its own."""
     return secrets.token_hex(16)
 
 
@@ -140,16 +140,16 @@ def _board(facts: Any, size: int) -> Board:
     board = Board(HostMemory.opened(Handle(*facts["board"])), size)
     if board.token != facts["token"]:
         board.close()
-        raise TransportUnavailableError("host memory of another rank is not found: it is on another host")
+        raise TransportUnavailableError("host memory of another rank is not accessible: the rank is on another host")
     return board
 
 
 def _exchange(executor: Executor, mine: Any, timeout_s: float) -> list[Any]:
-    """Return what each rank tells, as JSON can say it."""
-    said = json.dumps(mine).encode()
-    if len(said) > _FACTS_NBYTES:
-        raise InternalError(f"a rank tells {len(said)} bytes of its device, more than {_FACTS_NBYTES}")
-    sent = np.frombuffer(said.ljust(_FACTS_NBYTES), np.uint8)
+    """Return the values of all ranks, which must be representable as JSON."""
+    encoded = json.dumps(mine).encode()
+    if len(encoded) > _FACTS_NBYTES:
+        raise InternalError(f"a rank's description of its device has {len(encoded)} bytes, more than {_FACTS_NBYTES}")
+    sent = np.frombuffer(encoded.ljust(_FACTS_NBYTES), np.uint8)
     received = np.empty(executor.size * sent.size, np.uint8)
     plan = find("allgather", "direct").build(executor.size, executor.rank)
     elements = sent.size, received.size

@@ -1,14 +1,16 @@
-"""Host staging: what ranks exchange goes through pinned memory of the host, where no better way leads to a device.
+"""Host staging: ranks exchange device memory through pinned host memory, if no faster way is possible.
 
-Theory of operation. A call is cut into segments, and there are two slots of pinned memory. While the ranks exchange one
-segment in a slot, the device copies the next one into the other, and before that the result of the last one out of it:
+Theory of operation
+-------------------
+A call is cut into segments, and there are two slots of pinned memory. While the ranks exchange one segment in one slot,
+the device copies the last result out of the other slot and the next segment into it:
 
     to the host      0  1  2  3
     between ranks       0  1  2  3
     to the device          0  1  2  3
 
-The host must see that a segment has arrived before it can be exchanged, so this blocks the thread that it is done in;
-but it waits for nothing else of the device, and when it returns, the last results may still be on their way to it.
+The host must see that a segment has arrived before it can exchange it, so `Staging.run` blocks its thread. It waits for
+nothing else from the device. When it returns, the last results may still be on their way to the device.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from unisono.errors import CollectiveTimeoutError, UnisonoError
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import Device, Event, Stream
 
-# The time between two looks at an event grows from the first to the second.
+# The pause between two looks at an event grows from the first value to the second.
 _SHORT_LOOK_S, _LONG_LOOK_S = 5e-6, 500e-6
-# What the device has of a call when another rank is lost is done in this time, or not at all.
+# After the loss of a rank, the device gets this time to finish the work of the call.
 _GRACE_S = 0.1
 
-# Memory of the device: the address of its first byte, and how many there are. At 0 there is none: nothing is copied.
+# Device memory: the address of the first byte, and the size. Address 0 means none, and nothing is copied.
 Piece: TypeAlias = tuple[int, int]
 
 
@@ -35,8 +37,8 @@ class Segment(NamedTuple):
     """A part of a call.
 
     Attributes:
-        reads, writes: what is copied from and to the device; on the host each lies as one, in this order.
-        exchange: ``exchange(source, target)`` does on the host, with bytes, what is to be done; it may block.
+        reads, writes: the memory to copy from and to the device. On the host the pieces lie one after the other.
+        exchange: ``exchange(source, target)`` does the exchange on the host, with bytes; it may block.
     """
 
     reads: Sequence[Piece]
@@ -48,7 +50,7 @@ class Staging:
     """The slots of one device, and the streams of their copies. Used by one thread at a time.
 
     Attributes:
-        to_host_nbytes, to_device_nbytes: what has been copied so far.
+        to_host_nbytes, to_device_nbytes: the bytes copied so far.
     """
 
     def __init__(self, device: Device) -> None:
@@ -62,15 +64,15 @@ class Staging:
 
         Args:
             segments: the parts of a call; no part writes what a later one reads.
-            ready: events that have been recorded, behind which all copies are ordered.
-            finished: an event that is recorded when all has been issued, or all that was until an error.
+            ready: recorded events; all copies run after them.
+            finished: recorded after all that this call has issued, also in case of an error.
             deadline: when to give up.
 
         Raises:
             CollectiveTimeoutError: the device has not copied a segment by then.
             Any error of `exchange`.
         """
-        # That holds for copies from the host too, each of which is issued when a copy to the host has been seen to end.
+        # This orders copies to the device too: each is issued after a copy to the host has been seen to end.
         for event in ready:
             self._device.wait(self._down, event)
         try:
@@ -79,26 +81,26 @@ class Staging:
                 self._fetch(index + 1, segments)
                 self._pass_on(segment, self._slots[index % 2], deadline)
         except BaseException:
-            for slot in self._slots:  # what is on its way to the host, nobody has seen end
+            for slot in self._slots:  # copies to the host may still be under way
                 self._device.wait(self._up, slot.fetched)
             raise
         finally:
             self._device.record(finished, self._up)
 
     def close(self, deadline: Deadline) -> None:
-        """Give everything back, when the device has done what was issued, or at the deadline as it is."""
+        """Free everything once the device has done all issued work; at the deadline, free only what is idle."""
         for slot in self._slots:
             try:
                 for event in (slot.fetched, slot.stored):
                     await_event(self._device, event, deadline)
             except CollectiveTimeoutError:
-                return  # which leaks, but memory must not be taken from under a copy
+                return  # leaks the rest, because memory in use by a copy may not be freed
             slot.close()
         for stream in (self._down, self._up):
             self._device.end_stream(stream)
 
     def _pass_on(self, segment: Segment, slot: _Slot, deadline: Deadline) -> None:
-        """Exchange a segment when it has come to the host, and issue the copies of the result."""
+        """Exchange a segment once it has arrived on the host, and issue the copies of the result."""
         await_event(self._device, slot.fetched, deadline)
         await_event(self._device, slot.stored, deadline)  # the result of the segment before last has left the slot
         target = slot.target.of(_nbytes(segment.writes))
@@ -108,7 +110,7 @@ class Staging:
         self._device.record(slot.stored, self._up)
 
     def _fetch(self, index: int, segments: Sequence[Segment]) -> None:
-        """Issue the copies of a segment to the host, if there is such a segment."""
+        """Issue the copies of segment `index` to the host, if there is one."""
         if index >= len(segments):
             return
         segment, slot = segments[index], self._slots[index % 2]
@@ -127,28 +129,28 @@ class Staging:
 
 
 class Pinned:
-    """Pinned memory of the host that grows when more is needed."""
+    """Pinned host memory that grows on demand."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._array: AnyArray | None = None
 
     def of(self, nbytes: int) -> AnyArray:
-        """Return so many bytes, as uint8; what was there may be lost, so no copy of it may be under way."""
+        """Return `nbytes` as uint8. Old content may be lost, so no copy of it may be under way."""
         if self._array is None or self._array.nbytes < nbytes:
             self.close()
             self._array = self._device.pin(max(1, nbytes))
         return self._array[:nbytes]
 
     def close(self) -> None:
-        """Give it back."""
+        """Free the memory."""
         if self._array is not None:
             self._device.unpin(self._array)
         self._array = None
 
 
 class _Slot:
-    """Memory for one segment, and the events that say that it has arrived there and that its result has left."""
+    """Memory for one segment, with the events of its arrival on the host and of the departure of its result."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -166,8 +168,8 @@ def await_event(device: Device, event: Event, deadline: Deadline, check: Callabl
     """Block until the last record of an event has happened.
 
     Raises:
-        CollectiveTimeoutError: it has not by the deadline.
-        Any error of `check`, if it has not soon after: what is behind the work of a rank that is lost may never happen.
+        CollectiveTimeoutError: it has not happened by the deadline.
+        Any error of `check`, unless it happens soon after: work that depends on a lost rank may never end.
     """
     pause_s, lost = _SHORT_LOOK_S, None
     while not device.done(event):
@@ -177,7 +179,7 @@ def await_event(device: Device, event: Event, deadline: Deadline, check: Callabl
             except UnisonoError as error:
                 lost, deadline = error, Deadline(min(deadline.left_s(), _GRACE_S))
         if deadline.has_passed():
-            late = CollectiveTimeoutError(f"{device.name} has not done in time what was issued to it before")
+            late = CollectiveTimeoutError(f"{device.name} has not finished its earlier work in time")
             raise lost or late
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONG_LOOK_S)

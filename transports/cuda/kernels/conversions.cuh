@@ -1,5 +1,5 @@
-// Two neighbouring narrow floats at a time, from and to float32: by the GPU's instructions where it has them, and
-// otherwise by the arithmetic of narrow_floats.h. Both round to nearest even, and give the same bits, except of a NaN.
+// Conversions of two neighbouring narrow floats from and to float32. The GPU's instructions are used where they exist,
+// and otherwise the arithmetic of narrow_floats.h. Both round to nearest even, and give the same bits except for NaN.
 #pragma once
 
 #include <stdint.h>
@@ -28,8 +28,8 @@ struct Pairs {
   }
 };
 
-// For logical operations, which see only whether an element is zero, and give 0 or 1: the signs of zeros are left out,
-// and nothing is converted, which would take too many registers.
+// For logical operations, which test whether an element is zero and give 0 or 1. They ignore the sign of zero. Nothing
+// is converted, because that would take too many registers.
 template <class Format, class Bits_>
 struct Truths {
   using Bits = Bits_;
@@ -82,7 +82,8 @@ using BFloat16Pairs = BFloat16Arithmetic;
 
 #ifdef UNISONO_FLOAT8_INSTRUCTIONS
 
-// Two floats of 8 bits as two float16, and two float32 as two floats of 8 bits; tests define it for the host.
+// Conversions of two 8-bit floats to two float16, and of two float32 to two 8-bit floats. Tests define them for the
+// host.
 template <class Format>
 struct Float8Instructions;
 
@@ -118,7 +119,7 @@ struct Float8Instructions<Float8E5M2> {
 
 #endif
 
-// The greatest float32 that is rounded to a number of the format.
+// The greatest float32 that rounds to a number of the format.
 template <class Format>
 inline constexpr float greatest = 464.0f;
 template <>
@@ -129,8 +130,8 @@ struct Float8Pairs : Pairs<Format, uint8_t> {
   static void decode(uint32_t pair, float& low, float& high) {
     Float16Pairs::decode(Float8Instructions<Format>::halves(pair), low, high);
   }
-  // The instruction makes the greatest number of what is too large. The bits that follow those of that number mean
-  // infinity or, in a format without it, NaN, which is what is wanted.
+  // The instruction turns a value that is too large into the greatest number. The next bit pattern means infinity or,
+  // in a format without infinity, NaN, which is the right result.
   static uint32_t encode(float low, float high) {
     const uint32_t pair = Float8Instructions<Format>::saturated(low, high);
     return pair + beyond(low) + (beyond(high) << 8);

@@ -1,7 +1,7 @@
-// How elements lie in memory and in packs, and in which type they are combined.
+// Element types: how elements lie in memory and in packs, and in which type they are combined.
 //
-// An element type has `State`, in which single elements are combined, `lanes`, the elements of a pack, and says what
-// operations see of a pack (`unpack`), and how it is put together again (`pack`).
+// An element type has `State`, the type in which single elements are combined, and `lanes`, the number of elements in a
+// pack. `unpack` converts a pack to the values that operations use, and `pack` converts them back.
 #pragma once
 
 #include <stdint.h>
@@ -12,7 +12,7 @@
 
 namespace unisono::cuda {
 
-// Elements that are combined as they are.
+// Elements that are combined in their own type.
 template <class T>
 struct Plain {
   using State = T;
@@ -24,7 +24,7 @@ struct Plain {
   static void store(void* to, uint64_t i, const State& state) { static_cast<T*>(to)[i] = state; }
 };
 
-// Elements of bitwise operations, which take a pack for four words, whatever lies in it.
+// Elements of bitwise operations, which treat a pack as four words, whatever its elements.
 template <class T>
 struct Bitwise : Plain<T> {
   static Lanes<uint32_t, 4> unpack(const Pack& packed) { return __builtin_bit_cast(Lanes<uint32_t, 4>, packed); }

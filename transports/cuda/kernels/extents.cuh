@@ -1,7 +1,8 @@
-// Copies of many extents by one kernel: many small arrays are packed into one bucket, and unpacked from it.
+// Copies many extents by one kernel. It packs many small arrays into one bucket, and unpacks them.
 //
-// Every block of threads takes one extent after the other, so whoever makes the table cuts large ones into pieces. An
-// extent is copied by 16 bytes where source and destination are aligned alike, else by 4 bytes, else by single ones.
+// Every block of threads copies one extent after the other, so the table's author splits large ones. An extent is
+// copied in units of 16 bytes if source and destination are aligned alike, else of 4 bytes if possible, else of single
+// bytes.
 #pragma once
 
 #include <stdint.h>
@@ -34,7 +35,7 @@ void copy_units(void* dst, const void* src, uint64_t count) {
   for (uint64_t i = tiles * tile + threadIdx.x; i < count; i += block_threads) to[i] = from[i];
 }
 
-// The whole units of an extent, and the bytes before and behind them.
+// Copies the whole units of an extent, and the bytes before and behind them.
 template <class Unit>
 void copy_by(const Extent& extent) {
   const uint64_t before = (sizeof(Unit) - misalignment(extent.dst, sizeof(Unit))) % sizeof(Unit);

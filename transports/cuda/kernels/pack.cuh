@@ -1,7 +1,7 @@
-// 16 bytes, which a thread loads or stores by one instruction, and who the threads of a grid are.
+// `Pack`: 16 bytes, which a thread loads or stores by one instruction. Also the indices of threads in a grid.
 //
-// Everything here is compiled for the device without being marked so (NVRTC's -default-device). Grids and blocks have
-// one dimension, and blocks have `block_threads` threads.
+// All functions are compiled for the device without marks (NVRTC's -default-device). Grids and blocks have one
+// dimension, and blocks have `block_threads` threads.
 #pragma once
 
 #include <stdint.h>
@@ -23,8 +23,8 @@ struct Lanes {
   T values[n];
 };
 
-// An address that was read from memory could be any; loads are faster where it is known to be one of the device's
-// memory.
+// The compiler knows nothing about an address that was read from memory. Loads are faster if it knows that the address
+// is in global memory.
 inline Pack load_pack(const void* from, uint64_t i) {
   __builtin_assume(__isGlobal(from));
   return static_cast<const Pack*>(from)[i];
@@ -37,13 +37,13 @@ inline uint64_t threads_of_grid() { return static_cast<uint64_t>(gridDim.x) * bl
 inline const void* shifted(const void* address, uint64_t nbytes) { return static_cast<const char*>(address) + nbytes; }
 inline void* shifted(void* address, uint64_t nbytes) { return static_cast<char*>(address) + nbytes; }
 
-// How far an address is from being a multiple of `unit`, a power of two.
+// The distance of an address from the next lower multiple of `unit`, a power of two.
 inline uint64_t misalignment(const void* address, uint64_t unit) {
   return reinterpret_cast<uintptr_t>(address) & (unit - 1);
 }
 
 }  // namespace unisono::cuda
 
-// One block of 512 threads on a multiprocessor is all that is asked for: with that, the compiler has the 128 registers
-// for every thread without which it would not keep all loads under way.
+// At least one block of 512 threads must fit a multiprocessor. With this bound the compiler uses up to 128 registers
+// per thread, and needs them to keep all loads under way.
 #define UNISONO_KERNEL extern "C" __global__ void __launch_bounds__(512, 1)

@@ -1,10 +1,12 @@
-// Floats as codes of 8 bits with a float32 scale for each block of 128 elements, and back.
+// Converts floats to codes of 8 bits, with a float32 scale for each block of 128 elements, and back.
 //
-// The scale of a block is its greatest magnitude divided by the greatest code (127 of int8, 448 of float8_e4m3fn,
-// 57344 of float8_e5m2); a code is the element divided by the scale, rounded to nearest even and kept within the
-// codes, and stands for code · scale. A block of zeros has scale 0. A block with a NaN or an infinity has scale NaN and
-// codes 0, so that all of it comes back as NaN: whoever adds it up sees that something went wrong. All of this is
-// computed in float32. The last block may be shorter. Arrays begin at multiples of the size of their elements.
+// The scale of a block is its greatest magnitude divided by the greatest code: 127 for int8, 448 for float8_e4m3fn,
+// 57344 for float8_e5m2. A code is the element divided by the scale, rounded to nearest even and limited to the range
+// of codes. It stands for code · scale. A block of zeros has scale 0. A block with a NaN or an infinity has scale NaN
+// and codes 0, so all its elements become NaN: a sum over it shows that something went wrong.
+//
+// Everything is computed in float32. The last block may be shorter. Arrays must be aligned to the size of their
+// elements.
 #pragma once
 
 #include <stdint.h>
@@ -20,7 +22,7 @@ inline constexpr uint32_t warp_threads = 32;
 struct Int8Codes {
   static constexpr float greatest_code = 127.0f;
   static uint8_t encode(float value) {
-    constexpr float aligner = 12582912.0f;  // 1.5 · 2^23: of the sum, no bits are left for a fraction
+    constexpr float aligner = 12582912.0f;  // 1.5 · 2^23: the sum has no bits for a fraction
     return static_cast<uint8_t>(static_cast<int8_t>(static_cast<int32_t>((value + aligner) - aligner)));
   }
   static float decode(uint8_t code) { return static_cast<float>(static_cast<int8_t>(code)); }
@@ -39,7 +41,7 @@ struct Float8Codes {
 using E4M3Codes = Float8Codes<Float8Pairs<Float8E4M3>, 448>;
 using E5M2Codes = Float8Codes<Float8Pairs<Float8E5M2>, 57344>;
 
-// The codes of the elements of a pack, which are stored by one instruction.
+// The codes of a pack's elements, which are stored by one instruction.
 template <int n>
 struct alignas(n) CodesOfPack {
   uint8_t values[n];
@@ -56,12 +58,12 @@ float scale_of(uint32_t greatest_bits) {
 template <class Codes>
 uint8_t code_of(float value, float scale) {
   if (!(scale > 0.0f)) return 0;
-  const float quotient = value / scale;  // beyond the codes where the scale is subnormal
+  const float quotient = value / scale;  // may exceed the codes if the scale is subnormal
   const float most = Codes::greatest_code;
   return Codes::encode(quotient > most ? most : quotient < -most ? -most : quotient);
 }
 
-// Of the threads of a warp that hold a block; all threads of the warp take part.
+// Returns the maximum over the threads of a warp that hold one block; all threads of the warp must call it.
 template <int threads>
 uint32_t greatest_of_threads(uint32_t value) {
 #pragma unroll
@@ -72,7 +74,7 @@ uint32_t greatest_of_threads(uint32_t value) {
   return value;
 }
 
-// The elements of a pack from `first` on; zeros behind the last.
+// Loads a pack's elements from `first` on, with zeros behind the last one.
 template <class Element>
 Lanes<float, Element::lanes> load_lanes(const void* source, uint64_t first, uint64_t count, bool aligned) {
   if (aligned && first + Element::lanes <= count)
@@ -84,7 +86,7 @@ Lanes<float, Element::lanes> load_lanes(const void* source, uint64_t first, uint
   return lanes;
 }
 
-// Every thread has a pack, and some neighbours a block: 32 threads of float32, 16 of the 16-bit floats.
+// Every thread has a pack, and neighbouring threads share a block: 32 threads for float32, 16 for 16-bit floats.
 template <class Element, class Codes>
 void quantise(uint8_t* codes, float* scales, const void* source, uint64_t count) {
   constexpr int n = Element::lanes;
@@ -92,7 +94,7 @@ void quantise(uint8_t* codes, float* scales, const void* source, uint64_t count)
   const bool aligned = misalignment(source, pack_nbytes) == 0;
   const bool codes_aligned = misalignment(codes, n) == 0;
   const uint64_t packs = (count + n - 1) / n;
-  // Threads behind the last pack go along, because their warp needs them.
+  // Threads behind the last pack take part, because their warp needs them.
   const uint64_t rounded = (packs + warp_threads - 1) / warp_threads * warp_threads;
   for (uint64_t p = thread_of_grid(); p < rounded; p += threads_of_grid()) {
     const uint64_t first = p * n;

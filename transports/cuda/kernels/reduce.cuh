@@ -1,13 +1,13 @@
-// Reductions: dst[i] = sources[0][i] ∘ … ∘ sources[k - 1][i] for i < count, of an average divided by a divisor.
+// Reductions: dst[i] = sources[0][i] ∘ … ∘ sources[k - 1][i] for i < count. An average is divided by a divisor.
 //
-// Sources are combined in their order, in the accumulation type, and rounded once. Arrays begin at multiples of the
-// size of their parts, which are their elements, or the real and the imaginary parts. dst may be the same as a source,
-// and must not overlap one otherwise.
+// Sources are combined in order, in the accumulation type, and rounded once. Arrays must be aligned to the size of
+// their parts. A part is an element, or the real or imaginary part of one. dst may be the same as a source, but may not
+// overlap one otherwise.
 //
-// A reduction moves k + 1 bytes for each byte of its result and computes next to nothing, so its speed is that of the
-// memory, if enough of it is under way: each thread loads some packs of every source before it combines the first two.
-// What the compiler makes of that is tested in its output. Where the arrays are not aligned alike, elements are taken
-// one by one, as are those before the first pack and behind the last.
+// A reduction moves k + 1 bytes for each byte of its result and computes almost nothing, so the memory limits its speed
+// if enough loads are under way. So each thread loads some packs of every source before it combines the first two. A
+// test checks the compiler's output for that. If the arrays are not aligned alike, elements are processed one by one,
+// as are those before the first pack and behind the last.
 #pragma once
 
 #include <stdint.h>
@@ -22,18 +22,18 @@ struct Sources {
   const void* at[k];
 };
 
-// Of how many sources kernels of their own are made; a loop goes over more of them, and loads as many at a time.
+// Up to this number of sources there are separate kernels. The kernel for more loops over them, this many at a time.
 inline constexpr int most_sources = 8;
 
-// The packs of each source that a thread loads at a time: 8 to 16 in all, and half as many of elements of 8 bits, of
-// whose states a pack makes so many that the registers would not do.
+// The packs of each source that a thread loads at a time: 8 to 16 in all. It is half as many for 8-bit elements,
+// because a pack of them has more states than the registers could hold.
 template <class Element, int k>
 inline constexpr int unroll = (k <= 2   ? 8
                                : k <= 4 ? 4
                                         : 2) /
                               (Element::itemsize == 1 ? 2 : 1);
 
-// What an operation makes of states: of the first one, of one more, and of the last.
+// How an operation combines states, and finishes the result.
 template <class Op>
 struct Fold {
   template <class T, int n>
@@ -41,7 +41,7 @@ struct Fold {
 #pragma unroll
     for (int i = 0; i < n; ++i) states.values[i] = Op::apply(states.values[i], operands.values[i]);
   }
-  // A single state of a logical operation is lowered by what "x or x" says.
+  // A logical operation turns a single state into "x or x".
   template <class T, int n>
   static void lower(Lanes<T, n>& states, uint64_t sources_count, uint64_t divisor) {
 #pragma unroll
@@ -53,7 +53,7 @@ struct Fold {
   }
 };
 
-// Sum may be divided, but a kernel that never does has more registers.
+// A sum without division: a kernel that never divides has more registers left.
 namespace {
 struct PlainSum : Sum {
   static constexpr bool averages = false;
@@ -84,7 +84,7 @@ void reduce_tile(void* dst, const Sources<k>& sources, uint64_t first, uint64_t 
 template <class Element, class Op, int k>
 void reduce_all_packs(void* dst, const Sources<k>& sources, uint64_t packs, uint64_t divisor) {
   constexpr uint64_t tile = block_threads * unroll<Element, k>;
-  // Where tiles would leave most multiprocessors without work, packs are taken one by one.
+  // If tiles would leave most multiprocessors idle, threads take single packs.
   const uint64_t tiles = packs / tile * 4 < gridDim.x ? 0 : packs / tile;
   for (uint64_t t = blockIdx.x; t < tiles; t += gridDim.x)
     reduce_tile<Element, Op, k, unroll<Element, k>>(dst, sources, t * tile + threadIdx.x, divisor);
@@ -114,7 +114,7 @@ void reduce(void* dst, const Sources<k>& sources, uint64_t count, uint64_t divis
   reduce_all_packs<Element, Op, k>(shifted(dst, parts.head * Element::itemsize), packed, parts.packs, divisor);
 }
 
-// Of any number of sources, whose addresses lie in the memory of the device.
+// For any number of sources, whose addresses lie in device memory.
 template <class Element, class Op>
 Pack reduce_many_packs(const void* const* sources, uint64_t sources_count, uint64_t offset, uint64_t divisor) {
   auto states = Element::unpack(load_pack(shifted(sources[0], offset), 0));
@@ -153,13 +153,13 @@ void reduce_many(void* dst, const void* const* sources, uint64_t sources_count, 
 
 }  // namespace unisono::cuda
 
-// The kernel `name` for k sources of an element type that consists of `parts` parts.
+// Defines the kernel `name` for k sources of an element type that has `parts` parts.
 #define UNISONO_REDUCE(name, parts, k, ...)                                                             \
   UNISONO_KERNEL name(void* dst, unisono::cuda::Sources<k> sources, uint64_t count, uint64_t divisor) { \
     unisono::cuda::reduce<__VA_ARGS__, k>(dst, sources, parts * count, divisor);                        \
   }
 
-// The kernel `name` for any number of sources.
+// Defines the kernel `name` for any number of sources.
 #define UNISONO_REDUCE_MANY(name, parts, ...)                                                        \
   UNISONO_KERNEL name(void* dst, const void* const* sources, uint64_t sources_count, uint64_t count, \
                       uint64_t divisor) {                                                            \

@@ -1,8 +1,8 @@
-// dst[i] = source[i] · factor for i < count: what a rank contributes to a sum whose contributions have factors.
+// dst[i] = source[i] · factor for i < count: a rank's contribution to a sum with factors.
 //
-// Products are computed in the accumulation type, of which the factor is, and rounded once. Arrays begin at multiples
-// of the size of their elements (of complex numbers, of their parts); dst may be the source, and must not overlap it
-// otherwise.
+// Products are computed in the accumulation type, which is also the type of the factor, and rounded once. Arrays must
+// be aligned to the size of their elements (for complex numbers, of their parts). dst may be the source, but may not
+// overlap it otherwise.
 #pragma once
 
 #include <stdint.h>
@@ -12,7 +12,7 @@
 
 namespace unisono::cuda {
 
-inline constexpr int scaled_packs = 8;  // that a thread loads at a time
+inline constexpr int scaled_packs = 8;  // packs that a thread loads at a time
 
 template <class Element>
 Pack scaled(const Pack& pack, typename Element::State factor) {

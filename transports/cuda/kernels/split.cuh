@@ -1,4 +1,4 @@
-// Which elements of arrays are taken by packs, and which one by one.
+// Which elements of arrays are processed as packs, and which one by one.
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +7,7 @@
 
 namespace unisono::cuda {
 
-// Elements [0, head) come before the first pack, and those from head + packs · lanes on behind the last.
+// Elements [0, head) lie before the first pack, and those from head + packs · lanes on behind the last.
 struct Split {
   uint64_t head;
   uint64_t packs;

@@ -1,4 +1,4 @@
-// What the kernels need of this header of the standard library, which NVRTC has not.
+// The part of this standard header that the kernels need, because NVRTC has no standard headers.
 #pragma once
 
 typedef decltype(sizeof(0)) size_t;
