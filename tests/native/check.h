@@ -1,4 +1,4 @@
-// What the native tests share: conditions that must hold, a deadline for the whole program, and a list of tests to run.
+// Shared by the native tests: conditions, a deadline for the whole program, and a list of tests to run.
 #pragma once
 
 #include <unistd.h>
@@ -17,7 +17,7 @@
 
 namespace unisono::testing {
 
-// A test that has not ended by then is killed by SIGALRM.
+// SIGALRM kills a program whose tests have not ended by then.
 inline constexpr unsigned deadline_s = 300;
 
 struct Test {
@@ -51,13 +51,13 @@ bool throws(auto&& body) {
   return false;
 }
 
-// Random and yet the same in each run.
+// Random numbers that are the same in each run.
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : engine_(seed) {}
   std::size_t below(std::size_t limit) { return static_cast<std::size_t>(engine_() % limit); }
   std::uint64_t word() { return engine_(); }
-  // A number such as makes trouble: small, near a limit, or anything.
+  // An unusual number: small, near a limit, or any other.
   std::uint64_t awkward() {
     const std::uint64_t near_power = (std::uint64_t{1} << below(64)) + below(3) - 1;
     const std::uint64_t choices[] = {below(4), near_power, ~std::uint64_t{0} - below(4), word()};

@@ -1,4 +1,4 @@
-// The instructions of GPUs for floats of 8 bits, by their documentation: what is too large becomes the greatest number.
+// The GPU's instructions for 8-bit floats, as documented: a value that is too large becomes the greatest number.
 #pragma once
 
 #define UNISONO_FLOAT8_INSTRUCTIONS 1

@@ -1,8 +1,9 @@
-// Kernels for GPUs on the host: what they use of CUDA, with loops in place of the threads of a grid.
+// Runs kernels for GPUs on the host: it defines the parts of CUDA that they use, with loops instead of the threads of a
+// grid.
 //
-// UNISONO_ON_HOST(kernel) makes kernel_on_host(blocks, arguments), which runs a kernel as cuLaunchKernel does:
-// arguments are the addresses of its parameters. The threads of a block run one after the other or, of kernels whose
-// threads exchange values (UNISONO_WARPS), as the coroutines of a warp.
+// UNISONO_ON_HOST(kernel) defines kernel_on_host(blocks, arguments), which runs a kernel as cuLaunchKernel does:
+// `arguments` are the addresses of its parameters. The threads of a block run one after the other. If the threads of a
+// kernel exchange values (UNISONO_WARPS), they run as the coroutines of a warp.
 #pragma once
 
 #include <stddef.h>
@@ -51,7 +52,7 @@ inline void run_lane() {
   warp.ended[warp.lane] = true;
 }
 
-// Runs each lane until it exchanges something, or ends.
+// Runs each lane until it exchanges a value or ends.
 inline void run_round(uint32_t first_thread) {
   for (warp.lane = 0; warp.lane < lanes; ++warp.lane) {
     if (warp.ended[warp.lane]) __builtin_trap();  // other lanes wait for it
@@ -78,7 +79,7 @@ inline void run_warp(uint32_t first_thread) {
   }
   while (!has_ended()) run_round(first_thread);
   for (const bool ended : warp.ended)
-    if (!ended) __builtin_trap();  // it waits for others
+    if (!ended) __builtin_trap();  // it waits for other lanes
 }
 
 inline void others_turn() { swapcontext(&warp.contexts[warp.lane], &warp.scheduler); }

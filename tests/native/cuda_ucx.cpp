@@ -1,5 +1,5 @@
-// UCX that knows CUDA, in tests: where a device is a double, its memory is the host's, and so UCX is told when it is
-// asked to move it. Everything else is the real library, which this one is linked with, and whose headers it is
+// A UCX with CUDA support, for tests with a device double. The double's memory is host memory, so this library passes
+// it to UCX as host memory. Everything else is the real library, which it is linked with and whose headers it is
 // compiled with.
 #include <dlfcn.h>
 #include <ucp/api/ucp.h>
@@ -16,7 +16,7 @@ Function* real(Function*, const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
-// What enters UCX when it has something of a device to do needs a context, if there is a driver.
+// UCX calls CUDA for device memory, which needs a current context if there is a driver.
 bool has_context() {
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (driver == nullptr) return true;
@@ -34,7 +34,7 @@ void note_entry() {
   if (!has_context()) ++entries_without_context;
 }
 
-// What to give to the real library; counts what is told to be CUDA's.
+// Returns the parameters for the real library; counts messages whose memory is declared as CUDA's.
 ucp_request_param_t on_host(const ucp_request_param_t* given, size_t nbytes, std::atomic<size_t>& counter) {
   ucp_request_param_t param = *given;
   const bool is_cuda = (param.op_attr_mask & UCP_OP_ATTR_FIELD_MEMORY_TYPE) != 0 &&

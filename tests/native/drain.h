@@ -1,4 +1,4 @@
-// What reads whatever comes on a channel.
+// A reader of all messages on a channel.
 #pragma once
 
 #include <numeric>
@@ -7,11 +7,11 @@
 
 namespace unisono::testing {
 
-// Reads whatever comes on a channel, touching every byte; no message may give more than its header says.
+// Reads all messages on a channel, touching every byte. No message may have more bytes than its header says.
 class Drain {
  public:
   explicit Drain(Channel& channel) : channel_(channel) {}
-  // Reads until nothing comes; false if the protocol was broken, now or before, after which nobody reads a channel.
+  // Reads until nothing arrives. False if the protocol was broken, now or before; then the channel is not read again.
   bool run() {
     broken_ = broken_ || throws<ProtocolError>([&] {
                 while (const Header* header = channel_.front()) {
@@ -30,7 +30,7 @@ class Drain {
 
  private:
   Channel& channel_;
-  std::size_t taken_ = 0;  // of the message
+  std::size_t taken_ = 0;  // bytes of the message
   std::byte sum_{};
   bool broken_ = false;
 };

@@ -17,10 +17,10 @@ namespace {
 
 constexpr std::size_t most_eager_nbytes = 8 << 10;
 
-// What both sides share.
+// State that both sides share.
 struct Exchange {
   struct Sent {
-    Transfer* transfer;  // nothing, if the sender has been told already
+    Transfer* transfer;  // nullptr if the sender's transfer has ended already
     const std::byte* data;
     std::size_t nbytes;
     std::vector<std::byte> copy;
@@ -123,7 +123,7 @@ class ExchangeMessenger final : public Messenger {
     expected.transfer->state = fits ? Transfer::State::done : Transfer::State::failed;
     if (sent.transfer != nullptr) them_.sent_and_moved.push_back(sent.transfer);
     them_.bell.ring();
-    us_.bell.ring();  // there may be more
+    us_.bell.ring();  // there may be more to move
   }
 
   bool withdraw(Transfer& transfer) {

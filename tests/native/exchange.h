@@ -1,6 +1,7 @@
-// A library of tagged messages within a process, as the real ones are where it matters to a channel: messages of one
-// tag keep their order and those of different tags do not, small ones are sent at once and large ones when they are
-// received, nothing moves but when a side looks, and what has moved is known at the next look.
+// A library of tagged messages within one process, which behaves like real libraries where a channel depends on it.
+// Messages with one tag keep their order, and messages with different tags do not. Small messages are sent at once, and
+// large ones when they are received. Data move only when a side looks, and a moved message is reported at the next
+// look.
 #pragma once
 
 #include <memory>
@@ -14,7 +15,8 @@ struct MessengerPair {
   std::shared_ptr<Messenger> b;
 };
 
-// Each reaches the other, whatever address it is given. `seed` decides the order of different tags.
+// Two messengers, each of which reaches the other by any address. `seed` decides the order of messages with different
+// tags.
 MessengerPair messenger_pair(std::uint64_t seed = 1);
 
 }  // namespace unisono::testing

@@ -1,13 +1,13 @@
-// NVIDIA's driver without a GPU: a libcuda.so.1 whose device is the memory of the host, for tests of what calls it.
+// NVIDIA's driver without a GPU, for tests of its callers: a libcuda.so.1 whose device memory is host memory.
 //
-// It does at once what a stream is given, and judges its caller: a call without a current context, an address or a
-// handle that it did not give out, a copy beyond an allocation, a flag that a real driver needs and did not get, are
-// errors here as there. Allocations are memfds, which other processes open by the handles that it exports. Kernels are
-// those that tests compile for the host (cuda_on_host.h), in the libraries of FAKE_CUDA_KERNELS, a list with colons.
+// It runs the work of a stream at once, and checks its caller. The following are errors, as with the real driver: a
+// call without a current context, an unknown address or handle, a copy beyond an allocation, or a missing flag.
+// Allocations are memfds, which other processes open by exported handles. Kernels are those that tests compile for the
+// host (cuda_on_host.h), in the libraries that FAKE_CUDA_KERNELS lists with colons.
 //
-// Other variables, read at each call: FAKE_CUDA_FAIL, as "cuInit=100,cuMemAlloc=2", has calls fail by those codes;
-// FAKE_CUDA_VERSION is the version of CUDA that the driver is of; FAKE_CUDA_CAPABILITY that of its devices, as "90";
-// FAKE_CUDA_PEERS, 0 or 1, says whether they use each other's memory.
+// Other variables are read at each call. FAKE_CUDA_FAIL, such as "cuInit=100,cuMemAlloc=2", makes calls fail with these
+// codes. FAKE_CUDA_VERSION is the CUDA version of the driver. FAKE_CUDA_CAPABILITY is the compute capability of the
+// devices, such as "90". FAKE_CUDA_PEERS, 0 or 1, says whether devices can use each other's memory.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -53,7 +53,7 @@ struct Event {
   bool opened;
 };
 
-// What the driver hands out for other processes; 64 bytes, as the real one.
+// A handle for other processes, with 64 bytes as in the real driver.
 struct Handle {
   pid_t process;
   int descriptor;
@@ -67,7 +67,7 @@ constexpr int devices = 2;
 constexpr int multiprocessors = 4;
 constexpr int blocks_of_multiprocessor = 2;
 constexpr unsigned block_threads = 512;
-constexpr size_t page_nbytes = size_t{2} << 20;  // of allocations, which begin at multiples of it
+constexpr size_t page_nbytes = size_t{2} << 20;  // allocations begin at multiples of it
 
 struct State {
   std::recursive_mutex mutex;
@@ -84,7 +84,7 @@ State& state() {
   return found;
 }
 thread_local std::vector<void*> contexts;
-int primary[devices];  // the addresses of its parts are the contexts
+int primary[devices];  // the contexts are addresses of its elements
 
 int number_of(const char* variable, int otherwise) {
   const char* text = getenv(variable);
@@ -100,7 +100,7 @@ int failure_of(const std::string& call) {
 
 uintptr_t number(const void* address) { return reinterpret_cast<uintptr_t>(address); }
 
-// The allocation that an address lies in.
+// Returns the allocation that contains an address.
 std::map<uintptr_t, Memory>::iterator whole_of(uintptr_t address) {
   auto& memory = state().memory;
   auto found = memory.upper_bound(address);
@@ -148,7 +148,7 @@ int new_memory(void** made, size_t nbytes, Kind kind) {
 
 }  // namespace
 
-// Calls that need a context fail without one, and all fail if a test asks for it.
+// Calls that need a context fail without one. Any call fails if a test asks for it.
 #define ENTER(name)                                                 \
   const std::lock_guard<std::recursive_mutex> guard(state().mutex); \
   if (const int failed = failure_of(name)) return failed;           \
@@ -286,7 +286,7 @@ static int cu_ipc_get_mem_handle(Handle* handle, uintptr_t address) {
 }
 static int cu_ipc_open_mem_handle(void** opened, Handle handle, unsigned flags) {
   ENTER_CONTEXT("cuIpcOpenMemHandle")
-  CHECK(flags == 1, invalid_value)  // peer access is enabled when it is needed
+  CHECK(flags == 1, invalid_value)  // peer access is enabled on first use
   CHECK(handle.process != getpid(), invalid_context)
   const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -303,7 +303,7 @@ static int cu_ipc_close_mem_handle(uintptr_t address) {
 
 static int cu_stream_create(void** stream, unsigned flags) {
   ENTER_CONTEXT("cuStreamCreate")
-  CHECK(flags == 1, invalid_value)  // it does not wait for the default stream
+  CHECK(flags == 1, invalid_value)  // it does not synchronise with the default stream
   *stream = malloc(1);
   state().streams.insert(*stream);
   return success;
@@ -365,7 +365,7 @@ static int cu_event_elapsed_time(float* milliseconds, void* from, void* to) {
   ENTER_CONTEXT("cuEventElapsedTime")
   for (void* event : {from, to}) {
     CHECK(state().events.count(event) != 0, invalid_handle)
-    CHECK((state().events[event].flags & 2) == 0, invalid_handle)  // it takes no times
+    CHECK((state().events[event].flags & 2) == 0, invalid_handle)  // it records no times
   }
   *milliseconds = 0.5f;
   return success;
@@ -535,7 +535,7 @@ const std::map<std::string, void*>& calls() {
 
 }  // namespace
 
-// The binding asks for all it knows by this one.
+// The binding looks up all functions by this one.
 extern "C" int cuGetProcAddress_v2(const char* name, void** found, int, uint64_t, int* status) {
   const auto call = calls().find(name);
   const bool known = call != calls().end();

@@ -1,4 +1,4 @@
-// The ends of a channel as seen by a test that plays a hostile peer.
+// Helpers for a test that plays the hostile peer of a channel.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,7 +13,7 @@
 
 namespace unisono::testing {
 
-// The segment as a hostile peer maps it. Payloads in these tests are zeros, so what is not zero there is bookkeeping.
+// The segment as a hostile peer maps it. Payloads in these tests are zeros, so any other value in it is bookkeeping.
 class Segment {
  public:
   explicit Segment(const Descriptor& memory)
@@ -35,7 +35,7 @@ class Segment {
   void set(std::size_t place, std::uint32_t value) {
     std::atomic_ref<std::uint32_t>(words_[place]).store(value, std::memory_order_relaxed);
   }
-  // How often there was `value`.
+  // Returns the number of times that `value` occurred.
   std::size_t replace(std::uint32_t value, std::uint32_t by) {
     std::size_t found = 0;
     for (const std::size_t place : bookkeeping()) {

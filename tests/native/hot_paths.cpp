@@ -1,8 +1,9 @@
-// Runs the paths that must stay short, over and over in one thread, so that their instructions can be counted:
+// Runs paths that must stay short, over and over in one thread, so that their instructions can be counted:
 //
 //     hot_paths PATH TIMES
 //
-// The difference between two numbers of TIMES, divided by their difference, is what one call costs (`make counts`).
+// Two runs with different TIMES give the cost of one call: the difference of instructions, divided by the difference of
+// TIMES (`make counts`).
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -34,7 +35,7 @@ PlanWords own_copy(std::int64_t size, std::int64_t rank) {
   return plan;
 }
 
-// Half of an allreduce of two ranks: each of them sums up one of the two blocks.
+// Half of an allreduce of two ranks: each rank sums up one of the two blocks.
 PlanWords reduce_scatter(std::int64_t size, std::int64_t rank) {
   const std::int64_t peer = 1 - rank;
   PlanWords plan{size, rank, 2, 2, 0, {}};
@@ -53,7 +54,7 @@ constexpr Path paths[] = {
     {"ring_of_4_with_16_segments", Transport::shm, ring_allreduce, 4, 1024, 16},
 };
 
-// One rank sends to another, which receives, by calls that end at once.
+// One rank sends and the other receives, by calls that end at once.
 void send_and_receive(long times) {
   Ranks ranks(2, Transport::shm);
   float sent[2] = {1, 2}, received[2] = {};
@@ -67,7 +68,7 @@ void send_and_receive(long times) {
 }
 constexpr const char* message_path = "shm_message_8_bytes";
 
-// The ranks take turns until all have ended.
+// Drives the ranks in turn until all calls have ended.
 class Caller {
  public:
   explicit Caller(const Path& path) : ranks_(path.ranks, path.transport), requests_(path.ranks) {

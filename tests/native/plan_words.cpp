@@ -43,7 +43,7 @@ StepWords recv_reduce(std::int64_t peer, const Operand& dst, const Operand& sour
   return {Opcode::recv_reduce, peer, 0, dst, {source}, flags};
 }
 
-// What a pair of ranks does with the same block of both.
+// The exchange of one block between two ranks.
 GroupWords exchange(std::int64_t peer, std::int64_t block) {
   const std::int64_t order = peer == 0 ? received_first : 0;
   return {{send(peer, input(block, 1)), recv_reduce(peer, output(block, 1), input(block, 1), order | lower)}, {}};
@@ -99,7 +99,7 @@ PlanWords ring_allreduce(std::int64_t size, std::int64_t rank) {
   const GroupWords copy{{{Opcode::copy, 0, 0, output(0, size), {input(0, size)}}}, {}};
   const GroupWords scatter{
       {send(next, output(rank, 1, -1)), recv_reduce(before, output(rank - 1, 1, -1), output(rank - 1, 1, -1))}, {}};
-  GroupWords last = scatter;  // which completes the sums
+  GroupWords last = scatter;  // completes the sums
   for (Operand* operand : {&last.steps[0].sources[0], &*last.steps[1].dst, &last.steps[1].sources[0]})
     operand->start -= size - 2;
   last.steps[1].flags = lower;

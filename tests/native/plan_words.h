@@ -1,4 +1,4 @@
-// Plans written by hand for the tests, in the form that unisono.algorithms.ir.encode gives them.
+// Hand-written plans for the tests, in the format of unisono.algorithms.ir.encode.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct PlanWords {
   std::int64_t rank = 0;
   std::int64_t input_blocks = 1;
   std::int64_t output_blocks = 1;
-  std::int64_t scratch_copies = 0;  // of the input
+  std::int64_t scratch_copies = 0;  // copies of the input
   std::vector<std::vector<ItemWords>> lanes;
 
   std::vector<std::int64_t> encode() const;
@@ -46,11 +46,11 @@ Operand input(std::int64_t start, std::int64_t count, std::int64_t advance = 0);
 Operand output(std::int64_t start, std::int64_t count, std::int64_t advance = 0);
 Operand scratch(std::int64_t start, std::int64_t count);
 
-// Allreduces over `size` ranks. Those that lower do so where each element is complete.
+// Allreduces over `size` ranks. Plans that lower a result do so where each element is complete.
 PlanWords ring_allreduce(std::int64_t size, std::int64_t rank);
-PlanWords direct_allreduce(std::int64_t size, std::int64_t rank);    // everything to everybody, summed in order of rank
+PlanWords direct_allreduce(std::int64_t size, std::int64_t rank);    // everything to every rank, summed in rank order
 PlanWords doubling_allreduce(std::int64_t size, std::int64_t rank);  // size 2 or 4
 PlanWords two_lane_allreduce(std::int64_t rank);                     // size 2: the second lane waits for the first one
-PlanWords hollow_allreduce(std::int64_t rank);  // size 2: among groups without steps, and repeats of none
+PlanWords hollow_allreduce(std::int64_t rank);  // size 2: with groups without steps, and repeats of 0 times
 
 }  // namespace unisono::testing

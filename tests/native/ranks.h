@@ -1,4 +1,4 @@
-// Ranks as threads of one process: each with a control and an endpoint of its own, linked as processes would be.
+// Ranks as threads of one process. Each has its own control and endpoint, linked as those of processes are.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace unisono::testing {
 
-// `checked`: TCP over several streams, with checksums of payloads. `tagged`: by the library of exchange.h.
+// `checked`: TCP over several streams with checksums. `tagged`: the library of exchange.h.
 enum class Transport { shm, tcp, checked, tagged };
 inline constexpr Transport transports[] = {Transport::shm, Transport::tcp, Transport::checked, Transport::tagged};
 
@@ -25,24 +25,24 @@ SocketPair unix_pair();
 SocketPair tcp_pair();  // over loopback
 
 struct ChannelPair {
-  std::unique_ptr<Channel> a;  // at the rank `a`, to the rank `b`
+  std::unique_ptr<Channel> a;  // from rank `a` to rank `b`
   std::unique_ptr<Channel> b;
-  Descriptor memory;  // of shared memory, else invalid
+  Descriptor memory;  // of shared memory, otherwise invalid
 };
-// `peers` are those that each of the two has.
+// `peers` is the number of peers that each of the two ranks has.
 ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b, std::int32_t peers = 1);
 
-// Sealed as a channel demands.
+// Sealed as a channel requires.
 Descriptor sealed_memory();
 
-// Ranks with a channel in `lanes` lanes between each two of them, and both ways for point-to-point messages.
+// Ranks with a channel for each of `lanes` lanes between every two of them, and for messages in both directions.
 class Ranks {
  public:
   static constexpr std::uint64_t communicator = 7;
 
   Ranks(std::int32_t size, Transport transport, std::int64_t lanes = 1);
 
-  // Runs `body` for each rank in a thread of its own; throws what the first failing one threw.
+  // Runs `body` for each rank in its own thread; rethrows the first error.
   void run(const std::function<void(std::int32_t rank, Endpoint& endpoint)>& body);
   Endpoint& endpoint(std::int32_t rank) { return *endpoints_[static_cast<std::size_t>(rank)]; }
   Control& control(std::int32_t rank) { return endpoint(rank).control(); }
@@ -55,10 +55,10 @@ class Ranks {
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 
-// Waits until `condition` holds, for some seconds at most; whether it came to hold.
+// Waits until `condition` holds, for some seconds at most; returns whether it holds.
 bool eventually(const std::function<bool()>& condition);
 
-// A call of a plan whose INPUT and OUTPUT are one extent each; `words` are the plan's.
+// A call whose INPUT and OUTPUT have one extent each; `words` are its plan.
 CompiledCall compile(std::span<const std::int64_t> words, const Extent& extent, std::int64_t segments,
                      std::uint64_t digest = 1);
 

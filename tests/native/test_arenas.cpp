@@ -99,7 +99,7 @@ void a_forked_child_cannot_change_what_the_parent_has() {
   CHECK(arena.data()[3] == std::byte{1} && find_arena(arena.data(), 1).id != 0);
 }
 
-// Sends what lies in an arena, and receives it in parts of many lengths.
+// Sends a payload in an arena, and receives it in parts of many lengths.
 void carry(Channel& from, Channel& to, const std::byte* data, std::size_t nbytes, Dice& dice) {
   CHECK(from.begin(header_of(nbytes), data));
   CHECK(from.write(data, nbytes) == nbytes);
@@ -137,7 +137,7 @@ void memory_outside_of_arenas_is_copied() {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   const Bytes outside(100000, std::byte{9});
   CHECK(pair.a->begin(header_of(100000), outside.data()) && pair.a->write(outside.data(), 100000) == 100000);
-  CHECK(pair.a->flush());  // nobody has received it
+  CHECK(pair.a->flush());  // no rank has received it
 }
 
 std::size_t entries(const char* directory) {
@@ -160,7 +160,7 @@ void arenas_that_go_leave_nothing_behind() {
     Arena arena(64 << 10);
     write_pattern(arena.data(), arena.nbytes());
     carry(*pair.a, *pair.b, arena.data(), arena.nbytes(), dice);
-    CHECK(arena_mappings() == 2);  // that of the arena and that of its receiver
+    CHECK(arena_mappings() == 2);  // the arena's mapping and its receiver's
   }
   CHECK(entries("/proc/self/fd") == descriptors && arena_mappings() == 1);
   pair.b.reset();
@@ -175,12 +175,12 @@ void what_was_sent_can_be_received_when_its_arena_and_its_sender_are_gone() {
   CHECK(pair.a->begin(header_of(expected.size()), arena->data()));
   arena.reset();
   pair.a.reset();
-  CHECK(pair.b->closed());  // although what was passed has not been taken from the socket
+  CHECK(pair.b->closed());  // although a passed descriptor is still in the socket
   Bytes got(expected.size());
   CHECK(pair.b->front() != nullptr && pair.b->read(got.data(), got.size()) == got.size() && got == expected);
 }
 
-// Both ends of the passing of arenas, by themselves.
+// Both ends of passing arenas, without a channel.
 struct Link {
   SocketPair sockets = unix_pair();
   PassedArenas passed;
@@ -248,15 +248,15 @@ void what_is_passed_wrongly_is_refused_and_closed() {
   CHECK(refused(1, {good.get()}) && refused(~0u, {good.get()}));
   Link link;
   [[maybe_unused]] const std::size_t before = entries("/proc/self/fd");
-  send_with(link.sockets.a.get(), 0, {good.get(), file.get(), file.get()});  // only the first one is taken
+  send_with(link.sockets.a.get(), 0, {good.get(), file.get(), file.get()});  // only the first descriptor is taken
   CHECK(link.taken.at({0, 1, 0}, page, link.sockets.b.get()) != nullptr);
-#if defined(__x86_64__)  // elsewhere the tests run under an emulator, which takes the others for itself
+#if defined(__x86_64__)  // elsewhere the tests run under an emulator, which takes the other descriptors itself
   CHECK(entries("/proc/self/fd") == before);
 #endif
-  CHECK(link.refuses({0, 1, 0}, page + 1));  // the memory is shorter than its sender says
+  CHECK(link.refuses({0, 1, 0}, page + 1));  // the memory is shorter than the sender claims
 }
 
-// Numbers in the header lines of slots that carry references are whatever a peer likes.
+// A hostile peer may put any numbers into slots that carry references.
 void scribbled_references_do_no_harm() {
   Dice dice(4);
   const Arena arena(256 << 10);
@@ -308,7 +308,7 @@ void slots_are_filled_exactly_whatever_the_alignment() {
   }
 }
 
-// How often each way is chosen of so many times, where writing and reading 64 KiB take so long.
+// How often each way is chosen in a number of fills, given the times for writing and reading 64 KiB.
 constexpr int fills = 2560;
 std::array<int, store_ways> chosen(StorePolicy& policy, std::array<int, store_ways> write_ns,
                                    const StorePolicy::ReadTimes& read_ns) {
@@ -317,7 +317,7 @@ std::array<int, store_ways> chosen(StorePolicy& policy, std::array<int, store_wa
     const Way way = policy.choose(64 << 10, [&] { return read_ns; });
     const auto stores = static_cast<std::size_t>(way.stores);
     ++times[stores];
-    // Now and then something interrupts.
+    // Some times are longer because of interruptions.
     if (way.timed)
       policy.observe(way.stores, std::chrono::nanoseconds(i % 7 == 0 ? 900'000 : write_ns[stores]), 64 << 10);
   }
@@ -330,14 +330,14 @@ void the_quicker_way_of_storing_is_used_and_the_other_one_tried() {
   const auto near = chosen(policy, {5000, 4000}, {1500, 3500});
 #if defined(__x86_64__)
   CHECK(near[0] > fills - 30 && near[1] >= 10);
-  const auto far = chosen(policy, {26000, 2000}, {3000, 3500});  // the cores have been moved
+  const auto far = chosen(policy, {26000, 2000}, {3000, 3500});  // as if the cores had been moved
   CHECK(far[1] > fills - 600 && far[0] >= 1);
   const auto settled = chosen(policy, {26000, 2000}, {3000, 3500});
-  CHECK(settled[0] >= 1 && settled[0] <= 2);  // what is so much worse is tried so much more rarely
-  const auto slow_reader = chosen(policy, {6000, 4000}, {4000, 9000});  // quicker to write, and slower as a whole
+  CHECK(settled[0] >= 1 && settled[0] <= 2);  // the worse a way is, the more rarely it is tried
+  const auto slow_reader = chosen(policy, {6000, 4000}, {4000, 9000});  // faster to write, but slower in sum
   CHECK(slow_reader[0] > fills - 1000 && slow_reader[1] >= 5);
   StorePolicy another;
-  const auto alike = chosen(another, {6000, 5900}, {4000, 4000});  // not worth a change
+  const auto alike = chosen(another, {6000, 5900}, {4000, 4000});  // too similar for a change
   CHECK(alike[0] > fills - 30);
 #else
   CHECK(near[0] == fills);

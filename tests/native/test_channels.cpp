@@ -29,7 +29,7 @@ Header header_of(std::size_t nbytes, std::uint32_t group = 0) { return {11, nbyt
 
 std::byte pattern(std::size_t i) { return static_cast<std::byte>(i * 31 + (i >> 8)); }
 
-// Moves a message from one end to the other, in turns, as two processes would at the same time.
+// Moves a message from one end to the other, alternating between them as two processes would.
 void carry(Channel& from, Channel& to, std::size_t nbytes, bool in_place) {
   Bytes data(nbytes);
   for (std::size_t i = 0; i < nbytes; ++i) data[i] = pattern(i);
@@ -125,7 +125,7 @@ void memory_that_is_not_sealed_or_has_another_size_is_refused() {
   CHECK(throws<ProtocolError>([&] { open(Descriptor()); }));
 }
 
-// A length that fits a slot, a little more than that, or anything.
+// A length that fits a slot, slightly more, or any other.
 std::uint32_t hostile_word(Dice& dice) {
   const std::size_t capacity = 64 << 10;
   return static_cast<std::uint32_t>(dice.below(3) == 0 ? capacity - 1 + dice.below(3) : dice.awkward());
@@ -173,7 +173,8 @@ void a_fragment_outside_of_its_ring_is_refused() {
   for (int i = 0; i < 2; ++i)
     CHECK(pair.a->begin(header_of(zeros.size())) && pair.a->write(zeros.data(), zeros.size()) == zeros.size());
   const std::size_t lead = reinterpret_cast<std::uintptr_t>(zeros.data()) % 64;
-  const auto second = static_cast<std::uint32_t>((lead + zeros.size() + 63) / 64 * 64 + lead);  // where it lies
+  // position of the second fragment
+  const auto second = static_cast<std::uint32_t>((lead + zeros.size() + 63) / 64 * 64 + lead);
   Segment segment(pair.memory);
   CHECK(segment.replace(second, static_cast<std::uint32_t>(ShmChannel::segment_nbytes())) == 1);
   Drain drain(*pair.b);
@@ -203,7 +204,7 @@ void a_peer_that_scribbles_all_the_time_does_no_harm() {
   }
 }
 
-// A peer that knows the protocol can put any header on the wire; only what is expected may be taken.
+// A peer that follows the protocol can put any header on the wire. A channel may accept only the expected one.
 void any_header_from_a_peer_ends_as_a_failure_of_the_call() {
   Dice dice(10);
   const Bytes zeros(70000);
@@ -217,11 +218,11 @@ void any_header_from_a_peer_ends_as_a_failure_of_the_call() {
       try {
         CHECK(pair.b->begin(header));
       } catch (const std::invalid_argument&) {
-        continue;  // of a library's messages, one that does not lie in one piece
+        continue;  // a tagged message that does not lie in one piece
       }
       pair.b->write(zeros.data(), std::min(zeros.size(), header.nbytes));
       pair.b->flush();
-      Bytes room(10);  // no awkward number
+      Bytes room(10);  // no unusual length
       const auto request = endpoint.start(Message::to_receive(1, DType::uint8, 1, room.data(), room.size()), {});
       CHECK(endpoint.wait(*request, 20, nullptr) == Outcome::failed);
       CHECK(endpoint.control().failure().kind != FailureKind::timeout);

@@ -62,7 +62,7 @@ T contribution(std::size_t i, std::int32_t rank, std::int32_t size) {
   return static_cast<T>(static_cast<std::int32_t>(i % 61) * (rank + 1) * size);
 }
 
-// The average of (i mod 61) (rank + 1) size over all ranks is exact in any type that is used here.
+// The average of (i mod 61) (rank + 1) size over all ranks is exact in every type used here.
 template <class T>
 void average(Endpoint& endpoint, const Family& family, DType dtype, std::int64_t count, std::int64_t segments,
              bool in_place) {
@@ -80,7 +80,7 @@ void average(Endpoint& endpoint, const Family& family, DType dtype, std::int64_t
 }
 
 void collectives_of_any_size_and_segments_are_right() {
-  // Slots of shared memory hold 64 KiB: 16384 elements of 4 bytes.
+  // A slot holds 64 KiB: 16384 elements of 4 bytes.
   const std::int64_t counts[] = {0, 1, 7, 16383, 16384, 16385, 32767, 32769};
   for (const Transport transport : transports) {
     for (const Family& family : families()) {
@@ -103,7 +103,7 @@ void large_collectives_are_right() {
       Ranks ranks(family.size, transport, family.lanes);
       ranks.run([&](std::int32_t, Endpoint& endpoint) {
         average<float>(endpoint, family, DType::float32, 1000003, 1, false);
-        average<float>(endpoint, family, DType::float32, 700001, 5, chosen == 0);  // a ring may be in place
+        average<float>(endpoint, family, DType::float32, 700001, 5, chosen == 0);  // a ring may run in place
       });
     }
   }
@@ -197,7 +197,7 @@ void dropping_a_call_that_has_not_ended_aborts() {
   CHECK(ranks.endpoint(1).poll(*request) == Outcome::failed);
 }
 
-// Lane 1 takes messages while those of lane 0 end, so that the mismatch is found with groups that have just ended.
+// Lane 1 receives while messages of lane 0 end, so the mismatch is found after some groups have just ended.
 void calls_that_differ_end_as_a_mismatch_on_all_ranks() {
   for (const Transport transport : transports) {
     for (const bool polls : {false, true}) {
@@ -220,7 +220,7 @@ void calls_that_differ_end_as_a_mismatch_on_all_ranks() {
   }
 }
 
-// Two ranks whose arrays differ by one element: of what the third instance moves, while the second one ends.
+// Two ranks whose arrays differ by one element, which the third instance moves while the second one ends.
 void a_mismatch_may_be_found_while_other_groups_end() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
@@ -228,7 +228,7 @@ void a_mismatch_may_be_found_while_other_groups_end() {
     std::vector<Array<float>> arrays;
     std::vector<std::unique_ptr<Request>> requests;
     for (std::int32_t rank = 0; rank < 2; ++rank) {
-      PlanWords plan = two_lane_allreduce(rank);  // its groups one after the other
+      PlanWords plan = two_lane_allreduce(rank);  // its groups follow each other
       ItemWords second = plan.lanes[1][0];
       second.groups[0].after.clear();
       plan.lanes = {{plan.lanes[0][0], second}};

@@ -38,7 +38,7 @@ void a_departure_is_known_to_all_with_its_farewell() {
   }
 }
 
-// Word of why a rank has gone may come after its channels have ended.
+// The reason for a rank's end may arrive after its channels have ended.
 void a_loss_is_told_by_the_failure_for_which_the_peer_left() {
   Ranks ranks(3, Transport::shm);
   std::thread later([&] {
@@ -108,7 +108,7 @@ void ranks_that_disagree_are_named_with_their_calls() {
 
 constexpr auto late_time = std::chrono::milliseconds(400);
 
-// The outlook of a call that is late, once it says what is expected.
+// Waits for an outlook of a late call with the expected text.
 bool eventually_says(Control& control, std::int64_t sequence, std::int64_t number, const std::string& expected) {
   std::string text;
   return eventually([&] {
@@ -119,7 +119,7 @@ bool eventually_says(Control& control, std::int64_t sequence, std::int64_t numbe
   });
 }
 
-// Ranks outside a communicator are not asked for its calls, nor missed.
+// A judge does not ask ranks outside of the communicator, nor wait for them.
 void the_ranks_of_a_communicator_are_those_that_are_asked() {
   Ranks ranks(4, Transport::shm);
   ranks.control(1).recorder().name(Ranks::communicator, " in ranks 1 and 3");
@@ -177,7 +177,7 @@ void ranks_that_wait_for_each_others_messages_are_shown() {
   }));
 }
 
-// A program that repeats a call has one run, however often; one that alternates has its last 65,536 calls.
+// A program that repeats one call has one run, however often. One that alternates keeps its last 65,536 calls.
 void calls_of_ranks_that_run_ahead_are_remembered() {
   FlightRecorder recorder;
   const auto text = std::make_shared<const std::string>("broadcast()");
@@ -213,7 +213,7 @@ void a_rank_that_closes_learns_that_others_have_made_its_last_call() {
   }
 }
 
-// A rank that has closed cannot be asked any more: what it said of its last call still counts.
+// A rank that has closed cannot be asked any more. Its report about its last call still counts.
 void the_last_call_of_a_rank_that_has_left_is_compared() {
   Ranks ranks(3, Transport::shm);
   note(ranks.control(1), 3, 8, "broadcast(root=1)");
@@ -226,7 +226,7 @@ void the_last_call_of_a_rank_that_has_left_is_compared() {
   CHECK(ranks.control(2).failure().kind == FailureKind::mismatch && ranks.control(2).failure().peer == 1);
 }
 
-// Rank 0 raises; rank 1, which needs it, ends soon after; rank 2 needs rank 1.
+// Rank 0 raises. Rank 1, which needs it, ends soon after. Rank 2 needs rank 1.
 void the_first_rank_that_left_with_an_error_is_the_cause() {
   Ranks ranks(3, Transport::shm);
   ranks.control(0).leave("ZeroDivisionError: division by zero");
@@ -248,7 +248,7 @@ void the_next_rank_takes_the_place_of_a_hub_that_has_left() {
   CHECK(ranks.control(2).failure().kind == FailureKind::mismatch && ranks.control(3).failure().peer == 3);
 }
 
-// What does not fit into the socket at once goes when there is room again.
+// Frames that do not fit into the socket at once are sent when there is space again.
 void a_failure_waits_for_room() {
   Control control(1, 2);
   SocketPair link = unix_pair();
@@ -258,7 +258,7 @@ void a_failure_waits_for_room() {
   std::size_t before = 0;
   for (ssize_t put; (put = ::send(same.get(), bytes.data(), bytes.size(), MSG_DONTWAIT)) > 0;)
     before += static_cast<std::size_t>(put);
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // so that the service sleeps, with nothing to write
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // lets the service thread sleep with nothing to write
   control.fail({FailureKind::aborted, 1, -1, 5, "enough"});
   for (ssize_t got; before != 0; before -= static_cast<std::size_t>(got))
     CHECK((got = ::recv(link.b.get(), bytes.data(), std::min(bytes.size(), before), 0)) > 0);

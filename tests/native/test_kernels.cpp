@@ -17,7 +17,7 @@ using namespace unisono::testing;
 
 namespace {
 
-// The arrays end where their allocations end, so that the address sanitizer sees a kernel that goes too far.
+// Arrays end where their allocations end, so that the address sanitizer detects a kernel that accesses too much.
 struct Operands {
   std::vector<std::vector<std::byte>> memory;
   std::vector<const std::byte*> sources;
@@ -42,7 +42,8 @@ void for_each_kernel(Body&& body) {
   }
 }
 
-// Random bits: every kernel meets infinities, NaNs, subnormals and overflowing integers, at any alignment and length.
+// Random bits, so that every kernel gets infinities, NaNs, subnormals and overflowing integers, at any alignment and
+// length.
 void kernels_stay_within_their_arrays() {
   Dice dice(3);
   for_each_kernel([&](Kernel kernel, DType, std::size_t itemsize) {
@@ -75,7 +76,7 @@ void a_destination_may_be_any_of_the_sources() {
   });
 }
 
-// However far into their pages both lie: of some distances, the processor's own way is not taken.
+// For every offset of both arrays in their pages. For some of them `rep movsb` is not used.
 void a_copy_is_exact_at_any_offset_and_length() {
   constexpr std::align_val_t page{4096};
   const auto free = [](std::byte* memory) { ::operator delete(memory, page); };
@@ -114,11 +115,11 @@ void integers_wrap_and_their_division_truncates() {
   CHECK(reduced(Combine::min, -4, 3, 1) == -4 && reduced(Combine::max, -4, 3, 1) == 3);
 }
 
-// The 16-bit floats, defined once more: by powers of two instead of bits.
+// A second definition of 16-bit floats, by powers of two instead of bits.
 struct HalfFormat {
   DType dtype;
-  int digits;  // after the point of the significand
-  int least;   // exponent of normal numbers
+  int digits;  // fraction bits
+  int least;   // the least exponent of normal numbers
   int most;
 
   double decode(std::uint16_t bits) const {
@@ -129,7 +130,8 @@ struct HalfFormat {
     return (bits & 0x8000) != 0 ? -magnitude : magnitude;
   }
   bool finite(std::uint16_t bits) const { return (bits & 0x7fff) >> digits <= most - least + 1; }
-  // The nearest number of the format, of two the even one; infinity is one more than the largest.
+  // Rounds to the nearest number of the format, and of two to the even one. Infinity counts as the number after the
+  // largest.
   double round(double value) const {
     if (std::isinf(value)) return value;
     const int exponent = value == 0 ? least : std::max(std::ilogb(value), least);
@@ -193,7 +195,7 @@ void operations_that_are_not_defined_have_no_kernel() {
   CHECK(!find_kernel(DType::float32, static_cast<Combine>(255)));
 }
 
-// What a library can leave behind in a thread.
+// Floating-point modes that a library may leave in a thread.
 struct Mode {
   const char* name;
   void (*set)();
@@ -223,7 +225,7 @@ const std::vector<Mode> portable_modes = {{"rounds up", [] { std::fesetround(FE_
                                           {"rounds towards zero", [] { std::fesetround(FE_TOWARDZERO); }},
                                           {"has raised", [] { std::feraiseexcept(FE_UNDERFLOW); }}};
 
-// Calls `same_bits`, which computes nothing but what it tests, in each mode, and checks that it leaves the mode.
+// Calls `same_bits`, which computes only the result under test, in each mode. Checks that it keeps the mode.
 template <class SameBits>
 void check_in_each_mode(SameBits&& same_bits) {
   for (const auto* modes : {&processor_modes, &portable_modes}) {
@@ -241,7 +243,7 @@ void check_in_each_mode(SameBits&& same_bits) {
   }
 }
 
-// Sets the exponents of about half of the elements to that of subnormal numbers.
+// Makes about half of the elements subnormal.
 void make_small(Operands& operands, std::size_t itemsize, Dice& dice) {
   for (auto& memory : operands.memory) {
     for (std::size_t end = itemsize; end <= memory.size(); end += itemsize) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache_line.h"
 #include "check.h"
 #include "hostile.h"
 #include "ranks.h"
@@ -26,10 +27,9 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 constexpr std::size_t page = 4096;
-constexpr std::size_t line = 64;
 constexpr std::uint32_t slot_nbytes = 64 << 10;
 constexpr std::size_t least = SingleCopyPolicy::least_nbytes;
-// By so many messages of a length, some have been left and some have not.
+// After this many messages of one length, both ways have been used.
 constexpr int both_ways = 8;
 
 Header header_of(std::size_t nbytes) { return {11, nbytes, 22, 0, 33, kind_collective}; }
@@ -40,21 +40,21 @@ Bytes pattern(std::size_t nbytes) {
   return made;
 }
 
-// Emulators of other processors have no such call.
+// Emulators of other processors lack this system call.
 bool kernel_reads() {
   std::byte from{5}, to{};
   const iovec here{&to, 1}, there{&from, 1};
   return ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == 1;
 }
 
-// Receives in parts of many lengths, to anywhere in a cache line, what one sends; returns whether it was left.
+// Receives a message in parts of many lengths, at any offset in a cache line. Returns whether it came by single copy.
 bool carry(Channel& from, Channel& to, const Bytes& data, Dice& dice, Incoming incoming = Incoming::kept) {
   const std::size_t nbytes = data.size();
   CHECK(from.begin(header_of(nbytes), Whole(data.data(), incoming)));
   std::size_t sent = from.write(data.data(), nbytes);
   const bool left = sent == nbytes && !from.flush();
-  Bytes room(nbytes + line);
-  const auto got = std::span(room).subspan(dice.below(line), nbytes);
+  Bytes room(nbytes + cache_line);
+  const auto got = std::span(room).subspan(dice.below(cache_line), nbytes);
   for (std::size_t received = 0; received < nbytes;) {
     CHECK(to.front() != nullptr && *to.front() == header_of(nbytes));
     const std::size_t part = std::min(nbytes - received, 1 + dice.below(nbytes));
@@ -70,7 +70,7 @@ bool carry(Channel& from, Channel& to, const Bytes& data, Dice& dice, Incoming i
     if (sent < nbytes)
       sent += from.write(data.data() + sent, nbytes - sent);
     else
-      from.flush();  // what has been refused, maybe
+      from.flush();  // sends a refused part, if there is one
   }
   CHECK(eventually([&] { return from.flush(); }) && to.front() == nullptr &&
         std::memcmp(got.data(), data.data(), nbytes) == 0);
@@ -86,7 +86,8 @@ void long_messages_arrive_whether_they_were_left_or_not() {
     for (int i = 0; i < both_ways; ++i)
       left += carry(*pair.a, *pair.b, data, dice) + carry(*pair.b, *pair.a, data, dice);
   }
-  CHECK(kernel_reads() ? left > both_ways : left == 1 || left == 2);  // at most once on each side, which then knows
+  // at most once on each side, which then knows that it fails
+  CHECK(kernel_reads() ? left > both_ways : left == 1 || left == 2);
 }
 
 void what_is_short_or_sent_by_a_rank_that_does_not_receive_goes_through_slots() {
@@ -98,7 +99,7 @@ void what_is_short_or_sent_by_a_rank_that_does_not_receive_goes_through_slots() 
       CHECK(!carry(*pair.a, *pair.b, pattern(nbytes), dice, incoming));
 }
 
-// Memory of which the second part cannot be read for a while.
+// Memory whose second part cannot be read for a while.
 class Veiled {
  public:
   Veiled(std::size_t nbytes, std::size_t readable)
@@ -125,7 +126,7 @@ class Veiled {
   std::byte* data_;
 };
 
-// Sends until a message is left.
+// Sends messages until one goes by single copy.
 void leave(ChannelPair& pair, const std::byte* data, std::size_t nbytes) {
   const Bytes other = pattern(nbytes);
   Bytes got(nbytes);
@@ -172,7 +173,7 @@ void what_cannot_be_read_is_refused_and_goes_through_slots() {
       }
       CHECK(pair.a->flush() && pair.b->front() == nullptr && got == pattern(nbytes));
       Dice dice(3);
-      for (int i = 0; i < both_ways; ++i) CHECK(!carry(*pair.a, *pair.b, got, dice));  // it has learned
+      for (int i = 0; i < both_ways; ++i) CHECK(!carry(*pair.a, *pair.b, got, dice));  // it does not try again
     }
   }
 }
@@ -209,7 +210,7 @@ void addresses_that_are_none_are_refused() {
   CHECK(pair.a->flush() && got == data);
 }
 
-// Replaces what slots say of whole fragments, however these were stored; returns how many there were.
+// Replaces the labels of complete fragments, however these were stored; returns their number.
 std::size_t relabel(Segment& segment, std::uint32_t by) {
   std::size_t found = 0;
   for (const std::uint32_t how : {std::uint32_t{0}, SlotLabel::timed, SlotLabel::timed | SlotLabel::streamed})
@@ -223,7 +224,7 @@ void what_says_that_it_was_left_where_it_cannot_be_is_an_error() {
   CHECK(pair.a->begin(header_of(data.size())) && pair.a->write(data.data(), data.size()) != 0);
   Segment segment(pair.memory);
   Bytes got(data.size());
-  CHECK(pair.b->front() != nullptr && pair.b->read(got.data(), page) == page);  // one slot has been taken
+  CHECK(pair.b->front() != nullptr && pair.b->read(got.data(), page) == page);  // one slot has been consumed
   CHECK(relabel(segment, SlotLabel::single_copy) != 0);
   CHECK(throws<ProtocolError>([&] { pair.b->read(got.data(), got.size()); }));
 
@@ -243,8 +244,8 @@ void what_does_not_fit_into_a_cell_is_not_read_from_it() {
   CHECK(throws<ProtocolError>([&] { pair.b->front(); }));
 }
 
-// How many of the last messages are left, if their reader waits for something else between two slots, and takes half as
-// long over as much of what was left.
+// The number of single copies among the last messages, if their reader waits between two slots, and half as long for
+// each part of a single copy.
 int left_by_a_rank_with(std::int32_t peers) {
   constexpr std::size_t nbytes = least;
   constexpr int messages = 40, last = 20;
@@ -276,12 +277,12 @@ void among_more_than_two_ranks_the_work_counts_and_not_the_time() {
   CHECK(left_by_a_rank_with(3) < 10);
 }
 
-// How many of 400 messages are left, where 64 KiB take so long.
+// The number of single copies among 400 messages, for given times of 64 KiB.
 int left(SingleCopyPolicy& policy, std::size_t nbytes, bool combined, SingleCopyPolicy::Cost cost,
          std::uint32_t again_ns = 0) {
   int found = 0;
   for (int i = 0; i < 400; ++i) {
-    const std::uint32_t interrupted = i % 7 == 0 ? 20 : 1;  // now and then
+    const std::uint32_t interrupted = i % 7 == 0 ? 20 : 1;  // an interruption now and then
     SingleCopyPolicy::Costs times{};
     times[combined] = {cost.by_slots * interrupted, cost.by_single_copy * interrupted};
     found += policy.use_single_copy(nbytes, combined, times, again_ns);
@@ -294,7 +295,7 @@ bool is_now_and_then(int times) { return times >= 3 && times < 40; }
 void the_quicker_way_is_taken_and_the_other_one_tried() {
   SingleCopyPolicy policy(true);
   CHECK(is_now_and_then(left(policy, least, false, {6000, 9000})));
-  // What holds for these does not for others.
+  // The measurements of one class do not count for others.
   CHECK(is_now_and_then(400 - left(policy, 64 * least, false, {12000, 7000})));
   CHECK(is_now_and_then(400 - left(policy, least, true, {12000, 7000})));
   CHECK(is_now_and_then(left(policy, least, false, {6000, 9000})));

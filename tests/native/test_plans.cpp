@@ -20,7 +20,7 @@ std::vector<Words> samples() {
           two_lane_allreduce(0).encode(), hollow_allreduce(1).encode()};
 }
 
-// Asks the plan for everything that the interpreter asks, with bounds on how much.
+// Calls everything that the interpreter calls on a plan, with bounds on the amount.
 void walk(const Plan& plan) {
   for (std::size_t lane = 0; lane < plan.lanes().size(); ++lane) {
     const std::int64_t groups = plan.lanes()[lane].groups_as_run;
@@ -101,8 +101,8 @@ void blocks_cover_their_buffer_without_gaps() {
   CHECK(throws<std::invalid_argument>([] { Blocks::counted({1, -1}); }));
 }
 
-// A step whose operands go round their buffers, one of them in three extents, reaches each element of each segment
-// once.
+// A step whose operands wrap around their buffers, one of them with three extents. It must reach each element of each
+// segment exactly once.
 void a_program_meets_every_element_once() {
   PlanWords words;
   words.input_blocks = words.output_blocks = 4;

@@ -70,7 +70,7 @@ void a_receive_takes_the_first_message_of_its_tag() {
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
       const std::uint32_t sent_tags[] = {3, 1, 3, 2};
       const std::uint32_t received_tags[] = {2, 3, 1, 3};
-      const std::size_t expected[] = {3, 0, 1, 2};  // in which place it was sent
+      const std::size_t expected[] = {3, 0, 1, 2};  // the order in which they were sent
       for (std::size_t i = 0; i < 4; ++i) {
         Bytes data = rank == 0 ? pattern(1000, i) : Bytes(1000);
         const auto request = rank == 0 ? send(endpoint, sent_tags[i], data) : receive(endpoint, received_tags[i], data);
@@ -81,8 +81,7 @@ void a_receive_takes_the_first_message_of_its_tag() {
   }
 }
 
-// Fails both: the receive that is posted when the message comes, and the one that finds it put aside.
-// Whether it comes when it is expected, or had to be put aside before.
+// In both cases: the message arrives after its receive was posted, or it was buffered before.
 void what_a_channel_cannot_receive_in_place_is_left_on_the_host() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
@@ -149,7 +148,7 @@ void a_message_that_can_end_at_once_does() {
   }
 }
 
-// What was handed in before comes first, and a failure is found by whoever waits.
+// Earlier messages come first, and any waiting thread finds a failure.
 void a_message_is_not_begun_where_something_stands_in_its_way() {
   Ranks ranks(2, Transport::shm);
   Endpoint& receiver = ranks.endpoint(1);
@@ -234,7 +233,7 @@ void a_receive_of_any_rank_gets_what_comes() {
     Ranks ranks(3, transport);
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
       for (const std::size_t nbytes : {0, 1, 17, 3 << 20}) {
-        const auto tag = static_cast<std::uint32_t>(nbytes);  // for a rank may be ahead of the other
+        const auto tag = static_cast<std::uint32_t>(nbytes);  // a rank may be ahead of the other
         Bytes data = rank == 0 ? Bytes(nbytes) : pattern(nbytes, static_cast<std::size_t>(rank));
         if (rank != 0) {
           CHECK(done(endpoint, *endpoint.start(Message::to_send(0, DType::uint8, tag, data.data(), nbytes), {})));
@@ -270,7 +269,8 @@ void receives_of_any_and_of_one_rank_take_turns_as_posted() {
       CHECK(done(receiver, *fourth));
     }
     for (const auto* request : {&first, &second, &third}) CHECK(done(receiver, **request));
-    // Both of rank 2 have been served; of the two of any rank, one has got the third of rank 2 and one that of rank 1.
+    // Both messages for rank 2 have arrived. Of the two receives from any rank, one has the third message of rank 2,
+    // and one that of rank 1.
     CHECK(is_from(*first, 2, 5) && is_from(*third, 2, 5));
     CHECK(second->matched()->source + fourth->matched()->source == 3);
   }
@@ -348,7 +348,7 @@ void what_waits_for_any_rank_fails_when_all_have_left() {
     ranks.endpoint(2).close();
     ranks.control(2).leave("finished too");
     if (probes) {
-      // What looked once has ended, or has not begun and fails as all later ones.
+      // A probe that looks once has ended, or has not begun and fails like all later calls.
       endpoint.wait(*request, timeout_s, nullptr);
       CHECK(eventually([&] {
         const auto again = endpoint.start(Message::to_probe({}, 4, true), {});

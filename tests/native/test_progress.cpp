@@ -1,4 +1,4 @@
-// Calls that go on by themselves, beside those that somebody waits for.
+// Background calls, beside calls that a thread waits for.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ constexpr double timeout_s = 60;
 constexpr double short_s = 0.2;
 constexpr std::uint32_t rounds = 50;
 
-// Allreduces in place by one rank. What the `index`-th array holds at first is `index` + 1.
+// Allreduces in place by one rank. The `index`-th array is initially filled with `index` + 1.
 class Sums {
  public:
   Sums(Endpoint& endpoint, std::size_t number, std::size_t count)
@@ -47,7 +47,7 @@ class Sums {
     std::byte* data = at(index);
     return endpoint_.try_now(call_, {{&data, 1}, {&data, 1}}, {}, rounds, requests_[index]);
   }
-  // As a blocking call does.
+  // Waits as a blocking call does.
   void run(std::size_t index) {
     if (!try_now(index)) start(index);
     CHECK(requests_[index] == nullptr || endpoint_.wait(*requests_[index], timeout_s, nullptr) == Outcome::done);
@@ -80,7 +80,7 @@ class Sums {
   Endpoint& endpoint_;
   CompiledCall call_;
   std::vector<std::vector<float>> arrays_;
-  std::vector<std::unique_ptr<Request>> requests_;  // go first
+  std::vector<std::unique_ptr<Request>> requests_;  // destroyed before the others
 };
 
 using Bytes = std::vector<std::byte>;
@@ -91,7 +91,7 @@ Bytes pattern(std::size_t nbytes, std::size_t seed) {
   return bytes;
 }
 
-// Between two ranks.
+// For messages between two ranks.
 std::unique_ptr<Request> send(Endpoint& endpoint, std::uint32_t tag, Bytes& data) {
   return endpoint.start(Message::to_send(1 - endpoint.rank(), DType::uint8, tag, data.data(), data.size()), {});
 }
@@ -136,7 +136,7 @@ void messages_end_with_nobody_waiting() {
   }
 }
 
-// One rank hands in all of them before the other one comes.
+// One rank starts all of them before the other one begins.
 void hundreds_of_queued_calls_end_in_their_order() {
   constexpr std::size_t number = 300;
   for (const Transport transport : {Transport::shm, Transport::tcp}) {
@@ -148,7 +148,7 @@ void hundreds_of_queued_calls_end_in_their_order() {
       for (std::size_t index = 0; index < number; ++index) sums.run_in_background(index);
       handed_in = true;
       CHECK(eventually([&] {
-        for (std::size_t index = number, later = 0; index-- != 0;) {  // the last one is looked at first
+        for (std::size_t index = number, later = 0; index-- != 0;) {  // the last one is checked first
           later += sums.ended(index);
           CHECK(later == 0 || sums.ended(index));
         }
@@ -174,7 +174,7 @@ void the_ends_of_calls_are_counted_and_wake() {
 
 // --- beside calls that are waited for --------------------------------------------------------------------------------
 
-// Collectives by one thread of each rank, some of which go on, and messages by two others.
+// Each rank has one thread for collectives, some of them in the background, and two threads for messages.
 void blocking_calls_and_those_that_go_on_may_be_mixed_by_threads() {
   constexpr std::size_t number = 30;
   for (const Transport transport : transports) {
@@ -214,7 +214,7 @@ void blocking_calls_and_those_that_go_on_may_be_mixed_by_threads() {
   }
 }
 
-// Rank 0 waits for a message while a collective goes on, which can end only when that wait is over.
+// Rank 0 waits for a message during a background collective, which can end only after that wait.
 void a_waiter_takes_the_lead_and_gives_it_back() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
@@ -285,7 +285,7 @@ void a_collective_that_nobody_waits_for_times_out() {
   Ranks ranks(2, Transport::tcp);
   Sums sums(ranks.endpoint(0), 2, 10);
   sums.run_in_background(0, timeout_s);
-  sums.run_in_background(1, short_s);  // which has not even begun
+  sums.run_in_background(1, short_s);  // which has not begun yet
   CHECK(eventually([&] { return sums.all_ended(); }));
   CHECK(sums.outcome(0) == Outcome::failed && sums.outcome(1) == Outcome::failed);
   CHECK(ranks.control(0).failure().kind == FailureKind::timeout);
@@ -331,13 +331,13 @@ void closing_ends_calls_that_go_on() {
         for (std::uint64_t seen = 0; seen < 4;) seen = endpoint.wait_for_end(seen, 1h);
       });
       Sums theirs(ranks.endpoint(1), 1, 100000);
-      theirs.run_in_background(0);  // it may be right in the middle
+      theirs.run_in_background(0);  // the other rank may be in the middle of it
       if (attempt % 2 == 0) std::this_thread::sleep_for(1ms);
       endpoint.close();
       listener.join();
       CHECK(message->outcome() == Outcome::failed && sums.outcome(2) == Outcome::failed);
       CHECK(sums.ended(0) && sums.ended(1));
-      sums.run_in_background(3);  // later calls fail where they are looked at
+      sums.run_in_background(3);  // later calls fail when they are polled
       CHECK(endpoint.poll(sums.request(3)) == Outcome::failed);
       endpoint.close();
     }
@@ -419,7 +419,7 @@ void a_peer_that_leaves_is_lost_with_nobody_waiting() {
 
 // --- fork ------------------------------------------------------------------------------------------------------------
 
-// The child has none of the threads: neither the server, nor one that follows.
+// The child has none of the threads: neither the server nor a follower.
 void a_forked_child_lets_go_of_calls_that_go_on() {
   constexpr unsigned child_deadline_s = 100;
   for (const Transport transport : transports) {

@@ -22,7 +22,7 @@ constexpr std::uint32_t message_envelope = 0x554e4931;
 
 Header header_of(std::size_t nbytes, std::uint32_t kind = kind_collective) { return {11, nbytes, 22, 0, 33, kind}; }
 
-// One end of a channel, whose other end is whatever the test sends.
+// One end of a channel. The test plays the other end.
 struct End {
   MessengerPair messengers = messenger_pair();
   SocketPair sockets = unix_pair();
@@ -113,7 +113,7 @@ void whatever_a_peer_sends_does_no_harm() {
   CHECK(refused > 20);
 }
 
-// Neither side is told of credit but by letters, so one that never answers gets no more than its credit.
+// Only envelopes carry acknowledgements. So a peer that never answers gets no more than its credit.
 void a_sender_stops_when_its_credit_is_used_up() {
   MessengerPair messengers = messenger_pair();
   SocketPair sockets = unix_pair();
@@ -139,7 +139,7 @@ void a_sender_stops_when_its_credit_is_used_up() {
   CHECK(sent == 1000 && b.front() == nullptr);
 }
 
-// However large: from where it lies to where it belongs.
+// A payload of any size, from its memory to its destination.
 void a_point_to_point_message_is_one_message_of_the_library() {
   constexpr std::size_t nbytes = 3 << 20;
   const Header header = header_of(nbytes, kind_point_to_point);
@@ -174,7 +174,7 @@ void a_point_to_point_message_lies_in_one_piece() {
   CHECK(throws<ProtocolError>([&] { end.channel->readable(); }));
 }
 
-// The memory of calls that have failed goes, and nothing may touch it any more (the address sanitizer would tell).
+// The memory of failed calls is freed, and nothing may access it any more (the address sanitizer would report it).
 void what_is_on_the_way_is_let_go() {
   for (const std::uint32_t kind : {kind_collective, kind_point_to_point})
     for (const bool sends : {true, false}) {
@@ -198,7 +198,7 @@ void what_is_on_the_way_is_let_go() {
     }
 }
 
-// A library that takes nothing back.
+// A library that cannot cancel anything.
 class Stubborn final : public Messenger {
  public:
   explicit Stubborn(std::shared_ptr<Messenger> inner) : inner_(std::move(inner)) {}

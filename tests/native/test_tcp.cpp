@@ -29,7 +29,7 @@ std::unique_ptr<TcpChannel> open(Descriptor socket, const TcpTerms& terms) {
   return std::make_unique<TcpChannel>(1, std::move(sockets), terms);
 }
 
-// The bytes that a channel puts on the wire for messages of these lengths.
+// Returns the bytes that a channel puts on the wire for messages of these lengths.
 Bytes wire_bytes(const std::vector<std::size_t>& lengths, const TcpTerms& terms) {
   SocketPair sockets = unix_pair();
   const auto sender = open(std::move(sockets.a), terms);
@@ -52,7 +52,7 @@ Bytes wire_bytes(const std::vector<std::size_t>& lengths, const TcpTerms& terms)
   return bytes;
 }
 
-// Gives `bytes` to a channel; false if it refuses them.
+// Passes `bytes` to a channel; false if it refuses them.
 bool accepts(const Bytes& bytes, const TcpTerms& terms) {
   SocketPair sockets = unix_pair();
   const auto channel = open(std::move(sockets.b), terms);
@@ -117,7 +117,7 @@ void a_flipped_bit_of_a_checked_payload_is_found_wherever_it_is() {
   const TcpTerms terms{0, true};
   const Bytes good = wire_bytes({2 * block_nbytes + 1000, 3000}, terms);
   CHECK(accepts(good, terms));
-  CHECK(accepts(good, {}));  // it is the sender who says whether there are checksums
+  CHECK(accepts(good, {}));  // the sender decides whether there are checksums
   for (int round = 0; round < 100; ++round) {
     Bytes bytes = good;
     bytes[dice.below(bytes.size())] ^= std::byte{1} << dice.below(8);
@@ -161,7 +161,7 @@ void a_channel_has_at_least_one_stream() {
   CHECK(throws<std::invalid_argument>([] { TcpChannel(1, std::vector<Descriptor>(17), {}); }));
 }
 
-// Times of a whole message, in turn straight and by the stage; what counts is only which of them are.
+// Times of a whole message, alternately direct and through the stage. The test checks only which way each receive took.
 std::vector<bool> staged_receives(ReceivePolicy& policy, std::chrono::nanoseconds straight,
                                   std::chrono::nanoseconds staged) {
   std::vector<bool> found;
@@ -187,7 +187,7 @@ void what_is_received_slowly_goes_by_the_stage() {
   CHECK(std::count(alike.begin(), alike.end(), true) <= 2);
   policy.begin_message(2 * ReceivePolicy::first_nbytes);
   policy.note(false, microseconds(20), ReceivePolicy::first_nbytes);
-  CHECK(!policy.is_staged());  // too little is left
+  CHECK(!policy.is_staged());  // too little remains
 }
 
 void a_stage_moves_in_its_line_after_what_was_slow() {
@@ -198,14 +198,14 @@ void a_stage_moves_in_its_line_after_what_was_slow() {
   };
   CHECK(policy.line_offset() == 0 && lead_after(10) == 0 && lead_after(12) == 0);
   CHECK(lead_after(30) == 32 && lead_after(10) == 32 && lead_after(30) == 0);
-  policy.note(microseconds(30), 1000);  // says nothing
+  policy.note(microseconds(30), 1000);  // too short to count
   CHECK(policy.line_offset() == 0);
   int moved = 0;
   for (int i = 0; i < 100; ++i) {
     const std::size_t before = policy.line_offset();
     moved += lead_after(30) != before;
   }
-  CHECK(0 < moved && moved < 30);  // until it is known that it takes as long wherever it lies
+  CHECK(0 < moved && moved < 30);  // until it has found that every offset takes as long
 }
 
 void a_long_message_is_whole_whichever_way_its_parts_are_received() {

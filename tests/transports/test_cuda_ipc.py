@@ -286,7 +286,9 @@ def meet_without_memory(executor: Any) -> str | None:
 def test_ranks_refuse_alike_where_one_of_them_has_no_memory_to_share(two: NativeRanks) -> None:
     first, second = two.run(meet_without_memory)
     assert first == second
-    assert str(first).startswith("rank 1: memory for other ranks of this host cannot be created: Function not implemented")
+    assert str(first).startswith(
+        "rank 1: memory for other ranks of this host cannot be created: Function not implemented"
+    )
 
 
 def test_ranks_of_one_process_on_different_devices_refuse() -> None:

@@ -1,5 +1,5 @@
 // Drives a fuzzing target without libFuzzer: fuzz_TARGET FOLDER TIMES runs each file of the folder, and then TIMES
-// random changes of them, the same ones in each run.
+// random changes of these files, the same in each run.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>

@@ -1,6 +1,6 @@
-// Fuzzing: each fuzz_*.cpp defines one target for bytes that a peer or a caller chose. With clang, libFuzzer drives it;
-// with other compilers driver.cpp does, by the seeds and random changes of them. A target ends the program when what it
-// drives breaks its contract; sanitizers end it when it breaks memory.
+// Fuzzing. Each fuzz_*.cpp defines one target for bytes that a peer or a caller chooses. libFuzzer drives it with
+// clang. With other compilers driver.cpp does, with the seeds and random changes of them. A target ends the program
+// when the tested code breaks its contract, and sanitizers end it on memory errors.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbyt
 
 namespace unisono::testing {
 
-// Takes numbers from the front of the input, and zeros after its end.
+// Reads numbers from the front of the input, and zeros after its end.
 class Input {
  public:
   Input(const std::uint8_t* data, std::size_t nbytes) : left_(data, nbytes) {}

@@ -1,4 +1,4 @@
-// Control links: any bytes are frames or refused, however they are cut.
+// Control links: any bytes are frames or are refused, in whatever parts they arrive.
 #include "frame.h"
 #include "fuzz.h"
 

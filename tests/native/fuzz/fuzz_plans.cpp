@@ -1,4 +1,4 @@
-// Plans: any words are refused, or a program that stays within the memory of its call.
+// Plans: any words are refused, or give a program that stays within the memory of its call.
 #include <algorithm>
 #include <vector>
 
@@ -10,7 +10,7 @@ using namespace unisono::testing;
 
 namespace {
 
-// What a caller in good faith stays below, and what keeps a run short.
+// Bounds for a caller in good faith, which also keep a run short.
 constexpr std::int64_t most_blocks = 256;
 constexpr std::int64_t most_groups = 64;
 

@@ -1,4 +1,4 @@
-// Shared memory: a peer that keeps to the protocol, and between any two calls of ours writes anything into the segment.
+// Shared memory: a peer that follows the protocol, but writes anything into the segment between two calls of ours.
 #include <sys/mman.h>
 
 #include <utility>
@@ -16,11 +16,11 @@ namespace {
 
 enum Deed : std::uint8_t { scribble, peer_sends, peer_receives, we_send, we_receive, deeds };
 
-// From here on, messages are so long that they may be left where they lie.
+// Messages of at least this length may go by single copy.
 constexpr std::uint16_t long_from = 0xf000;
 constexpr std::size_t most_nbytes = SingleCopyPolicy::least_nbytes + (1 << 16);
 
-// Zeros, of which the second half cannot be read.
+// Zeros whose second half cannot be read.
 const std::byte* half_readable() {
   static std::byte* const data = [] {
     void* made = ::mmap(nullptr, most_nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -33,7 +33,7 @@ const std::byte* half_readable() {
 class Sender {
  public:
   explicit Sender(Channel& channel) : channel_(channel) {}
-  // Goes on with the last message or, if all of it has been written, begins one; false if the protocol was broken.
+  // Continues the last message or, if it is complete, begins one. False if the protocol was broken.
   bool run(std::size_t nbytes) {
     static const std::vector<std::byte> zeros(most_nbytes);
     Header header{};
@@ -47,11 +47,11 @@ class Sender {
 
  private:
   Channel& channel_;
-  std::size_t left_ = 0;  // of the message
+  std::size_t left_ = 0;  // bytes of the message
 };
 
-// The words of a segment that are not payload: those that are not zero when each slot has been used with a payload of
-// zeros, long messages have been left and refused, and both sides wait.
+// The words of a segment that are not payload. They are not zero after each slot has been used with a payload of zeros,
+// long messages have gone by single copy and been refused, and both sides wait.
 std::vector<std::size_t> find_bookkeeping() {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   for (int i = 0; i < 64; ++i) {
@@ -98,7 +98,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
       const auto value = input.take<std::uint32_t>();
       segment.set(places[place % places.size()], value);
     } else if (deed == peer_sends || deed == we_send) {
-      // Mostly a slot or less, for the sake of speed.
+      // Mostly a slot or less, to be fast.
       const std::size_t number = input.take<std::uint16_t>();
       const std::size_t length = number < long_from ? number % 512 : SingleCopyPolicy::least_nbytes + number;
       if (!(deed == we_send ? our_sender : their_sender).run(length)) break;

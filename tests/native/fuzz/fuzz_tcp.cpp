@@ -1,4 +1,4 @@
-// TCP: a peer that sends any bytes, and one that keeps the format and sends any header.
+// TCP: a peer that sends any bytes, and one that follows the format with any header.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ using namespace unisono::testing;
 
 namespace {
 
-// What fits the buffer of a socket, so that nobody blocks.
+// At most what fits the buffer of a socket, so that no side blocks.
 constexpr std::size_t most_at_once = 32 << 10;
 
 std::vector<Descriptor> only(Descriptor socket) {

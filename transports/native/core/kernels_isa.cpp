@@ -244,6 +244,7 @@ ReduceFunction for_logic(DType dtype) {
 #endif
 typedef uint64_t Register __attribute__((vector_size(UNISONO_REGISTER_NBYTES), aligned(1), may_alias));
 
+// A cache line. The inline function of cache_line.h must not be compiled here, because the linker could merge it.
 constexpr size_t line_nbytes = 64;
 
 template <size_t nbytes>
