@@ -172,8 +172,8 @@ def test_scratch_is_cut_by_counts_of_its_own_or_like_a_buffer_or_like_a_block_of
     [
         (Partition(3), "scratch has no counts"),
         (Partition(4, Counts.RANKS, copies=2), "copies of scratch by counts of its own"),
-        (Partition(3, like=Buffer.INPUT, copies=2), "not copies of what it is like"),
-        (Partition(2, like=Buffer.INPUT, copies=3, block=1), "not copies of what it is like"),
+        (Partition(3, like=Buffer.INPUT, copies=2), "does not have the blocks of its copies"),
+        (Partition(2, like=Buffer.INPUT, copies=3, block=1), "does not have the blocks of its copies"),
         (Partition(3, like=Buffer.INPUT, copies=3, block=2), "block that scratch is like"),
     ],
 )

@@ -66,7 +66,7 @@ int run(Endpoint& endpoint, const CompiledCall& call, nb::handle inputs, nb::han
 
 MemoryType memory_type(int number) {
   if (number < 0 || number > static_cast<int>(MemoryType::cuda_managed))
-    throw std::invalid_argument("there is no such memory");
+    throw std::invalid_argument("unknown type of memory");
   return static_cast<MemoryType>(number);
 }
 
@@ -129,7 +129,7 @@ std::vector<Extent> extents_of(const ExtentRows& rows) {
     if (count < 0) throw std::invalid_argument("element counts must not be negative");
     if (dtype < 0 || dtype >= static_cast<int>(dtype_count) || combine < 0 ||
         combine >= static_cast<int>(combine_count))
-      throw std::invalid_argument("there is no such element type or operation");
+      throw std::invalid_argument("unknown element type or operation");
     extents.push_back({count, static_cast<DType>(dtype), static_cast<Combine>(combine), divisor});
   }
   return extents;
@@ -183,7 +183,7 @@ void reduce(nb::handle dst, const std::vector<nb::object>& sources, int dtype, i
     data.push_back(held.back().data());
   }
   const Kernel kernel = find_kernel(static_cast<DType>(dtype), static_cast<Combine>(combine));
-  if (!kernel || data.empty()) throw std::invalid_argument("there is no such reduction");
+  if (!kernel || data.empty()) throw std::invalid_argument("no kernel reduces this element type by this operation");
   const std::size_t count = target.nbytes() / dtype_table[static_cast<std::size_t>(dtype)].itemsize;
   const nb::gil_scoped_release unlocked;
   kernel(target.data(), data.data(), data.size(), count, divisor);
@@ -191,7 +191,7 @@ void reduce(nb::handle dst, const std::vector<nb::object>& sources, int dtype, i
 
 Codec codec_of(int form) {
   const Codec codec = find_codec(static_cast<DType>(form));
-  if (!codec) throw std::invalid_argument("there is no such form");
+  if (!codec) throw std::invalid_argument("no codec has this element type");
   return codec;
 }
 
@@ -200,7 +200,7 @@ std::size_t wire_nbytes(int form, std::size_t elements) { return codec_of(form).
 // The number of float32 in `x`. Throws std::invalid_argument if `wire` is too short for them.
 std::size_t elements_coded(const Codec& codec, const Buffer& x, const Buffer& wire) {
   const std::size_t count = x.nbytes() / sizeof(float);
-  if (wire.nbytes() < codec.nbytes(count)) throw std::invalid_argument("the wire has no room for x");
+  if (wire.nbytes() < codec.nbytes(count)) throw std::invalid_argument("wire is too short for x");
   return count;
 }
 

@@ -149,7 +149,7 @@ void describe(CachedMethod& self) {
 const Cache* find_cache(std::string_view slot) {
   const auto found =
       std::find_if(std::begin(caches), std::end(caches), [&](const Cache& each) { return each.slot == slot; });
-  if (found == std::end(caches)) throw nb::value_error("there is no such cache");
+  if (found == std::end(caches)) throw nb::value_error("unknown cache");
   return found;
 }
 

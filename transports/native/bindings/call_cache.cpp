@@ -88,8 +88,8 @@ struct KeyHash {
 // An argument x, out or op: the items of a list or tuple, or one object.
 class Items {
  public:
-  explicit Items(nb::handle given) {
-    PyObject* object = given.ptr();
+  explicit Items(nb::handle argument) {
+    PyObject* object = argument.ptr();
     is_sequence_ = PyTuple_CheckExact(object) || PyList_CheckExact(object);
     one_ = object;
     items_ = is_sequence_ ? std::span(PySequence_Fast_ITEMS(object), static_cast<std::size_t>(Py_SIZE(object)))
@@ -107,8 +107,8 @@ class Items {
 };
 
 // Returns a tuple for a list, because the program may change the list later.
-nb::object frozen(nb::handle given) {
-  return PyList_CheckExact(given.ptr()) ? nb::steal(PyList_AsTuple(given.ptr())) : nb::borrow(given);
+nb::object frozen(nb::handle argument) {
+  return PyList_CheckExact(argument.ptr()) ? nb::steal(PyList_AsTuple(argument.ptr())) : nb::borrow(argument);
 }
 
 class CallCache {
@@ -169,7 +169,7 @@ class CallCache {
     }
     for (const Form& form : key_.forms)
       if (form.descr != nullptr) entry.kept.push_back(nb::borrow(reinterpret_cast<PyObject*>(form.descr)));
-    for (PyObject* each : key_.ops) entry.kept.push_back(nb::borrow(each));
+    for (PyObject* op_object : key_.ops) entry.kept.push_back(nb::borrow(op_object));
     entry.kept.insert(entry.kept.end(), {collective, root, algorithm, call});
     calls_.insert_or_assign(key_, std::move(entry));
   }
@@ -346,7 +346,7 @@ class CallCache {
   }
 
   // None is allowed. Any other object must be a contiguous array of numpy's own class.
-  bool describe(Form& form, Array& found, PyObject* object, bool written) const {
+  bool describe(Form& form, Array& memory, PyObject* object, bool written) const {
     form.descr = nullptr;
     form.axes = -1;
     form.fortran = false;
@@ -363,17 +363,17 @@ class CallCache {
     const npy_intp* shape = PyArray_DIMS(const_cast<PyArrayObject*>(array));
     npy_intp elements = 1;
     for (int axis = 0; axis < axes; ++axis) elements *= form.shape[axis] = shape[axis];
-    found.data = static_cast<std::byte*>(PyArray_DATA(const_cast<PyArrayObject*>(array)));
-    found.count = static_cast<std::size_t>(elements);
+    memory.data = static_cast<std::byte*>(PyArray_DATA(const_cast<PyArrayObject*>(array)));
+    memory.count = static_cast<std::size_t>(elements);
     return true;
   }
 
   const Entry* find(const Key& key) {
     const Calls::value_type*& last = recent(key.collective, length_of(key));
     if (last != nullptr && last->first == key) return &last->second;
-    const auto found = calls_.find(key);
-    if (found == calls_.end()) return nullptr;
-    last = &*found;
+    const auto entry = calls_.find(key);
+    if (entry == calls_.end()) return nullptr;
+    last = &*entry;
     return &last->second;
   }
 
@@ -395,8 +395,8 @@ class CallCache {
   std::optional<double> limit_of(nb::handle timeout_s) const {
     if (timeout_s.is_none()) return timeout_s_;
     if (!PyFloat_CheckExact(timeout_s.ptr())) return std::nullopt;
-    const double given = PyFloat_AS_DOUBLE(timeout_s.ptr());
-    return given > 0 ? std::optional(given) : std::nullopt;
+    const double seconds = PyFloat_AS_DOUBLE(timeout_s.ptr());
+    return seconds > 0 ? std::optional(seconds) : std::nullopt;
   }
 
   nb::object endpoint_;

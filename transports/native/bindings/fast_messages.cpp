@@ -223,8 +223,8 @@ class MessageCalls {
   std::optional<double> limit_of(nb::handle timeout_s) const {
     if (timeout_s.is_none()) return timeout_s_;
     if (!PyFloat_CheckExact(timeout_s.ptr())) return std::nullopt;
-    const double given = PyFloat_AS_DOUBLE(timeout_s.ptr());
-    return given > 0 ? std::optional(given) : std::nullopt;
+    const double seconds = PyFloat_AS_DOUBLE(timeout_s.ptr());
+    return seconds > 0 ? std::optional(seconds) : std::nullopt;
   }
 
   // The call as errors show it.

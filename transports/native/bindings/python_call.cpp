@@ -36,7 +36,7 @@ Buffer::Buffer(nb::handle array, bool writable) {
 }
 
 std::byte* checked_memory(const Extent& extent, std::byte* data, std::size_t nbytes) {
-  if (nbytes < extent.nbytes()) throw std::invalid_argument("an array is shorter than its call says");
+  if (nbytes < extent.nbytes()) throw std::invalid_argument("an array is shorter than its extent in the call");
   return data;
 }
 

@@ -91,8 +91,8 @@ class ArenaRegistry {
       const std::uint64_t version = version_.load(std::memory_order_acquire);
       const std::size_t count = count_.load(std::memory_order_acquire);
       if (count == 0) return {};
-      const ArenaLocation found = look(*table_.load(std::memory_order_acquire), count, begin, nbytes);
-      if (version % 2 == 0 && version_.load(std::memory_order_relaxed) == version) return found;
+      const ArenaLocation location = look(*table_.load(std::memory_order_acquire), count, begin, nbytes);
+      if (version % 2 == 0 && version_.load(std::memory_order_relaxed) == version) return location;
     }
   }
 
@@ -103,8 +103,8 @@ class ArenaRegistry {
 
   Descriptor memory(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
-    const auto found = by_id_.find(id);
-    return found == by_id_.end() ? Descriptor() : Descriptor(::fcntl(found->second->memory_, F_DUPFD_CLOEXEC, 0));
+    const auto entry = by_id_.find(id);
+    return entry == by_id_.end() ? Descriptor() : Descriptor(::fcntl(entry->second->memory_, F_DUPFD_CLOEXEC, 0));
   }
 
  private:

@@ -26,11 +26,11 @@ void reduce(const Piece& piece, std::byte* dst, std::span<const std::byte* const
 
 // Describes how a message differs from the expected one. Counts may differ between ranks, so they are not part of the
 // digest.
-std::string difference(const Header& found, const Header& expected) {
-  Header resized = found;
+std::string difference(const Header& received, const Header& expected) {
+  Header resized = received;
   resized.nbytes = expected.nbytes;
   if (resized != expected) return "a message of another call";
-  return std::to_string(found.nbytes) + " bytes, where " + std::to_string(expected.nbytes) + " are to be received";
+  return std::to_string(received.nbytes) + " bytes, where " + std::to_string(expected.nbytes) + " are to be received";
 }
 
 }  // namespace

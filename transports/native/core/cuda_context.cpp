@@ -18,16 +18,16 @@ class Driver {
   // A process with memory on a device has loaded the driver under this name.
   Driver() {
     void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    void* found = library == nullptr ? nullptr : ::dlsym(library, "cuGetProcAddress_v2");
-    std::memcpy(&get_address_, &found, sizeof get_address_);
+    void* symbol = library == nullptr ? nullptr : ::dlsym(library, "cuGetProcAddress_v2");
+    std::memcpy(&get_address_, &symbol, sizeof get_address_);
   }
 
   template <class Function>
   bool find(Function& function, const char* name) const {
-    void* found = nullptr;
-    if (get_address_ == nullptr || get_address_(name, &found, version, 0, nullptr) != success) return false;
-    std::memcpy(&function, &found, sizeof function);
-    return found != nullptr;
+    void* symbol = nullptr;
+    if (get_address_ == nullptr || get_address_(name, &symbol, version, 0, nullptr) != success) return false;
+    std::memcpy(&function, &symbol, sizeof function);
+    return symbol != nullptr;
   }
 
  private:
@@ -38,9 +38,9 @@ int device_of(const Driver& driver, const void* pointer) {
   int (*get_attributes)(unsigned, int*, void**, std::uintptr_t) = nullptr;
   int attribute = attribute_device_ordinal;
   int device = -1;
-  void* told = &device;
+  void* value = &device;
   if (!driver.find(get_attributes, "cuPointerGetAttributes") ||
-      get_attributes(1, &attribute, &told, reinterpret_cast<std::uintptr_t>(pointer)) != success)
+      get_attributes(1, &attribute, &value, reinterpret_cast<std::uintptr_t>(pointer)) != success)
     return -1;
   return device;
 }

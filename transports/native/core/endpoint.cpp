@@ -70,9 +70,9 @@ std::int32_t Endpoint::job_rank(std::int32_t member) const {
 
 std::int32_t Endpoint::member(std::int32_t job_rank) const {
   if (members_.empty()) return job_rank;
-  const auto found = std::find(members_.begin(), members_.end(), job_rank);
-  if (found == members_.end()) throw std::invalid_argument("this rank of the job is not in the communicator");
-  return static_cast<std::int32_t>(found - members_.begin());
+  const auto position = std::find(members_.begin(), members_.end(), job_rank);
+  if (position == members_.end()) throw std::invalid_argument("this rank of the job is not in the communicator");
+  return static_cast<std::int32_t>(position - members_.begin());
 }
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
@@ -229,7 +229,7 @@ bool Endpoint::start_server() {
     return true;
   } catch (const std::system_error& error) {
     control_->fail({FailureKind::unavailable, rank(), -1, -1,
-                    "rank " + std::to_string(rank()) + " cannot start the thread for calls that go on by themselves: " +
+                    "rank " + std::to_string(rank()) + " cannot start the thread for background calls: " +
                         error.code().message() + " (`ulimit -u`, or pids.max of a container)"});
     return false;
   }
@@ -253,10 +253,10 @@ bool Endpoint::drive() {
     if (queued_.load() != 0) begin_messages();
     moved = advance_collectives();
     if (!messages_.empty()) moved |= advance_messages();
-  } catch (const Mismatch& found) {
-    mismatch(found);
+  } catch (const Mismatch& error) {
+    mismatch(error);
   } catch (const std::bad_alloc&) {
-    fail_here("rank " + std::to_string(rank()) + " has not enough memory");
+    fail_here("rank " + std::to_string(rank()) + " does not have enough memory");
   } catch (const std::system_error& error) {
     fail_here("rank " + std::to_string(rank()) + ": " + error.what(), FailureKind::unavailable);
   } catch (const std::exception& error) {  // ProtocolError, or a defect of this library
@@ -295,14 +295,14 @@ void Endpoint::begin_message(Request& request) {
 }
 
 const std::shared_ptr<const std::string>& Endpoint::description_of(const Message& message) {
-  const auto said = [](const Message& each) {
-    return std::tuple(each.posting.verb, each.peer, each.posting.any_tag, each.posting.buffer.header.group);
+  const auto text_key = [](const Message& shown) {
+    return std::tuple(shown.posting.verb, shown.peer, shown.posting.any_tag, shown.posting.buffer.header.group);
   };
   const std::uint32_t tag = message.posting.buffer.header.group;
   const auto place = 5 * static_cast<std::uint32_t>(message.peer.value_or(0)) + 3 * tag;
   CachedDescription& kept =
       descriptions_[(place + static_cast<std::uint32_t>(message.posting.verb)) % descriptions_.size()];
-  if (kept.text == nullptr || said(kept.message) != said(message)) {
+  if (kept.text == nullptr || text_key(kept.message) != text_key(message)) {
     const std::string shown = message.posting.any_tag ? "any" : std::to_string(tag);
     kept = {message, std::make_shared<const std::string>(call_text(message.posting.verb, message.peer, shown))};
   }
@@ -311,15 +311,15 @@ const std::shared_ptr<const std::string>& Endpoint::description_of(const Message
 
 // The mailbox of the peer, or those of all other ranks for a message of any rank.
 std::vector<std::shared_ptr<Mailbox>> Endpoint::mailboxes_of(const Message& message) {
-  std::vector<std::shared_ptr<Mailbox>> found;
+  std::vector<std::shared_ptr<Mailbox>> mailboxes;
   const std::int32_t me = member(rank());
   for (std::int32_t peer = message.peer.value_or(0); peer < (message.peer ? *message.peer + 1 : size()); ++peer) {
     if (!message.peer && peer == me) continue;
     auto& mailbox = mailboxes_[{message.lane(), peer}];
     if (!mailbox) mailbox = std::make_shared<Mailbox>(channels_.at(message.lane(), peer));
-    found.push_back(mailbox);
+    mailboxes.push_back(mailbox);
   }
-  return found;
+  return mailboxes;
 }
 
 // Begins the next queued collective, if there is one.
@@ -363,7 +363,7 @@ bool Endpoint::advance_messages() {
     // If every rank that could answer has gone, the probe does not end here: it fails like a waiting call.
     std::vector<Blocked> on;
     request->operation_->blocked_on(on);
-    if (!std::all_of(on.begin(), on.end(), [this](const Blocked& each) { return gone(each); }))
+    if (!std::all_of(on.begin(), on.end(), [this](const Blocked& wait) { return gone(wait); }))
       request->operation_->give_up();
   }
   const auto ended = std::stable_partition(messages_.begin(), messages_.end(), [](const Request* request) {
@@ -410,17 +410,17 @@ void Endpoint::fail_all_requests() {
   for (Request* request : all) finish(*request, Outcome::failed);
 }
 
-void Endpoint::mismatch(const Mismatch& found) {
-  const std::int32_t peer = job_rank(found.peer);
+void Endpoint::mismatch(const Mismatch& error) {
+  const std::int32_t peer = job_rank(error.peer);
   const std::string text =
-      "rank " + std::to_string(rank()) + ": rank " + std::to_string(peer) + " sent " + found.what();
-  const Failure failure{FailureKind::mismatch, rank(), peer, found.sequence, text};
-  if (found.sequence < 0) {
+      "rank " + std::to_string(rank()) + ": rank " + std::to_string(peer) + " sent " + error.what();
+  const Failure failure{FailureKind::mismatch, rank(), peer, error.sequence, text};
+  if (error.sequence < 0) {
     control_->fail(failure);
     return;
   }
   awaited_verdict_ = {failure, Clock::now() + verdict_time};
-  control_->report_mismatch(communicator_, members_, found.sequence, text);
+  control_->report_mismatch(communicator_, members_, error.sequence, text);
 }
 
 // Waits for the judges' verdict.

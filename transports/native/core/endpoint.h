@@ -239,7 +239,7 @@ class Endpoint {
   void fail_all_requests();
   void fail_here(const std::string& text, FailureKind kind = FailureKind::internal);
   bool start_server();
-  void mismatch(const Mismatch& found);
+  void mismatch(const Mismatch& error);
   bool await_verdict();
   std::int64_t current_sequence() const { return current_ != nullptr ? current_->sequence_.load() : -1; }
 

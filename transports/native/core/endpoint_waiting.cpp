@@ -362,10 +362,10 @@ bool Endpoint::has_startable_call() const {
 }
 
 std::vector<Blocked> Endpoint::blocked() const {
-  std::vector<Blocked> found;
-  if (current_ != nullptr) collective_.blocked_on(found);
-  for (const auto& [place, mailbox] : mailboxes_) mailbox->blocked_on(found);
-  return found;
+  std::vector<Blocked> waits;
+  if (current_ != nullptr) collective_.blocked_on(waits);
+  for (const auto& [place, mailbox] : mailboxes_) mailbox->blocked_on(waits);
+  return waits;
 }
 
 bool Endpoint::gone(const Blocked& on) const {

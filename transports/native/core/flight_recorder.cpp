@@ -48,15 +48,15 @@ void CallHistory::begin_run(std::uint64_t communicator, std::uint64_t sequence, 
 }
 
 std::optional<CallHistory::Entry> CallHistory::find(std::uint64_t communicator, std::uint64_t sequence) const {
-  const Run* run = newest_run([=](const Run& each) {
-    return each.signature->communicator == communicator && each.first <= sequence && sequence - each.first < each.count;
+  const Run* run = newest_run([=](const Run& candidate) {
+    return candidate.signature->communicator == communicator && candidate.first <= sequence && sequence - candidate.first < candidate.count;
   });
   if (run == nullptr) return std::nullopt;
   return Entry{run->signature->digest, sequence, run->signature->description, run->signature->site};
 }
 
 std::optional<CallHistory::Entry> CallHistory::last(std::uint64_t communicator) const {
-  const Run* run = newest_run([=](const Run& each) { return each.signature->communicator == communicator; });
+  const Run* run = newest_run([=](const Run& candidate) { return candidate.signature->communicator == communicator; });
   if (run == nullptr) return std::nullopt;
   return Entry{run->signature->digest, run->first + run->count - 1, run->signature->description, run->signature->site};
 }

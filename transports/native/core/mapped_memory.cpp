@@ -91,10 +91,10 @@ void MappedMemory::take(const Flag& flag, std::int32_t peer, Channel& channel, s
   for (std::size_t kind = 0; kind < buffer_kinds; ++kind) {
     const ArenaReference& reference = flag.references[kind];
     // If they were passed at different times, receiving a later arena could unmap one that was just resolved.
-    if (reference.passed != flag.references[0].passed) throw ProtocolError("a flag refers to memory at several times");
+    if (reference.passed != flag.references[0].passed) throw ProtocolError("the references of a flag were passed at different times");
     const std::size_t base = program_->peer_base(peer, static_cast<BufferKind>(kind));
-    const std::byte* found = flag.nbytes[kind] == 0 ? nullptr : channel.resolve(reference, flag.nbytes[kind]);
-    bases[base] = const_cast<std::byte*>(found);  // mapped for reading, and steps only read it
+    const std::byte* memory = flag.nbytes[kind] == 0 ? nullptr : channel.resolve(reference, flag.nbytes[kind]);
+    bases[base] = const_cast<std::byte*>(memory);  // mapped for reading, and steps only read it
     peers_nbytes_[base] = flag.nbytes[kind];
   }
 }
@@ -103,7 +103,7 @@ void MappedMemory::check(const Place& place, std::size_t nbytes) const {
   if (place.base <= program_->scratch_base()) return;
   const std::uint64_t known = peers_nbytes_[place.base];
   if (place.offset > known || nbytes > known - place.offset)
-    throw ProtocolError("a plan reads memory of a peer that no flag of it has told of");
+    throw ProtocolError("a plan reads memory of a peer before any flag of the peer has announced it");
 }
 
 }  // namespace unisono

@@ -51,9 +51,9 @@ struct MpiLibrary {
  private:
   template <class Function>
   void find(Function& function, const char* name) {
-    void* found = ::dlsym(handle_, name);
-    if (found == nullptr) throw std::runtime_error(std::string("this MPI has no ") + name);
-    std::memcpy(&function, &found, sizeof function);
+    void* symbol = ::dlsym(handle_, name);
+    if (symbol == nullptr) throw std::runtime_error(std::string("this MPI has no ") + name);
+    std::memcpy(&function, &symbol, sizeof function);
   }
 
   void* handle_;
@@ -90,7 +90,7 @@ class MpiMessenger final : public Messenger {
 
   Peer connect(std::span<const std::byte> address) override {
     std::int32_t rank = 0;
-    if (address.size() != sizeof rank) throw std::runtime_error("what it says is no rank of MPI");
+    if (address.size() != sizeof rank) throw std::runtime_error("the peer's address is not a rank of MPI");
     std::memcpy(&rank, address.data(), sizeof rank);
     return static_cast<Peer>(rank);
   }

@@ -20,7 +20,7 @@ class Reader {
   explicit Reader(std::span<const std::int64_t> words) : words_(words) {}
 
   std::int64_t next() {
-    require(position_ < words_.size(), "it ends early");
+    require(position_ < words_.size(), "it ends too early");
     return words_[position_++];
   }
   std::int64_t next_in(std::int64_t low, std::int64_t high, const char* what) {
@@ -160,7 +160,7 @@ void Plan::check_scratch() const {
   const std::int64_t blocks = partitions_[static_cast<std::size_t>(scratch_.like)].blocks;
   require(scratch_.block < blocks, "block that scratch is like");
   const std::int64_t copied = scratch_.block < 0 ? blocks : 1;
-  require(scratch.blocks == copied * scratch_.copies, "scratch is not copies of what it is like");
+  require(scratch.blocks == copied * scratch_.copies, "scratch does not have the blocks of its copies");
 }
 
 // The fields that steps of each kind have.

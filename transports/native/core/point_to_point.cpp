@@ -178,9 +178,9 @@ void Mailbox::answer_probes(const Header& header) {
 }
 
 PointToPoint* Mailbox::find_receive(const Header& header) {
-  const auto found = std::find_if(receives_.begin(), receives_.end(),
+  const auto match = std::find_if(receives_.begin(), receives_.end(),
                                   [&](const PointToPoint* receive) { return receive->matches(header); });
-  return found == receives_.end() ? nullptr : *found;
+  return match == receives_.end() ? nullptr : *match;
 }
 
 void Mailbox::check(const PointToPoint& receive, const Header& header, std::int32_t peer) {

@@ -260,7 +260,7 @@ void ShmChannel::note_refusal() {
     return;
   }
   const std::uint64_t from = out_->refused_from.load(std::memory_order_relaxed);
-  if (from >= out_remaining_) throw ProtocolError("what a peer has not read of a message lies beyond its end");
+  if (from >= out_remaining_) throw ProtocolError("a peer refused a message from a byte behind its end on");
   single_copy_allowed_ = false;
   single_copy_data_ += from;
   out_remaining_ -= from;
@@ -376,7 +376,7 @@ void ShmChannel::take_reference(const SlotLabel& label) {
 }
 
 void ShmChannel::take_single_copy(const SlotLabel& label) {
-  if (in_remaining_ == 0) throw ProtocolError("a message without a payload was left");
+  if (in_remaining_ == 0) throw ProtocolError("a message without a payload was sent as a single copy");
   std::uint64_t address;
   std::memcpy(&address, label.small, sizeof address);
   peer_address_ = address;

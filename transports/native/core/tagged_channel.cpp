@@ -26,10 +26,10 @@ constexpr auto closing_time = 1000ms;
 constexpr auto cancelling_time = 200ms;
 
 // Keeps memory that a library may still use. It is never freed, on purpose, but stays reachable for leak checkers.
-template <class Kept>
-void leak(std::unique_ptr<Kept> kept) {
+template <class Owners>
+void leak(std::unique_ptr<Owners> kept) {
   static std::mutex lock;
-  static auto& all = *new std::vector<std::unique_ptr<Kept>>;
+  static auto& all = *new std::vector<std::unique_ptr<Owners>>;
   const std::lock_guard guard(lock);
   all.push_back(std::move(kept));
 }
@@ -37,9 +37,9 @@ void leak(std::unique_ptr<Kept> kept) {
 }  // namespace
 
 TaggedChannel::EnvelopeHead TaggedChannel::Envelope::head() const {
-  EnvelopeHead found;
-  std::memcpy(&found, bytes.data(), sizeof found);
-  return found;
+  EnvelopeHead head;
+  std::memcpy(&head, bytes.data(), sizeof head);
+  return head;
 }
 
 TaggedChannel::TaggedChannel(std::int32_t peer, std::shared_ptr<Messenger> messenger, const Route& route,
@@ -71,23 +71,23 @@ TaggedChannel::~TaggedChannel() {
 
 // Waits for the pending transfers until then, and leaks the memory of those that are still pending. False if there are
 // any.
-template <class Kept>
-bool TaggedChannel::finish(Kept& kept, Clock::time_point until) {
+template <class Owners>
+bool TaggedChannel::finish(Owners& owners, Clock::time_point until) {
   bool all = true;
-  for (auto& each : kept) {
-    while (each->transfer.pending()) {
-      messenger_->test(each->transfer);
-      if (!each->transfer.pending()) break;
+  for (auto& owner : owners) {
+    while (owner->transfer.pending()) {
+      messenger_->test(owner->transfer);
+      if (!owner->transfer.pending()) break;
       if (Clock::now() > until) {
-        messenger_->abandon_transfer(each->transfer);
-        leak(std::move(each));
+        messenger_->abandon_transfer(owner->transfer);
+        leak(std::move(owner));
         all = false;
         break;
       }
       std::this_thread::yield();
     }
   }
-  kept.clear();
+  owners.clear();
   return all;
 }
 

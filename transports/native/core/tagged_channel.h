@@ -147,8 +147,8 @@ class TaggedChannel final : public Channel {
   void use(Chunk& chunk, std::size_t nbytes);
   [[noreturn]] void refuse(const char* what) const;
 
-  template <class Kept>
-  bool finish(Kept& kept, Clock::time_point until);
+  template <class Owners>
+  bool finish(Owners& owners, Clock::time_point until);
 
   const pid_t process_ = ::getpid();
   std::shared_ptr<Messenger> messenger_;

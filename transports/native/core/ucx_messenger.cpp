@@ -147,15 +147,15 @@ struct UcxLibrary {
  private:
   template <class Function>
   void find(Function& function, const char* name) {
-    void* found = ::dlsym(handle, name);
-    if (found == nullptr) throw std::runtime_error(std::string("this UCX has no ") + name);
-    std::memcpy(&function, &found, sizeof function);
+    void* symbol = ::dlsym(handle, name);
+    if (symbol == nullptr) throw std::runtime_error(std::string("this UCX has no ") + name);
+    std::memcpy(&function, &symbol, sizeof function);
   }
 };
 
 UcxMessenger::UcxMessenger(const std::string& library, std::uintptr_t context, std::uintptr_t worker)
     : library_(std::make_unique<UcxLibrary>(library)), worker_(reinterpret_cast<void*>(worker)) {
-  if (context == 0 || worker == 0) throw std::runtime_error("there is no worker of UCX");
+  if (context == 0 || worker == 0) throw std::runtime_error("UCX has no context or no worker");
   ContextAttributes attributes{};
   attributes.field_mask = context_attr_memory_types;
   const Status status = library_->context_query(reinterpret_cast<void*>(context), &attributes);
@@ -172,11 +172,11 @@ std::vector<std::byte> UcxMessenger::address() {
   std::size_t nbytes = 0;
   const Status status = library_->worker_get_address(worker_, &address, &nbytes);
   if (status != status_ok)
-    throw std::runtime_error("UCX does not tell its address: " + std::string(library_->status_string(status)));
+    throw std::runtime_error("UCX cannot report the address of its worker: " + std::string(library_->status_string(status)));
   const auto* bytes = static_cast<const std::byte*>(address);
-  const std::vector<std::byte> found(bytes, bytes + nbytes);
+  std::vector<std::byte> copied(bytes, bytes + nbytes);
   library_->worker_release_address(worker_, address);
-  return found;
+  return copied;
 }
 
 Messenger::Peer UcxMessenger::connect(std::span<const std::byte> address) {
@@ -209,10 +209,10 @@ std::string UcxMessenger::carriers(Peer peer) {
   attributes.entry_nbytes = sizeof(TransportEntry);
   const Entry entry(*this);
   if (library_->ep_query(reinterpret_cast<void*>(peer), &attributes) != status_ok) return {};
-  std::string found;
+  std::string carriers;
   for (unsigned i = 0; i < attributes.entries_count; ++i)
-    found += std::string(i == 0 ? "" : ", ") + entries[i].transport_name + "/" + entries[i].device_name;
-  return found;
+    carriers += std::string(i == 0 ? "" : ", ") + entries[i].transport_name + "/" + entries[i].device_name;
+  return carriers;
 }
 
 void UcxMessenger::begin(Transfer& transfer, void* request, bool receives) {
