@@ -45,7 +45,7 @@ def target_for(capability: tuple[int, int]) -> str:
     Raises:
         TransportUnavailableError: the GPU is too old.
     """
-    older = [known for known in _CAPABILITIES if known <= capability]
+    older = [supported for supported in _CAPABILITIES if supported <= capability]
     if not older:
         major, minor = capability
         raise TransportUnavailableError(f"GPUs of compute capability {major}.{minor} are too old: 8.0 is needed")

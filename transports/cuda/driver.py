@@ -101,9 +101,9 @@ class CudaDevice:
         self._require_running()
         driver = self._driver
         others = [driver("cuDeviceGet", ordinal) for ordinal in range(driver("cuDeviceGetCount"))]
-        found = next((other for other in others if _uuid(driver, other) == uuid), None)
+        match = next((other for other in others if _uuid(driver, other) == uuid), None)
         # The driver cannot be asked about a device that this process does not see.
-        return found is not None and (uuid == self.uuid or bool(driver("cuDeviceCanAccessPeer", self._device, found)))
+        return match is not None and (uuid == self.uuid or bool(driver("cuDeviceCanAccessPeer", self._device, match)))
 
     def pin(self, nbytes: int) -> AnyArray:
         flag = self._driver.api.CU_MEMHOSTALLOC_PORTABLE
@@ -115,8 +115,8 @@ class CudaDevice:
 
     def facts(self, pointer: int) -> PointerFacts:
         self._require_running()
-        known = self._driver.api.CUpointer_attribute
-        attributes = [getattr(known, f"CU_POINTER_ATTRIBUTE_{name}") for name in _POINTER_ATTRIBUTES]
+        known_attributes = self._driver.api.CUpointer_attribute
+        attributes = [getattr(known_attributes, f"CU_POINTER_ATTRIBUTE_{name}") for name in _POINTER_ATTRIBUTES]
         values = self._call("cuPointerGetAttributes", len(attributes), attributes, pointer)
         return _facts(pointer, *(int(value) for value in values))
 
@@ -137,8 +137,8 @@ class CudaDevice:
         return bool(status != self._driver.api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
     def new_event(self, *, shared: bool = False) -> Event:
-        known = self._driver.api.CUevent_flags
-        flags = int(known.CU_EVENT_DISABLE_TIMING) | (int(known.CU_EVENT_INTERPROCESS) if shared else 0)
+        api = self._driver.api.CUevent_flags
+        flags = int(api.CU_EVENT_DISABLE_TIMING) | (int(api.CU_EVENT_INTERPROCESS) if shared else 0)
         return Event(int(self._issue("cuEventCreate", flags)))
 
     def export_event(self, event: Event) -> bytes:
@@ -249,8 +249,8 @@ class _Current:
 
 
 def _uuid(driver: Driver, device: Any) -> str:
-    found: bytes = driver("cuDeviceGetUuid", device).bytes
-    return found.hex()
+    uuid: bytes = driver("cuDeviceGetUuid", device).bytes
+    return uuid.hex()
 
 
 def _bytes_of(handle: Any) -> bytes:

@@ -91,13 +91,13 @@ class Driver:
 
     def error(self, name: str, result: Any) -> Exception:
         """Return the error for a `result` of the function `name` that is not success."""
-        said = result.name.removeprefix("CUDA_ERROR_")
-        if said.startswith("STREAM_CAPTURE"):
-            return UsageError(f"{name}: {_CAPTURED} ({said})")
-        reason = _UNAVAILABLE.get(said, _APART if name.startswith(_SHARING) else None)
+        code = result.name.removeprefix("CUDA_ERROR_")
+        if code.startswith("STREAM_CAPTURE"):
+            return UsageError(f"{name}: {_CAPTURED} ({code})")
+        reason = _UNAVAILABLE.get(code, _APART if name.startswith(_SHARING) else None)
         if reason is not None:
-            return TransportUnavailableError(f"the driver of the GPU refused {name} ({said}): {reason}")
-        return InternalError(f"the driver of the GPU failed in {name}: {said}")
+            return TransportUnavailableError(f"the driver of the GPU refused {name} ({code}): {reason}")
+        return InternalError(f"the driver of the GPU failed in {name}: {code}")
 
 
 def _binding() -> Any:

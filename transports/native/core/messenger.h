@@ -57,7 +57,7 @@ class Messenger {
   //! transfer that has failed.
   virtual void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType memory,
                     Transfer& transfer) = 0;
-  //! Receives up to `nbytes` into `data`. The same holds.
+  //! Receives up to `nbytes` into `data`, which must stay valid until the transfer has ended.
   virtual void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType memory,
                        Transfer& transfer) = 0;
   //! Moves data where possible, and notes whether `transfer` has ended.

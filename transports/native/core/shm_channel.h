@@ -158,7 +158,7 @@ class ShmChannel final : public Channel {
   const std::byte* single_copy_data_ = nullptr;  // unsent payload of a single-copy message
   bool single_copy_allowed_ = true;
   SingleCopyPolicy single_copy_policy_;
-  const bool only_peer_;             // whether the job of this channel has two ranks
+  const bool only_peer_;             // whether the communicator has two ranks
   const std::size_t least_in_ring_;  // shorter fragments go into cells
   bool measured_ = false;            // whether fills of this message are timed
   std::uint64_t begun_at_ = 0;       // slots published before the message
