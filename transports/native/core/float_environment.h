@@ -18,7 +18,6 @@ namespace unisono {
 //!
 //! The compiler does not know that arithmetic depends on the environment. So the arithmetic must be in a function that
 //! the compiler cannot see here, such as one that is called by its address.
-// the compiler cannot see from here, such as one that is called by its address.
 class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
