@@ -9,10 +9,10 @@
 //     world.allreduce(x) -> CachedMethod -> native cache -> hit: the core runs the call, with no Python frame
 //                                                        -> miss: the Python method
 //
-// It puts the arguments into the order that the cache expects. It leaves a call to the method if the cache has no such
-// call, if the call does not wait (`wait=False`), if an option or a result is not part of the cache, or if an argument
-// is wrong. The cache is one of the `__slots__` of the class, because looking an attribute up by its name takes a tenth
-// of a call.
+// It puts the arguments into the order that the cache expects. It leaves a call to the method in these cases: the cache
+// has no such call, the call does not wait (`wait=False`), an option is not part of the cache, or an argument is wrong.
+// The cache is one of the `__slots__` of the class, because looking an attribute up by its name takes a tenth of a
+// call.
 #include <nanobind/stl/string.h>
 
 #include <algorithm>

@@ -68,8 +68,8 @@ struct MemoryOwners {
   nanobind::handle outputs;
 };
 
-//! If ranks share cores, yields a few times before the caller examines a call that has not ended: finding its place in
-//! the program takes as long as a time slice of another rank. Returns the state afterwards.
+//! If ranks share cores, yields a few times before the caller examines a call that has not ended. The reason is that
+//! finding its place in the program takes as long as a time slice of another rank. Returns the state afterwards.
 Outcome yield_and_poll(Endpoint& endpoint, const Request& request);
 
 //! Runs a call to its end. A small call is tried for a moment with the interpreter's lock held, because releasing and

@@ -97,7 +97,7 @@ class Control {
   //! What the judges have said about a late call so far. If they have said nothing, it says that they do not answer.
   Outlook outlook(std::uint64_t communicator, std::int64_t sequence, std::int64_t number);
   //! Waits until every other rank has made the last collective that this rank made on the communicator, or has
-  //! departed, or the job has failed; but no longer than `limit`. It calls `interrupted` now and then.
+  //! departed. Ends early if the job fails, and at the latest after `limit`. Calls `interrupted` now and then.
   void settle(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::chrono::milliseconds limit,
               bool (*interrupted)());
 
@@ -115,9 +115,9 @@ class Control {
 
   //! Sends a farewell to all ranks and ends the service. Repeated calls do nothing.
   void leave(const std::string& farewell);
-  //! Ends everything silently in a forked child, where all links are closed already (see descriptor.h). After it,
-  //! neither this object may be used nor its mutex or that of an endpoint be taken: a thread of the parent may have
-  //! held it during the fork.
+  //! Ends everything silently in a forked child, where all links are closed already (see descriptor.h). This object
+  //! must not be used after it. Nor may its mutex or that of an endpoint be taken, because a thread of the parent may
+  //! have held it during the fork.
   void abandon();
   //! Whether this is a forked child.
   bool abandoned() const { return abandoned_; }

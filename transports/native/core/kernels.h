@@ -44,9 +44,9 @@ Kernel find_kernel(DType dtype, Combine combine);
 //! Copies an array to memory that does not overlap it.
 //!
 //! It calls memcpy, which is the fastest way between the caches of two cores where it uses `rep movsb`. On Zen 3 and 4,
-//! `rep movsb` is up to 15 times as slow if the destination lies slightly further into its page than the source (glibc
-//! bug 30994; later versions of glibc avoid it). For example, a numpy array may begin 16 bytes into a page, and a slot
-//! at the beginning of one. Such copies use vector loads and stores, which take at most twice as long for any
+//! `rep movsb` is up to 15 times as slow if the destination lies slightly further into its page than the source. That
+//! is glibc bug 30994, which later versions avoid. For example, a numpy array may begin 16 bytes into a page, and a
+//! slot at the beginning of one. Such copies use vector loads and stores, which take at most twice as long for any
 //! alignment.
 void copy_array(std::byte* dst, const std::byte* src, std::size_t nbytes);
 

@@ -9,10 +9,10 @@
 // count it knows, no slot is free. So a small message costs the transfer of one cache line. The cache lines of both
 // directions lie on one page, so a peer with small messages only costs that page.
 //
-// Byte ring. Longer fragments lie one after the other in a ring of bytes. It is larger than 8 fragments need, because
-// writing a cache line that the other core still holds takes two to three times as long as writing one that has been
-// evicted meanwhile. But a ring that is too large would evict the user's data. A fragment is never overwritten before
-// it is consumed, because at most 8 of them are under way.
+// Byte ring. Longer fragments lie one after the other in a ring of bytes. It is larger than 8 fragments need. The
+// reason is that writing a cache line takes two to three times as long while the other core still holds it. But a ring
+// that is too large would evict the user's data. A fragment is never overwritten before it is consumed, because at most
+// 8 of them are under way.
 //
 // By reference. A large payload in an arena (arena.h) is not copied into slots. One slot carries a reference, and the
 // receiver, which has mapped the arena, reads the payload in place. The message ends for the sender when the receiver
