@@ -49,7 +49,8 @@ void CallHistory::begin_run(std::uint64_t communicator, std::uint64_t sequence, 
 
 std::optional<CallHistory::Entry> CallHistory::find(std::uint64_t communicator, std::uint64_t sequence) const {
   const Run* run = newest_run([=](const Run& candidate) {
-    return candidate.signature->communicator == communicator && candidate.first <= sequence && sequence - candidate.first < candidate.count;
+    return candidate.signature->communicator == communicator && candidate.first <= sequence &&
+           sequence - candidate.first < candidate.count;
   });
   if (run == nullptr) return std::nullopt;
   return Entry{run->signature->digest, sequence, run->signature->description, run->signature->site};

@@ -91,7 +91,8 @@ void MappedMemory::take(const Flag& flag, std::int32_t peer, Channel& channel, s
   for (std::size_t kind = 0; kind < buffer_kinds; ++kind) {
     const ArenaReference& reference = flag.references[kind];
     // If they were passed at different times, receiving a later arena could unmap one that was just resolved.
-    if (reference.passed != flag.references[0].passed) throw ProtocolError("the references of a flag were passed at different times");
+    if (reference.passed != flag.references[0].passed)
+      throw ProtocolError("the references of a flag were passed at different times");
     const std::size_t base = program_->peer_base(peer, static_cast<BufferKind>(kind));
     const std::byte* memory = flag.nbytes[kind] == 0 ? nullptr : channel.resolve(reference, flag.nbytes[kind]);
     bases[base] = const_cast<std::byte*>(memory);  // mapped for reading, and steps only read it

@@ -172,7 +172,8 @@ std::vector<std::byte> UcxMessenger::address() {
   std::size_t nbytes = 0;
   const Status status = library_->worker_get_address(worker_, &address, &nbytes);
   if (status != status_ok)
-    throw std::runtime_error("UCX cannot report the address of its worker: " + std::string(library_->status_string(status)));
+    throw std::runtime_error("UCX cannot report the address of its worker: " +
+                             std::string(library_->status_string(status)));
   const auto* bytes = static_cast<const std::byte*>(address);
   std::vector<std::byte> copied(bytes, bytes + nbytes);
   library_->worker_release_address(worker_, address);
