@@ -244,8 +244,8 @@ def test_auto_takes_ucx_where_there_is_a_device_that_it_can_drive(
     assert preference.resolved(("auto",)) == ("shm", "tcp")
     (tmp_path / "devices" / "mlx5_0").mkdir(parents=True)
     monkeypatch.setattr(preference, "_DEVICES", tmp_path / "devices")
-    library = tmp_path / "lib" / "libucp.so.0"
-    monkeypatch.setattr(library, "library_path", lambda: str(library))
+    libucp = tmp_path / "lib" / "libucp.so.0"
+    monkeypatch.setattr(library, "library_path", lambda: str(libucp))
     assert preference.resolved(("auto",)) == ("shm", "tcp")
     (tmp_path / "lib" / "ucx").mkdir(parents=True)
     (tmp_path / "lib" / "ucx" / "libuct_ib_mlx5.so.0").touch()
