@@ -155,7 +155,7 @@ FAULTS = (
         "algorithms/verifier/hazards.py",
         "if home[cell] in written:",
         "if home[cell] in ():",
-        ("tests/algorithms/test_verifier.py",),
+        ("tests/algorithms/test_verifier_contracts.py", "tests/algorithms/test_verifier.py"),
     ),
     Fault(
         "verifier_segments",
