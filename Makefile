@@ -24,7 +24,7 @@ NATIVE_BUILD = $(BIN)/cmake -S . -G Ninja -DUNISONO_MODULE=OFF -DUNISONO_TESTS=O
   -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) --log-level=WARNING
 # Where it is built only to be tested: most of the time goes into reading headers and optimising, so files are compiled
 # many at a time, with line numbers and no more for debuggers.
-CHECKED_BUILD = $(NATIVE_BUILD) -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 \
+CHECKED_BUILD = $(NATIVE_BUILD) -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
 CHECK = $(BIN)/ctest --output-on-failure --timeout 400 --parallel 2
 FUZZERS := frames plans shm tcp

@@ -155,7 +155,7 @@ FAULTS = (
         "algorithms/verifier/hazards.py",
         "if home[cell] in written:",
         "if home[cell] in ():",
-        ("tests/algorithms/test_verifier.py",),
+        ("tests/algorithms/test_verifier_contracts.py", "tests/algorithms/test_verifier.py"),
     ),
     Fault(
         "verifier_segments",
@@ -238,10 +238,10 @@ FAULTS = (
     ),
     # --- choosing algorithms, gradients, launchers ------------------------------------------------------------------
     Fault(
-        "tuner_table_ranges",
+        "tuner_table_weights",
         "tuning/decide/table.py",
-        "nbytes < found.end) else None",
-        "nbytes <= found.end) else None",
+        "math.log(each.median_s) * each.rounds for",
+        "math.log(each.median_s) for",
         ("tests/tuning/test_tuning_table.py",),
     ),
     Fault(
