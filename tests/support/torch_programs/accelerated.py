@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from torch_programs.meeting import meet
+from support.torch_programs.meeting import meet
 
 torch.manual_seed(0)
 MODEL = torch.nn.Linear(20, 4)

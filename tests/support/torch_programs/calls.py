@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.distributed_c10d as c10d
+from support.torch_programs import parity
+from support.torch_programs.meeting import meet
 from torch.distributed.device_mesh import init_device_mesh
-from torch_programs import parity
-from torch_programs.meeting import meet
 
 import unisono as un
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.torch_programs.meeting import meet
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
-from torch_programs.meeting import meet
 
 import unisono as un
 

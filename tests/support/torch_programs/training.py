@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.torch_programs.meeting import meet
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook as power
 from torch.nn.parallel import DistributedDataParallel
-from torch_programs.meeting import meet
 
 import unisono as un
 
