@@ -92,11 +92,11 @@ def command_fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # --- Statistics
 
 
-def test_the_time_of_a_call_is_that_of_its_slowest_rank_in_microseconds() -> None:
+def test_time_of_a_call_is_that_of_its_slowest_rank() -> None:
     assert slowest([[1000, 5000], [3000, 2000]]).tolist() == [3.0, 5.0]
 
 
-def test_the_median_is_taken_over_the_calls_of_a_round_and_then_over_rounds() -> None:
+def test_median_is_taken_within_each_round_and_then_over_rounds() -> None:
     rounds = [np.array([1.0, 2.0, 30.0]), np.array([4.0] * 100), np.array([8.0])]
     assert median(rounds) == 4.0
 
@@ -113,20 +113,20 @@ def test_p90_is_taken_over_same_rounds_as_median() -> None:
     ("collective", "ranks", "expected"),
     [("allreduce", 4, 1.5), ("allreduce", 2, 1.0), ("broadcast", 4, 1.0), ("reduce", 4, 1.0), ("alltoall", 4, 0.75)],
 )
-def test_bus_bandwidth_is_that_of_nccl_tests(collective: str, ranks: int, expected: float) -> None:
+def test_bus_bandwidth_follows_nccl_tests(collective: str, ranks: int, expected: float) -> None:
     assert bus_bandwidth(collective, 1_000_000, ranks, 1000.0) == pytest.approx(expected)
 
 
-def test_a_barrier_has_no_bandwidth() -> None:
+def test_barrier_has_no_bus_bandwidth() -> None:
     assert bus_bandwidth("barrier", 0, 4, 1.0) is None
 
 
-def test_pairing_cancels_what_disturbs_a_round() -> None:
+def test_paired_ratio_cancels_disturbances_of_a_round() -> None:
     disturbance = np.array([1.0, 7.0, 0.5, 20.0])
     assert paired_ratio(list(3.0 * disturbance), list(disturbance)) == pytest.approx((3.0, 3.0, 3.0))
 
 
-def test_the_ratio_is_a_geometric_mean_inside_its_interval() -> None:
+def test_paired_ratio_is_a_geometric_mean_inside_its_interval() -> None:
     ratio = paired_ratio([1.0, 4.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0])
     assert ratio.value == pytest.approx(2.0)
     assert 1.0 <= ratio.low < 2.0 < ratio.high <= 4.0
@@ -146,18 +146,18 @@ def test_the_ratio_is_a_geometric_mean_inside_its_interval() -> None:
         ("8:8,64", (8, 64)),
     ],
 )
-def test_sizes_are_ranges_and_lists(text: str, expected: tuple[int, ...]) -> None:
+def test_parse_sizes_accepts_ranges_and_lists(text: str, expected: tuple[int, ...]) -> None:
     assert parse_sizes(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "x", "8:", "0", "-8", "64:8", "8:64:1", "8:64:x", "8:16:2:2", "8,,16", "1T"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_parse_sizes_refuses_invalid_text(text: str) -> None:
     with pytest.raises(UsageError):
         parse_sizes(text)
 
 
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (8, "8 B"), (1536, "1536 B"), (65536, "64 KiB")])
-def test_sizes_are_shown_in_the_largest_unit_that_divides_them(nbytes: int, text: str) -> None:
+def test_format_size_uses_the_largest_unit_that_divides_the_size(nbytes: int, text: str) -> None:
     assert format_size(nbytes) == text
 
 
@@ -178,20 +178,20 @@ def test_sizes_are_shown_in_the_largest_unit_that_divides_them(nbytes: int, text
         (["gossip"], "gossip"),
     ],
 )
-def test_a_command_that_cannot_be_carried_out_gets_one_line(
+def test_bench_refuses_bad_arguments_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     assert told in command_fails(capsys, *arguments)
 
 
-def test_a_peer_that_is_not_installed_is_told_how_to_be(
+def test_bench_says_how_to_install_a_missing_peer(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "-m unisono.bench.peers install gloo`" in command_fails(capsys, "allreduce", "--against", "gloo")
 
 
-def test_every_peer_has_a_recipe_and_an_adapter() -> None:
+def test_every_peer_has_an_environment_an_adapter_and_a_command() -> None:
     for library in PEERS.values():
         assert library.environment in {*ENVIRONMENTS, None}
         assert (REPOSITORY / "bench" / "adapters" / f"{library.adapter}.py").is_file()
@@ -227,7 +227,7 @@ def test_placement_is_measured_between_two_cores() -> None:
 # --- The driver, with libraries of the test
 
 
-def test_libraries_are_measured_in_all_rounds_at_all_sizes(library_that: Any) -> None:
+def test_driver_measures_every_library_in_all_rounds_at_all_sizes(library_that: Any) -> None:
     settings = small(library_that("pass", "one"), library_that("pass", "two"), sizes=(8, 1024))
     observer = Silence()
     results = Driver(settings, observer).run()
@@ -240,7 +240,7 @@ def test_libraries_are_measured_in_all_rounds_at_all_sizes(library_that: Any) ->
     assert len(observer.heard) == steps(settings)
 
 
-def test_a_wrong_result_is_told_and_not_timed(library_that: Any) -> None:
+def test_driver_reports_a_wrong_result_and_does_not_time_it(library_that: Any) -> None:
     results = Driver(small(library_that("array[1] += 1", "wrong"), library_that("pass", "right")), Silence()).run()
     (failure,) = results.failures
     assert (failure.library, failure.nbytes) == ("wrong", 8)
@@ -248,14 +248,14 @@ def test_a_wrong_result_is_told_and_not_timed(library_that: Any) -> None:
     assert {sample.library for sample in results.samples} == {"right"}
 
 
-def test_a_result_that_goes_wrong_later_is_found(library_that: Any) -> None:
+def test_driver_detects_a_result_that_goes_wrong_in_a_later_call(library_that: Any) -> None:
     body = "call.calls = getattr(call, 'calls', 0) + 1; array[:] += call.calls > 1"
     results = Driver(small(library_that(body)), Silence()).run()
     assert "wrong result" in results.failures[0].reason
     assert results.samples == []
 
 
-def test_a_library_that_lacks_a_call_is_back_at_the_next_size(library_that: Any) -> None:
+def test_driver_measures_library_again_at_sizes_whose_call_it_has(library_that: Any) -> None:
     library = library_that("pass", lacks="array.size == 2")
     results = Driver(small(library, sizes=(8, 1024)), Silence()).run()
     assert results.failures == [Failure(8, "library", "no such call")]
@@ -270,7 +270,7 @@ def test_a_library_that_lacks_a_call_is_back_at_the_next_size(library_that: Any)
         ("time.sleep(1000)", "it did not answer in time", 5.0),
     ],
 )
-def test_a_library_that_crashes_raises_or_hangs_leaves_the_others_to_go_on(
+def test_driver_measures_the_others_when_a_library_crashes_raises_or_hangs(
     library_that: Any, tmp_path: Path, body: str, told: str, deadline_s: float
 ) -> None:
     pids = tmp_path / "pids"
@@ -284,12 +284,12 @@ def test_a_library_that_crashes_raises_or_hangs_leaves_the_others_to_go_on(
     assert _all_ended(pids.read_text().split())
 
 
-def test_a_launcher_that_ends_at_once_is_a_failure() -> None:
+def test_driver_reports_a_launcher_that_ends_at_once() -> None:
     results = Driver(small(Library("library", "mpi", "/bin/false", "RANK")), Silence()).run()
     assert results.failures == [Failure(8, "library", "its launcher ended with code 1")]
 
 
-def test_a_launcher_that_does_not_exist_is_a_failure() -> None:
+def test_driver_reports_a_launcher_that_does_not_exist() -> None:
     (failure,) = Driver(small(Library("library", "mpi", "/nowhere/mpirun", "RANK")), Silence()).run().failures
     assert "its launcher cannot be started" in failure.reason
 
@@ -310,7 +310,7 @@ def _sample(library: str, number: int, placement: Placement, *times_us: float) -
     return Sample(1024, library, number, placement, np.array(times_us))
 
 
-def test_only_rounds_of_one_placement_are_compared() -> None:
+def test_report_compares_only_rounds_of_one_placement() -> None:
     own, other = unisono_over("shm"), PEERS["gloo"]
     samples = [
         *(_sample(own.name, 0, NEAR, 1.0, 1.0), _sample(other.name, 0, NEAR, 2.0, 2.0)),
@@ -331,7 +331,7 @@ def test_only_rounds_of_one_placement_are_compared() -> None:
     assert by_key["far", "gloo"].busbw == pytest.approx(1024 / 50.0 / 1e3)
 
 
-def test_the_document_is_json_with_a_row_for_each_failure_and_no_host_name(tmp_path: Path) -> None:
+def test_json_document_has_a_row_for_each_failure_and_no_host_name(tmp_path: Path) -> None:
     own = unisono_over("shm")
     results = Results([_sample(own.name, 0, UNKNOWN, 1.0)], [Failure(1024, own.name, "it did not answer in time")])
     settings = small(own, sizes=(1024,))
@@ -356,7 +356,7 @@ def measured_by_the_command(path: Path, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("collective", list(BUS_FACTORS))
-def test_unisono_is_measured_over_shared_memory_and_tcp(
+def test_bench_measures_unisono_over_shm_and_tcp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], collective: str
 ) -> None:
     arguments = (collective, "-n", "2", "--sizes", "8,64K", "--transport", "shm,tcp")
@@ -369,7 +369,7 @@ def test_unisono_is_measured_over_shared_memory_and_tcp(
     assert "÷ unisono-shm" in capsys.readouterr().out
 
 
-def test_mapped_arrays_and_the_bound_of_memory_are_measured_beside_ordinary_arrays(tmp_path: Path) -> None:
+def test_bench_measures_mapped_arrays_and_bare_copies_beside_ordinary_ones(tmp_path: Path) -> None:
     peers = "unisono-empty", "bare-copy"
     content = measured_by_the_command(
         tmp_path / "results.json", "allreduce", "--sizes", "256K", "--against", ",".join(peers)
@@ -380,7 +380,7 @@ def test_mapped_arrays_and_the_bound_of_memory_are_measured_beside_ordinary_arra
 
 
 @pytest.mark.skipif(not (REPOSITORY / ROOT / "gloo" / COMPLETE).exists(), reason="make peers installs Gloo")
-def test_gloo_is_measured_beside_unisono(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_measures_gloo_beside_unisono(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     assert peer("gloo").environment == "gloo"
     content = measured_by_the_command(tmp_path / "results.json", "allreduce", "--sizes", "1K", "--against", "gloo")
@@ -390,7 +390,7 @@ def test_gloo_is_measured_beside_unisono(tmp_path: Path, monkeypatch: pytest.Mon
     assert gloo
 
 
-def test_a_peer_with_whom_small_messages_are_exchanged_costs_a_page_at_either_end() -> None:
+def test_small_messages_cost_at_most_two_pages_for_each_peer() -> None:
     peers = 200
     told = subprocess.check_output([sys.executable, "-m", "unisono.bench.memory", "--peers", str(peers), "--json"])
     linked, small, large = ({row["state"]: row["resident_kib"] for row in json.loads(told)}[each] for each in STATES)
@@ -398,7 +398,7 @@ def test_a_peer_with_whom_small_messages_are_exchanged_costs_a_page_at_either_en
     assert (large - small) / peers > 1000
 
 
-def test_the_overlap_of_calls_with_computing_is_measured() -> None:
+def test_overlap_benchmark_measures_calls_beside_computing() -> None:
     asked = ["--sizes", "4K,1M", "--rounds", "3", "--json"]
     rows = json.loads(
         subprocess.check_output([sys.executable, "-m", "unisono.bench.overlap", *asked], timeout=DEADLINE_S)
@@ -408,7 +408,7 @@ def test_the_overlap_of_calls_with_computing_is_measured() -> None:
         assert all(row[name] > 0 for name in ("compute_ms", "allreduce_ms", "overlapped_ms", "ratio", "start_us"))
 
 
-def test_the_overlap_is_told_in_a_table() -> None:
+def test_overlap_benchmark_prints_a_table() -> None:
     asked = ["--sizes", "4K", "--rounds", "2", "-n", "1"]
     told = subprocess.check_output(
         [sys.executable, "-m", "unisono.bench.overlap", *asked], timeout=DEADLINE_S, text=True

@@ -50,7 +50,7 @@ def records(document: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("on_double")
-def test_the_machine_is_told_and_what_works_there(tmp_path: Path) -> None:
+def test_gpu_machine_stage_records_packages_and_usable_features(tmp_path: Path) -> None:
     document = run_stages("machine", tmp_path / "results.json")
     assert document["format"] == gpu.FORMAT
     assert [(stage["name"], stage["ended"]) for stage in document["stages"]] == [("machine", "code 0")]
@@ -64,7 +64,7 @@ def test_the_machine_is_told_and_what_works_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("on_double")
-def test_kernels_are_measured_beside_a_copy_and_what_else_is_there(tmp_path: Path) -> None:
+def test_gpu_kernels_stage_records_copies_torch_and_cupy_beside_unisono(tmp_path: Path) -> None:
     document = run_stages("kernels", tmp_path / "results.json")
     kernels = records(document, "kernel")
     measured = {(each["contender"], each["k"], each["nbytes"]) for each in kernels if "failure" not in each}
@@ -74,7 +74,7 @@ def test_kernels_are_measured_beside_a_copy_and_what_else_is_there(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("on_double")
-def test_ranks_that_are_threads_are_measured(tmp_path: Path) -> None:
+def test_gpu_threads_stage_measures_ranks_that_are_threads(tmp_path: Path) -> None:
     document = run_stages("threads-2", tmp_path / "results.json")
     found = records(document, "allreduce")
     assert [(each["library"], each["nbytes"]) for each in found] == [
@@ -84,14 +84,14 @@ def test_ranks_that_are_threads_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("on_double")
-def test_ranks_that_are_processes_are_measured(tmp_path: Path) -> None:
+def test_gpu_processes_stage_measures_ranks_that_are_processes(tmp_path: Path) -> None:
     (found,) = records(run_stages("processes-2", tmp_path / "results.json"), "allreduce")
     assert (found["library"], found["nbytes"], found["ranks"]) == ("unisono", 1024, 2)
     assert found["median_us"] > 0
 
 
 @pytest.mark.usefixtures("on_double")
-def test_a_stage_in_which_ours_fails_has_not_ended_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_stage_ends_with_code_1_when_unisono_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fake_cuda.FAIL, "cuInit=100")
     document = run_stages("processes-2,machine", tmp_path / "results.json")
     assert {stage["name"]: stage["ended"] for stage in document["stages"]} == {
@@ -102,7 +102,7 @@ def test_a_stage_in_which_ours_fails_has_not_ended_well(tmp_path: Path, monkeypa
     assert "NO_DEVICE" in failed["failure"]
 
 
-def test_the_machine_is_told_even_if_nothing_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_machine_stage_runs_even_if_the_build_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "build_command", lambda python, folder: [sys.executable, "-c", "raise SystemExit(3)"])
     out = tmp_path / "results.json"
     assert gpu.main(["--out", str(out), "--only", "machine,kernels"]) == 1
@@ -124,7 +124,7 @@ time.sleep(100)
 """
 
 
-def test_a_stage_that_hangs_is_ended_with_all_that_it_has_started_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_hanging_gpu_stage_is_ended_with_its_processes_before_the_next(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     run = gpu.Run(out, 60.0)
     assert not run.stage("hangs", 2.0, [sys.executable, "-c", HANGS], dict(os.environ))
@@ -153,7 +153,7 @@ print(ended.code, gpu._descendants())
 """
 
 
-def test_what_a_stage_leaves_behind_does_not_disturb_the_next_one(tmp_path: Path) -> None:
+def test_processes_left_by_a_gpu_stage_are_ended_before_the_next(tmp_path: Path) -> None:
     program = tmp_path / "leaves.py"
     program.write_text(LEAVES)
     ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=True)
@@ -161,7 +161,7 @@ def test_what_a_stage_leaves_behind_does_not_disturb_the_next_one(tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:subprocess:ResourceWarning")
-def test_what_the_driver_does_not_let_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_stage_that_survives_sigkill_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "DYING_S", 0.1)
     kill, spared = os.kill, set[int]()
     with monkeypatch.context() as patch:
@@ -173,20 +173,20 @@ def test_what_the_driver_does_not_let_end_is_not_waited_for(monkeypatch: pytest.
     assert ended.code is None
 
 
-def test_no_stage_begins_when_the_time_is_over(tmp_path: Path) -> None:
+def test_no_gpu_stage_begins_when_the_time_is_over(tmp_path: Path) -> None:
     run = gpu.Run(tmp_path / "results.json", 0.0)
     assert not run.stage("late", 10.0, ["/nowhere"], {})
     assert run.document["stages"][0]["ended"] == "not run: no time was left"
 
 
-def test_an_environment_sees_what_is_installed_where_it_is_made(tmp_path: Path) -> None:
+def test_gpu_environment_sees_packages_of_its_parent_environment(tmp_path: Path) -> None:
     python = gpu.environment(tmp_path / "made")
     assert not Path(sys.prefix).samefile(tmp_path / "made")
     said = run_in(python, "import sys, numpy; print(sys.prefix)")
     assert said == str(tmp_path / "made")
 
 
-def test_an_environment_finds_the_libraries_of_cuda_that_are_packages(tmp_path: Path) -> None:
+def test_gpu_environment_finds_cuda_libraries_of_packages(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: make cuda")
     said = run_in(gpu.environment(tmp_path / "made"), "from cuda.bindings import nvrtc; print(nvrtc.nvrtcVersion()[1])")
     assert said == "13"
@@ -213,7 +213,7 @@ def verdicts(*found: dict[str, Any]) -> dict[str, bool | None]:
     return {outcome.target: outcome.met for outcome in targets.outcomes(found)}
 
 
-def test_targets_of_kernels_are_met_or_missed() -> None:
+def test_kernel_targets_are_met_or_missed_by_measured_bandwidth() -> None:
     name = "float32 reductions reach 0.95 of the bandwidth of a copy"
     copy = kernel("copy", 4000.0)
     assert verdicts(copy, kernel("unisono", 3900.0))[name] is True
@@ -226,7 +226,7 @@ def test_targets_of_kernels_are_met_or_missed() -> None:
     assert verdicts(kernel("unisono", 1.0, wrong="byte 3 differs"))[right] is False
 
 
-def test_targets_of_allreduce_are_met_or_missed() -> None:
+def test_allreduce_targets_are_met_or_missed_by_measured_time() -> None:
     copy = kernel("copy", 4000.0)
     name = "thread-ranks reduce 256 MiB within 1.25 times the time of the bytes moved"
     bound_us = targets.traffic_nbytes(2, 256 * MIB) / 4000.0 / 1e3
@@ -237,14 +237,14 @@ def test_targets_of_allreduce_are_met_or_missed() -> None:
         assert verdicts(allreduce("gloo", nbytes, 1000.0), allreduce("unisono", nbytes, us))[name] is met
 
 
-def test_failed_tests_miss_their_target() -> None:
+def test_failed_test_misses_the_target_of_tests() -> None:
     passed = {"kind": "test", "name": "a", "outcome": "passed", "said": ""}
     failed = {"kind": "test", "name": "b", "outcome": "failure", "said": "no"}
     (found, *_) = targets.outcomes([passed, failed])
     assert (found.met, found.worst) == (False, "b: no")
 
 
-def test_results_are_shown_as_tables_with_a_reason_for_what_is_not_measured() -> None:
+def test_report_shows_tables_and_a_reason_for_missing_measurements() -> None:
     lacking = {"kind": "kernel", "dtype": "float32", "k": 2, "nbytes": MIB, "contender": "CuPy", "failure": "not there"}
     found = [kernel("copy", 4000.0), kernel("unisono", 3900.0), lacking, allreduce("gloo", MIB, 12.5)]
     shown = report.tables({"records": found, "stages": []})
@@ -254,7 +254,7 @@ def test_results_are_shown_as_tables_with_a_reason_for_what_is_not_measured() ->
     assert rows["Allreduce float32, µs"][-1] == ["12.5"]
 
 
-def test_reasons_are_shown_as_they_are() -> None:
+def test_report_shows_reasons_verbatim() -> None:
     why = "not found in [/opt/cuda]: pip install 'unisono[cuda]'"
     lacking = kernel("CuPy", 1.0, failure=why)
     failed = {"kind": "test", "name": "b", "outcome": "failure", "said": why}

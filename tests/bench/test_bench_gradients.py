@@ -19,13 +19,13 @@ SHORT = {
 }
 
 
-def test_what_is_exposed_is_told_beside_steps_without_overlap() -> None:
+def test_exposed_share_is_relative_to_steps_without_overlap() -> None:
     assert shares({"exposed_ms": {"after": 20.0, "overlapped": 4.0}}) == {"after": 1.0, "overlapped": 0.2}
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.parametrize("what", SHORT)
-def test_hosts_are_made_measured_and_removed(what: str, tmp_path: Path) -> None:
+def test_gradients_benchmark_removes_its_namespaces_after_measuring(what: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="pip install 'unisono[demo]'")
     if what == "lag" and not Path("/dev/net/tun").exists():
         pytest.skip("there is no /dev/net/tun")

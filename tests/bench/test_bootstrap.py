@@ -11,7 +11,7 @@ from support.deadlines import DEADLINE_S
 COMMAND = [sys.executable, "-m", "unisono.bench.bootstrap"]
 
 
-def test_the_time_to_meet_is_measured_with_real_processes() -> None:
+def test_bootstrap_benchmark_measures_real_processes() -> None:
     command = [*COMMAND, "--ranks", "1,3", "--repeats", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     rows = json.loads(done.stdout)
@@ -23,7 +23,7 @@ def test_the_time_to_meet_is_measured_with_real_processes() -> None:
         assert row["resident_mib"] > 1
 
 
-def test_numbers_that_are_none_are_refused() -> None:
+def test_bootstrap_benchmark_refuses_invalid_numbers_of_ranks() -> None:
     done = subprocess.run(
         [*COMMAND, "--ranks", "many"], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )

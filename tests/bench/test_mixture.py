@@ -23,7 +23,7 @@ def ratios(both: str, own: str) -> dict[str, float]:
     return {each.name: ratio(point, each) for each in COMPARISONS}
 
 
-def test_a_table_is_compared_with_each_library_alone_and_with_the_best_of_all() -> None:
+def test_mixture_compares_a_table_with_each_library_and_the_best_of_all() -> None:
     assert ratios(both="chain", own="ring") == pytest.approx(
         {
             "table of both ÷ the better of the two": 1.5,
@@ -36,14 +36,14 @@ def test_a_table_is_compared_with_each_library_alone_and_with_the_best_of_all() 
     )
 
 
-def test_the_better_of_the_two_may_be_mpi() -> None:
+def test_mixture_comparison_counts_mpi_as_the_better_library() -> None:
     slower = TIMES_S | {MPI_NATIVE: 1.5}
     choices = {"both": "ring", "own": "ring", "mpi": MPI_NATIVE}
     point = Point("shm", "broadcast", 8, {name: [seconds] * 4 for name, seconds in slower.items()}, choices, {})
     assert ratio(point, COMPARISONS[0]) == pytest.approx(2.0 / 1.5)
 
 
-def test_ranks_run_by_the_mpiexec_and_the_python_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_ranks_use_mpiexec_and_python_of_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"unisono\.bench\.peers mpi"):
         mpi_ranks("mpich", 2, ["-V"])
@@ -57,7 +57,7 @@ def test_ranks_run_by_the_mpiexec_and_the_python_of_a_library(tmp_path: Path, mo
         mpi_ranks("lam", 2, [])
 
 
-def test_the_command_asks_for_what_its_options_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixture_command_passes_its_options_to_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[mixture.StudySettings] = []
 
     def study(place: mixture.Place, wanted: mixture.StudySettings, folder: Path) -> list[Point]:

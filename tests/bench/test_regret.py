@@ -22,30 +22,30 @@ def point(nbytes: int, one_s: float, other_s: float, predicted: tuple[float, flo
     return Point("shm", "allreduce", nbytes, times, CHOICES, dict(zip(times, predicted, strict=True)))
 
 
-def test_regret_is_the_time_of_what_was_chosen_by_that_of_the_best() -> None:
+def test_regret_is_chosen_time_divided_by_best_time() -> None:
     found = point(8, 2.0, 3.0)
     assert [found.regret(selector) for selector in ("table", "model", HINDSIGHT)] == pytest.approx([1.0, 1.5, 1.0])
 
 
-def test_luck_in_the_rounds_that_choose_is_none_in_those_that_score() -> None:
+def test_regret_is_scored_on_other_rounds_than_hindsight_chooses_by() -> None:
     found = Point("shm", "allreduce", 8, {"good": [2.0] * 4, "bad": [1.0, 4.0, 1.0, 4.0]}, CHOICES, {})
     assert found.regret("table") == pytest.approx(math.sqrt(2.0 / 4.0))  # 2 over 4, and 2 over 2
     assert found.regret(HINDSIGHT) == pytest.approx(math.sqrt(2.0 / 4.0 * 1.0 / 2.0))
 
 
-def test_rounds_that_others_have_disturbed_do_not_count() -> None:
+def test_prediction_errors_ignore_disturbed_rounds() -> None:
     times = {"good": [2.0, 90.0, 2.0, 1.0], "bad": [3.0] * 4}
     found = Point("shm", "allreduce", 8, times, CHOICES, {"good": 2.2})
     assert found.errors() == pytest.approx([0.1])
 
 
-def test_rises_by_hand() -> None:
+def test_rises_are_those_computed_by_hand() -> None:
     assert rises([(1, 0.5), (4, 0.25), (16, 1.0 / 4), (64, 4.0)]) == pytest.approx([32.0])
     assert rises([(1, 0.5), (16, 8.0)], 2.0) == pytest.approx([4.0])
     assert rises([(1, 0.5), (4, 0.9)]) == rises([(1, 2.0), (4, 0.5)]) == []
 
 
-def test_a_crossover_is_as_far_off_as_its_prediction_and_infinitely_if_there_is_none() -> None:
+def test_crossover_error_is_infinite_when_no_crossover_is_predicted() -> None:
     measured = [(1, 1.0, 2.0), (16, 2.0, 1.0), (256, 4.0, 1.0)]
     near = [
         point(*row, predicted) for row, predicted in zip(measured, [(1.0, 4.0), (1.0, 1.1), (4.0, 1.0)], strict=True)
@@ -57,37 +57,37 @@ def test_a_crossover_is_as_far_off_as_its_prediction_and_infinitely_if_there_is_
     assert of_model([point(8, 1.0, 1.0)]).endswith("no crossovers")
 
 
-def test_a_crossover_is_predicted_anywhere_in_the_range_in_which_neither_is_faster() -> None:
+def test_crossover_may_be_predicted_anywhere_where_neither_is_faster() -> None:
     measured = [(1, 1.0, 2.0), (4, 1.0, 1.01), (64, 1.01, 1.0), (256, 2.0, 1.0)]
     for place, off in ((8, 1.0), (40, 1.0), (1024, 1024 / 64)):
         points = [point(*row, (row[0] / place, 1.0)) for row in [*measured, (4096, 2.0, 1.0)]]
         assert crossovers(points) == pytest.approx([off], rel=0.1), place
 
 
-def test_a_prediction_that_two_change_places_the_other_way_round_is_none() -> None:
+def test_crossover_predicted_in_the_opposite_direction_does_not_count() -> None:
     points = [point(1, 1.0, 2.0, (2.0, 1.0)), point(16, 2.0, 1.0, (1.0, 2.0))]
     assert crossovers(points) == [math.inf]
 
 
-def test_variants_that_take_turns_in_being_faster_do_not_cross() -> None:
+def test_noise_between_two_variants_is_no_crossover() -> None:
     times = {"good": [1.0, 2.0, 1.0, 2.0], "bad": [2.0, 1.0, 2.0, 1.0]}
     noise = [Point("shm", "allreduce", nbytes, times, CHOICES, {"good": 1.0, "bad": 2.0}) for nbytes in (8, 64)]
     assert crossovers(noise) == []
 
 
-def test_a_summary_is_of_all_points() -> None:
+def test_regret_summary_covers_all_points() -> None:
     rows = summary([point(8, 1.0, 2.0), point(64, 1.0, 8.0)])
     assert rows["model"]["geomean"] == pytest.approx(4.0)
     assert rows["model"]["max"] == pytest.approx(8.0)
     assert rows["table"] == {"geomean": 1.0, "p90": 1.0, "max": 1.0, "within 5 %": 1.0}
 
 
-def test_points_are_whole_elements_of_every_rank() -> None:
+def test_points_are_whole_elements_for_every_rank() -> None:
     asked = StudySettings(3, 1.0, "8:64", (1, 25, 100), 4, ("allgather",), "1gbit", 1, "any")
     assert asked.points() == [("allgather", 12), ("allgather", 24), ("allgather", 96)]
 
 
-def test_where_times_were_recorded_a_table_is_near_the_best_in_a_quarter_of_the_time_of_a_sweep() -> None:
+def test_table_tuned_in_a_quarter_of_a_sweep_is_near_the_best() -> None:
     (recorded,) = read(RECORDED)
     recorded.calibrate()
     found = [each for seed in (1, 2) for each in regrets(recorded, 0.25 * recorded.sweep_s(), seed)]
@@ -95,7 +95,7 @@ def test_where_times_were_recorded_a_table_is_near_the_best_in_a_quarter_of_the_
     assert sorted(found)[round(0.9 * len(found))] <= 1.15
 
 
-def test_there_the_model_is_near_the_measured_times() -> None:
+def test_model_is_near_the_recorded_times() -> None:
     (recorded,) = read(RECORDED)
     recorded.calibrate()
     calibrated = sorted({nbytes for rows in recorded.times_s.values() for nbytes in rows})[::2]
@@ -103,7 +103,7 @@ def test_there_the_model_is_near_the_measured_times() -> None:
     assert median(error for each in found for error in each.errors()) <= 0.12
 
 
-def test_there_the_model_finds_most_crossovers() -> None:
+def test_model_predicts_most_recorded_crossovers() -> None:
     (recorded,) = read(RECORDED)
     recorded.calibrate()
     factors = crossovers(predictions(recorded))
@@ -112,7 +112,7 @@ def test_there_the_model_finds_most_crossovers() -> None:
     assert sum(factor <= 4 for factor in factors) >= 0.85 * len(factors)
 
 
-def test_a_replay_tells_all_that(tmp_path: Path) -> None:
+def test_regret_command_reports_a_replay_of_recorded_times(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     few = tmp_path / "few.jsonl"
     few.write_text("".join(json.dumps(row) + "\n" for row in rows if row["nbytes"] < 100_000))

@@ -21,7 +21,7 @@ NAMESPACES = Path("/run/netns")
 needs_namespaces = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
-def test_an_algorithm_is_judged_by_the_stream_of_its_own_round() -> None:
+def test_algorithm_is_compared_with_the_stream_of_its_own_round() -> None:
     times = [[1.0, 1.6], [2.0, 3.0], [1.0, 1.5]]
     assert judge(times, 4, ["ring"]) == [AlgorithmTimes("ring", 1600.0, 1500.0, 1500.0, 1.0)]
 
@@ -38,7 +38,7 @@ def left_by(process: subprocess.Popen[bytes]) -> list[str]:
 
 
 @needs_namespaces
-def test_hosts_are_made_measured_and_removed(tmp_path: Path) -> None:
+def test_shaped_benchmark_removes_its_namespaces_after_measuring(tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
     process = start("--size", "1M", "--rounds", "1", "--algorithms", "ring", "--json", str(output))
     assert process.wait(DEADLINE_S) == 0
@@ -51,7 +51,7 @@ def test_hosts_are_made_measured_and_removed(tmp_path: Path) -> None:
 
 @needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_benchmark_leaves_no_namespace(number: int) -> None:
+def test_interrupted_shaped_benchmark_leaves_no_namespace(number: int) -> None:
     process = start("--rounds", "1000")
     assert eventually(lambda: len(left_by(process)) == 3)
     process.send_signal(number)

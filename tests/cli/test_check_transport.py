@@ -37,13 +37,13 @@ FACTORIES = {"local": lambda: local_factory(4), "rendezvous": lambda: local_fact
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_ours_keep_every_promise(factory: str, check: str) -> None:
+def test_own_transports_pass_every_check(factory: str, check: str) -> None:
     assert un.testing.check_transport(FACTORIES[factory](), checks=[check]) == (check,)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_ours_carry_more_than_two_gibibytes(factory: str) -> None:
+def test_own_transports_carry_more_than_two_gibibytes(factory: str) -> None:
     un.testing.check_transport(FACTORIES[factory](), checks=["large"])
 
 
@@ -63,7 +63,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_a_broken_promise_is_found_by_its_check(bug: type[Double], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_check_detects_the_transport_that_breaks_its_promise(
+    bug: type[Double], monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = BUGS[bug]
     limit_s = 60.0 if name == "open and close" else 1.5
     monkeypatch.setitem(CHECKS, name, CHECKS[name]._replace(limit_s=limit_s))
@@ -74,7 +76,9 @@ def test_a_broken_promise_is_found_by_its_check(bug: type[Double], monkeypatch: 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("bug", BUGS_OF_LINKS, ids=lambda bug: bug.__name__)
-def test_broken_promise_of_links_is_found_by_its_check(bug: type[QueueLinks], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_check_detects_the_links_that_break_its_promise(
+    bug: type[QueueLinks], monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, message = BUGS_OF_LINKS[bug]
     monkeypatch.setitem(CHECKS, name, CHECKS[name]._replace(limit_s=5.0))
     with pytest.raises(un.testing.CheckError, match=f"^{name}: .*{re.escape(message)}"):
@@ -82,13 +86,13 @@ def test_broken_promise_of_links_is_found_by_its_check(bug: type[QueueLinks], mo
     assert un.testing.check_transport(framed_factory_of(QueueLinks), checks=[name]) == (name,)
 
 
-def test_every_promise_is_broken_by_one() -> None:
+def test_every_check_has_a_double_that_breaks_its_promise() -> None:
     # A job of collectives breaks with any of them.
     broken = {*BUGS.values(), *(name for name, _ in BUGS_OF_LINKS.values())}
     assert broken == set(CHECKS) - {"collectives"}
 
 
-def test_what_is_wrong_with_a_factory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_transport_reports_what_is_wrong_with_a_factory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_ranks, "_OPENING_S", 2.0)
 
     def raises(_: Bootstrap) -> Any:
@@ -109,6 +113,6 @@ def test_what_is_wrong_with_a_factory_is_told(monkeypatch: pytest.MonkeyPatch) -
             un.testing.check_transport(factory, checks=["messages"])
 
 
-def test_a_check_that_does_not_exist_is_refused() -> None:
+def test_check_transport_refuses_an_unknown_check() -> None:
     with pytest.raises(UsageError, match="there is no check 'mesages': there are messages, identities"):
         un.testing.check_transport(local_factory(), checks=["mesages"])

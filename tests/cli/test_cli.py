@@ -22,13 +22,13 @@ def unisono(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_the_version_is_told_in_one_line() -> None:
+def test_version_option_prints_one_line() -> None:
     ended = unisono("--version")
     assert (ended.returncode, ended.stdout) == (0, "unisono 0.1.0\n")
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
-def test_what_needs_no_arrays_loads_neither_numpy_nor_the_native_core(arguments: list[str]) -> None:
+def test_commands_without_arrays_load_neither_numpy_nor_native_core(arguments: list[str]) -> None:
     program = f"""
 import sys
 from unisono.cli.main import main
@@ -64,19 +64,19 @@ def test_every_subcommand_exists_and_has_help(name: str) -> None:
         (["show", "allreduce", "ring", "-n", "2"], "->1 "),
     ],
 )
-def test_results_are_told_where_the_output_has_few_characters(arguments: list[str], part: str) -> None:
+def test_results_are_printed_in_ascii_if_stdout_allows_no_more(arguments: list[str], part: str) -> None:
     ended = unisono(*arguments, PYTHONIOENCODING="ascii", COLUMNS="200")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert part in ended.stdout
 
 
 @pytest.mark.parametrize("arguments", [["run", "-n", "2", "-m", "unisono", "--version"], ["test", "--cases", "5"]])
-def test_commands_run_where_every_warning_is_an_error(arguments: list[str]) -> None:
+def test_commands_run_with_warnings_as_errors(arguments: list[str]) -> None:
     ended = unisono(*arguments, PYTHONDEVMODE="1", PYTHONWARNINGS="error")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_result_that_cannot_be_written_is_an_error_in_one_line() -> None:
+def test_unwritable_stdout_is_reported_in_one_line() -> None:
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "unisono", "--version"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=DEADLINE_S, check=False)

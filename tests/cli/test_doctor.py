@@ -36,24 +36,24 @@ def report() -> dict[str, Any]:
     return found
 
 
-def test_what_transports_need_works_here(report: dict[str, Any]) -> None:
+def test_doctor_finds_all_checks_usable_here(report: dict[str, Any]) -> None:
     assert {check["subject"] for check in report["checks"]} == {check.subject for check in CHECKS}
     assert all(check["usable"] for check in report["checks"])
 
 
-def test_the_native_core_is_loaded(report: dict[str, Any]) -> None:
+def test_doctor_finds_the_native_core_loaded(report: dict[str, Any]) -> None:
     core = next(check for check in report["checks"] if check["subject"] == "native core")
     assert core["detail"].startswith("loaded")
 
 
-def test_every_package_is_there_or_has_a_reason_and_a_remedy(report: dict[str, Any]) -> None:
+def test_doctor_names_reason_and_remedy_for_each_missing_package(report: dict[str, Any]) -> None:
     assert [package["subject"] for package in report["packages"]] == [package.name for package in PACKAGES]
     for package in report["packages"]:
         assert package["detail"]
         assert package["usable"] or package["remedy"].startswith(("pip install ", "conda install "))
 
 
-def test_settings_have_a_value_and_an_origin() -> None:
+def test_doctor_shows_value_and_origin_of_each_setting() -> None:
     settings = json.loads(run_doctor("--json", UNISONO_TRANSPORTS="tcp").stdout)["settings"]
     assert [setting["name"] for setting in settings] == list(FIELDS)
     origins = {setting["name"]: (setting["value"], setting["origin"]) for setting in settings}
@@ -61,14 +61,14 @@ def test_settings_have_a_value_and_an_origin() -> None:
     assert origins["timeout_s"] == ("300.0", "default")
 
 
-def test_a_setting_that_cannot_be_used_is_found() -> None:
+def test_doctor_reports_an_unusable_setting() -> None:
     ended = run_doctor("--json", UNISONO_TRANSPORTS="pigeon")
     assert ended.returncode == 1
     found = next(check for check in json.loads(ended.stdout)["checks"] if check["subject"] == "settings")
     assert "UNISONO_TRANSPORTS='pigeon' cannot be used" in found["detail"]
 
 
-def test_people_get_the_same_in_tables() -> None:
+def test_doctor_prints_tables_without_json_option() -> None:
     ended = run_doctor()
     assert ended.returncode == 0
     for text in (
@@ -84,7 +84,7 @@ def test_people_get_the_same_in_tables() -> None:
         assert text in ended.stdout
 
 
-def test_a_needed_check_that_fails_says_why_and_makes_the_machine_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_required_check_says_why_and_makes_the_report_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> str:
         raise PermissionError(1, "Operation not permitted")
 
@@ -102,9 +102,7 @@ def test_a_needed_check_that_fails_says_why_and_makes_the_machine_unfit(monkeypa
         (AttributeError("pidfd_open"), "this Python has no os.pidfd_open"),
     ],
 )
-def test_launchers_do_without_descriptors_of_processes(
-    monkeypatch: pytest.MonkeyPatch, lack: Exception, why: str
-) -> None:
+def test_doctor_is_healthy_without_pidfds(monkeypatch: pytest.MonkeyPatch, lack: Exception, why: str) -> None:
     def refuse(_: int) -> int:
         raise lack
 
@@ -115,25 +113,27 @@ def test_launchers_do_without_descriptors_of_processes(
     assert doctor.Report({}, findings, [], [], [], [], "", "").healthy
 
 
-def test_packages_are_not_looked_for_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_does_not_import_packages_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "queue.py").write_text("raise SystemExit('the file of the user was imported')")
     monkeypatch.chdir(tmp_path)
     (finding,) = look_for([ABSENT._replace(statement="import queue; print('found')")])
     assert (finding.usable, finding.detail) == (True, "found")
 
 
-def test_an_absent_package_is_not_installed() -> None:
+def test_doctor_reports_an_absent_package_as_not_installed() -> None:
     (finding,) = look_for([ABSENT])
     assert (finding.usable, finding.detail, finding.remedy) == (False, "not installed", "pip install absent-package")
 
 
-def test_a_package_that_breaks_at_import_tells_its_own_error() -> None:
+def test_doctor_shows_the_error_of_a_package_that_fails_to_import() -> None:
     broken = ABSENT._replace(statement="import ctypes; ctypes.CDLL('libabsent.so.1')")
     (finding,) = look_for([broken])
     assert finding.detail.startswith("OSError: libabsent.so.1")
 
 
-def test_a_package_that_brings_the_interpreter_down_is_survived() -> None:
+def test_doctor_survives_a_package_that_crashes_the_interpreter() -> None:
     (finding,) = look_for([ABSENT._replace(statement="import os; os.abort()")])
     assert (finding.usable, finding.detail) == (False, "its import ended with code -6")
 
@@ -150,11 +150,11 @@ def test_a_package_that_brings_the_interpreter_down_is_survived() -> None:
         ),
     ],
 )
-def test_the_report_says_whom_a_job_trusts(environ: dict[str, str], trust: str) -> None:
+def test_doctor_says_who_makes_the_key_of_a_job(environ: dict[str, str], trust: str) -> None:
     assert doctor.trust(environ).startswith(trust)
 
 
-def test_what_gpus_need_is_tried_or_says_what_is_missing(report: dict[str, Any]) -> None:
+def test_doctor_gpu_checks_pass_or_say_what_is_missing(report: dict[str, Any]) -> None:
     assert [finding["subject"] for finding in report["gpus"]] == [
         "GPU driver",
         "NVRTC",
@@ -165,13 +165,13 @@ def test_what_gpus_need_is_tried_or_says_what_is_missing(report: dict[str, Any])
     assert all(finding["usable"] or finding["detail"] for finding in report["gpus"])
 
 
-def test_under_our_launcher_the_key_is_the_launchers() -> None:
+def test_doctor_says_that_the_launcher_made_the_key() -> None:
     command = [sys.executable, "-m", "unisono", "run", "-n", "1", "-m", "unisono", "doctor", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert "The launcher made this job's key" in ended.stdout
 
 
-def test_core_numbers_are_told_as_ranges() -> None:
+def test_doctor_shows_core_numbers_as_ranges() -> None:
     assert doctor.ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
     assert doctor.ranges([3]) == "3"
 
@@ -187,5 +187,5 @@ def test_core_numbers_are_told_as_ranges() -> None:
         ({"UNISONO_SIZE": "2"}, "Unknown: UNISONO_SIZE is set but"),
     ],
 )
-def test_the_report_says_who_has_launched_the_process(environ: dict[str, str], launcher: str) -> None:
+def test_doctor_names_the_launcher_of_the_process(environ: dict[str, str], launcher: str) -> None:
     assert doctor.launcher(environ).startswith(launcher)

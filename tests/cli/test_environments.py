@@ -92,7 +92,7 @@ def use_everything(world: un.Communicator, say: Say) -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), CASES, ids=IDS)
-def test_ranks_without_a_facility_work_as_the_table_says(tmp_path: Path, name: str, words: Sequence[str]) -> None:
+def test_ranks_without_a_system_facility_behave_as_documented(tmp_path: Path, name: str, words: Sequence[str]) -> None:
     check, transports = check_of(name), {SHARED: "shm", "TCP": "tcp"}
     if check.required:
         program, before = "import unisono as un; un.init()", [runnable(words)] * 2
@@ -105,7 +105,7 @@ def test_ranks_without_a_facility_work_as_the_table_says(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("name", ["sealed memory", "Unix sockets"])
-def test_a_rank_that_lacks_what_others_have_is_warned_of_once_and_reached_by_tcp(tmp_path: Path, name: str) -> None:
+def test_rank_without_shared_memory_warns_once_and_is_reached_by_tcp(tmp_path: Path, name: str) -> None:
     words = runnable(TAKEN_AWAY[name][0])
     program = (
         "import numpy as np, unisono as un\n"
@@ -122,7 +122,7 @@ def test_a_rank_that_lacks_what_others_have_is_warned_of_once_and_reached_by_tcp
 
 
 @pytest.mark.parametrize(("name", "words"), CASES, ids=IDS)
-def test_the_doctor_says_what_is_missing_and_what_follows(name: str, words: Sequence[str]) -> None:
+def test_doctor_names_the_missing_facility_and_its_consequence(name: str, words: Sequence[str]) -> None:
     program = (
         "import dataclasses, json; from unisono.cli.checks import run_checks\n"
         "print(json.dumps([dataclasses.asdict(each) for each in run_checks()]))"
@@ -142,7 +142,7 @@ def test_the_doctor_says_what_is_missing_and_what_follows(name: str, words: Sequ
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="make torch installs what this test needs")
-def test_fsdp_takes_ordinary_memory_where_there_is_no_other() -> None:
+def test_fsdp_takes_ordinary_memory_without_memfds() -> None:
     program = (
         "import torch; from unisono.frameworks.torch.fsdp import AllGather\n"
         "tensor = AllGather().allocate((100_000,), dtype=torch.float32, device=torch.device('cpu'))\n"
@@ -154,7 +154,7 @@ def test_fsdp_takes_ordinary_memory_where_there_is_no_other() -> None:
     assert "un.empty gives ordinary memory" in ended.stderr
 
 
-def test_every_facility_is_taken_away_and_in_the_documents() -> None:
+def test_every_checked_facility_is_tested_and_documented() -> None:
     assert {check.subject for check in CHECKS} == {*TAKEN_AWAY, *ALWAYS_THERE}
     rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     shown = {row[0]: tuple(row[1:]) for row in rows if row[0] != "without" and len(row) == 4}

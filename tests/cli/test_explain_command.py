@@ -27,7 +27,7 @@ def explained(world: un.Communicator, nbytes: int) -> tuple[str, dict[str, float
 
 
 @pytest.mark.parametrize("nbytes", [64, 1 << 20])
-def test_a_job_started_here_does_what_it_tells_also_where_ranks_share_cores(
+def test_explain_command_agrees_with_a_job_whose_ranks_share_cores(
     capsys: pytest.CaptureFixture[str], nbytes: int
 ) -> None:
     ranks = 2 * len(os.sched_getaffinity(0))
@@ -38,7 +38,7 @@ def test_a_job_started_here_does_what_it_tells_also_where_ranks_share_cores(
     assert {each["algorithm"]: each["predicted_s"] for each in found["candidates"]} == predicted_s
 
 
-def test_the_table_marks_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_table_marks_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "allreduce", "1K", "-n", "4", "--algorithm", "ring"]) == 0
     out = capsys.readouterr().out
     assert "ring (forced)" in out
@@ -57,14 +57,16 @@ def test_the_table_marks_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
         (["allreduce", "8", "--per-host", "2", "--topology", "t.toml"], "omit --per-host and --link"),
     ],
 )
-def test_wrong_input_is_told_in_a_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_explain_refuses_wrong_input_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
     assert main(["explain", *arguments]) != 0
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
 
 
-def test_call_with_counts_is_explained_as_a_job_would_choose_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_command_agrees_with_a_job_on_vector_collectives(capsys: pytest.CaptureFixture[str]) -> None:
     nbytes, ranks = 1 << 16, 2
     answer = explain(capsys, "allgatherv", str(nbytes), "-n", str(ranks))
     assert answer["question"]["varying"]
@@ -74,7 +76,7 @@ def test_call_with_counts_is_explained_as_a_job_would_choose_it(capsys: pytest.C
     assert "alltoallv, 64 B, 4 ranks by shm on one host" in capsys.readouterr().out
 
 
-def test_ranks_on_several_hosts_are_told_from_ranks_that_share_cores(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_distinguishes_several_hosts_from_shared_cores(capsys: pytest.CaptureFixture[str]) -> None:
     on_hosts = explain(capsys, "allreduce", "-n", "1000", "--per-host", "8")["question"]
     assert (len(on_hosts["hosts"]), on_hosts["link"], on_hosts["inside"]) == (125, "tcp", "shm")
     assert on_hosts["crowd"] == max(1, 8 / len(os.sched_getaffinity(0)))

@@ -37,7 +37,7 @@ def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 # The schedule as data.
 
 
-def test_a_ring_is_drawn_group_by_group_and_rank_by_rank() -> None:
+def test_ring_is_drawn_by_group_and_rank() -> None:
     ring = find("allreduce", "ring")
     assert text_of([ring.build(2, rank) for rank in range(2)]) == [
         [["→1 i0", "1⊕ o1=i1↓"], ["→0 i1", "0⊕ o0=i0↓"]],
@@ -45,7 +45,7 @@ def test_a_ring_is_drawn_group_by_group_and_rank_by_rank() -> None:
     ]
 
 
-def test_several_lanes_and_segments_are_drawn_in_canonical_order() -> None:
+def test_lanes_and_segments_are_drawn_in_canonical_order() -> None:
     plans = [handmade_plans.shift_in_two_lanes(3, rank) for rank in range(3)]
     schedule = rows(plans, segments=2)
     assert [(row.lane, row.group, row.segment) for row in schedule] == [
@@ -62,14 +62,14 @@ def test_spans_are_named_by_their_blocks_in_memory() -> None:
     assert ranges([]) == ""
 
 
-def test_reductions_are_drawn_with_their_operands_in_order() -> None:
+def test_reductions_are_drawn_with_operands_in_order() -> None:
     exchange, finish = text_of([find("allreduce", "direct").build(3, 1)])
     assert exchange == [["→2 i0", "←0 s0", "→0 i0", "←2 s1"]]
     assert finish == [["o0=s0∘i0∘s1↓"]]
     assert text_of([find("scan", "linear").build(2, 1)])[0] == [["0⊕ s0=i0"]]
 
 
-def test_mapped_memory_and_flags_are_drawn() -> None:
+def test_steps_on_peer_memory_and_flags_are_drawn() -> None:
     steps = (Signal(1), Wait(1), Read(1, output_block(), input_block()), Write(1, output_block(), input_block()))
     plan = Plan("broadcast", "test", 2, 0, 0, even(1), even(1), lanes=((Group(steps),),))
     assert text_of([plan]) == [[["!1", "?1", "o0=1.i0", "1.o0=i0"]]]
@@ -80,7 +80,7 @@ def test_mapped_memory_and_flags_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_every_algorithm_can_be_drawn_and_every_message_is_an_arrow(algorithm: Algorithm) -> None:
+def test_every_algorithm_can_be_drawn_with_an_arrow_for_each_message(algorithm: Algorithm) -> None:
     plans = [algorithm.build(4, rank) for rank in range(4)]
     schedule = rows(plans)
     arrows = sum(len(moves(plans, row)) for row in schedule)
@@ -100,7 +100,7 @@ def test_an_arrow_is_drawn_once_whichever_end_is_shown() -> None:
 # The command.
 
 
-def test_the_schedule_is_shown_with_its_cost_and_reference(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_a_schedule_with_cost_and_reference(capsys: pytest.CaptureFixture[str]) -> None:
     status, shown, _ = show(capsys, "allreduce", "ring", "-n", "8")
     assert status == 0
     assert "allreduce ring on 8 ranks" in shown
@@ -111,14 +111,14 @@ def test_the_schedule_is_shown_with_its_cost_and_reference(capsys: pytest.Captur
     assert "reference: Chan" in shown
 
 
-def test_one_rank_is_shown_if_asked_or_if_there_are_many(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_one_rank_if_asked_or_if_there_are_many(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, rank in ((["-n", "8", "--rank", "5"], 5), (["-n", "100"], 0), (["-n", "100", "--rank", "99"], 99)):
         _, shown, _ = show(capsys, "broadcast", "binomial", *arguments)
         heads = [head.strip() for head in shown.splitlines()[2].strip("│").split("│")]
         assert heads == ["group", f"rank {rank}"]
 
 
-def test_parameters_root_and_segments_are_those_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_uses_the_parameters_root_and_segments_of_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     _, shown, _ = show(capsys, "broadcast", "knomial", "-n", "5", "--root", "2", "--param", "radix=5")
     assert "broadcast knomial radix=5 on 5 ranks" in shown
     assert "cost for a vector of n: 1 round; the busiest rank sends 4·n" in shown
@@ -156,7 +156,7 @@ def test_parameters_root_and_segments_are_those_given(capsys: pytest.CaptureFixt
         ("allreduce ring --segments 0", 2, "Invalid value for '--segments'"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_in_one_line(
+def test_show_refuses_bad_arguments_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: str, status: int, message: str
 ) -> None:
     got, shown, told = show(capsys, *arguments.split())
@@ -165,7 +165,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line(
     assert told.count("\n") == 1
 
 
-def test_a_picture_without_matplotlib_names_what_installs_it(
+def test_show_says_how_to_install_matplotlib_for_a_picture(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -174,7 +174,9 @@ def test_a_picture_without_matplotlib_names_what_installs_it(
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
-def test_a_picture_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str, begins: bytes) -> None:
+def test_show_writes_svg_and_png_pictures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str, begins: bytes
+) -> None:
     picture = tmp_path / "picture"
     assert show(capsys, "broadcast", "double_binary_tree", "-n", "5", f"--{kind}", str(picture))[0] == 0
     assert picture.read_bytes().startswith(begins)

@@ -35,7 +35,7 @@ def hang(comm: un.Communicator, known: Parameters, short: bool) -> None:
     time.sleep(2 * DEADLINE_S)
 
 
-def test_tuning_that_hangs_is_given_up_and_has_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_tune_times_out_and_keeps_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "_MARGIN_S", 2.0)
     monkeypatch.setattr(tune, "measure", keep_and_hang)
     ended = CliRunner().invoke(tune.command, ["-n", "2", "--budget", "1s", "--out", str(tmp_path / "t.json")])
@@ -45,7 +45,7 @@ def test_tuning_that_hangs_is_given_up_and_has_a_table(tmp_path: Path, monkeypat
     assert [each.variant_at(8) for each in loaded(tmp_path / "t.json").decisions.values()] == ["ring"]
 
 
-def test_tuning_over_the_ranks_of_a_job_is_given_up_by_them(tmp_path: Path) -> None:
+def test_hanging_tune_inside_a_job_times_out_and_keeps_a_table(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(line_of(KEPT) + "\n")
     (tmp_path / "program.py").write_text(
         "import sys, time\n"
@@ -63,7 +63,7 @@ def test_tuning_over_the_ranks_of_a_job_is_given_up_by_them(tmp_path: Path) -> N
     assert loaded(tmp_path / "t.json").decisions
 
 
-def test_a_calibration_that_hangs_is_given_up_and_keeps_what_was_measured_before(
+def test_hanging_calibration_times_out_and_keeps_earlier_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

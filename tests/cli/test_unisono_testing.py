@@ -36,7 +36,7 @@ def judge(world: Any, cases: int, seed: int) -> Summary:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_a_right_communicator_passes(size: int, transport: str) -> None:
+def test_check_collectives_passes_a_correct_communicator(size: int, transport: str) -> None:
     with NativeRanks(size, transport) as ranks:
         summaries = ranks.run_calls(judge, CASES, size)
     assert summaries == [summaries[0]] * size
@@ -52,7 +52,7 @@ def judge_generic(executor: Any) -> Summary:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_generic_executor_passes(size: int) -> None:
+def test_check_collectives_passes_the_generic_executor(size: int) -> None:
     assert sum(LocalRanks(size, 8).run(judge_generic)[0].cases.values()) == 60
 
 
@@ -63,7 +63,7 @@ def judge_parts(world: un.Communicator) -> tuple[Summary, Summary, list[tuple[in
     return whole, last, told
 
 
-def test_cases_are_told_by_their_number_and_progress_is_heard() -> None:
+def test_check_collectives_reports_progress_and_runs_cases_by_number() -> None:
     whole, last, told = un.launch(judge_parts, 2)[0]
     assert (sum(whole.cases.values()), sum(last.cases.values())) == (30, 10)
     assert set(last.cases) <= set(whole.cases)
@@ -74,7 +74,7 @@ def seeds(world: un.Communicator) -> list[int]:
     return [un.testing.check_collectives(world, cases=1).seed for _ in range(2)]
 
 
-def test_without_a_seed_rank_0_draws_another_one_each_time() -> None:
+def test_rank_0_draws_a_new_seed_each_time_when_none_is_passed() -> None:
     first, second = un.launch(seeds, 2)
     assert first == second
     assert first[0] != first[1]
@@ -110,7 +110,7 @@ def judge_broken(world: un.Communicator, collective: str, spoil: Any) -> tuple[s
 
 @pytest.mark.parametrize("name", SPOILT)
 @pytest.mark.parametrize("size", [2, 3])
-def test_what_one_rank_gets_wrong_is_found_on_all_with_the_same_text(name: str, size: int) -> None:
+def test_all_ranks_report_the_error_of_one_rank_in_the_same_words(name: str, size: int) -> None:
     collective, spoil, text, simplest = SPOILT[name]
     told = un.launch(judge_broken, size, collective, spoil, on_output=lambda *_: None)
     assert told == [told[0]] * size
@@ -129,7 +129,7 @@ def judge_some(world: un.Communicator) -> Summary:
     return un.testing.check_collectives(broken, cases=40, seed=1, methods=["send", "scan"])
 
 
-def test_only_the_methods_that_are_named_are_called() -> None:
+def test_check_collectives_calls_only_the_named_methods() -> None:
     assert set(un.launch(judge_some, 2)[0].cases) == {"send", "scan"}
     with un.init() as world, pytest.raises(un.UsageError, match="methods must be some of allreduce"):
         un.testing.check_collectives(world, methods=["all"])
@@ -161,7 +161,7 @@ def judge_swapped(world: un.Communicator) -> tuple[dict[str, int], str | None]:
     return right.cases, None
 
 
-def test_the_order_in_which_functions_combine_is_judged(tmp_path: Path) -> None:
+def test_check_collectives_detects_swapped_operands_of_a_function(tmp_path: Path) -> None:
     right, program = un.launch(judge_swapped, 3, on_output=lambda *_: None)[0]
     assert right == {"allreduce": 40}
     assert program is not None
@@ -169,7 +169,7 @@ def test_the_order_in_which_functions_combine_is_judged(tmp_path: Path) -> None:
     assert run_program(program, tmp_path, ranks=3).returncode == 0  # of the communicator itself, which is right
 
 
-def test_operations_are_those_that_are_named() -> None:
+def test_check_collectives_uses_only_the_named_ops() -> None:
     with un.init() as world:
         with pytest.raises(un.UsageError, match="ops must be some of sum"):
             un.testing.check_collectives(world, ops=["mean"])
@@ -179,7 +179,7 @@ def test_operations_are_those_that_are_named() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "op"), BY_FUNCTION)
-def test_what_functions_must_give_is_what_they_give_one_after_the_other(dtype: str, op: str) -> None:
+def test_expected_result_of_a_function_is_its_sequential_reduction(dtype: str, op: str) -> None:
     stack = contributions(dtype, op, 5, 60)
     fn = FUNCTIONS[op].op.function
     assert fn is not None
@@ -210,7 +210,7 @@ def judge_renumbered(world: un.Communicator) -> str:
     return ""
 
 
-def test_wrong_numbers_of_ranks_are_found_on_all() -> None:
+def test_all_ranks_report_swapped_rank_numbers() -> None:
     told = un.launch(judge_renumbered, 3)
     assert told[0].startswith("case ")
     assert told == [told[0]] * 3
@@ -224,13 +224,13 @@ def judge_failed(world: un.Communicator) -> str:
     return ""
 
 
-def test_a_communicator_that_fails_is_an_error_on_every_rank() -> None:
+def test_all_ranks_report_a_communicator_that_fails() -> None:
     for message in un.launch(judge_failed, 2):
         assert "out of patience" in message
         assert "check_case(comm, case)" in message
 
 
-def test_the_program_of_an_error_makes_the_call_again(tmp_path: Path) -> None:
+def test_program_of_a_check_error_reproduces_the_call(tmp_path: Path) -> None:
     case = Case("allreduce", op="premul_sum", rows=3, arrays=2, wait=False)
     ended = run_program(source("check_case", case, 2), tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -242,7 +242,7 @@ def test_the_program_of_an_error_makes_the_call_again(tmp_path: Path) -> None:
     assert "CheckError: element [3] of the result" in ended.stderr
 
 
-def test_what_cannot_be_a_seed_is_refused() -> None:
+def test_check_collectives_refuses_a_negative_seed() -> None:
     with un.init() as world, pytest.raises(un.UsageError, match="seed"):
         un.testing.check_collectives(world, seed=-1)
 
@@ -250,7 +250,7 @@ def test_what_cannot_be_a_seed_is_refused() -> None:
 # --- its parts -----------------------------------------------------------------------------------------------------
 
 
-def test_cases_are_the_same_for_the_same_seed_and_reach_everything() -> None:
+def test_random_cases_are_reproducible_and_cover_every_method() -> None:
     drawn = [random_case(1, number, 4) for number in range(3000)]
     assert drawn == [random_case(1, number, 4) for number in range(3000)]
     assert drawn != [random_case(2, number, 4) for number in range(3000)]
@@ -264,7 +264,7 @@ def test_cases_are_the_same_for_the_same_seed_and_reach_everything() -> None:
 @pytest.mark.parametrize("size", [8, 100])
 @pytest.mark.parametrize("op", ["sum", "prod", "avg", "premul_sum"])
 @pytest.mark.parametrize("dtype", ["int8", "float8_e5m2", "bfloat16", "complex64"])
-def test_many_ranks_contribute_so_that_partial_results_are_exact(dtype: str, op: str, size: int) -> None:
+def test_contributions_of_many_ranks_have_exact_partial_results(dtype: str, op: str, size: int) -> None:
     stack = contributions(dtype, op, size, 30 * size)
     combine = np.multiply if op == "prod" else np.add
     state = stack[0]
@@ -277,7 +277,7 @@ def test_many_ranks_contribute_so_that_partial_results_are_exact(dtype: str, op:
     assert (stack != (op == "prod")).any(axis=1).all()  # every rank matters
 
 
-def test_a_rank_computes_what_all_get() -> None:
+def test_expected_result_is_computed_from_the_inputs_of_all_ranks() -> None:
     xs = inputs(Case("gatherv", "int32", root=5, counts=(1, 0, 2)), 3)
     case = Case("gatherv", "int32", root=5, counts=(1, 0, 2))
     assert [x.tolist() for x in xs] == [[0], [], [14, 17]]
@@ -288,7 +288,7 @@ def test_a_rank_computes_what_all_get() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float16", "float32", "float64"])
-def test_units_in_the_last_place_are_counted_across_zero(dtype: str) -> None:
+def test_ulps_are_counted_across_zero(dtype: str) -> None:
     one = np.array([1.0, 0.0, -1.0], dtype)
     nearby = one.copy()
     nearby.view(f"u{one.itemsize}")[0] += 1
@@ -299,7 +299,7 @@ def test_units_in_the_last_place_are_counted_across_zero(dtype: str) -> None:
     assert ulps(one[1:2], -nearby[1:2]).tolist() == [2]
 
 
-def test_a_difference_says_where_and_how_much_and_of_what_kind() -> None:
+def test_difference_names_element_values_dtype_and_shape() -> None:
     wanted = np.arange(6, dtype="complex64").reshape(2, 3)
     found = wanted.copy()
     found[1, 0] += 1j
@@ -311,7 +311,7 @@ def test_a_difference_says_where_and_how_much_and_of_what_kind() -> None:
     assert difference(near, np.float32([1, 2]), most_ulps=1) == ""
 
 
-def test_memory_around_an_array_is_watched() -> None:
+def test_guarded_array_detects_writes_outside_it() -> None:
     guard = Guarded((3, 2), "int16", 5, "F")
     assert guard.array.ctypes.data % 64 == 5
     assert guard.array.flags.f_contiguous
@@ -335,21 +335,21 @@ def wrong_memory(world: un.Communicator) -> str:
     return ""
 
 
-def test_an_input_that_is_written_is_found() -> None:
+def test_check_case_detects_a_written_input() -> None:
     assert un.launch(wrong_memory, 1) == ["x was written"]
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_tells_what_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unisono_test_prints_a_table_of_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test", "-n", "2", "--cases", "60", "--seed", "4", "--transports", "tcp"]) == 0
     table = capsys.readouterr().out
     assert "refused" in table
     assert table.endswith("seed 4, 2 rank(s), tcp\n")
 
 
-def test_the_command_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unisono_test_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test", "-n", "1", "--cases", "60", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["ranks"], told["transports"], told["error"]) == (1, "shm", None)
@@ -365,7 +365,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_command_fails_with_the_simplest_program_that_does(
+def test_unisono_test_fails_with_the_simplest_failing_program(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str
 ) -> None:
     seed, timeout_s, simplest, text, error = FAULTS[fault]
@@ -392,12 +392,12 @@ def test_the_command_fails_with_the_simplest_program_that_does(
 
 
 @pytest.mark.parametrize("name", ["support.faulty_backends", ":function", "module:", "module:two words"])
-def test_what_names_no_function_is_no_backend(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_unisono_test_refuses_a_backend_that_names_no_function(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["test", "--backend", name]) == 2
     assert "MODULE:FUNCTION" in capsys.readouterr().err
 
 
-def test_ranks_that_cannot_be_started_are_no_wrong_case(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unisono_test_reports_ranks_that_cannot_be_started(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test", "-n", "10000000"]) == 2
     assert "open files" in capsys.readouterr().err
 
@@ -429,7 +429,9 @@ CONDITIONS: list[tuple[dict[str, Any], Case, int]] = [
 
 
 @pytest.mark.parametrize(("condition", "simplest", "ranks"), CONDITIONS, ids=str)
-def test_a_case_shrinks_to_what_makes_it_wrong(condition: dict[str, Any], simplest: Case, ranks: int) -> None:
+def test_failing_case_shrinks_to_the_simplest_failing_case(
+    condition: dict[str, Any], simplest: Case, ranks: int
+) -> None:
     case = Case(
         *("allreduce", "complex128", "minloc"),
         rows=5000,
@@ -445,7 +447,7 @@ def test_a_case_shrinks_to_what_makes_it_wrong(condition: dict[str, Any], simple
     assert shrunk(case, 5, wrong_where(**condition), range(1, 5)) == (simplest, ranks)
 
 
-def test_counts_shrink_one_by_one_and_what_is_wrong_by_chance_ends() -> None:
+def test_counts_shrink_one_by_one_and_random_failures_stop_shrinking() -> None:
     case = Case("allgatherv", "int8", counts=(7, 900, 3, 5))
     simplest, ranks = shrunk(case, 4, lambda case, _: case.counts[1] > 17, [1, 2, 3])
     assert (simplest.counts, simplest.dtype, ranks) == ((0, 18, 0, 0), "float32", 1)
@@ -461,5 +463,5 @@ def reduce_nothing(world: un.Communicator) -> tuple[int, ...]:
     return world.allreduce(np.zeros((0, 1), "uint32"), "bxor", algorithm="one_shot").shape
 
 
-def test_a_one_shot_allreduce_of_no_elements_has_no_scratch() -> None:
+def test_one_shot_allreduce_accepts_arrays_without_elements() -> None:
     assert un.launch(reduce_nothing, 3) == [(0, 1)] * 3

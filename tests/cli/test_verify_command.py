@@ -62,7 +62,7 @@ def verify(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return status, captured.out, captured.err
 
 
-def test_what_a_file_registers_is_proved_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_verify_proves_the_algorithms_that_a_file_registers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(RIGHT)
     status, shown, told = verify(capsys, str(file), "--max-size", "4")
@@ -73,14 +73,14 @@ def test_what_a_file_registers_is_proved_and_told(capsys: pytest.CaptureFixture[
     assert "ring" not in shown
 
 
-def test_a_file_may_import_what_is_beside_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_verified_file_may_import_modules_beside_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "beside_mine.py").write_text(RIGHT)
     file = tmp_path / "imports.py"
     file.write_text("import beside_mine")
     assert verify(capsys, str(file), "--max-size", "3")[0] == 0
 
 
-def test_all_algorithms_are_proved(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_all_proves_every_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
     status, shown, _ = verify(capsys, "--all", "--max-size", "3", "--json")
     found = json.loads(shown)
     names = [(collective, name) for collective, by_name in ALGORITHMS.items() for name in by_name]
@@ -100,7 +100,7 @@ def test_all_algorithms_are_proved(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_wrong_algorithm_is_told_with_its_picture_and_the_others_are_proved(
+def test_verify_draws_what_a_wrong_algorithm_lacks_and_proves_the_others(
     capsys: pytest.CaptureFixture[str], a_few: dict[str, Algorithm], form: list[str]
 ) -> None:
     a_few["direct"] = replace(a_few["direct"], build=forgetful)
@@ -125,7 +125,7 @@ def test_a_wrong_algorithm_is_told_with_its_picture_and_the_others_are_proved(
         ]
 
 
-def test_an_algorithm_without_a_size_to_prove_has_an_empty_row(
+def test_verify_shows_an_empty_row_for_algorithm_without_sizes(
     capsys: pytest.CaptureFixture[str], a_few: dict[str, Algorithm]
 ) -> None:
     a_few["ring"] = replace(a_few["ring"], supports=lambda size: "never")
@@ -134,14 +134,16 @@ def test_an_algorithm_without_a_size_to_prove_has_an_empty_row(
     assert "none" in shown
 
 
-def test_many_single_sizes_are_counted(capsys: pytest.CaptureFixture[str], a_few: dict[str, Algorithm]) -> None:
+def test_verify_counts_sizes_that_form_no_range(
+    capsys: pytest.CaptureFixture[str], a_few: dict[str, Algorithm]
+) -> None:
     a_few["ring"] = replace(a_few["ring"], supports=needs_even)
     _, shown, _ = verify(capsys, "--all", "--max-size", "20")
     assert "10 up to 20" in shown
     assert "1-20" in shown
 
 
-def test_a_file_whose_builder_is_wrong_is_told_with_the_picture(
+def test_verify_says_what_is_wrong_with_the_builder_in_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "wrong.py"
@@ -160,13 +162,13 @@ def test_a_file_whose_builder_is_wrong_is_told_with_the_picture(
         (["--all", "--max-size", "0"], "Invalid value for '--max-size': 0 is not in the range x>=1."),
     ],
 )
-def test_what_cannot_be_proved_is_refused_in_one_line(
+def test_verify_refuses_bad_arguments_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert verify(capsys, *arguments) == (2, "", f"unisono: {message}\n")
 
 
-def test_a_file_that_registers_nothing_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_verify_refuses_a_file_that_registers_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "nothing.py"
     file.write_text("")
     assert verify(capsys, str(file)) == (

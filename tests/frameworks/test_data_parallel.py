@@ -66,7 +66,7 @@ def broadcast_all(world: un.Communicator) -> list[str]:
     return [name for name, x in mine.items() if x.tobytes() != of_root[name].tobytes()]
 
 
-def test_parameters_of_every_dtype_and_layout_are_those_of_the_root_afterwards(ranks: NativeRanks) -> None:
+def test_broadcast_parameters_copies_those_of_the_root_in_every_dtype(ranks: NativeRanks) -> None:
     assert ranks.run_calls(broadcast_all) == [[]] * SIZE
 
 
@@ -94,7 +94,7 @@ def diverge(world: un.Communicator, what: str) -> tuple[tuple[str, str], tuple[s
 
 
 @pytest.mark.parametrize("what", DIVERGENT)
-def test_the_first_array_that_differs_is_named_with_the_ranks_on_all_of_them(ranks: NativeRanks, what: str) -> None:
+def test_every_rank_names_the_first_array_that_differs_and_its_ranks(ranks: NativeRanks, what: str) -> None:
     text = DIVERGENT[what][1]
     for error, afterwards in ranks.run_calls(diverge, what):
         assert error[0] == ("MismatchError" if text else "")
@@ -102,7 +102,7 @@ def test_the_first_array_that_differs_is_named_with_the_ranks_on_all_of_them(ran
         assert afterwards == ("", "")
 
 
-def test_of_as_many_ranks_the_lowest_is_right_and_missing_names_are_told() -> None:
+def test_first_difference_trusts_the_lowest_rank_in_a_tie() -> None:
     def all_differ(world: un.Communicator) -> list[str | None]:
         own = {"w": np.array([world.rank])}
         fewer = {"w": np.zeros(1)} if world.rank == 0 else {"w": np.zeros(1), "v": np.zeros(1)}
@@ -147,7 +147,7 @@ def broadcast_foreign(world: un.Communicator) -> list[Any]:
     return [[x.values.tolist() for x in shared], errors]
 
 
-def test_arrays_of_unknown_kinds_are_written_in_their_memory_or_refused(ranks: NativeRanks) -> None:
+def test_arrays_of_unknown_libraries_are_written_in_place_or_refused(ranks: NativeRanks) -> None:
     for shared, errors in ranks.run_calls(broadcast_foreign):
         assert shared == [[1, 1, 1]] * 2
         assert {kind for kind, _ in errors} == {"UsageError"}
@@ -167,7 +167,7 @@ def refuse(world: un.Communicator) -> list[tuple[str, str]]:
     return errors
 
 
-def test_what_are_no_named_arrays_is_refused_before_anything_is_sent(ranks: NativeRanks) -> None:
+def test_arguments_that_are_no_named_arrays_are_refused_before_sending(ranks: NativeRanks) -> None:
     for *wrong, frozen, number, shapes in ranks.run_calls(refuse):
         assert [kind for kind, _ in wrong] == ["UsageError"] * 7
         assert "pass arrays with their names" in wrong[0][1]
@@ -198,7 +198,7 @@ def of_torch(world: un.Communicator) -> list[str]:
     return [fingerprint(model.state_dict()), first_difference(world, model.state_dict()) or ""]
 
 
-def test_models_of_torch_are_broadcast_in_place_and_compared(ranks: NativeRanks) -> None:
+def test_torch_models_are_broadcast_in_place_and_compared(ranks: NativeRanks) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     told = ranks.run_calls(of_torch)
     assert {text for _, text in told} == {"'2.bias' has other bits on rank 1 than on the others (bfloat16[4])"}
@@ -215,12 +215,12 @@ def of_jax(world: un.Communicator) -> list[float]:
     return [float(x) for x in given["w"].reshape(-1)]
 
 
-def test_arrays_of_jax_are_broadcast_to_new_ones(ranks: NativeRanks) -> None:
+def test_jax_arrays_are_broadcast_to_new_arrays(ranks: NativeRanks) -> None:
     pytest.importorskip("jax", reason="make jax installs it")
     assert ranks.run_calls(of_jax) == [[1.0] * 4] * SIZE
 
 
-def test_gradients_of_jax_are_not_clipped_in_place() -> None:
+def test_clipping_refuses_immutable_jax_arrays() -> None:
     jax = pytest.importorskip("jax", reason="make jax installs it")
     x = jax.numpy.ones(3)
     with pytest.raises(un.UsageError, match="array 0 is immutable"):
@@ -248,7 +248,7 @@ def of_keras(world: un.Communicator) -> list[Any]:
     return [before is not None, model.variables[0].numpy().tolist(), told(lambda: traced(tf.constant(1.0)))[1]]
 
 
-def test_variables_of_keras_are_assigned_to(ranks: NativeRanks) -> None:
+def test_keras_variables_are_assigned_in_place(ranks: NativeRanks) -> None:
     if importlib.util.find_spec("keras") is None or importlib.util.find_spec("tensorflow") is None:
         pytest.skip("pip install tensorflow-cpu")
     found = ranks.run_calls(of_keras)
@@ -278,7 +278,7 @@ def average(world: un.Communicator) -> tuple[dict[str, float], list[tuple[str, s
     return found, wrong
 
 
-def test_metrics_are_weighted_by_samples_and_names_must_agree(ranks: NativeRanks) -> None:
+def test_metrics_are_averaged_by_samples_and_their_names_must_agree(ranks: NativeRanks) -> None:
     for found, wrong in ranks.run_calls(average):
         assert found == {"accuracy": 0.5, "loss": 0.5}
         assert [kind for kind, _ in wrong] == ["MismatchError", *["UsageError"] * 4]
@@ -290,7 +290,7 @@ def test_metrics_are_weighted_by_samples_and_names_must_agree(ranks: NativeRanks
 
 @bounded
 @given(length=st.integers(1, 40), size=st.integers(1, 7), drop_last=st.booleans(), epoch=st.integers(0, 3))
-def test_shares_are_those_of_torchs_sampler_and_shuffled_they_cover_as_much(
+def test_sharded_sampler_gives_the_shares_of_torch_distributed_sampler(
     length: int, size: int, drop_last: bool, epoch: int
 ) -> None:
     sampling = pytest.importorskip("torch.utils.data", reason="make torch installs it")
@@ -322,9 +322,7 @@ def test_shares_are_those_of_torchs_sampler_and_shuffled_they_cover_as_much(
     after=st.integers(1, 5),
     steps=st.integers(0, 8),
 )
-def test_sampling_goes_on_where_it_was_with_another_number_of_ranks(
-    length: int, before: int, after: int, steps: int
-) -> None:
+def test_sharded_sampler_resumes_with_another_number_of_ranks(length: int, before: int, after: int, steps: int) -> None:
     samplers = [ShardedSampler(length, rank, before, seed=1) for rank in range(before)]
     steps = min(steps, len(samplers[0]) - 1)
     taken = [index for sampler in samplers for index in islice(sampler, steps)]
@@ -341,7 +339,7 @@ def test_sampling_goes_on_where_it_was_with_another_number_of_ranks(
     assert len(left) == -(-(length - len(taken)) // after) * after
 
 
-def test_epochs_differ_and_come_again_and_a_strange_state_is_refused() -> None:
+def test_sharded_sampler_repeats_an_epoch_and_refuses_a_foreign_state() -> None:
     sampler = ShardedSampler(100, 1, 4)
     first, second = list(sampler), list(sampler)
     assert first != second
@@ -368,7 +366,7 @@ def clip_shards(world: un.Communicator) -> tuple[float, float, float]:
     return sharded, replicated, global_norm(shard, world)
 
 
-def test_norms_of_shards_are_those_of_the_whole(ranks: NativeRanks) -> None:
+def test_norm_of_sharded_arrays_equals_norm_of_the_whole(ranks: NativeRanks) -> None:
     for sharded, replicated, clipped in ranks.run_calls(clip_shards):
         assert sharded == replicated == math.sqrt(12 + 36 + 25)
         assert clipped == pytest.approx(1.0, abs=1e-6)
@@ -384,13 +382,13 @@ def numbers_in_mode(world: un.Communicator, name: str) -> list[Any]:
     return [metrics, norm, gradients["a"].tobytes(), factors]
 
 
-def test_norms_and_metrics_have_the_same_bits_in_every_floating_point_mode(ranks: NativeRanks) -> None:
+def test_norms_and_metrics_agree_bitwise_in_every_floating_point_mode(ranks: NativeRanks) -> None:
     for name in MODES:
         first, *others = ranks.run_calls(numbers_in_mode, name)
         assert others == [first] * (SIZE - 1), name
 
 
-def test_clipping_scales_as_torch_does_and_leaves_what_is_not_finite() -> None:
+def test_clipping_scales_like_torch_and_refuses_nonfinite_gradients() -> None:
     torch = pytest.importorskip("torch", reason="make torch installs it")
     gradients = [torch.arange(6.0).reshape(2, 3).t(), torch.ones(3), torch.zeros(0), torch.tensor(2.0)]
     parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in gradients]
@@ -432,7 +430,7 @@ def test_larc_scales_each_layer_by_its_own_rate() -> None:
         scale_by_larc({"a": np.ones(2)}, {"a": np.ones(3)}, 0.1)
 
 
-def test_the_module_loads_no_library_of_arrays_but_numpy() -> None:
+def test_data_parallel_module_imports_no_array_library_but_numpy() -> None:
     code = "import sys, unisono.data_parallel; print(*sorted({'torch', 'jax', 'tensorflow'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert ended.stdout.split() == []

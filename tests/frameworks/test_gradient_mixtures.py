@@ -34,6 +34,6 @@ def reduce_mixed(world: un.Communicator, options: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("compression", [None, "bfloat16", "int8"])
 @pytest.mark.parametrize("teams", [1, 3])
-def test_all_ranks_reduce_them_in_one_order(compression: str | None, teams: int) -> None:
+def test_gradients_of_mixed_dtypes_are_reduced_in_one_order_on_all_ranks(compression: str | None, teams: int) -> None:
     options = {"compression": compression, "teams": teams}
     assert un.launch(reduce_mixed, 2, options, timeout_s=DEADLINE_S) == [[], []]

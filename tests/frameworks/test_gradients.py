@@ -39,7 +39,7 @@ def tables(draw: st.DrawFn) -> list[Gradient]:
 
 @settings(deadline=None)
 @given(tables(), st.integers(1, 1 << 16))
-def test_each_element_lies_in_one_bucket_which_waits_for_its_gradient(table: list[Gradient], nbytes: int) -> None:
+def test_layout_puts_each_element_into_one_bucket_that_names_its_gradient(table: list[Gradient], nbytes: int) -> None:
     layout = layout_of(table, nbytes)
     assert list(layout.gradients.values()) == table
     covered = {dtype: np.zeros(length, int) for dtype, length in layout.lengths.items()}
@@ -62,7 +62,7 @@ def test_each_element_lies_in_one_bucket_which_waits_for_its_gradient(table: lis
 
 @settings(deadline=None)
 @given(tables(), st.integers(ALIGNMENT, 1 << 16))
-def test_no_bucket_is_larger_than_it_should_be_and_small_ones_are_joined(table: list[Gradient], nbytes: int) -> None:
+def test_layout_keeps_buckets_below_the_limit_and_joins_small_ones(table: list[Gradient], nbytes: int) -> None:
     layout = layout_of(table, nbytes)
     assert all(bucket.nbytes <= nbytes + ALIGNMENT for bucket in layout.buckets)
     for dtype in layout.lengths:
@@ -73,7 +73,7 @@ def test_no_bucket_is_larger_than_it_should_be_and_small_ones_are_joined(table: 
 
 @settings(deadline=None)
 @given(st.integers(0, 4), st.integers(1, 40), st.floats(0, 1), st.floats(0, 1))
-def test_the_lag_rises_and_falls_by_one_and_is_prompt_where_it_should_be(
+def test_lag_changes_by_at_most_one_and_is_zero_in_warmup_and_cooldown(
     steps: int, total: int, warmup: float, cooldown: float
 ) -> None:
     lag = lag_of(steps, total, warmup, cooldown)
@@ -85,7 +85,7 @@ def test_the_lag_rises_and_falls_by_one_and_is_prompt_where_it_should_be(
     assert max(at) <= steps
 
 
-def test_a_lag_without_fractions_lasts() -> None:
+def test_lag_without_warmup_and_cooldown_stays_constant() -> None:
     assert [Lag(2).at(step) for step in (0, 1, 2, 100)] == [1, 2, 2, 2]
 
 
@@ -121,7 +121,9 @@ def said_and_lost(form: str, x: Any, residual: Any) -> Any:
 
 @settings(deadline=None)
 @given(st.sampled_from(FORMS), st.integers(0, 1200), st.integers(-44, 37), st.integers(0, 2**32 - 1))
-def test_a_codec_rounds_as_numpy_does_and_leaves_the_rest(form: str, count: int, exponent: int, seed: int) -> None:
+def test_codec_rounds_like_numpy_and_keeps_the_rest_as_residual(
+    form: str, count: int, exponent: int, seed: int
+) -> None:
     random = np.random.default_rng(seed)
     x, residual = (random.normal(size=(2, count)) * 10.0**exponent).astype(np.float32)
     x[: count // 4] = 0
@@ -138,7 +140,7 @@ def test_a_codec_rounds_as_numpy_does_and_leaves_the_rest(form: str, count: int,
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_so_and_leaves_nothing(form: str, value: float) -> None:
+def test_codec_keeps_nonfinite_values_and_leaves_no_residual(form: str, value: float) -> None:
     x = np.ones(3 * BLOCK, np.float32)
     x[BLOCK + 7] = value
     back, left = said_and_lost(form, x, np.zeros_like(x))
@@ -148,14 +150,14 @@ def test_what_is_not_finite_stays_so_and_leaves_nothing(form: str, value: float)
     assert (left == 0).all()
 
 
-def test_an_order_is_learned_anew_when_it_has_come_three_times_in_a_row() -> None:
+def test_order_is_relearned_after_the_same_new_order_in_three_steps() -> None:
     order = ReadyOrder()
     steps = [([1, 0], "ba"), ([1, 0], "ba"), ([0, 1], "ab"), ([1, 0], "ba"), ([1, 0], "ba"), ([1, 0], "ba")]
     assert [order.see(full, tuple(names)) for full, names in steps] == [False] * 5 + [True]
     assert order.proposed == ("b", "a")
 
 
-def test_buckets_are_small_where_latency_is_small_and_large_where_it_is_not() -> None:
+def test_best_bucket_size_grows_with_latency() -> None:
     nbytes, backward_s = 64 << 20, 0.1
     gradients = [Gradient(f"p{index}", (nbytes >> 11,), "float64") for index in range(256)]
 
@@ -168,14 +170,14 @@ def test_buckets_are_small_where_latency_is_small_and_large_where_it_is_not() ->
     assert exposed_s(cut(nbytes), backward_s, lambda n: n / 1e9) > 0.064
 
 
-def test_a_gradient_is_not_split_where_its_parts_become_ready_together() -> None:
+def test_best_bucket_size_does_not_split_a_gradient_without_gain() -> None:
     gradients = [Gradient("large", (1 << 18,), "float32"), Gradient("small", (1 << 10,), "float32")]
     assert layout_of(gradients, 1 << 18).fillings()[:-1] == [Filling(1 << 18, 256 / 257)] * 4
     size = best_size(lambda nbytes: layout_of(gradients, nbytes).fillings(), 0.1, lambda n: n / 1e8)
     assert len(layout_of(gradients, size).buckets) == 2
 
 
-def test_what_is_needed_first_overtakes_what_waits_for_the_link() -> None:
+def test_buckets_needed_first_overtake_buckets_that_wait_for_the_link() -> None:
     buckets = [Filling(100, k / 6) for k in range(1, 7)]  # ready at 1, 2, … 6 s
     assert start_order_of(buckets, 6.0, lambda _: 0.5) == (0, 1, 2, 3, 4, 5)
     assert start_order_of(buckets, 6.0, lambda _: 2.5) == (0, 2, 5, 4, 3, 1)
@@ -229,7 +231,7 @@ def average_everything(world: Any, dtypes: tuple[str, ...], bucket_nbytes: int, 
 
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from((64, 200, 1 << 20)), st.integers(0, 2**31))
-def test_sums_are_exact_in_every_dtype_whatever_the_order_on_each_rank(nbytes: int, seed: int) -> None:
+def test_reduced_gradients_are_exact_in_every_dtype_and_ready_order(nbytes: int, seed: int) -> None:
     run(POOLS[0], average_everything, DTYPES, nbytes, seed)
 
 
@@ -254,12 +256,12 @@ def steps_of(world: Any, count: int, **arguments: Any) -> list[Any]:
     return found
 
 
-def test_step_t_gives_the_gradients_of_step_t_minus_k(two: Pool) -> None:
+def test_lagged_step_returns_the_gradients_of_the_step_before_the_lag(two: Pool) -> None:
     for found in run(two, lambda world: steps_of(world, 6, lag=2)):
         assert found == [None, None, 0.0, 1.0, 2.0, 3.0, [4.0, 5.0]]
 
 
-def test_warm_up_and_cool_down_are_prompt_and_every_gradient_is_applied_once(two: Pool) -> None:
+def test_lag_applies_every_gradient_once_with_warmup_and_cooldown(two: Pool) -> None:
     for found in run(
         two,
         lambda world: steps_of(world, 10, lag=2, total_steps=10, warmup_fraction=0.2, cooldown_fraction=0.4),
@@ -283,7 +285,7 @@ def steps_in_mode(world: Any, name: str, compression: str | None, dtype: str) ->
 
 
 @pytest.mark.parametrize("compression", [None, "bfloat16", "int8"])
-def test_ranks_get_the_same_bits_in_every_floating_point_mode(two: Pool, compression: str | None) -> None:
+def test_reduced_gradients_agree_bitwise_in_every_floating_point_mode(two: Pool, compression: str | None) -> None:
     for dtype in ("float32", "float64"):
         for name in MODES:
             one, other = run(two, steps_in_mode, name, compression, dtype)
@@ -329,7 +331,7 @@ MISTAKES: dict[str, Callable[[dict[str, Any]], Any]] = {
     ],
 )
 @pytest.mark.parametrize("arguments", [{}, {"lag": 1}, {"priorities": True}], ids=str)
-def test_a_mistake_of_one_rank_is_an_error_of_all_and_the_next_step_is_right(
+def test_mistake_of_one_rank_fails_the_step_on_all_and_next_step_works(
     two: Pool, mistake: str, kind: str, words: str, arguments: dict[str, Any]
 ) -> None:
     program = lambda world: mistaken_steps(world, mistake, check_finite=True, **arguments)  # noqa: E731
@@ -349,7 +351,7 @@ def test_a_mistake_of_one_rank_is_an_error_of_all_and_the_next_step_is_right(
     ],
     ids=str,
 )
-def test_a_gradient_that_one_rank_alone_adds_is_an_error_of_all(
+def test_gradient_added_by_one_rank_alone_is_an_error_on_all_ranks(
     two: Pool, arguments: dict[str, Any], words: str
 ) -> None:
     for found in run(two, lambda world: mistaken_steps(world, "another", **arguments)):
@@ -373,7 +375,7 @@ def later_gradients(world: Any, **arguments: Any) -> list[dict[str, list[float]]
 @pytest.mark.parametrize(
     "arguments", [{}, {"priorities": True}, {"compression": "float16"}, {"missing": "zero"}], ids=str
 )
-def test_gradients_that_come_later_are_averaged_from_their_first_step(two: Pool, arguments: dict[str, Any]) -> None:
+def test_gradients_added_later_are_averaged_from_their_first_step_on(two: Pool, arguments: dict[str, Any]) -> None:
     for found in run(two, lambda world: later_gradients(world, **arguments)):
         for step, gradients in enumerate(found):
             expected = {name: [step + 1.0 + len(name)] * 3 for name in ("one", "two")}
@@ -384,7 +386,7 @@ def test_gradients_that_come_later_are_averaged_from_their_first_step(two: Pool,
             assert gradients == expected
 
 
-def test_an_array_changed_before_finish_is_an_error_of_all_ranks_in_the_first_step(two: Pool) -> None:
+def test_gradient_changed_before_finish_is_an_error_on_all_ranks(two: Pool) -> None:
     def program(world: Any) -> Any:
         with un.GradientReducer(world) as reducer:
             x = np.ones(3)
@@ -429,7 +431,7 @@ def test_parameters_that_drift_apart_are_an_error_of_all_ranks(
     assert f"no longer the same on all ranks: '{name}' has other bits on rank 1 than on the others (float64[" in text
 
 
-def test_each_parameter_is_checked_once_in_as_many_steps_as_asked() -> None:
+def test_sync_check_checks_each_parameter_once_per_period() -> None:
     class Watched(dict[str, Any]):
         def __getitem__(self, name: str) -> Any:
             seen.append(name)
@@ -450,7 +452,7 @@ def test_each_parameter_is_checked_once_in_as_many_steps_as_asked() -> None:
     assert steps.count(0) > 50  # after the large one, which takes most of the time
 
 
-def test_without_a_check_what_is_not_finite_comes_through(two: Pool) -> None:
+def test_nonfinite_gradients_pass_without_check_finite(two: Pool) -> None:
     for found in run(two, lambda world: mistaken_steps(world, "not finite")):
         assert found == [1.0, 2.0, 3.0]
 
@@ -478,25 +480,25 @@ ONE = np.ones(2)
         ([{"a": ONE}, {"a": np.array(["x"])}], "rank 1: the gradient 'a' has dtype <U1, which cannot be sent"),
     ],
 )
-def test_ranks_that_differ_in_the_first_step_are_told_in_what(two: Pool, of_rank: Any, words: str) -> None:
+def test_first_step_names_the_gradients_in_which_ranks_differ(two: Pool, of_rank: Any, words: str) -> None:
     for _, text in run(two, differ_at_first, of_rank):
         assert words in text
 
 
-def test_what_a_rank_has_no_gradient_of_counts_as_zeros_if_that_is_wanted(two: Pool) -> None:
+def test_missing_gradients_count_as_zeros_with_missing_zero(two: Pool) -> None:
     of_rank = [{"a": ONE}, {"b": 4 * ONE}]
     program = lambda world: differ_at_first(world, of_rank, missing="zero")  # noqa: E731
     assert run(two, program) == [{"a": [0.5, 0.5], "b": [2.0, 2.0]}] * 2
 
 
-def test_reducers_that_differ_are_an_error(two: Pool) -> None:
+def test_reducers_with_different_options_are_a_mismatch(two: Pool) -> None:
     program = lambda world: differ_at_first(world, [{"a": ONE}] * 2, lag=world.rank)  # noqa: E731
     for kind, text in run(two, program):
         assert kind == "MismatchError"
         assert "rank 1: its reducer has" in text
 
 
-def test_compressing_integers_is_refused_by_name(two: Pool) -> None:
+def test_compressing_an_integer_gradient_is_refused_with_its_name(two: Pool) -> None:
     program = lambda world: differ_at_first(world, [{"a": np.ones(3, int)}] * 2, compression="int8")  # noqa: E731
     for kind, text in run(two, program):
         assert (kind, "'a' is of int64, which cannot be compressed to int8" in text) == ("UsageError", True)
@@ -520,7 +522,7 @@ def test_compressing_integers_is_refused_by_name(two: Pool) -> None:
     ],
     ids=str,
 )
-def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any]) -> None:
+def test_gradient_reducer_refuses_invalid_arguments(arguments: dict[str, Any]) -> None:
     def program(world: Any) -> str:
         with pytest.raises(un.UsageError) as caught:
             un.GradientReducer(world, **arguments)
@@ -546,7 +548,7 @@ def relearn(world: Any) -> tuple[Any, Any]:
     return [row[0] for row in orders[3]], [row[0] for row in orders[-1]]
 
 
-def test_the_order_of_rank_0_is_learned_anew_by_all(two: Pool) -> None:
+def test_all_ranks_relearn_the_order_of_rank_0(two: Pool) -> None:
     names = [f"p{index}" for index in range(6)]
     assert run(two, relearn) == [(names, names[::-1])] * 2
 
@@ -570,7 +572,7 @@ EXACT = np.mean([np.random.default_rng(rank).normal(size=COUNT).astype(np.float3
     ("compression", "tolerance", "share", "remains"),
     [("float16", 2e-3, 0.5, 0.9), ("bfloat16", 2e-2, 0.5, 0.9), ("int8", 4e-2, 0.2540, 0.25)],
 )
-def test_compressed_gradients_are_near_and_their_errors_do_not_add_up(
+def test_errors_of_compressed_gradients_are_small_and_do_not_add_up(
     two: Pool, compression: str, tolerance: float, share: float, remains: float
 ) -> None:
     plain_sent = run(two, compress, None, COUNT, 2)[0][2]
@@ -604,7 +606,7 @@ def interrupted(world: Any, arguments: dict[str, Any], restart_after: int | None
 @pytest.mark.parametrize(
     "arguments", [{"lag": 2}, {"compression": "int8"}, {"compression": "float16", "lag": 1}], ids=str
 )
-def test_a_reducer_that_is_saved_and_loaded_goes_on_as_if_nothing_had_been(two: Pool, arguments: Any) -> None:
+def test_reducer_resumes_exactly_from_its_saved_state(two: Pool, arguments: Any) -> None:
     once = run(two, interrupted, arguments, None)[0]
     again = run(two, interrupted, arguments, 4)[0]
     assert len(once) == len(again)
@@ -627,7 +629,7 @@ def refuse_reset(world: Any) -> Any:
         return [found["another"].tolist() for found in reducer.flush()]
 
 
-def test_gradients_change_only_when_no_step_is_in_flight(two: Pool) -> None:
+def test_reducer_refuses_reset_while_a_step_is_in_flight(two: Pool) -> None:
     assert run(two, refuse_reset) == [[[0, 0, 0]]] * 2  # integers divide towards zero
 
 
@@ -671,7 +673,7 @@ def in_turns(world: Any, compression: str | None, folder: str) -> tuple[list[str
 
 
 @pytest.mark.parametrize("compression", [None, "int8"])
-def test_gradients_are_there_one_by_one_in_the_order_of_need(
+def test_gradients_with_priorities_arrive_in_the_order_of_need(
     two: Pool, compression: str | None, tmp_path: Path
 ) -> None:
     for needed, started, ended in run(two, in_turns, compression, str(tmp_path)):
@@ -680,7 +682,7 @@ def test_gradients_are_there_one_by_one_in_the_order_of_need(
         assert ended == [0, 1, 1, 2, 2]
 
 
-def test_rank_0_tells_all_in_which_turns_buckets_start(two: Pool) -> None:
+def test_rank_0_sets_the_order_in_which_buckets_start_on_all_ranks(two: Pool) -> None:
     def program(world: Any) -> Any:
         with un.GradientReducer(world, priorities=True, bucket_nbytes=512) as reducer:
             for step in range(8):
@@ -716,13 +718,13 @@ reducer.close()
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "int8"}, {"lag": 2}, {"priorities": True}], ids=str)
-def test_a_rank_that_dies_in_backward_is_named_by_all_others(options: dict[str, Any], tmp_path: Path) -> None:
+def test_survivors_name_a_rank_that_dies_between_its_gradients(options: dict[str, Any], tmp_path: Path) -> None:
     for text in survivors_of_rank_1(DEATH, f"file://{tmp_path}/store", repr(options)):
         assert text.startswith("PeerLostError")
         assert "rank 1 died" in text
 
 
-def test_torch_tensors_are_reduced_where_they_lie(two: Pool) -> None:
+def test_torch_tensors_are_reduced_in_place(two: Pool) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
 
     def program(world: Any) -> None:
@@ -758,7 +760,7 @@ def recorded(world: Any, folder: str) -> Any:
         return json.loads(path.read_text())["traceEvents"], reducer.report()
 
 
-def test_a_timeline_tells_of_each_bucket_when_it_was_ready_started_and_reduced(two: Pool, tmp_path: Path) -> None:
+def test_timeline_records_when_each_bucket_was_reduced(two: Pool, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for rank, (events, report) in enumerate(run(two, recorded, str(tmp_path))):
         reduced = [event for event in events if event["name"] == "reduce"]
@@ -783,7 +785,7 @@ def cores_of_threads(world: un.Communicator, core: int) -> list[set[int]]:
         return [os.sched_getaffinity(int(each.name)) for each in Path("/proc/self/task").iterdir()]
 
 
-def test_lanes_are_bound_to_the_cores_that_are_named(two: Pool) -> None:
+def test_bucket_communicators_are_bound_to_the_named_cores(two: Pool) -> None:
     core = max(os.sched_getaffinity(0))
     for found in run(two, cores_of_threads, core):
         assert found.count({core}) >= 2

@@ -52,13 +52,13 @@ def alone() -> Any:
         return train(world, {})
 
 
-def test_two_ranks_have_the_loss_of_one_process(two: Pool, alone: Any) -> None:
+def test_two_ranks_reach_the_loss_of_one_process(two: Pool, alone: Any) -> None:
     for losses, accuracy in two.run(train, {}, timeout_s=DEADLINE_S):
         assert losses == pytest.approx(alone[0], rel=1e-3)
         assert accuracy == pytest.approx(alone[1], abs=0.01)
 
 
-def test_four_ranks_have_the_loss_of_one_process(alone: Any) -> None:
+def test_four_ranks_reach_the_loss_of_one_process(alone: Any) -> None:
     for losses, _ in un.launch(train, 4, {}, 1, timeout_s=DEADLINE_S, on_output=lambda *_: None):
         assert losses == pytest.approx(alone[0][:1], rel=1e-3)
 
@@ -77,7 +77,7 @@ def accuracy_alone() -> float:
 @pytest.mark.parametrize(
     "options", [LATE, *({"compression": form} for form in ("float16", "bfloat16", "int8"))], ids=str
 )
-def test_lag_and_compression_recognise_as_many_within_a_percent(
+def test_lag_and_compression_cost_at_most_one_percent_of_accuracy(
     two: Pool, accuracy_alone: float, options: dict[str, Any]
 ) -> None:
     for _, accuracy in two.run(train, options, EPOCHS, timeout_s=DEADLINE_S):
@@ -140,7 +140,7 @@ def in_all_ways(world: Any) -> Any:
     return found
 
 
-def test_accumulation_schedules_and_gradients_that_stay_change_nothing(two: Pool) -> None:
+def test_all_ways_of_training_lead_to_the_parameters_of_one_process(two: Pool) -> None:
     found, other = two.run(in_all_ways, timeout_s=DEADLINE_S)
     assert found == other
     with un.init() as world:
@@ -185,7 +185,7 @@ def minimised(world: Any) -> Any:
 
 
 @pytest.mark.parametrize("program", [clipped, minimised])
-def test_clipping_and_closures_give_what_one_process_does(two: Pool, program: Any) -> None:
+def test_clipping_and_closures_lead_to_the_parameters_of_one_process(two: Pool, program: Any) -> None:
     found, other = two.run(program, timeout_s=DEADLINE_S)
     assert found == other
     with un.init() as world:
@@ -213,7 +213,7 @@ def scaled(world: Any, scale: float) -> Any:
     return parameters_of(model)
 
 
-def test_a_scaler_scales_back_what_a_fused_optimizer_applies(two: Pool) -> None:
+def test_grad_scaler_works_with_a_fused_optimizer(two: Pool) -> None:
     unscaled, large = (two.run(scaled, scale, timeout_s=DEADLINE_S) for scale in (1.0, 1024.0))
     assert unscaled[0] == unscaled[1]
     assert large[0] == large[1]
@@ -238,7 +238,7 @@ def saved(world: Any, restart: bool) -> Any:
     return parameters_of(model)
 
 
-def test_training_goes_on_from_what_was_saved(two: Pool) -> None:
+def test_training_resumes_exactly_from_saved_state(two: Pool) -> None:
     once, again = (two.run(saved, restart, timeout_s=DEADLINE_S) for restart in (False, True))
     assert once == again
     assert once[0] == once[1]
@@ -278,7 +278,7 @@ def mistakes(world: Any) -> dict[str, str]:
     return told
 
 
-def test_mistakes_are_told_with_the_names_of_parameters(two: Pool) -> None:
+def test_torch_optimizer_errors_name_the_parameters(two: Pool) -> None:
     words = {
         "twice": "'2.bias' was passed twice in a step: call finish() after each step. With a torch optimizer, put all",
         "unused": "rank 1: got no gradient of '2.",
@@ -305,7 +305,7 @@ def in_groups(world: Any, groups: Any) -> Any:
     return parameters_of(model), contributions
 
 
-def test_groups_that_go_in_step_learn_what_all_ranks_together_do(two: Pool) -> None:
+def test_groups_in_step_learn_the_parameters_of_all_ranks_together(two: Pool) -> None:
     together = two.run(in_groups, None, timeout_s=DEADLINE_S)
     apart = two.run(in_groups, 2, timeout_s=DEADLINE_S)
     assert apart[0][0] == apart[1][0]
@@ -438,7 +438,7 @@ def grown(world: Any, way: str, priorities: bool) -> Any:
 
 @pytest.mark.parametrize("priorities", [False, True], ids=["", "priorities"])
 @pytest.mark.parametrize("way", ["unfrozen", "added", "replaced", "appended"])
-def test_parameters_that_are_trained_later_learn_what_one_process_does(two: Pool, way: str, priorities: bool) -> None:
+def test_parameters_trained_later_learn_as_in_one_process(two: Pool, way: str, priorities: bool) -> None:
     found, other = two.run(grown, way, priorities, timeout_s=DEADLINE_S)
     assert found == other
     with un.init() as world:
@@ -496,6 +496,6 @@ def drifted(world: Any, way: str) -> str:
         ("groups", "'param_groups[0][4]' is new, and hybrid groups exchange the parameters with which they started"),
     ],
 )
-def test_parameters_that_cannot_stay_the_same_are_told_on_all_ranks(two: Pool, way: str, words: str) -> None:
+def test_all_ranks_report_new_parameters_that_cannot_stay_in_sync(two: Pool, way: str, words: str) -> None:
     for text in two.run(drifted, way, timeout_s=DEADLINE_S):
         assert words in text

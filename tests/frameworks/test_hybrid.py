@@ -50,7 +50,7 @@ def frame(first: int, second: int = 0, value: float | None = None) -> Frame:
 
 @bounded
 @given(groups=st.integers(1, 5), staleness=st.integers(0, 6), rounds=st.integers(1, 6), data=st.data())
-def test_groups_keep_the_bound_and_see_one_history_in_all_layers_and_always_go_on(
+def test_groups_keep_the_staleness_bound_and_never_deadlock(
     groups: int, staleness: int, rounds: int, data: Any
 ) -> None:
     clock = Clock(groups, staleness)
@@ -85,7 +85,7 @@ def test_groups_keep_the_bound_and_see_one_history_in_all_layers_and_always_go_o
     assert [(center.version, center.values[0]) for center in centers] == [(groups * rounds, sum(history))] * 2
 
 
-def test_a_group_that_is_ahead_waits_only_where_another_would_fall_too_far_behind() -> None:
+def test_group_waits_only_when_another_would_exceed_the_staleness_bound() -> None:
     clock = Clock(2, 2)
     assert [[group for group, _ in clock.take(0, frame(0))] for _ in range(3)] == [[0], [0], []]
     assert [group for group, _ in clock.take(1, frame(0))] == [0, 1]
@@ -134,7 +134,7 @@ GROUPS = {"two": 2, "one": 1, "each alone": 4, "unequal": [[2], [3, 1, 0]]}
 
 @pytest.mark.parametrize("servers", [None, [3]], ids=["all serve", "one serves"])
 @pytest.mark.parametrize("groups", GROUPS)
-def test_in_step_groups_give_the_mean_of_all_ranks_exactly(ranks: NativeRanks, groups: str, servers: Any) -> None:
+def test_groups_in_step_compute_the_exact_mean_of_all_ranks(ranks: NativeRanks, groups: str, servers: Any) -> None:
     count = {"two": 2, "one": 1, "each alone": 4, "unequal": 2}[groups]
     every = ranks.run_calls(go_in_step, GROUPS[groups], servers)
     assert [wrong for wrong, *_ in every] == [[]] * SIZE
@@ -162,7 +162,7 @@ def run_apart(world: un.Communicator, staleness: int, steps: list[int]) -> tuple
 
 
 @pytest.mark.parametrize(("staleness", "steps"), [(0, [5, 5]), (1, [6, 4]), (100, [12, 3]), (2, [1, 7])])
-def test_apart_nothing_is_lost_and_no_contribution_is_staler_than_the_bound(
+def test_stale_groups_lose_no_contribution_and_keep_the_staleness_bound(
     ranks: NativeRanks, staleness: int, steps: list[int]
 ) -> None:
     for total, contributions, longest, afterwards in ranks.run_calls(run_apart, staleness, steps):
@@ -190,7 +190,7 @@ def with_torch(world: un.Communicator) -> tuple[float, list[str]]:
     return float(model(torch.ones(2, 3)).square().mean()), [name for name, _ in model.named_parameters()]
 
 
-def test_models_of_torch_train_in_groups() -> None:
+def test_torch_models_train_in_hybrid_groups() -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     losses = [loss for loss, _ in un.launch(with_torch, 4, timeout_s=DEADLINE_S)]
     assert len(set(losses)) == 1
@@ -232,7 +232,7 @@ def misuse(world: un.Communicator) -> list[tuple[str, str]]:
     return errors
 
 
-def test_what_cannot_be_is_refused_with_what_is_wrong() -> None:
+def test_hybrid_groups_refuse_misuse_and_say_what_is_wrong() -> None:
     with NativeRanks(SIZE, "shm") as ranks:
         for errors in ranks.run_calls(misuse):
             *wrong, differing, bits, shape, name, more, finished = errors
@@ -259,7 +259,7 @@ def leave(world: un.Communicator, how: str) -> None:
 
 
 @pytest.mark.parametrize(("how", "kind"), [("raises", KeyError), ("closes", un.UnisonoError)])
-def test_a_rank_that_leaves_before_the_end_is_an_error_on_all(how: str, kind: type[BaseException]) -> None:
+def test_hybrid_group_rank_that_departs_early_is_an_error_on_all_ranks(how: str, kind: type[BaseException]) -> None:
     with pytest.raises(kind):
         un.launch(leave, SIZE, how, timeout_s=DEADLINE_S)
 
@@ -295,7 +295,9 @@ LOST: dict[str, tuple[str, int, list[int]]] = {
 
 
 @pytest.mark.parametrize(("transport", "lost", "servers"), LOST.values(), ids=LOST)
-def test_a_lost_rank_is_an_error_on_all_others(tmp_path: Path, transport: str, lost: int, servers: list[int]) -> None:
+def test_hybrid_group_rank_that_dies_is_an_error_on_all_others(
+    tmp_path: Path, transport: str, lost: int, servers: list[int]
+) -> None:
     with Job(exchange_for_ever, SIZE, tmp_path, servers, transports=transport) as job:
         job.hear_all()
         job.signal(lost, signal.SIGKILL)
@@ -307,7 +309,7 @@ def test_a_lost_rank_is_an_error_on_all_others(tmp_path: Path, transport: str, l
 # --- training ------------------------------------------------------------------------------------------------------
 
 
-def test_groups_with_a_straggler_learn_as_well_as_ranks_in_step() -> None:
+def test_hybrid_groups_with_a_straggler_learn_as_well_as_ranks_in_step() -> None:
     pytest.importorskip("sklearn")
     asked = ["--epochs", "8", "--step-ms", "1", "--rounds", "1", "--json"]
     command = [sys.executable, "-m", "unisono.bench.hybrid", *asked]

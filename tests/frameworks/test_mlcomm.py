@@ -69,7 +69,7 @@ SCHEDULES: dict[tuple[int, int], list[float]] = {
 
 
 @pytest.mark.parametrize(("ksteps", "max_steps"), SCHEDULES)
-def test_gradients_come_in_the_step_that_the_schedule_says_and_none_is_lost(
+def test_mlcomm_returns_gradients_in_their_scheduled_step_and_loses_none(
     ranks: NativeRanks, ksteps: int, max_steps: int
 ) -> None:
     wanted = [(float(each), True) for each in SCHEDULES[ksteps, max_steps]]
@@ -115,7 +115,7 @@ def use_all(world: un.Communicator) -> list[Any]:
     ]
 
 
-def test_the_other_calls_do_what_the_plugins_do(ranks: NativeRanks) -> None:
+def test_mlcomm_calls_behave_like_those_of_the_cray_plugin(ranks: NativeRanks) -> None:
     for rank, (place, *found) in enumerate(ranks.run_calls(use_all)):
         assert place == (rank, SIZE)
         frozen = [float(rank)] * 2
@@ -137,7 +137,7 @@ def of_torch(world: un.Communicator) -> list[float]:
     return [float(parameter.detach().sum()), float(mean[3])]
 
 
-def test_tensors_of_torch_are_overwritten(ranks: NativeRanks) -> None:
+def test_mlcomm_overwrites_torch_tensors(ranks: NativeRanks) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     assert ranks.run_calls(of_torch) == [[6.0, 1.0]] * SIZE
 
@@ -170,7 +170,7 @@ def of_tensorflow(world: un.Communicator) -> list[Any]:
     return [means, variable.numpy().tolist(), eager.numpy().tolist()]
 
 
-def test_tensorflow_calls_it_eagerly_and_in_graphs(ranks: NativeRanks) -> None:
+def test_mlcomm_works_in_eager_and_graph_mode_of_tensorflow(ranks: NativeRanks) -> None:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("pip install tensorflow-cpu")
     for means, variable, eager in ranks.run_calls(of_tensorflow):
@@ -234,7 +234,7 @@ WORDS = {
 }
 
 
-def test_wrong_calls_and_calls_in_a_wrong_order_say_what_to_do(ranks: NativeRanks) -> None:
+def test_mlcomm_errors_say_what_to_do_after_wrong_calls(ranks: NativeRanks) -> None:
     for found in ranks.run_calls(call_wrongly):
         assert [name for name, text in found.items() if not text] == []
         for name, words in WORDS.items():
@@ -256,7 +256,7 @@ print("mean", mean[0][0])
 """
 
 
-def test_a_program_may_end_early_and_be_finalized_at_exit(tmp_path: Path) -> None:
+def test_mlcomm_is_finalized_at_exit_of_a_program_that_ends_early(tmp_path: Path) -> None:
     ended = run_program(PROGRAM, tmp_path, 2)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("mean 1.0") == 2
@@ -266,14 +266,14 @@ def test_a_program_may_end_early_and_be_finalized_at_exit(tmp_path: Path) -> Non
 FAILING = PROGRAM.replace("for step", "if mc.get_rank() == 1: raise KeyError('mine')\nfor step")
 
 
-def test_a_rank_that_raises_ends_the_others_by_an_error(tmp_path: Path) -> None:
+def test_mlcomm_rank_that_raises_makes_the_others_fail(tmp_path: Path) -> None:
     ended = run_program(FAILING, tmp_path, 2)
     assert ended.returncode != 0
     assert "KeyError: 'mine'" in ended.stderr
 
 
 @pytest.mark.parametrize(("size", "more"), [(1, []), (2, []), (4, ["--ksteps", "20"])])
-def test_the_example_of_five_steps_learns_on_any_number_of_ranks(size: int, more: list[str]) -> None:
+def test_mlcomm_example_learns_on_any_number_of_ranks(size: int, more: list[str]) -> None:
     pytest.importorskip("sklearn")
     example = [str(ROOT / "examples" / "mlcomm_digits.py"), "--epochs", "6", *more]
     command = [sys.executable, "-m", "unisono", "run", "-n", str(size), *example]

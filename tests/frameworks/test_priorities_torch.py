@@ -178,7 +178,7 @@ def train_late(world: Any, kind: str, way: str) -> Any:
 @pytest.mark.parametrize("ranks", ["two", "three"])
 @pytest.mark.parametrize("way", OPTIMIZERS)
 @pytest.mark.parametrize("kind", MODELS)
-def test_updates_that_wait_lead_to_the_same_bits(
+def test_deferred_updates_lead_to_the_same_bits(
     request: pytest.FixtureRequest, ranks: str, way: str, kind: str
 ) -> None:
     pool = request.getfixturevalue(ranks)
@@ -190,7 +190,7 @@ def test_updates_that_wait_lead_to_the_same_bits(
     assert all(each[3] == 9 for each in found)  # the tenth was synchronized
 
 
-def test_a_step_changes_a_parameter_when_the_model_is_asked_for_it(two: Pool) -> None:
+def test_deferred_update_happens_when_the_model_is_asked_for_the_parameter(two: Pool) -> None:
     def program(world: Any) -> Any:
         with LooksUpOnly():
             model, optimizer = made(world)
@@ -226,7 +226,7 @@ def test_a_step_changes_a_parameter_when_the_model_is_asked_for_it(two: Pool) ->
         }
 
 
-def test_a_parameter_read_past_the_model_is_an_error_on_all_ranks(two: Pool) -> None:
+def test_parameter_used_without_asking_the_model_is_an_error_on_all_ranks(two: Pool) -> None:
     def program(world: Any) -> Any:
         model, optimizer = made(world, missing="zero")
         held = model.head.bias
@@ -248,7 +248,7 @@ def test_a_parameter_read_past_the_model_is_an_error_on_all_ranks(two: Pool) -> 
     assert told.startswith("rank 1: 'head.bias' has got a gradient, but was not looked up in model")
 
 
-def test_hooks_of_the_step_see_all_updates(two: Pool) -> None:
+def test_step_post_hooks_see_all_deferred_updates(two: Pool) -> None:
     def program(world: Any) -> Any:
         with LooksUpOnly():
             model, optimizer = made(world)
@@ -265,7 +265,7 @@ def test_hooks_of_the_step_see_all_updates(two: Pool) -> None:
     assert run(two, program) == [(2, True)] * 2
 
 
-def test_what_belongs_to_no_module_or_another_optimizer_does_not_wait(two: Pool) -> None:
+def test_parameters_outside_the_model_are_updated_without_delay(two: Pool) -> None:
     def program(world: Any) -> Any:
         with LooksUpOnly():
             model = torch.nn.Linear(2, 2)
@@ -320,7 +320,7 @@ def test_two_optimizers_share_a_model_and_copies_of_it_are_plain(two: Pool) -> N
     run(two, program)
 
 
-def test_what_cannot_wait_is_refused(two: Pool) -> None:
+def test_priorities_refuse_optimizers_and_models_that_cannot_defer(two: Pool) -> None:
     def program(world: Any) -> dict[str, str]:
         model = torch.nn.Linear(2, 2)
         told = {}
@@ -394,7 +394,7 @@ class Lost(Mapping[str, Any]):
         return []
 
 
-def test_a_parameter_that_cannot_be_updated_is_not_handed_out_until_the_model_is_left() -> None:
+def test_model_refuses_parameters_whose_update_has_failed_until_close() -> None:
     model = torch.nn.Linear(2, 2)
     late = DeferredUpdates(torch.optim.SGD(model.parameters(), lr=0.1), model, dict(model.named_parameters()))
     before = bits(in_place(model))
@@ -434,7 +434,7 @@ print(type(model[0]._parameters).__name__)
 """
 
 
-def test_a_rank_that_dies_is_named_by_all_others_which_can_leave(tmp_path: Any) -> None:
+def test_survivors_with_priorities_name_the_dead_rank_and_can_close(tmp_path: Any) -> None:
     for text in survivors_of_rank_1(DEATH, f"file://{tmp_path}/store"):
         assert text.startswith("PeerLostError")
         assert "rank 1 died" in text

@@ -18,23 +18,23 @@ from support.ports import free_port
 from support.torch_ranks import PROGRAMS, lines_of, run, started
 
 
-def test_calls_do_what_gloos_do_and_more(tmp_path: Path) -> None:
+def test_torch_backend_makes_the_calls_of_gloo_and_more(tmp_path: Path) -> None:
     for lines in lines_of(run("calls", 3, tmp_path)):
         assert [line for line in lines if not line.startswith("USDT:")] == ["all calls were made"]
 
 
-def test_tensors_on_a_gpu_go_as_they_are_or_are_refused_where_another_backend_was_named(tmp_path: Path) -> None:
+def test_torch_backend_takes_gpu_tensors_or_refuses_them_by_backend_name(tmp_path: Path) -> None:
     assert lines_of(run("on_gpu", 2, tmp_path)) == [["all calls were made", "refused"]] * 2
 
 
-def test_training_with_ddp_is_that_of_one_process(tmp_path: Path) -> None:
+def test_training_with_ddp_equals_that_of_one_process(tmp_path: Path) -> None:
     outputs = lines_of(run("training", 2, tmp_path))
     for lines in outputs:
         assert len(lines) == 15
         assert [line for line in lines if not line.endswith(": equal")] == []
 
 
-def test_training_with_shards_is_that_of_one_process(tmp_path: Path) -> None:
+def test_sharded_torch_training_equals_that_of_one_process(tmp_path: Path) -> None:
     for lines in lines_of(run("sharded", 2, tmp_path)):
         assert len(lines) == 10
         assert [line for line in lines if not line.endswith(": equal")] == []
@@ -61,7 +61,7 @@ ERRORS = {
 WELL = ("leaf", "anomaly mode and profiler", "fork of a loader", "spawn of a loader", "the other group", "a new group")
 
 
-def test_what_is_wrong_is_an_error_that_names_its_cause(tmp_path: Path) -> None:
+def test_torch_backend_errors_name_their_cause(tmp_path: Path) -> None:
     for rank, lines in enumerate(lines_of(run("failures", 2, tmp_path, "survived"))):
         told = {line.split("|")[0]: line.split("|")[1:] for line in lines if "|" in line}
         for name, (kind, cause, words) in {**ERRORS, f"fork of {rank}": ("CallError", "UsageError", "forked")}.items():
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_an_error_that_names_its_cause(tmp_path: Path) -> None:
         assert all(int(more) <= 0 for more in told["cycles"]), "threads or descriptors stay"
 
 
-def test_a_rank_that_dies_in_backward_is_named_on_all_others(tmp_path: Path) -> None:
+def test_torch_survivors_name_a_rank_that_dies_in_backward(tmp_path: Path) -> None:
     with started("failures", 3, tmp_path, "death") as ranks:
         written = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0, 3], written
@@ -95,7 +95,7 @@ class Ended:
         callback(self)
 
 
-def test_a_future_ends_although_nothing_can_be_copied_to_the_result() -> None:
+def test_future_ends_with_an_error_when_the_result_cannot_be_copied() -> None:
     from unisono.frameworks.torch.work import Work, WorkKeeper
 
     def fail() -> None:
@@ -108,7 +108,7 @@ def test_a_future_ends_although_nothing_can_be_copied_to_the_result() -> None:
 
 
 @pytest.mark.parametrize("elements", [3, 100_000])
-def test_a_work_that_cpp_holds_answers_after_python_has_waited_and_dropped_it(elements: int) -> None:
+def test_work_held_by_cpp_still_answers_after_python_has_dropped_it(elements: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -135,7 +135,7 @@ def test_a_work_that_cpp_holds_answers_after_python_has_waited_and_dropped_it(el
             dist.Work.unbox(held).result()
 
 
-def test_works_are_kept_and_dropped_by_many_threads() -> None:
+def test_kept_works_can_be_added_and_dropped_by_many_threads() -> None:
     from unisono.frameworks.torch.work import WorkKeeper
 
     class Endless:
@@ -168,7 +168,7 @@ def test_works_are_kept_and_dropped_by_many_threads() -> None:
     assert errors == []
 
 
-def test_torch_knows_the_backend_when_it_has_been_imported() -> None:
+def test_importing_torch_registers_the_backend_without_loading_unisono() -> None:
     program = (
         "import torch.distributed as dist, sys; "
         "print(dist.is_backend_available('unisono'), 'unisono.collectives' in sys.modules)"
@@ -178,13 +178,13 @@ def test_torch_knows_the_backend_when_it_has_been_imported() -> None:
     assert done.stdout.split() == ["True", "False"]
 
 
-def test_ranks_meet_in_every_way_that_torch_knows(tmp_path: Path) -> None:
+def test_process_group_starts_by_every_init_method_of_torch(tmp_path: Path) -> None:
     ways = ("tcp", "a store, the first time", "a store, the second time", "beside Gloo", "for the CPU")
     expected = [f"{way}: [2.0, 2.0] by unisono.frameworks.torch.process_group" for way in ways]
     assert lines_of(run("meetings", 2, tmp_path, str(free_port()))) == [expected, expected]
 
 
-def test_digits_are_learnt_by_ranks_of_torchrun(tmp_path: Path) -> None:
+def test_torch_ddp_example_learns_digits_under_torchrun(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "torch_ddp.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
@@ -193,6 +193,6 @@ def test_digits_are_learnt_by_ranks_of_torchrun(tmp_path: Path) -> None:
     assert int(recognised) > 80
 
 
-def test_accelerate_uses_the_group_that_the_program_has_made(tmp_path: Path) -> None:
+def test_accelerate_uses_the_existing_process_group(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="pip install accelerate")
     assert lines_of(run("accelerated", 2, tmp_path)) == [["2 unisono True True"]] * 2

@@ -43,7 +43,7 @@ for meeting in range(2):
 """
 
 
-def test_ranks_of_torchrun_meet_twice_and_reduce(tmp_path: Path) -> None:
+def test_ranks_of_torchrun_can_rendezvous_twice_and_allreduce(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
@@ -55,9 +55,7 @@ def test_ranks_of_torchrun_meet_twice_and_reduce(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", ["reduce group reduce destroy reduce", "group reduce reduce destroy"])
-def test_ranks_that_are_told_torchs_variables_meet_before_after_and_beside_its_process_group(
-    tmp_path: Path, steps: str
-) -> None:
+def test_init_works_before_and_beside_a_torch_process_group(tmp_path: Path, steps: str) -> None:
     port = free_port()
     for ended in by_variables(WITH_TORCH, *steps.split(), port=port, folder=tmp_path):
         assert (ended.returncode, ended.stderr) == (0, "")

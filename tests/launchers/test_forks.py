@@ -89,7 +89,9 @@ def refusals(world: un.Communicator) -> int:
 
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
-def test_a_forked_child_holds_nothing_of_a_rank(tmp_path: Path, scheme: str, transports: str) -> None:
+def test_forked_child_of_a_rank_keeps_no_open_files_or_shared_memory(
+    tmp_path: Path, scheme: str, transports: str
+) -> None:
     store = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{tmp_path}/other"
     with Job(fork_while_everything_is_open, 3, tmp_path, store, transports) as job:
         assert job.hear_all() == [("(set(), [], 3.0, 3)", 0)] * 3
@@ -110,7 +112,7 @@ def held_by_a_child() -> set[str]:
 
 
 @pytest.mark.usefixtures("started_ranks_of_pools")
-def test_a_forked_child_holds_nothing_of_a_pool_and_its_parent_goes_on() -> None:
+def test_forked_child_of_a_pool_keeps_no_open_files_and_pool_still_works() -> None:
     before = held()
     with Pool(2) as pool:
         ranks = pool.run(lambda comm: os.getpid(), timeout_s=DEADLINE_S)

@@ -61,11 +61,11 @@ def sleep_on_rank_1(comm: un.Communicator) -> int:
     return comm.rank
 
 
-def test_results_come_back_by_rank() -> None:
+def test_launch_returns_results_in_order_of_ranks() -> None:
     assert un.launch(place, 3, timeout_s=DEADLINE_S) == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_arguments_and_results_may_be_closures_and_large_arrays() -> None:
+def test_launch_passes_closures_and_large_arrays() -> None:
     factor = 3
 
     def scaled(comm: un.Communicator, values: Any) -> Any:
@@ -76,7 +76,7 @@ def test_arguments_and_results_may_be_closures_and_large_arrays() -> None:
         np.testing.assert_array_equal(result, values * factor * (rank + 1))
 
 
-def test_ranks_can_reduce_together() -> None:
+def test_launched_ranks_can_allreduce() -> None:
     def total(comm: un.Communicator) -> Any:
         return comm.allreduce(np.ones(4, np.float32))
 
@@ -99,7 +99,7 @@ def test_options_reach_the_ranks() -> None:
     assert un.launch(level, 2, options=un.Options(log="error"), timeout_s=DEADLINE_S) == [logging.ERROR] * 2
 
 
-def test_the_exception_that_caused_the_others_is_raised_as_what_it_was() -> None:
+def test_launch_raises_the_original_exception_of_the_root_cause() -> None:
     with pytest.raises(OwnError, match="the cause") as raised:
         un.launch(fail_on_rank_1, 3, timeout_s=DEADLINE_S)
     assert raised.value.code == 7
@@ -107,7 +107,7 @@ def test_the_exception_that_caused_the_others_is_raised_as_what_it_was() -> None
     assert 'raise OwnError(7, "the cause")' in str(raised.value.__cause__)
 
 
-def test_an_exception_that_cannot_be_pickled_is_told_in_words() -> None:
+def test_launch_raises_runtime_error_with_text_of_unpicklable_exception() -> None:
     def fail(comm: un.Communicator) -> None:
         class LockedError(Exception):
             def __init__(self) -> None:
@@ -121,7 +121,7 @@ def test_an_exception_that_cannot_be_pickled_is_told_in_words() -> None:
     assert "Traceback" in str(raised.value.__cause__)
 
 
-def test_a_result_that_cannot_be_pickled_is_an_error() -> None:
+def test_launch_raises_type_error_when_result_cannot_be_pickled() -> None:
     with pytest.raises(TypeError, match="pickle"):
         un.launch(lambda comm: threading.Lock(), 1, timeout_s=DEADLINE_S)
 
@@ -133,7 +133,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error() -> None:
         (lambda: sys.exit(3), "rank 1 exited with code 3"),
     ],
 )
-def test_a_rank_that_ends_without_an_answer_is_a_lost_peer(end: Any, how: str) -> None:
+def test_launch_raises_peer_lost_error_when_a_rank_exits_or_is_killed(end: Any, how: str) -> None:
     def end_on_rank_1(comm: un.Communicator) -> None:
         if comm.rank == 1:
             end()
@@ -144,24 +144,24 @@ def test_a_rank_that_ends_without_an_answer_is_a_lost_peer(end: Any, how: str) -
     assert raised.value.peer == 1
 
 
-def test_all_ranks_are_killed_when_their_time_is_over() -> None:
+def test_launch_kills_all_ranks_after_its_timeout() -> None:
     # The others may not have begun by then.
     with pytest.raises(un.CollectiveTimeoutError, match=r"ranks? (0, )?1(, 2)? had not answered"):
         un.launch(sleep_on_rank_1, 3, timeout_s=3.0)
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "2", True])
-def test_a_size_that_is_no_number_of_ranks_is_refused(size: Any) -> None:
+def test_launch_refuses_invalid_number_of_ranks(size: Any) -> None:
     with pytest.raises(un.UsageError, match="size must be a positive number of ranks"):
         un.launch(place, size)
 
 
-def test_an_unknown_binding_is_refused() -> None:
+def test_launch_refuses_unknown_binding() -> None:
     with pytest.raises(un.UsageError, match="bind must be"):
         un.launch(place, 2, bind="socket")
 
 
-def test_lines_of_the_ranks_are_labelled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_labels_output_lines_with_their_rank(capsys: pytest.CaptureFixture[str]) -> None:
     def write(comm: un.Communicator) -> None:
         sys.stdout.write(f"out of {comm.rank}\n")
         sys.stderr.write(f"err of {comm.rank}")
@@ -172,7 +172,7 @@ def test_lines_of_the_ranks_are_labelled(capsys: pytest.CaptureFixture[str]) -> 
     assert sorted(captured.err.splitlines()) == ["[0] err of 0", "[1] err of 1"]
 
 
-def test_lines_of_the_ranks_can_be_captured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_passes_output_lines_to_on_output(capsys: pytest.CaptureFixture[str]) -> None:
     lines = []
     un.launch(
         lambda comm: sys.stdout.write("hello\n"), 2, timeout_s=DEADLINE_S, on_output=lambda *line: lines.append(line)
@@ -192,7 +192,7 @@ sys.stderr.write(str(un.launch(write, 2, timeout_s=60, env={"PYTHONIOENCODING": 
 
 
 @pytest.mark.parametrize("redirection", [">&-", "| true", "> /dev/full", "> output"])
-def test_ranks_go_on_whatever_the_output_of_the_program_is(tmp_path: Path, redirection: str) -> None:
+def test_ranks_keep_running_when_output_is_closed_full_or_unread(tmp_path: Path, redirection: str) -> None:
     (tmp_path / "program.py").write_text(PRINTING)
     command = f"PYTHONIOENCODING=ascii {shlex.quote(sys.executable)} program.py {redirection}"
     ended = subprocess.run(
@@ -211,7 +211,7 @@ def test_ranks_import_no_module_of_the_current_folder(tmp_path: Path, monkeypatc
     assert un.launch(place, 2, timeout_s=DEADLINE_S) == [(0, 2), (1, 2)]
 
 
-def test_a_pool_keeps_its_ranks_and_their_communicator() -> None:
+def test_pool_reuses_its_ranks_and_their_communicator() -> None:
     with Pool(2) as pool:
         first = pool.run(process, timeout_s=DEADLINE_S)
         assert pool.run(process, timeout_s=DEADLINE_S) == first
@@ -219,7 +219,7 @@ def test_a_pool_keeps_its_ranks_and_their_communicator() -> None:
         assert len(children()) == 2
 
 
-def test_a_pool_starts_again_after_a_failure() -> None:
+def test_pool_starts_new_ranks_after_a_failure() -> None:
     with Pool(2) as pool:
         before = pool.run(process, timeout_s=DEADLINE_S)
         with pytest.raises(OwnError):
@@ -229,7 +229,7 @@ def test_a_pool_starts_again_after_a_failure() -> None:
         assert not {pid for pid, _ in before} & {pid for pid, _ in after}
 
 
-def test_a_function_that_cannot_be_pickled_leaves_the_pool_as_it_was() -> None:
+def test_pool_keeps_its_ranks_when_function_cannot_be_pickled() -> None:
     lock = threading.Lock()
     with Pool(2) as pool:
         before = pool.run(process, timeout_s=DEADLINE_S)
@@ -238,7 +238,7 @@ def test_a_function_that_cannot_be_pickled_leaves_the_pool_as_it_was() -> None:
         assert pool.run(process, timeout_s=DEADLINE_S) == before
 
 
-def test_a_pool_outlives_the_thread_that_used_it_first() -> None:
+def test_pool_outlives_the_thread_that_first_used_it() -> None:
     with Pool(2) as pool:
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.extend(pool.run(process, timeout_s=DEADLINE_S)))
@@ -281,6 +281,6 @@ def end_with_another_root(comm: un.Communicator) -> None:
     comm.broadcast(np.zeros(4), root=comm.rank)
 
 
-def test_launch_raises_a_disagreement_on_the_last_call() -> None:
+def test_launch_raises_mismatch_error_of_the_last_call() -> None:
     with pytest.raises(un.MismatchError, match=r"rank 1 called broadcast\(float64\[4\], root=1\)"):
         un.launch(end_with_another_root, 2)

@@ -36,7 +36,7 @@ def lines(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_ranks_of_mpirun_meet_by_mpi(library: str) -> None:
+def test_ranks_of_mpirun_rendezvous_through_mpi(library: str) -> None:
     done = run(library, 3, program(SUM))
     assert lines(done.stdout) == [f"rank {rank} of 3: 6" for rank in range(3)], done.stderr
     assert done.returncode == 0
@@ -44,9 +44,7 @@ def test_ranks_of_mpirun_meet_by_mpi(library: str) -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("transports", ["auto", "mpi"])
-def test_a_communicator_of_the_program_says_who_the_ranks_are_and_init_can_be_called_again(
-    library: str, transports: str
-) -> None:
+def test_init_takes_ranks_from_mpi_comm_and_can_be_called_again(library: str, transports: str) -> None:
     before = "from mpi4py import MPI\nhalf = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2, -MPI.COMM_WORLD.rank)"
     after = (
         "with un.init(mpi_comm=MPI.COMM_WORLD) as world:\n"
@@ -58,7 +56,7 @@ def test_a_communicator_of_the_program_says_who_the_ranks_are_and_init_can_be_ca
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_ranks_of_mpirun_without_mpi4py_are_told_and_can_meet_at_a_store(library: str, tmp_path: Path) -> None:
+def test_init_under_mpirun_needs_mpi4py_or_a_store(library: str, tmp_path: Path) -> None:
     block = "import sys; sys.modules['mpi4py'] = None"
     told = run(library, 2, program(TELL, before=block))
     assert len(lines(told.stdout)) == 2, told.stderr
@@ -71,7 +69,7 @@ def test_ranks_of_mpirun_without_mpi4py_are_told_and_can_meet_at_a_store(library
     assert lines(done.stdout) == ["rank 0 of 2: 3", "rank 1 of 2: 3"], done.stderr
 
 
-def test_mpi4py_without_an_mpi_library_is_told_by_every_rank() -> None:
+def test_every_rank_reports_mpi4py_without_an_mpi_library() -> None:
     (packages,) = environment_of("mpich").glob("lib/python3*/site-packages")
     variables = {"PYTHONPATH": str(packages), "MPI4PY_LIBMPI": "libmpi_that_is_not_there.so"}
     done = run("mpich", 2, program(TELL), python=sys.executable, variables=variables)
@@ -85,7 +83,7 @@ def test_mpi4py_without_an_mpi_library_is_told_by_every_rank() -> None:
 
 
 @pytest.mark.parametrize(("launcher", "library"), [LIBRARIES, LIBRARIES[::-1]])
-def test_the_mpirun_of_another_library_is_found_out_by_every_rank(launcher: str, library: str) -> None:
+def test_every_rank_reports_mpirun_of_another_mpi_library(launcher: str, library: str) -> None:
     other = environment_of(library) / "bin" / "python"
     done = run(launcher, 2, program(TELL), python=other)
     assert len(lines(done.stdout)) == 2, done.stderr
@@ -95,7 +93,7 @@ def test_the_mpirun_of_another_library_is_found_out_by_every_rank(launcher: str,
         assert "MPI4PY_LIBMPI" in line
 
 
-def test_ranks_that_each_find_themselves_alone_are_told() -> None:
+def test_every_rank_reports_mpi_library_that_counts_only_one_rank() -> None:
     """Where the program has initialised the library before, it is by the number of ranks that it is found out."""
     other = environment_of("openmpi") / "bin" / "python"
     before = "import warnings; warnings.simplefilter('ignore')\nfrom mpi4py import MPI"
@@ -125,7 +123,7 @@ tell(mpi_comm=MPI.COMM_WORLD)
 """
 
 
-def test_what_is_wrong_with_mpi_is_told_by_every_rank() -> None:
+def test_every_rank_reports_wrong_use_of_mpi() -> None:
     done = run("openmpi", 2, WRONG)
     beginnings = (
         *("MPI has been finalised: call", "MPI has been finalised: call", "MPI is not initialised: call MPI.Init()"),
@@ -137,7 +135,7 @@ def test_what_is_wrong_with_mpi_is_told_by_every_rank() -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_process_that_a_rank_starts_or_forks_is_told_that_it_is_none(library: str) -> None:
+def test_init_refuses_child_processes_of_an_mpi_rank(library: str) -> None:
     """MPI would let it wait for ever, or end it."""
     text = """
 import os, subprocess, sys
@@ -173,7 +171,7 @@ with un.init() as world:
         assert "is the same rank of MPI: a process that a rank starts cannot be that rank too" in line
 
 
-def test_a_thread_that_mpi_does_not_know_is_told() -> None:
+def test_init_refuses_other_threads_when_mpi_serves_only_the_main_thread() -> None:
     before = (
         "import mpi4py; mpi4py.rc.thread_level = 'funneled'\n"
         "from mpi4py import MPI\nimport threading\ninit, told = un.init, []\n"
@@ -187,7 +185,7 @@ def test_a_thread_that_mpi_does_not_know_is_told() -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_rank_of_mpirun_that_never_comes_costs_the_others_their_time_limit(library: str) -> None:
+def test_init_under_mpirun_times_out_when_a_rank_does_not_call_it(library: str) -> None:
     before = (
         "import time\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n    time.sleep(4)\n    raise SystemExit"
     )
@@ -199,7 +197,7 @@ def test_a_rank_of_mpirun_that_never_comes_costs_the_others_their_time_limit(lib
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_ranks_of_another_version_are_named_to_all(library: str) -> None:
+def test_every_rank_under_mpirun_names_the_rank_with_another_version(library: str) -> None:
     before = (
         "import os, unisono\n"
         "if '1' in (os.environ.get('PMI_RANK'), os.environ.get('OMPI_COMM_WORLD_RANK')): unisono.__version__ = '9.9.9'"
@@ -211,5 +209,5 @@ def test_ranks_of_another_version_are_named_to_all(library: str) -> None:
         assert line.endswith("all ranks must run the same")
 
 
-def test_a_program_without_mpi_has_no_need_of_it() -> None:
+def test_program_without_mpi_does_not_import_mpi4py() -> None:
     assert "mpi4py" not in sys.modules

@@ -15,14 +15,14 @@ def child(code: int) -> Child:
     return Child([sys.executable, "-c", f"import sys; sys.exit({code})"])
 
 
-def test_an_exit_code_that_another_has_taken_is_lost_and_not_0() -> None:
+def test_exit_code_is_lost_when_another_waiter_has_reaped_the_child() -> None:
     first, second = child(0), child(0)
     for each in (first, second):
         os.waitpid(each.pid, 0)
     assert (first.wait(), first.wait(), second.poll()) == (LOST, LOST, LOST)
 
 
-def test_a_child_is_waited_for_until_a_limit() -> None:
+def test_child_wait_times_out_and_can_be_repeated() -> None:
     with Child([sys.executable, "-c", "import sys; sys.exit(len(sys.stdin.read()))"], stdin=subprocess.PIPE) as process:
         assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -31,7 +31,7 @@ def test_a_child_is_waited_for_until_a_limit() -> None:
     assert (process.wait(DEADLINE_S), process.returncode) == (4, 4)
 
 
-def test_an_interpreter_finds_unisono_and_no_module_of_the_current_folder(tmp_path: Path) -> None:
+def test_python_command_imports_unisono_and_nothing_from_current_folder(tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text("raise SystemExit('the file of the user was imported')")
     statement = "import queue, unisono; print(unisono.__file__, *sys.argv[1:])"
     command = python_command(statement, "an argument")
@@ -63,6 +63,6 @@ print(signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN, code)
 """
 
 
-def test_a_program_that_ignores_children_is_told_how_its_ranks_ended_and_ignores_them_again() -> None:
+def test_launch_learns_exit_codes_when_program_ignores_sigchld() -> None:
     text = subprocess.check_output([sys.executable, "-c", IGNORING], text=True, timeout=DEADLINE_S)
     assert text == "rank 0 exited with code 5\nTrue 0\n"

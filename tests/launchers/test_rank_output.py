@@ -62,7 +62,7 @@ class Written:
 
 
 @given(st.lists(st.text("ab\n").map(str.encode)))
-def test_lines_are_the_same_however_the_stream_is_cut(pieces: list[bytes]) -> None:
+def test_lines_do_not_depend_on_how_the_stream_is_cut(pieces: list[bytes]) -> None:
     lines = Lines()
     found = [line for piece in pieces if piece for line in lines.feed(piece)] + lines.feed(b"")
     whole = b"".join(pieces)
@@ -75,13 +75,13 @@ def test_progress_bars_come_line_by_line() -> None:
     assert lines.feed(b"\r100%\n") == [b" 20%\r", b"100%\n"]
 
 
-def test_windows_line_ends_are_one_end_even_if_they_are_cut() -> None:
+def test_windows_line_end_is_one_end_even_if_it_is_cut() -> None:
     lines = Lines()
     assert lines.feed(b"one\r") == []
     assert lines.feed(b"\ntwo\r\n") == [b"one\r\n", b"two\r\n"]
 
 
-def test_a_line_without_end_is_not_kept_for_ever() -> None:
+def test_line_without_end_is_written_once_it_is_too_long() -> None:
     lines = Lines()
     assert sum(len(line) for line in lines.feed(b"x" * (output.LONGEST_LINE_NBYTES + 1))) > output.LONGEST_LINE_NBYTES
 
@@ -102,12 +102,12 @@ def test_the_last_error_is_that_of_the_last_traceback(text: bytes, kind: str, me
     assert found.message.startswith(message)
 
 
-def test_an_error_without_a_message_has_its_type_only() -> None:
+def test_error_without_message_is_shown_as_its_type() -> None:
     assert str(last_error([b"Traceback (most recent call last):\n", b"KeyboardInterrupt\n"])) == "KeyboardInterrupt"
     assert str(PEER_LOST) == "PeerLostError: rank 1 has died"
 
 
-def test_no_traceback_is_no_error() -> None:
+def test_text_without_traceback_has_no_last_error() -> None:
     assert last_error([]) is None
     assert last_error([b"  File: none\n"]) is None
 
@@ -128,14 +128,14 @@ def test_no_traceback_is_no_error() -> None:
         ([Exit(0, 1), Exit(1, 1)], {0: BY_GLOO, 1: OWN}, 1),
     ],
 )
-def test_the_cause_is_the_first_rank_that_did_not_fail_of_another(
+def test_root_cause_is_first_rank_whose_failure_is_no_consequence(
     exits: list[Exit], errors: dict[int, LastError], cause: int | None
 ) -> None:
     found = root_cause(exits, errors)
     assert (found.rank if found else None) == cause
 
 
-def test_exits_are_told_as_shells_count_them() -> None:
+def test_exit_status_follows_shell_conventions() -> None:
     assert [Exit(0, code).status for code in (0, 3, -9, LOST)] == [0, 3, 137, 1]
     assert [str(Exit(0, code)) for code in (3, -9, -40, LOST)] == [
         "exited with code 3",
@@ -154,7 +154,7 @@ def test_a_traceback_is_held_back_until_the_end(traceback: bytes) -> None:
     assert written.output.finish() == {0: traceback.splitlines(keepends=True)}
 
 
-def test_without_holding_back_a_traceback_is_written_and_still_told() -> None:
+def test_traceback_is_written_and_returned_when_nothing_is_held_back() -> None:
     written = Written(hold=False)
     written.output.output(0, "stderr", SYNTAX)
     assert b"".join(line for _, _, line in written.lines) == SYNTAX
@@ -164,7 +164,7 @@ def test_without_holding_back_a_traceback_is_written_and_still_told() -> None:
 @pytest.mark.parametrize(
     ("ended", "held"), [([], False), ([Exit(1, 0)], False), ([Exit(0, 1)], True), ([Exit(1, 1)], True)]
 )
-def test_a_held_traceback_is_written_once_the_rank_has_lived_on_while_none_has_failed(
+def test_held_traceback_is_written_when_no_rank_fails_within_the_hold_time(
     monkeypatch: pytest.MonkeyPatch, ended: list[Exit], held: bool
 ) -> None:
     monkeypatch.setattr(output, "HOLD_S", -1.0)

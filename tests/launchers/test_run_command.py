@@ -109,7 +109,7 @@ def started(*arguments: object, launcher: Sequence[str] = RUN) -> Iterator[subpr
             process.kill()
 
 
-def test_each_line_is_whole_and_has_the_label_of_its_rank(script: Script) -> None:
+def test_run_keeps_each_line_whole_and_labels_it_with_its_rank(script: Script) -> None:
     program = script("""
         for line in range(300):
             for piece in (f"line {line} ", "x" * 200, f" of {rank}", chr(10)):
@@ -125,16 +125,16 @@ def test_each_line_is_whole_and_has_the_label_of_its_rank(script: Script) -> Non
         assert mine == [line for line in expected if line.startswith(f"[{rank}] ")]
 
 
-def test_the_last_line_needs_no_end(script: Script) -> None:
+def test_run_completes_a_last_line_without_line_end(script: Script) -> None:
     assert run("-n", 1, script("sys.stdout.write('no end')")).stdout == "[0] no end\n"
 
 
-def test_standard_output_and_errors_stay_apart(script: Script) -> None:
+def test_run_keeps_stdout_and_stderr_apart(script: Script) -> None:
     ended = run("-n", 1, script("print('out'); print('err', file=sys.stderr)"))
     assert (ended.stdout, ended.stderr) == ("[0] out\n", "[0] err\n")
 
 
-def test_labels_can_be_left_out(script: Script) -> None:
+def test_no_label_option_omits_the_labels(script: Script) -> None:
     assert run("-n", 2, "--no-label", script("print('same')")).stdout == "same\nsame\n"
 
 
@@ -143,7 +143,7 @@ def test_arguments_reach_the_script_unchanged(script: Script) -> None:
     assert ended.stdout == "[0] ['-n', '7', '--', '--bind', 'a b']\n"
 
 
-def test_ranks_are_told_their_place_in_one_job(script: Script) -> None:
+def test_run_sets_the_unisono_variables_of_each_rank(script: Script) -> None:
     program = script("""
         told = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "JOB")
         print(*(os.environ["UNISONO_" + name] for name in told))
@@ -155,7 +155,7 @@ def test_ranks_are_told_their_place_in_one_job(script: Script) -> None:
     assert re.fullmatch(r"[0-9a-f]{32}", facts[0][5])
 
 
-def test_ranks_find_what_torch_reads_in_place_of_what_another_job_has_left(script: Script) -> None:
+def test_run_replaces_torch_variables_inherited_from_another_job(script: Script) -> None:
     program = script("""
         import socket
         print(*(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
@@ -172,7 +172,7 @@ def test_ranks_find_what_torch_reads_in_place_of_what_another_job_has_left(scrip
 
 
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])
-def test_programs_of_torch_meet(script: Script, backend: str) -> None:
+def test_torch_programs_can_form_a_process_group_under_run(script: Script, backend: str) -> None:
     pytest.importorskip("torch")
     program = script(f"""
         import torch
@@ -192,7 +192,7 @@ def test_programs_of_torch_meet(script: Script, backend: str) -> None:
     )
 
 
-def test_the_key_comes_in_a_pipe_and_nowhere_else(script: Script) -> None:
+def test_job_key_reaches_ranks_only_by_a_pipe(script: Script) -> None:
     program = script("""
         key = os.read(int(os.environ["UNISONO_KEY_FD"]), 1000)
         everything = b"".join(open(f"/proc/self/{name}", "rb").read() for name in ("environ", "cmdline"))
@@ -206,7 +206,7 @@ def test_the_key_comes_in_a_pipe_and_nowhere_else(script: Script) -> None:
     assert first[0] != second[0]
 
 
-def test_cores_are_shared_among_the_threads_of_the_ranks(script: Script) -> None:
+def test_run_divides_cores_among_openmp_threads_of_ranks(script: Script) -> None:
     program = script("print(os.environ['OMP_NUM_THREADS'])")
     cores = len(os.sched_getaffinity(0))
     assert run("-n", 1, program).stdout == f"[0] {cores}\n"
@@ -214,19 +214,19 @@ def test_cores_are_shared_among_the_threads_of_the_ranks(script: Script) -> None
     assert run("-n", 1, program, OMP_NUM_THREADS="5").stdout == "[0] 5\n"
 
 
-def test_ranks_can_be_bound_to_cores_in_turn(script: Script) -> None:
+def test_bind_core_pins_ranks_to_cores_in_turn(script: Script) -> None:
     cores = sorted(os.sched_getaffinity(0))
     size = len(cores) + 1
     ended = run("-n", size, "--bind", "core", script("print(*os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"))
     assert sorted(ended.stdout.splitlines()) == sorted(f"[{rank}] {cores[rank % len(cores)]} 1" for rank in range(size))
 
 
-def test_modules_and_executables_can_be_run(tmp_path: Path) -> None:
+def test_run_starts_modules_and_executables(tmp_path: Path) -> None:
     assert run("-n", 1, "-m", "json.tool", "--help").stdout.startswith("[0] usage")
     assert sorted(run("-n", 2, "--", "echo", "-n", "3").stdout.splitlines()) == ["[0] 3", "[1] 3"]
 
 
-def test_the_rank_that_failed_is_shown_first_and_gives_the_exit_code(script: Script) -> None:
+def test_run_shows_root_cause_first_and_exits_with_its_code(script: Script) -> None:
     program = script(f"""
         import time
         if rank != 1:
@@ -248,7 +248,7 @@ def test_the_rank_that_failed_is_shown_first_and_gives_the_exit_code(script: Scr
 
 
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])
-def test_the_rank_that_failed_is_shown_in_programs_of_torch(script: Script, backend: str) -> None:
+def test_run_shows_root_cause_in_torch_programs(script: Script, backend: str) -> None:
     pytest.importorskip("torch")
     program = script(f"""
         import atexit, time
@@ -276,25 +276,25 @@ def test_verbose_shows_the_tracebacks_of_all_ranks_once(script: Script) -> None:
     assert "unisono: rank 1 exited with code 1" in ended.stderr
 
 
-def test_an_exit_code_is_passed_on(script: Script) -> None:
+def test_run_exits_with_the_code_of_the_root_cause(script: Script) -> None:
     ended = run("-n", 2, script(f"if rank == 1: sys.exit(7)\n{FAIL}"), launcher=RUN_PATIENTLY)
     assert ended.returncode == 7
     assert ended.stderr.splitlines()[0] == "unisono: rank 1 exited with code 7"
 
 
-def test_a_killed_rank_is_the_cause_and_gives_128_plus_the_signal(script: Script) -> None:
+def test_run_exits_with_128_plus_signal_when_a_rank_is_killed(script: Script) -> None:
     ended = run("-n", 2, script(f"if rank == 1: os.kill(os.getpid(), 9)\n{FAIL}"), launcher=RUN_PATIENTLY)
     assert ended.returncode == 128 + signal.SIGKILL
     assert ended.stderr.splitlines()[0] == "unisono: rank 1 was killed by SIGKILL"
 
 
-def test_a_failure_stops_ranks_that_do_not_notice(script: Script) -> None:
+def test_run_stops_ranks_that_do_not_notice_a_failure(script: Script) -> None:
     ended = run("-n", 3, script(f"if rank == 0: raise ValueError('the cause')\n{WAIT}"))
     assert ended.returncode == 1
     assert "unisono: rank 2 was stopped (SIGTERM)" in ended.stderr
 
 
-def test_a_syntax_error_is_shown_for_one_rank(script: Script) -> None:
+def test_syntax_error_of_all_ranks_is_shown_once(script: Script) -> None:
     ended = run("-n", 3, script("never def this"))
     assert ended.returncode == 1
     assert ended.stderr.count("    never def this\n") == 1
@@ -302,7 +302,7 @@ def test_a_syntax_error_is_shown_for_one_rank(script: Script) -> None:
 
 
 @pytest.mark.parametrize("then", ["", "import time; time.sleep(4); print('goes on')"])
-def test_a_traceback_of_a_rank_that_does_not_fail_is_output_like_any_other(script: Script, then: str) -> None:
+def test_traceback_of_a_rank_that_succeeds_is_ordinary_output(script: Script, then: str) -> None:
     ended = run(
         "-n", 1, script(f"import logging\ntry: 1 / 0\nexcept ZeroDivisionError: logging.exception('note')\n{then}")
     )
@@ -311,13 +311,13 @@ def test_a_traceback_of_a_rank_that_does_not_fail_is_output_like_any_other(scrip
     assert ended.stderr.endswith("[0] ZeroDivisionError: division by zero\n")
 
 
-def test_what_faulthandler_says_of_any_rank_is_output(script: Script) -> None:
+def test_faulthandler_dumps_of_all_ranks_are_shown(script: Script) -> None:
     ended = run("-n", 2, script("import faulthandler; faulthandler.dump_traceback(); os._exit(3)"))
     assert ended.returncode == 3
     assert all(f'[{rank}]   File "{script("")}", line 3 in <module>' in ended.stderr for rank in (0, 1))
 
 
-def test_the_others_hear_of_a_rank_that_ends_before_it_joins(script: Script) -> None:
+def test_rendezvous_fails_when_a_rank_exits_before_init(script: Script) -> None:
     program = script("""
         if rank == 1: sys.exit(0)
         from unisono.collectives.bootstrap.environment import detect
@@ -339,9 +339,7 @@ def test_the_others_hear_of_a_rank_that_ends_before_it_joins(script: Script) -> 
         ("sys.exit(0)", 1, "PeerLostError: rank 1 has left"),
     ],
 )
-def test_ranks_in_a_collective_hear_of_one_that_does_not_come(
-    script: Script, end: str, exit_code: int, told: str
-) -> None:
+def test_ranks_in_a_collective_fail_when_another_rank_ends(script: Script, end: str, exit_code: int, told: str) -> None:
     program = script(f"""
         import numpy as np
         import unisono as un
@@ -373,7 +371,7 @@ def test_an_interrupt_ends_a_collective(script: Script) -> None:
     assert (job.returncode, errors) == (130, "unisono: interrupted\n")
 
 
-def test_an_interrupt_is_told_once(script: Script) -> None:
+def test_run_reports_an_interrupt_once(script: Script) -> None:
     with started("-n", 3, script(f"print('ready')\n{WAIT}"), launcher=RUN_PATIENTLY) as job:
         job.send_signal(signal.SIGINT)
         _, errors = job.communicate(timeout=DEADLINE_S)
@@ -398,14 +396,14 @@ def test_a_second_interrupt_kills_ranks_that_ignore_the_first(script: Script) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_that_end_the_launcher_end_the_ranks(script: Script, number: signal.Signals) -> None:
+def test_signals_that_end_the_launcher_also_end_the_ranks(script: Script, number: signal.Signals) -> None:
     with started("-n", 2, script(f"print('ready')\n{WAIT}")) as job:
         job.send_signal(number)
         _, errors = job.communicate(timeout=DEADLINE_S)
     assert (job.returncode, errors) == (128 + number, f"unisono: stopped by {number.name}\n")
 
 
-def test_user_signals_reach_the_ranks_that_handle_them_and_end_nothing(script: Script) -> None:
+def test_user_signals_reach_only_ranks_that_handle_them(script: Script) -> None:
     program = script("""
         import signal, subprocess, time
         child = subprocess.Popen(["sleep", "600"])
@@ -426,7 +424,7 @@ def test_user_signals_reach_the_ranks_that_handle_them_and_end_nothing(script: S
     assert (job.returncode, out, errors) == (0, "[0] got it\n", "")
 
 
-def test_signals_that_the_launcher_was_started_to_ignore_stay_ignored(script: Script, tmp_path: Path) -> None:
+def test_signals_ignored_by_the_launcher_are_ignored_by_ranks(script: Script, tmp_path: Path) -> None:
     end = tmp_path / "end"
     program = script(f"""
         import pathlib, time
@@ -443,7 +441,7 @@ def test_signals_that_the_launcher_was_started_to_ignore_stay_ignored(script: Sc
     assert (job.returncode, sorted(out.splitlines()), errors) == (0, ["[0] the end", "[1] the end"], "")
 
 
-def test_exit_codes_are_right_where_the_launcher_was_started_to_ignore_children(script: Script) -> None:
+def test_exit_codes_are_right_when_launcher_started_with_sigchld_ignored(script: Script) -> None:
     program = script("""
         import subprocess
         code = subprocess.run([sys.executable, "-c", "import sys; sys.exit(3)"]).returncode
@@ -453,14 +451,14 @@ def test_exit_codes_are_right_where_the_launcher_was_started_to_ignore_children(
     assert (ended.returncode, ended.stderr) == (7, "unisono: rank 1 exited with code 7\n")
 
 
-def test_ranks_can_be_stopped_where_the_launcher_was_started_with_signals_blocked(script: Script) -> None:
+def test_ranks_start_with_no_signals_blocked_when_the_launcher_blocks_some(script: Script) -> None:
     blocking = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1]);"
     ended = run("-n", 1, script("import signal; print(signal.pthread_sigmask(0, []))"), launcher=preceded(blocking))
     assert ended.stdout == "[0] set()\n"
 
 
 @pytest.mark.parametrize("lack", ["errno.ENOSYS", "errno.EPERM", ""])
-def test_ranks_are_watched_without_descriptors_of_processes(script: Script, lack: str) -> None:
+def test_run_notices_exits_without_pidfds(script: Script, lack: str) -> None:
     refuse = (
         f"def refuse(*_): raise OSError({lack}, 'refused')\nos.pidfd_open = refuse" if lack else "del os.pidfd_open"
     )
@@ -468,7 +466,7 @@ def test_ranks_are_watched_without_descriptors_of_processes(script: Script, lack
     assert (ended.returncode, ended.stderr) == (3, "unisono: rank 1 exited with code 3\n")
 
 
-def test_the_ranks_are_stopped_when_their_time_is_over(script: Script) -> None:
+def test_run_stops_ranks_after_its_timeout(script: Script) -> None:
     program = script(f"""
         import signal
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -480,7 +478,7 @@ def test_the_ranks_are_stopped_when_their_time_is_over(script: Script) -> None:
     assert re.search(r"unisono: stopped after 3 s \(--timeout\): ranks (0, )?1, 2 had not ended\n", ended.stderr)
 
 
-def test_killing_the_launcher_kills_the_ranks(script: Script, tmp_path: Path) -> None:
+def test_killed_launcher_takes_its_ranks_with_it(script: Script, tmp_path: Path) -> None:
     with started("-n", 2, script(f"print('ready')\n{WAIT}")) as job:
         assert processes_of(tmp_path)
         job.kill()
@@ -488,7 +486,7 @@ def test_killing_the_launcher_kills_the_ranks(script: Script, tmp_path: Path) ->
     assert eventually(lambda: not processes_of(tmp_path))
 
 
-def test_processes_that_ranks_leave_behind_are_ended(script: Script, tmp_path: Path) -> None:
+def test_run_ends_processes_that_ranks_leave_behind(script: Script, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     program = script(f"import subprocess; subprocess.Popen([sys.executable, '-c', '{WAIT}', {str(marker)!r}])")
     assert run("-n", 2, program).returncode == 0
@@ -515,7 +513,7 @@ def test_a_job_outlives_the_reader_of_its_output(script: Script, tmp_path: Path)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_no_line_is_lost_where_the_output_does_not_block(script: Script, unbuffered: str) -> None:
+def test_run_loses_no_line_when_stdout_is_nonblocking(script: Script, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)  # as programs do that share the pipe
     program = script("for line in range(3000): print(line, 'x' * 60)")
@@ -530,7 +528,7 @@ def test_no_line_is_lost_where_the_output_does_not_block(script: Script, unbuffe
     assert (job.returncode, len(lines), len(set(lines))) == (0, 6000, 6000)
 
 
-def test_a_time_limit_holds_while_nobody_reads_the_output(script: Script, tmp_path: Path) -> None:
+def test_run_timeout_holds_while_nobody_reads_the_output(script: Script, tmp_path: Path) -> None:
     command = [*RUN, "-n", "2", "--timeout", "2", str(script("while True: print('x' * 1000)"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
         assert eventually(lambda: len(ranks_of(tmp_path)) == 2)
@@ -541,7 +539,7 @@ def test_a_time_limit_holds_while_nobody_reads_the_output(script: Script, tmp_pa
     assert errors.endswith(b"unisono: stopped after 2 s (--timeout): ranks 0, 1 had not ended\n")
 
 
-def test_output_that_cannot_be_written_is_told_and_makes_the_job_fail(script: Script) -> None:
+def test_run_fails_and_says_why_when_output_cannot_be_written(script: Script) -> None:
     with open("/dev/full", "wb") as full:
         command = [*RUN, "-n", "1", str(script("print('lost'); print('kept', file=sys.stderr)"))]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False)
@@ -549,7 +547,7 @@ def test_output_that_cannot_be_written_is_told_and_makes_the_job_fail(script: Sc
     assert (ended.returncode, ended.stderr) == (1, f"[0] kept\n{told}\n")
 
 
-def test_a_job_runs_where_all_standard_streams_are_closed(script: Script, tmp_path: Path) -> None:
+def test_job_runs_with_all_standard_streams_closed(script: Script, tmp_path: Path) -> None:
     program = script(f"""
         import pathlib
         import unisono as un
@@ -563,7 +561,7 @@ def test_a_job_runs_where_all_standard_streams_are_closed(script: Script, tmp_pa
     assert (ended.returncode, len(list(tmp_path.glob("done *")))) == (3, 2)
 
 
-def test_no_files_are_left(script: Script, tmp_path: Path) -> None:
+def test_run_leaves_no_temporary_files(script: Script, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     assert run("-n", 2, script("print('done')"), TMPDIR=str(temporary)).returncode == 0
@@ -591,7 +589,7 @@ def test_no_files_are_left(script: Script, tmp_path: Path) -> None:
         (["-n", "2", "--bogus", "{script}"], "No such option"),
     ],
 )
-def test_bad_input_is_refused_in_one_line_before_anything_starts(
+def test_run_refuses_bad_arguments_in_one_line_before_starting_ranks(
     script: Script, tmp_path: Path, arguments: list[str], complaint: str
 ) -> None:
     places = {"script": script("print('started')"), "folder": tmp_path}
@@ -601,18 +599,18 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(
     assert re.fullmatch(f"unisono: .*{re.escape(complaint)}.*\n", ended.stderr)
 
 
-def test_a_bad_setting_is_refused_before_anything_starts(script: Script) -> None:
+def test_run_refuses_a_bad_setting_before_starting_ranks(script: Script) -> None:
     ended = run("-n", 2, script("print('started')"), UNISONO_TIMEOUT_S="soon")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("unisono: UNISONO_TIMEOUT_S='soon' cannot be used")
 
 
-def test_a_variable_that_is_no_setting_is_warned_of_by_rank_0_alone(script: Script) -> None:
+def test_only_rank_0_warns_of_an_unknown_unisono_variable(script: Script) -> None:
     ended = run("-n", 2, script("import unisono; unisono.init().close()"), UNISONO_LOGG="info")
     assert (ended.returncode, ended.stdout) == (0, "")
     assert ended.stderr.startswith("[0] unisono [0/2] UNISONO_LOGG is not a setting")
     assert ended.stderr.count("\n") == 1
 
 
-def test_the_log_level_reaches_the_ranks(script: Script) -> None:
+def test_log_option_of_run_reaches_the_ranks(script: Script) -> None:
     assert run("-n", 1, "--log", "info", script("print(os.environ['UNISONO_LOG'])")).stdout == "[0] info\n"

@@ -40,7 +40,7 @@ class Pipe:
             self.data += data
 
 
-def test_everything_is_written_to_a_pipe_that_does_not_block() -> None:
+def test_write_all_writes_everything_to_a_nonblocking_pipe() -> None:
     pipe = Pipe()
     looks = iter(range(1_000_000))
 
@@ -53,7 +53,7 @@ def test_everything_is_written_to_a_pipe_that_does_not_block() -> None:
     assert pipe.close() == LONG
 
 
-def test_the_rest_is_dropped_when_it_is_not_worth_waiting_for() -> None:
+def test_write_all_drops_the_rest_when_go_on_returns_false() -> None:
     pipe = Pipe()
     streams.write_all(pipe.writer, LONG, lambda: False)
     pipe.read()
@@ -62,7 +62,7 @@ def test_the_rest_is_dropped_when_it_is_not_worth_waiting_for() -> None:
     assert LONG.startswith(data)
 
 
-def test_what_nobody_reads_is_dropped() -> None:
+def test_write_all_drops_text_for_a_closed_pipe() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     streams.write_all(writer, b"text")
@@ -70,12 +70,12 @@ def test_what_nobody_reads_is_dropped() -> None:
     streams.write_all(writer, b"text")
 
 
-def test_a_disk_that_is_full_is_an_error() -> None:
+def test_write_all_raises_when_the_disk_is_full() -> None:
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space left"):
         streams.write_all(full.fileno(), b"text")
 
 
-def test_text_comes_after_what_the_stream_holds_already() -> None:
+def test_write_puts_text_after_the_buffered_text_of_the_stream() -> None:
     pipe = Pipe()
     with open(pipe.writer, "w", encoding="ascii", closefd=False) as stream:
         stream.write("first, ")
@@ -85,14 +85,14 @@ def test_text_comes_after_what_the_stream_holds_already() -> None:
 
 
 @pytest.mark.parametrize("make", [io.StringIO, lambda: io.TextIOWrapper(io.BytesIO(), "latin-1")])
-def test_text_goes_through_streams_that_are_no_files(make: Any) -> None:
+def test_write_accepts_streams_that_are_not_files(make: Any) -> None:
     stream = make()
     streams.write(stream, "\u00b5 \u2192")
     stream.seek(0)
     assert stream.read() in {"\u00b5 \u2192", "\u00b5 ->"}
 
 
-def test_text_goes_through_what_changes_the_bytes(tmp_path: Path) -> None:
+def test_write_accepts_a_gzip_stream(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "file", "wt") as stream:
         streams.write(stream, "text")
     assert gzip.decompress((tmp_path / "file").read_bytes()) == b"text"
@@ -110,7 +110,7 @@ def closed() -> TextIO:
 
 
 @pytest.mark.parametrize("stream", [None, Broken(), closed()])
-def test_text_for_a_stream_that_takes_none_is_dropped(stream: TextIO | None) -> None:
+def test_write_drops_text_for_a_missing_broken_or_closed_stream(stream: TextIO | None) -> None:
     streams.write(stream, "text")
 
 
@@ -123,7 +123,7 @@ print(sys.stdout.isatty(), sys.stdout.encoding, file=sys.stderr)
 """
 
 
-def test_what_a_program_prints_reaches_a_pipe_that_does_not_block() -> None:
+def test_program_prints_everything_to_a_nonblocking_pipe_after_endure() -> None:
     pipe = Pipe()
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
     process = subprocess.Popen(

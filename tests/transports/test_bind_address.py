@@ -38,7 +38,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("wanted", "address"), WAYS)
-def test_an_address_an_interface_and_a_network_name_an_address(wanted: str, address: str) -> None:
+def test_bind_address_may_be_an_address_an_interface_or_a_network(wanted: str, address: str) -> None:
     assert address_for(wanted) == address
 
 
@@ -55,13 +55,13 @@ def test_an_address_an_interface_and_a_network_name_an_address(wanted: str, addr
         ("203.0.113.7", "cannot be listened on"),
     ],
 )
-def test_what_is_no_address_of_this_machine_is_refused(wanted: str, why: str) -> None:
+def test_init_refuses_a_bind_address_that_is_not_of_this_machine(wanted: str, why: str) -> None:
     with pytest.raises(UsageError, match="UNISONO_BIND_ADDRESS") as caught:
         un.init(un.Options(bind_address=wanted))
     assert why in caught.value.message
 
 
-def test_the_network_of_all_is_no_loopback() -> None:
+def test_network_of_all_addresses_excludes_loopback() -> None:
     try:
         address = address_for("0.0.0.0/0")
     except UsageError as error:
@@ -77,7 +77,7 @@ def reduce_by_tcp(world: un.Communicator, say: Any) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "address"), WAYS[1:4])
-def test_ranks_reach_each_other_where_they_listen(wanted: str, address: str, tmp_path: Path) -> None:
+def test_ranks_reach_each_other_at_their_bind_address(wanted: str, address: str, tmp_path: Path) -> None:
     with Job(reduce_by_tcp, 3, tmp_path, transports="tcp", bind_address=wanted) as job:
         assert job.hear_all() == [(6 * 4_999_950_000, {address}, {"tcp"})] * 3
 
@@ -89,7 +89,7 @@ def meet_over_ipv6(world: un.Communicator, say: Any, port: int) -> None:
 
 
 @needs_ipv6
-def test_a_store_is_served_over_ipv6(tmp_path: Path) -> None:
+def test_store_works_over_ipv6(tmp_path: Path) -> None:
     with Job(meet_over_ipv6, 3, tmp_path, free_port("::1")) as job:
         assert job.hear_all() == [6, 6, 6]
 
@@ -106,7 +106,7 @@ def member(rank: int, host: str, address: str) -> Member:
     )
 
 
-def test_ranks_of_several_hosts_of_which_one_listens_on_loopback_are_told_what_to_set() -> None:
+def test_roster_refuses_loopback_addresses_across_hosts() -> None:
     members = [member(0, "a", "10.0.0.1"), member(1, "b", "127.0.0.1"), member(2, "b", "::1")]
     record = roster_record([entry_of(each, 3) for each in members], {})
     with pytest.raises(RendezvousError, match=r"rank 1 and 1 more can be reached .* set UNISONO_BIND_ADDRESS"):
@@ -115,7 +115,7 @@ def test_ranks_of_several_hosts_of_which_one_listens_on_loopback_are_told_what_t
     assert roster_of(roster_record([entry_of(each, 3) for each in same_host], {}), 3).members == tuple(same_host)
 
 
-def test_ranks_that_were_started_as_one_of_another_number_are_named() -> None:
+def test_roster_names_a_rank_with_another_number_of_ranks() -> None:
     entries = [entry_of(member(rank, "a", "127.0.0.1"), 4 if rank == 2 else 3) for rank in range(3)]
     with pytest.raises(RendezvousError, match=r"rank 2 runs .* as one of 4 ranks, and rank 0 .* as one of 3 ranks"):
         roster_of(roster_record(entries, {}), 3)

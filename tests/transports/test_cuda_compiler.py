@@ -90,7 +90,7 @@ def assert_fits(log: str) -> None:
 @needs_disassembler
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(("dtype", "op", "sources"), REDUCTIONS)
-def test_a_reduction_loads_packs_of_all_sources_before_it_combines_them(
+def test_gpu_reduction_loads_all_sources_before_combining(
     dtype: str, op: str, sources: int, machine: str, tmp_path: Path
 ) -> None:
     compiled = compile_kernel(reduction(DTYPES[dtype], OPERATIONS[op], sources), machine)
@@ -102,7 +102,7 @@ def test_a_reduction_loads_packs_of_all_sources_before_it_combines_them(
 @needs_nvrtc
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("kernel", REST, ids=lambda kernel: kernel.name)
-def test_other_kernels_keep_everything_in_registers(kernel: Kernel, machine: str) -> None:
+def test_other_gpu_kernels_keep_everything_in_registers(kernel: Kernel, machine: str) -> None:
     assert_fits(compile_kernel(kernel, machine).log)
 
 
@@ -118,21 +118,21 @@ def test_every_reduction_is_compiled_without_spills(op: str, machine: str) -> No
 
 
 @needs_nvrtc
-def test_newer_gpus_are_given_ptx() -> None:
+def test_kernel_for_newer_gpus_is_compiled_to_ptx() -> None:
     text = compile_kernel(SMALL, "compute_100").code.decode()
     assert ".target sm_100" in text
     assert f".entry {SMALL.name}(" in text
 
 
 @needs_nvrtc
-def test_8_bit_floats_are_converted_by_instructions_where_there_are_any() -> None:
+def test_gpu_kernel_converts_8_bit_floats_by_instructions_from_sm_90_on() -> None:
     kernel = reduction(DTYPES["float8_e4m3fn"], OPERATIONS["sum"], 2)
     assert b"e4m3x2" in compile_kernel(kernel, "compute_90").code
     assert b"e4m3x2" not in compile_kernel(kernel, "compute_80").code
 
 
 @needs_nvrtc
-def test_what_cannot_be_compiled_is_an_error_that_says_why() -> None:
+def test_kernel_that_cannot_be_compiled_raises_an_error_that_says_why() -> None:
     with pytest.raises(InternalError, match=r"the kernel wrong cannot be compiled for sm_90: wrong.cu\(1\): error"):
         compile_kernel(Kernel("wrong", "int wrong = ;"), "sm_90")
 
@@ -144,23 +144,23 @@ def test_what_cannot_be_compiled_is_an_error_that_says_why() -> None:
         *(((11, 0), "compute_100"), ((12, 0), "compute_100")),
     ],
 )
-def test_a_gpu_is_given_machine_code_of_its_generation_or_ptx(capability: tuple[int, int], target: str) -> None:
+def test_target_is_machine_code_of_the_gpu_generation_or_ptx(capability: tuple[int, int], target: str) -> None:
     assert target_for(capability) == target
 
 
-def test_gpus_that_are_too_old_are_refused() -> None:
+def test_target_for_refuses_gpus_that_are_too_old() -> None:
     with pytest.raises(TransportUnavailableError, match=r"7\.5 are too old: 8\.0 is needed"):
         target_for((7, 5))
 
 
-def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(TransportUnavailableError, match=r"NVRTC was not found .*: pip install 'unisono\[cuda\]'"):
         compile_kernel(SMALL, "sm_90")
 
 
 @needs_nvrtc
-def test_a_kernel_is_compiled_once_and_then_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_is_compiled_once_and_then_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "a" / "cache"
     code = built(SMALL, "sm_90", folder)
     assert code.startswith(b"\x7fELF")
@@ -170,7 +170,7 @@ def test_a_kernel_is_compiled_once_and_then_found(tmp_path: Path, monkeypatch: p
 
 
 @needs_nvrtc
-def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
+def test_unwritable_kernel_cache_folder_is_no_error(tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.touch()
     assert built(SMALL, "compute_100", occupied).startswith(b"//")
@@ -178,9 +178,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
 
 
 @needs_nvrtc
-def test_a_kernel_is_compiled_anew_when_anything_that_it_is_made_of_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernel_fingerprint_changes_with_target_and_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint(SMALL, "sm_90")
     assert fingerprint(SMALL, "sm_90") == before
     assert fingerprint(SMALL, "sm_100") != before
@@ -193,13 +191,13 @@ def test_a_kernel_is_compiled_anew_when_anything_that_it_is_made_of_changes(
     assert fingerprint(SMALL, "sm_90") != before
 
 
-def test_the_cache_is_that_of_the_user() -> None:
+def test_kernel_cache_lies_in_the_cache_folder_of_the_user() -> None:
     assert user_cache({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/unisono/cuda")
     for environ in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
         assert user_cache(environ) == Path.home() / ".cache/unisono/cuda"
 
 
-def test_loads_are_under_way_until_a_result_is_taken() -> None:
+def test_loads_under_way_counts_loads_until_a_result_is_used() -> None:
     def load(to: int) -> Instruction:
         return Instruction("LDG.E.128", f"R{to}, desc[UR4][R2.64]")
 

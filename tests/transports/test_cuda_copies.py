@@ -46,7 +46,7 @@ LENGTHS = st.sampled_from([0, 1, 3, 4, 15, 16, 17, 100, TILE_NBYTES - 1, TILE_NB
     arrays=st.lists(st.tuples(LENGTHS, st.integers(0, 15), st.integers(0, 15) | st.none()), max_size=7),
     blocks=st.integers(1, 3),
 )
-def test_arrays_are_packed_into_a_bucket_and_unpacked(arrays: list[tuple[int, int, int | None]], blocks: int) -> None:
+def test_gpu_copy_kernel_packs_and_unpacks_a_bucket(arrays: list[tuple[int, int, int | None]], blocks: int) -> None:
     generator = np.random.default_rng(len(arrays))
     sources = [placed(generator.integers(0, 256, nbytes, dtype=np.uint8), start) for nbytes, start, _ in arrays]
     # Each lies in the bucket as it lies in memory, or at a start of its own.
@@ -119,7 +119,7 @@ COUNTS = [0, 1, 3, 4, 127, 128, 129, 1000, 4096, 4 * BLOCK_THREADS + 5, 20000]
     codes_start=st.sampled_from([0, 1, 8]),
     seed=st.integers(0, 1000),
 )
-def test_blocks_are_quantised_and_come_back_as_by_numpy(
+def test_gpu_quantisation_gives_the_bits_of_numpy(
     dtype: str, codes: str, count: int, start: int, codes_start: int, seed: int
 ) -> None:
     forth, back = kernels(dtype, codes)
@@ -141,7 +141,7 @@ def test_blocks_are_quantised_and_come_back_as_by_numpy(
 
 
 @pytest.mark.parametrize("codes", CODES)
-def test_an_element_comes_back_within_half_a_step(codes: str) -> None:
+def test_dequantised_element_is_within_half_a_step(codes: str) -> None:
     forth, back = kernels("float32", codes)
     values = np.random.default_rng(0).normal(size=100 * QUANTISED_BLOCK).astype(np.float32)
     made, scales, got = np.zeros(values.size, codes), np.zeros(100, np.float32), np.zeros_like(values)
@@ -157,7 +157,7 @@ def test_an_element_comes_back_within_half_a_step(codes: str) -> None:
     assert (np.abs(got - values) <= step[codes] / 2 * 1.001).all()
 
 
-def test_a_block_with_an_infinity_or_nan_comes_back_as_nan_and_others_do_not() -> None:
+def test_only_quantised_blocks_with_infinity_or_nan_become_nan() -> None:
     forth, back = kernels("float32", "int8")
     values = np.ones(3 * QUANTISED_BLOCK, np.float32)
     for bad in (np.inf, -np.inf, np.nan):
@@ -168,7 +168,7 @@ def test_a_block_with_an_infinity_or_nan_comes_back_as_nan_and_others_do_not() -
         assert np.flatnonzero(np.isnan(got)).tolist() == list(range(QUANTISED_BLOCK, 2 * QUANTISED_BLOCK))
 
 
-def test_what_cannot_be_quantised_is_refused() -> None:
+def test_quantisation_refuses_unsupported_dtypes() -> None:
     with pytest.raises(UsageError, match="float64 cannot be quantised to int8: float16, bfloat16, float32"):
         quantise(DTYPES["float64"], DTYPES["int8"])
     with pytest.raises(UsageError, match="float32 cannot be quantised to uint8"):

@@ -86,7 +86,7 @@ def downloaded(device: Any, pointer: int, like: Any, stream: Stream) -> Any:
     return found
 
 
-def test_a_device_tells_what_it_is(device: Any) -> None:
+def test_device_knows_its_name_uuid_and_reachable_devices(device: Any) -> None:
     assert device.ordinal == 0
     assert device.name
     assert len(bytes.fromhex(device.uuid)) == 16
@@ -95,7 +95,7 @@ def test_a_device_tells_what_it_is(device: Any) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, ALLOCATION_NBYTES, ALLOCATION_NBYTES + 1])
-def test_memory_is_allocated_by_itself_in_whole_pages(device: Any, nbytes: int) -> None:
+def test_device_allocations_are_separate_and_in_whole_pages(device: Any, nbytes: int) -> None:
     made, other = device.allocate(nbytes), device.allocate(nbytes)
     assert made.nbytes == max(1, -(-nbytes // ALLOCATION_NBYTES)) * ALLOCATION_NBYTES
     assert abs(made.pointer - other.pointer) >= made.nbytes
@@ -106,7 +106,7 @@ def test_memory_is_allocated_by_itself_in_whole_pages(device: Any, nbytes: int) 
 
 
 @pytest.mark.parametrize("stream", [LEGACY_STREAM, THREAD_STREAM, None])
-def test_bytes_are_copied_to_the_device_on_it_and_back(device: Any, stream: Stream | None) -> None:
+def test_device_copies_bytes_to_it_on_it_and_back(device: Any, stream: Stream | None) -> None:
     used = stream or device.new_stream()
     row = np.arange(1000, dtype=np.int32)
     first, second = uploaded(device, row, used), device.allocate(row.nbytes)
@@ -118,7 +118,7 @@ def test_bytes_are_copied_to_the_device_on_it_and_back(device: Any, stream: Stre
 
 
 @pytest.mark.parametrize(("dtype", "op", "k"), REDUCTIONS)
-def test_arrays_are_reduced_as_by_the_definition(device: Any, stream: Stream, dtype: str, op: str, k: int) -> None:
+def test_device_reduction_follows_the_definition(device: Any, stream: Stream, dtype: str, op: str, k: int) -> None:
     rows = random_bits(np.random.default_rng(k), k, 1003, dtype)
     sources = [uploaded(device, row, stream) for row in rows[: MANY + 1]]
     pointers = [sources[i % len(sources)].pointer for i in range(k)]
@@ -131,11 +131,11 @@ def test_arrays_are_reduced_as_by_the_definition(device: Any, stream: Stream, dt
         device.free(each)
 
 
-def test_nothing_is_reduced_of_no_elements(device: Any, stream: Stream) -> None:
+def test_device_reduction_of_no_elements_does_nothing(device: Any, stream: Stream) -> None:
     device.reduce(1, [1, 1], 0, DTYPES["float32"], OPERATIONS["sum"], 1, stream)
 
 
-def test_tables_of_addresses_are_used_again(device: Any, stream: Stream) -> None:
+def test_device_reuses_its_tables_of_addresses(device: Any, stream: Stream) -> None:
     row = np.ones(8, np.float32)
     source, target = uploaded(device, row, stream), device.allocate(row.nbytes)
     for _ in range(5):
@@ -147,7 +147,7 @@ def test_tables_of_addresses_are_used_again(device: Any, stream: Stream) -> None
 
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize(("dtype", "factor"), FACTORS)
-def test_contributions_are_multiplied_as_by_the_definition(
+def test_device_premul_sum_follows_the_definition(
     device: Any, stream: Stream, dtype: str, factor: complex, shift: int
 ) -> None:
     op = Op.premul_sum(factor)
@@ -160,7 +160,7 @@ def test_contributions_are_multiplied_as_by_the_definition(
     device.free(memory)
 
 
-def test_a_factor_beyond_the_dtype_is_refused(device: Any) -> None:
+def test_device_refuses_a_premul_sum_factor_outside_the_dtype(device: Any) -> None:
     with pytest.raises(UsageError, match="not in the range of int64"):
         device.lift(1, 1, 1, DTYPES["int64"], Op.premul_sum(0.5), LEGACY_STREAM)
 
@@ -170,7 +170,7 @@ def made_by(device: Any, call: str, *arguments: Any) -> int:
         return int(device._driver(call, *arguments))
 
 
-def test_memory_of_other_kinds_is_known(device: Any, stream: Stream) -> None:
+def test_device_recognises_pinned_host_managed_and_pooled_memory(device: Any, stream: Stream) -> None:
     pinned = device.pin(100)
     assert device.facts(pinned.ctypes.data).kind == "pinned"
     assert device.facts(pinned.ctypes.data).ordinal == -1
@@ -186,7 +186,7 @@ def test_memory_of_other_kinds_is_known(device: Any, stream: Stream) -> None:
             device._driver(call, *arguments)
 
 
-def test_events_happen_after_what_was_issued(device: Any, stream: Stream) -> None:
+def test_event_is_done_after_the_work_recorded_before_it(device: Any, stream: Stream) -> None:
     event = device.new_event()
     assert device.done(event)
     device.record(event, stream)
@@ -196,7 +196,7 @@ def test_events_happen_after_what_was_issued(device: Any, stream: Stream) -> Non
     device.end_event(event)
 
 
-def test_a_stream_that_records_a_graph_is_seen(device: Any) -> None:
+def test_device_detects_a_stream_that_captures_a_graph(device: Any) -> None:
     stream = device.new_stream()
     assert not device.is_capturing(stream)
     modes = device._driver.api.CUstreamCaptureMode
@@ -208,7 +208,7 @@ def test_a_stream_that_records_a_graph_is_seen(device: Any) -> None:
     device.end_stream(stream)
 
 
-def test_the_context_that_was_current_is_so_after_a_call(device: Any) -> None:
+def test_device_calls_restore_the_current_context(device: Any) -> None:
     before = device._driver("cuCtxGetCurrent")
     device.free(device.allocate(1))
     with pytest.raises(InternalError):
@@ -216,7 +216,7 @@ def test_the_context_that_was_current_is_so_after_a_call(device: Any) -> None:
     assert int(device._driver("cuCtxGetCurrent")) == int(before)
 
 
-def test_handles_do_not_open_in_the_exporter(device: Any) -> None:
+def test_ipc_handles_do_not_open_in_the_exporting_process(device: Any) -> None:
     memory, event = device.allocate(1), device.new_event(shared=True)
     with pytest.raises(TransportUnavailableError, match="the process that exported a handle cannot open it"):
         device.open(device.export(memory))
@@ -255,11 +255,11 @@ def ring_of_processes(world: Any) -> list[int]:
     return found
 
 
-def test_processes_use_each_others_memory_and_events() -> None:
+def test_processes_use_memory_and_events_of_each_other() -> None:
     assert un.launch(ring_of_processes, 3) == [[3], [1], [2]]
 
 
-def test_after_an_abort_things_are_only_given_back(device: Any) -> None:
+def test_aborted_device_only_frees_resources(device: Any) -> None:
     stream, event, memory, pinned = device.new_stream(), device.new_event(), device.allocate(1), device.pin(8)
     device.abort()
     for refused in (
@@ -278,12 +278,12 @@ def test_after_an_abort_things_are_only_given_back(device: Any) -> None:
     device.free(memory)
 
 
-def test_another_process_tries_to_share(device: Any) -> None:
+def test_memory_sharing_check_passes(device: Any) -> None:
     try_sharing(device)
 
 
 @only_double
-def test_the_doctor_tells_of_gpus() -> None:
+def test_doctor_reports_gpus() -> None:
     findings = gpu_findings()
     assert all(finding.usable for finding in findings)
     details = {finding.subject: finding.detail for finding in findings}
@@ -294,7 +294,7 @@ def test_the_doctor_tells_of_gpus() -> None:
 
 
 @only_double
-def test_gpus_without_peer_access_are_staged_and_the_doctor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_gpus_without_peer_access_as_staged(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [driver.CudaDevice(ordinal) for ordinal in range(2)]
     details = {finding.subject: finding.detail for finding in gpu_findings()}
     assert devices[0].can_reach(devices[1].uuid)
@@ -306,7 +306,7 @@ def test_gpus_without_peer_access_are_staged_and_the_doctor_says_so(monkeypatch:
 
 
 @only_double
-def test_the_doctor_tells_what_is_missing_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_what_the_gpu_driver_lacks_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fake_cuda.FAIL, "cuInit=803")
     driver, nvrtc, gpu, topology, sharing = gpu_findings()
     assert (driver.usable, driver.remedy) == (
@@ -320,7 +320,7 @@ def test_the_doctor_tells_what_is_missing_and_what_to_do(monkeypatch: pytest.Mon
 
 @only_double
 @pytest.mark.parametrize(("code", "name"), [(801, "NOT_SUPPORTED"), (1, "INVALID_VALUE"), (201, "INVALID_CONTEXT")])
-def test_memory_that_another_process_cannot_open_is_found(
+def test_memory_sharing_check_fails_when_another_process_cannot_open(
     monkeypatch: pytest.MonkeyPatch, device: Any, code: int, name: str
 ) -> None:
     monkeypatch.setenv(fake_cuda.FAIL, f"cuIpcOpenMemHandle={code}")
@@ -341,7 +341,7 @@ def test_memory_that_another_process_cannot_open_is_found(
         ("cuDevicePrimaryCtxRetain", 2, r"\(OUT_OF_MEMORY\): the GPU has too little memory left"),
     ],
 )
-def test_a_device_that_cannot_be_used_says_why(
+def test_unusable_device_raises_an_error_that_says_why(
     monkeypatch: pytest.MonkeyPatch, call: str, code: int, said: str
 ) -> None:
     monkeypatch.setenv(fake_cuda.FAIL, f"{call}={code}")
@@ -360,7 +360,7 @@ def test_a_device_that_cannot_be_used_says_why(
         *(("cuEventQuery", 700, InternalError), ("cuMemcpyAsync", 12345, InternalError)),
     ],
 )
-def test_what_the_driver_refuses_is_an_error_of_its_kind(
+def test_driver_errors_become_the_matching_exceptions(
     monkeypatch: pytest.MonkeyPatch, device: Any, stream: Stream, call: str, code: int, error: type[Exception]
 ) -> None:
     memory, event = device.allocate(64), device.new_event(shared=True)
@@ -380,20 +380,20 @@ def test_what_the_driver_refuses_is_an_error_of_its_kind(
 
 
 @only_double
-def test_another_stream_that_records_counts_for_the_legacy_one(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
+def test_legacy_stream_counts_as_capturing_while_another_captures(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
     monkeypatch.setenv(fake_cuda.FAIL, "cuStreamIsCapturing=906")
     assert device.is_capturing(LEGACY_STREAM)
 
 
 @only_double
-def test_a_driver_older_than_the_toolkit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_refuses_a_driver_older_than_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fake_cuda.VERSION, "12080")
     with pytest.raises(TransportUnavailableError, match=r"is of CUDA 12\.8, which is too old for code of NVRTC 13\.\d"):
         driver.CudaDevice()
 
 
 @only_double
-def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_refuses_an_old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fake_cuda.CAPABILITY, "75")
     with pytest.raises(TransportUnavailableError, match=r"7\.5 are too old"):
         driver.CudaDevice()
@@ -407,7 +407,7 @@ def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ((14, 0), (13, 2), "compute_100", True),
     ],
 )
-def test_drivers_load_machine_code_of_their_major_version_and_ptx_that_is_not_newer(
+def test_driver_loads_code_of_its_major_version_and_no_newer_ptx(
     has: tuple[int, int], compiler: tuple[int, int], target: str, *, fits: bool
 ) -> None:
     if fits:
@@ -417,7 +417,7 @@ def test_drivers_load_machine_code_of_their_major_version_and_ptx_that_is_not_ne
             require_suitable(has, compiler, target)
 
 
-def test_what_nvrtc_makes_is_loaded_and_launched(
+def test_device_loads_and_launches_kernels_of_nvrtc(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: Any, stream: Stream
 ) -> None:
     monkeypatch.setattr(kernel_launcher, "built", lambda kernel, target, _: built(kernel, target, tmp_path))
@@ -439,14 +439,14 @@ except TransportUnavailableError as error:
 
 
 @only_double
-def test_without_a_driver_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_a_cuda_driver_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LD_LIBRARY_PATH")
     ended = subprocess.run([sys.executable, "-c", ATTEMPT], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.startswith("NVIDIA's driver, or its cuDriverGetVersion, was not found")
     assert "install NVIDIA's driver, of CUDA 13" in ended.stdout
 
 
-def test_without_the_binding_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_the_cuda_binding_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(
         TransportUnavailableError, match=r"cuda.bindings is not installed .*: pip install 'unisono\[cud"

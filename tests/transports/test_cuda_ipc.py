@@ -103,22 +103,22 @@ def two() -> Iterator[NativeRanks]:
 
 
 @pytest.mark.parametrize("options", [{}, SMALL], ids=["large slabs", "small slabs"])
-def test_ranks_that_are_processes(ranks: NativeRanks, options: dict[str, Any]) -> None:
+def test_device_collectives_are_right_between_processes(ranks: NativeRanks, options: dict[str, Any]) -> None:
     # Of each three calls, every number of ranks takes another one.
     ranks.run(check_calls, SEED, calls_of_all(ranks.size)[ranks.size % 3 :: 3], options)
 
 
 @pytest.mark.parametrize("options", [{}, SMALL], ids=["large slabs", "small slabs"])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_ranks_that_are_threads(size: int, options: dict[str, Any]) -> None:
+def test_device_collectives_are_right_between_threads(size: int, options: dict[str, Any]) -> None:
     run_threads(size, calls_of_all(size), options)
 
 
-def test_dtypes_and_operations_of_processes(ranks: NativeRanks) -> None:
+def test_device_collectives_of_processes_take_all_dtypes_and_ops(ranks: NativeRanks) -> None:
     ranks.run(check_calls, SEED, random_calls(SEED + ranks.size, 8), SMALL)
 
 
-def test_dtypes_and_operations_of_threads() -> None:
+def test_device_collectives_of_threads_take_all_dtypes_and_ops() -> None:
     run_threads(3, random_calls(SEED, 12), SMALL)
 
 
@@ -142,7 +142,7 @@ def call_often(executor: Any, seed: int, calls: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_calls_follow_each_other_without_waiting_for_the_device(ranks: NativeRanks, seed: int) -> None:
+def test_device_calls_follow_each_other_without_waiting_for_the_gpu(ranks: NativeRanks, seed: int) -> None:
     ranks.run(call_often, seed, 20)
 
 
@@ -163,7 +163,7 @@ def start_many(executor: Any) -> None:
         rank.stream = main
 
 
-def test_calls_may_be_waited_for_in_any_order(two: NativeRanks) -> None:
+def test_device_calls_may_be_awaited_in_any_order(two: NativeRanks) -> None:
     two.run(start_many)
 
 
@@ -180,7 +180,7 @@ def go_on_alone(executor: Any) -> None:
         np.testing.assert_array_equal(rank.values(operands[1], 50, "float32"), call.wanted(rank.size, rank.rank))
 
 
-def test_a_call_goes_on_by_itself(two: NativeRanks) -> None:
+def test_device_call_finishes_without_a_waiting_thread(two: NativeRanks) -> None:
     two.run(go_on_alone)
 
 
@@ -215,7 +215,7 @@ def open_and_close(executor: Any, times: int) -> tuple[int, int]:
     return before, after
 
 
-def test_communicators_come_and_go(two: NativeRanks) -> None:
+def test_device_communicators_free_their_resources_when_closed(two: NativeRanks) -> None:
     for before, after in two.run(open_and_close, 5):
         assert after <= before + 2
 
@@ -227,7 +227,7 @@ def count_traffic(executor: Any) -> Any:
         return dict(rank.collectives.traffic())
 
 
-def test_traffic_is_what_ranks_read_of_each_other(two: NativeRanks) -> None:
+def test_device_traffic_counts_the_bytes_read_from_peers(two: NativeRanks) -> None:
     first, second = two.run(count_traffic)
     of_first, of_second = first[1], second[0]
     assert of_first.transport == "cuda_ipc"
@@ -253,7 +253,7 @@ def meet(executor: Any, gpus: list[dict[str, Any]]) -> str | None:
     return refusal
 
 
-def test_ranks_refuse_alike_what_one_of_them_cannot_do(two: NativeRanks) -> None:
+def test_all_ranks_refuse_gpus_that_one_rank_cannot_use(two: NativeRanks) -> None:
     here, there = {"uuid": "a"}, {"uuid": "b"}
     for gpus, wanted in (
         ([here, here], None),
@@ -283,7 +283,7 @@ def meet_without_memory(executor: Any) -> str | None:
     return refusal
 
 
-def test_ranks_refuse_alike_where_one_of_them_has_no_memory_to_share(two: NativeRanks) -> None:
+def test_all_ranks_refuse_when_one_has_no_shared_memory(two: NativeRanks) -> None:
     first, second = two.run(meet_without_memory)
     assert first == second
     assert str(first).startswith(
@@ -291,7 +291,7 @@ def test_ranks_refuse_alike_where_one_of_them_has_no_memory_to_share(two: Native
     )
 
 
-def test_ranks_of_one_process_on_different_devices_refuse() -> None:
+def test_ranks_of_one_process_on_different_devices_are_refused() -> None:
     gpus = [{"uuid": "a", "reaches": ["b"]}, {"uuid": "b", "reaches": ["a"]}]
     wanted = "rank 0: rank 1 is in this process too, but on another device, b"
     assert LocalRanks(2, deadline_s=WAIT_S).run(lambda executor: meet(executor, gpus)) == [wanted] * 2
@@ -303,7 +303,7 @@ def refused(executor: Any) -> list[str | None]:
         return [ask("scan"), ask("allreduce", "ring"), ask("allreduce", "no such"), ask("allreduce", "two_shot")]
 
 
-def test_calls_without_a_plan_over_mapped_memory_are_refused(two: NativeRanks) -> None:
+def test_device_calls_without_a_plan_for_mapped_memory_are_refused(two: NativeRanks) -> None:
     scan, ring, unknown, two_shot = two.run(refused)[0]
     assert scan == "there is no scan over mapped memory"
     assert "Send" in str(ring)
@@ -318,7 +318,7 @@ def call_after_close(executor: Any) -> None:
             rank.run(DeviceCall())
 
 
-def test_a_closed_communicator_refuses(two: NativeRanks) -> None:
+def test_closed_device_communicator_refuses_calls(two: NativeRanks) -> None:
     two.run(call_after_close)
 
 
@@ -359,25 +359,25 @@ def stay_away(rank: DeviceRank) -> None:
         time.sleep(0.001)
 
 
-def test_ranks_that_call_different_things_are_told() -> None:
+def test_different_device_calls_are_a_mismatch_on_every_rank() -> None:
     sums, highest = DeviceCall(op="sum"), DeviceCall(op="max")
     for kind, text in fail_together({0: lambda rank: rank.run(sums), 1: lambda rank: rank.run(highest)}):
         assert kind == "MismatchError", text
         assert "allreduce(float32[8], op=" in text
 
 
-def test_a_rank_that_stays_away_is_named_after_the_time_limit() -> None:
+def test_timeout_of_a_device_call_names_the_missing_rank() -> None:
     for kind, text in fail_together({0: wait_shortly, 1: stay_away}):
         assert kind == "CollectiveTimeoutError", text
         assert "rank 0 waited 0.2 s for rank 1" in text
 
 
-def test_an_abort_is_told_to_all() -> None:
+def test_abort_ends_device_calls_on_all_ranks() -> None:
     for kind, text in fail_together({0: lambda rank: rank.run(DeviceCall(count=5)), 1: abort}):
         assert kind in ("AbortedError", ""), text
 
 
-def test_what_was_issued_before_an_error_is_over_when_the_stream_of_the_call_is() -> None:
+def test_failed_device_call_orders_its_pending_work_on_its_stream() -> None:
     gpu = Gpu(SEED, background=False)
 
     def run_rank(executor: Any) -> None:
@@ -422,7 +422,7 @@ def be_lost(world: un.Communicator, say: Any, gives_up: bool) -> None:
 # What a driver makes of the work of a process that is killed is not documented: that work may never be done.
 @pytest.mark.parametrize("gives_up", [True, False], ids=["given up", "never done"])
 @pytest.mark.parametrize(("size", "victim"), [(2, 1), (3, 0)])
-def test_a_rank_that_is_killed_is_lost_to_the_others_which_do_not_hang(
+def test_killed_rank_fails_device_calls_of_others_without_a_hang(
     tmp_path: Path, size: int, victim: int, *, gives_up: bool
 ) -> None:
     with Job(be_lost, size, tmp_path, gives_up) as job:

@@ -79,7 +79,7 @@ def starts(dtype: str, arrays: int) -> Any:
 @pytest.mark.parametrize(("dtype", "op", "fewest"), COVERED)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_any_bits_are_reduced_as_by_numpy(dtype: str, op: str, fewest: int, data: st.DataObject) -> None:
+def test_gpu_reduction_of_any_bits_equals_numpy(dtype: str, op: str, fewest: int, data: st.DataObject) -> None:
     sources = data.draw(st.integers(fewest, MANY + 2), "sources") if fewest == MANY else fewest
     count = data.draw(counts(dtype), "count")
     offsets = data.draw(starts(dtype, sources + 1), "offsets")
@@ -95,7 +95,7 @@ def test_any_bits_are_reduced_as_by_numpy(dtype: str, op: str, fewest: int, data
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(compiled_for=st.sampled_from(COVERED), target=st.integers(0, 8), data=st.data())
-def test_the_destination_may_be_any_of_the_sources(
+def test_gpu_reduction_may_write_into_any_of_its_sources(
     compiled_for: tuple[str, str, int], target: int, data: st.DataObject
 ) -> None:
     dtype, op, sources = compiled_for
@@ -110,7 +110,9 @@ def test_the_destination_may_be_any_of_the_sources(
 @pytest.mark.parametrize("options", [(), INSTRUCTIONS], ids=["arithmetic", "instructions"])
 @pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "avg", "lor"])
 @pytest.mark.parametrize("dtype", FLOAT8)
-def test_every_pair_of_8_bit_floats_is_combined_as_by_numpy(dtype: str, op: str, options: tuple[str, ...]) -> None:
+def test_gpu_reduction_of_every_pair_of_8_bit_floats_equals_numpy(
+    dtype: str, op: str, options: tuple[str, ...]
+) -> None:
     elements = np.arange(256, dtype=np.uint8).view(dtype)
     rows = [placed(np.repeat(elements, 256), 0), placed(np.tile(elements, 256), 0)]
     got = placed(np.zeros(1 << 16, dtype), 0)
@@ -123,7 +125,7 @@ PARTNERS = [0.0, -0.0, 1.5, 1e-7, 6e-8, -65504.0, np.inf, np.nan]
 
 @pytest.mark.parametrize("op", OPS_OF_HALVES)
 @pytest.mark.parametrize("dtype", HALVES)
-def test_every_half_is_combined_as_by_numpy(dtype: str, op: str) -> None:
+def test_gpu_reduction_of_every_16_bit_float_equals_numpy(dtype: str, op: str) -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     for partner in PARTNERS:
         rows = [placed(halves, 0), placed(np.full(1 << 16, partner, dtype), 0)]
@@ -133,7 +135,7 @@ def test_every_half_is_combined_as_by_numpy(dtype: str, op: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_the_extremes_of_integers_are_divided_as_by_numpy(dtype: str) -> None:
+def test_gpu_average_of_extreme_integers_equals_numpy(dtype: str) -> None:
     limits = np.iinfo(dtype)
     extremes = np.array([limits.min, limits.min + 1, 0, 1, limits.max - 1, limits.max], dtype)
     row, got = placed(extremes, 0), placed(extremes, 0)
@@ -154,7 +156,7 @@ def page_before_nothing(nbytes: int) -> Any:
 
 @pytest.mark.parametrize("sources", OF_FEW_SOURCES)
 @pytest.mark.parametrize("dtype", OF_EVERY_SIZE)
-def test_nothing_behind_the_end_of_an_array_is_read(dtype: str, sources: int) -> None:
+def test_gpu_reduction_reads_nothing_behind_the_end_of_an_array(dtype: str, sources: int) -> None:
     itemsize = DTYPES[dtype].itemsize
     for count in (1, PACK_NBYTES // itemsize, 1001, MOST_UNROLLED * BLOCK_THREADS * PACK_NBYTES // itemsize + 1):
         arrays = [page_before_nothing(count * itemsize).view(dtype) for _ in range(sources + 1)]
@@ -164,7 +166,7 @@ def test_nothing_behind_the_end_of_an_array_is_read(dtype: str, sources: int) ->
         assert (arrays[0] == sources).all()
 
 
-def test_what_is_not_defined_is_refused() -> None:
+def test_gpu_reduction_refuses_undefined_ops_and_python_functions() -> None:
     with pytest.raises(UsageError, match="'min' is not defined for complex64"):
         reduction(DTYPES["complex64"], OPERATIONS["min"], 2)
     with pytest.raises(UsageError, match="a function of Python, which GPUs cannot run"):

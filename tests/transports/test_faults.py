@@ -92,7 +92,7 @@ def disagree(world: un.Communicator, what: str, erring: int) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("what", "erring"), [*((what, 2) for what in DIVERGENT), ("dtype", 0), ("nothing", 0), ("barrier", 0)]
 )
-def test_a_disagreement_is_told_to_every_rank_with_both_calls_and_their_lines(
+def test_mismatch_error_on_every_rank_shows_both_calls_and_their_lines(
     ranks: NativeRanks, what: str, erring: int
 ) -> None:
     for kind, text in ranks.run_calls(disagree, what, erring):
@@ -110,7 +110,7 @@ def join_late(world: un.Communicator) -> tuple[str, str]:
     return error if error[0] else told(world.barrier)
 
 
-def test_who_disagrees_is_decided_by_the_ranks_that_call_a_little_later_too(ranks: NativeRanks) -> None:
+def test_mismatch_error_counts_ranks_that_call_a_little_later(ranks: NativeRanks) -> None:
     for kind, text in ranks.run_calls(join_late):
         assert kind == "MismatchError", text
         assert "rank 0 called allreduce(int32[8]" in text
@@ -127,7 +127,7 @@ def skip_a_call(world: un.Communicator) -> tuple[str, str]:
     return told(world.barrier)
 
 
-def test_a_skipped_call_is_a_disagreement(ranks: NativeRanks) -> None:
+def test_skipped_call_is_a_mismatch(ranks: NativeRanks) -> None:
     for kind, text in ranks.run_calls(skip_a_call):
         assert kind == "MismatchError", text
         assert "rank 1 called barrier()" in text
@@ -142,7 +142,7 @@ def broadcast_from_another_root(world: un.Communicator, calls: int) -> tuple[str
     return error if error[0] else told(world.barrier)
 
 
-def test_a_root_that_differs_is_found_however_far_the_others_run_ahead() -> None:
+def test_different_root_is_a_mismatch_however_far_other_ranks_are_ahead() -> None:
     with NativeRanks(3, "tcp") as ranks:  # whose sockets hold tens of thousands of small messages
         for kind, text in ranks.run_calls(broadcast_from_another_root, 50_000):
             assert kind == "MismatchError", text
@@ -156,9 +156,7 @@ def close_after(world: un.Communicator, say: Say, divergent: bool) -> None:
 
 
 @pytest.mark.parametrize(("size", "divergent"), [(2, True), (3, True), (3, False)])
-def test_closing_finds_a_disagreement_on_the_last_call(
-    tmp_path: Path, transport: str, size: int, divergent: bool
-) -> None:
+def test_close_raises_a_mismatch_of_the_last_call(tmp_path: Path, transport: str, size: int, divergent: bool) -> None:
     with Job(close_after, size, tmp_path, divergent, transports=transport) as job:
         for kind, text in job.hear_all():
             assert kind == ("MismatchError" if divergent else ""), text
@@ -175,7 +173,7 @@ def send_something_else(world: un.Communicator, count: int, dtype: str) -> tuple
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(8, "float64"), (9, "float32"), (0, "float32")])
-def test_a_message_of_another_type_or_length_is_a_disagreement(ranks: NativeRanks, count: int, dtype: str) -> None:
+def test_message_of_another_dtype_or_length_is_a_mismatch(ranks: NativeRanks, count: int, dtype: str) -> None:
     for kind, text in ranks.run_calls(send_something_else, count, dtype):
         assert kind == "MismatchError", text
         assert "rank 0 sent float32[8] with tag 3" in text
@@ -227,7 +225,7 @@ def leave_early(world: un.Communicator, say: Say, leaver: int, how: str) -> None
     ("size", "leaver", "how"),
     [(2, 1, "raises"), (3, 0, "raises"), (4, 3, "raises"), (3, 2, "closes"), (3, 0, "closes"), (3, 2, "returns")],
 )
-def test_a_rank_that_leaves_without_a_call_is_lost_to_the_others(
+def test_rank_that_departs_before_a_call_is_lost_to_all_others(
     tmp_path: Path, transport: str, size: int, leaver: int, how: str
 ) -> None:
     with Job(leave_early, size, tmp_path, leaver, how, transports=transport) as job:
@@ -252,7 +250,7 @@ def lose_the_first_rank_well(world: un.Communicator, say: Say) -> None:
     say(told(lambda: others.recv(X.copy(), 2)))  # rank 3 of the job, from which nothing has come yet
 
 
-def test_a_death_is_heard_of_when_rank_0_has_left(tmp_path: Path, transport: str) -> None:
+def test_death_of_a_rank_is_reported_after_rank_0_has_departed(tmp_path: Path, transport: str) -> None:
     with Job(lose_the_first_rank_well, 4, tmp_path, transports=transport) as job:
         _, _, _, victim = job.hear_all()
         assert job.exit_code(0) == 0
@@ -276,7 +274,7 @@ def receive_from_the_dead(world: un.Communicator, say: Say) -> None:
         say(reduce_until_an_error(world))
 
 
-def test_a_message_from_a_killed_rank_will_not_come(tmp_path: Path, transport: str) -> None:
+def test_receive_from_a_killed_rank_raises_peer_lost_error(tmp_path: Path, transport: str) -> None:
     with Job(receive_from_the_dead, 3, tmp_path, transports=transport) as job:
         job.hear_all()
         job.signal(2, signal.SIGKILL)
@@ -304,7 +302,9 @@ def stay_away(world: un.Communicator, say: Say, absent: int, folder: Path) -> No
 
 
 @pytest.mark.parametrize("absent", [0, 2])
-def test_a_rank_that_stays_away_is_named_and_told_when_it_comes(tmp_path: Path, transport: str, absent: int) -> None:
+def test_timeout_names_a_missing_rank_which_is_aborted_when_it_calls(
+    tmp_path: Path, transport: str, absent: int
+) -> None:
     with Job(stay_away, 3, tmp_path, absent, tmp_path, transports=transport) as job:
         first, second = job.hear_all(), job.hear_all()
         for kind, text in first:
@@ -326,7 +326,7 @@ def be_stopped(world: un.Communicator, say: Say, folder: Path, victim: int, chan
 
 
 @pytest.mark.parametrize(("victim", "channels"), [(0, "open"), (0, "closed"), (1, "closed"), (2, "open")])
-def test_a_stopped_rank_is_named_by_a_timeout(tmp_path: Path, transport: str, victim: int, channels: str) -> None:
+def test_timeout_names_a_stopped_rank(tmp_path: Path, transport: str, victim: int, channels: str) -> None:
     with Job(be_stopped, 3, tmp_path, tmp_path, victim, channels, transports=transport) as job:
         job.hear_all()
         job.signal(victim, signal.SIGSTOP)
@@ -357,7 +357,7 @@ def start_calls_with_the_stopped(world: un.Communicator, say: Say, folder: Path)
     say(told(world.barrier))
 
 
-def test_calls_are_started_while_their_peer_is_stopped(tmp_path: Path, transport: str) -> None:
+def test_calls_can_start_while_a_peer_is_stopped(tmp_path: Path, transport: str) -> None:
     with Job(start_calls_with_the_stopped, 2, tmp_path, tmp_path, transports=transport) as job:
         job.hear_all()
         job.signal(0, signal.SIGSTOP)
@@ -394,7 +394,7 @@ def send_to_each_other(world: un.Communicator) -> tuple[str, str]:
     return told(lambda: world.send(np.zeros(32 << 20, np.uint8), 1 - world.rank, timeout_s=SHORT_S))
 
 
-def test_ranks_that_send_to_each_other_are_told_that_they_wait_for_each_other(transport: str) -> None:
+def test_timeout_says_when_ranks_wait_for_each_other(transport: str) -> None:
     with NativeRanks(2, transport) as ranks:
         for kind, text in ranks.run_calls(send_to_each_other):
             assert kind == "CollectiveTimeoutError", text
@@ -409,7 +409,7 @@ def receive_another_tag(world: un.Communicator) -> tuple[str, str]:
     return until_an_error(lambda: world.iprobe(0))
 
 
-def test_a_timeout_of_a_message_tells_which_tags_have_come(transport: str) -> None:
+def test_timeout_of_a_message_lists_the_tags_that_have_come(transport: str) -> None:
     with NativeRanks(2, transport) as ranks:
         kind, text = ranks.run_calls(receive_another_tag)[0]
     assert kind == "CollectiveTimeoutError"
@@ -422,7 +422,7 @@ def wait_for_a_message(world: un.Communicator) -> tuple[str, str]:
     return reduce_until_an_error(world)
 
 
-def test_a_message_that_nobody_sends_times_out(ranks: NativeRanks) -> None:
+def test_receive_times_out_when_nobody_sends(ranks: NativeRanks) -> None:
     for kind, text in ranks.run_calls(wait_for_a_message):
         assert kind == "CollectiveTimeoutError"
         assert "rank 0 waited 0.5 s for a message from rank 1" in text
@@ -434,7 +434,7 @@ def send_to_nobody(world: un.Communicator) -> tuple[str, str]:
     return reduce_until_an_error(world)
 
 
-def test_a_large_message_that_nobody_receives_times_out(ranks: NativeRanks) -> None:
+def test_large_send_times_out_when_nobody_receives(ranks: NativeRanks) -> None:
     for kind, text in ranks.run_calls(send_to_nobody):
         assert kind == "CollectiveTimeoutError"
         assert "rank 0 waited 0.5 s for rank 1 to receive its message: rank 1 is in allreduce(" in text
@@ -459,7 +459,7 @@ def leave_after_a_send(world: un.Communicator) -> float:
 
 
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
-def test_what_was_sent_by_a_rank_that_then_leaves_arrives(transports: str) -> None:
+def test_message_arrives_after_its_sender_has_departed(transports: str) -> None:
     options = un.Options(transports=transports)
     assert un.launch(leave_after_a_send, 2, options=options, timeout_s=DEADLINE_S) == [7.0, 7.0]
 
@@ -480,9 +480,7 @@ def be_interrupted(world: un.Communicator, say: Say, call: str, folder: Path) ->
 
 
 @pytest.mark.parametrize("call", ["barrier", "recv"])
-def test_an_interrupt_ends_a_blocked_call_at_once_and_aborts_the_others(
-    tmp_path: Path, transport: str, call: str
-) -> None:
+def test_interrupt_ends_a_blocked_call_and_aborts_the_other_ranks(tmp_path: Path, transport: str, call: str) -> None:
     with Job(be_interrupted, 3, tmp_path, call, tmp_path, transports=transport) as job:
         job.hear_all()
         time.sleep(BLOCKED_S)
@@ -508,7 +506,7 @@ def abort_and_close(world: un.Communicator, say: Say) -> None:
     say(told(world.barrier))
 
 
-def test_after_an_abort_every_call_raises_and_close_works(tmp_path: Path, transport: str) -> None:
+def test_calls_after_an_abort_raise_and_close_works(tmp_path: Path, transport: str) -> None:
     with Job(abort_and_close, 3, tmp_path, transports=transport) as job:
         for outcomes in job.hear_all():
             assert [kind for kind, _ in outcomes] == ["AbortedError"] * 3
@@ -538,7 +536,9 @@ def count_descriptors(world: un.Communicator, say: Say, store: str) -> None:
     say((error[0], descriptors() - before))
 
 
-def test_survivors_keep_no_descriptors(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_survivors_of_a_killed_rank_keep_no_file_descriptors(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEST_TRANSPORT", transport)
     with Job(count_descriptors, 3, tmp_path, f"file://{tmp_path}/second", transports=transport) as job:
         job.hear_all()
@@ -546,7 +546,7 @@ def test_survivors_keep_no_descriptors(tmp_path: Path, transport: str, monkeypat
         assert job.hear_all(but=2) == [("PeerLostError", 0)] * 2
 
 
-def test_nothing_is_left_in_shared_memory_by_killed_ranks(tmp_path: Path) -> None:
+def test_killed_ranks_leave_nothing_in_dev_shm(tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     with Job(reduce_till_the_end, 2, tmp_path, None, transports="shm") as job:
         job.hear_all()

@@ -223,7 +223,7 @@ def test_a_repeated_message_is_refused_on_every_rank() -> None:
     assert all("twice" in text for _, text, _ in outcomes)
 
 
-def test_an_error_tells_whether_the_output_was_touched(tmp_path: Path) -> None:
+def test_error_says_whether_the_output_was_touched(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("direct", "ring")]
     for folder in folders:
         folder.mkdir()
@@ -275,13 +275,13 @@ def test_both_ends_of_a_channel_post_in_the_same_order(algorithm: str) -> None:
     assert all(array.tolist() == [5.0] * 60 for array in arrays)
 
 
-def test_mapped_steps_are_refused_where_there_are_only_messages() -> None:
+def test_generic_executor_refuses_mapped_steps_over_messages() -> None:
     kind, text, _ = contract.run_mapped(GenericExecutor(Recorder(LocalNetwork(1).transports[0])))
     assert kind == PlanError.__name__
     assert "one_shot needs mapped memory, which transport 'local' does not offer" in text
 
 
-def test_a_segment_waits_for_the_one_before_it() -> None:
+def test_segment_waits_for_the_segment_before_it() -> None:
     # In a plan of one group, the order of posting alone does not keep the segments apart.
     lengths = {Counts.SEND: [4, 4], Counts.RECEIVE: [4, 4]}
     calls = [

@@ -39,7 +39,7 @@ def refusal(hello=HELLO, endpoint=ADMISSION):
     return on_acceptor.value.message, on_dialer.value.message
 
 
-def test_both_sides_know_each_other_after_the_handshake():
+def test_handshake_gives_both_sides_the_agreed_hello():
     dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ADMISSION)
     exchange(dialer, acceptor)
     assert dialer.done
@@ -60,21 +60,21 @@ def test_the_handshake_works_byte_by_byte():
     assert acceptor.done
 
 
-def test_a_hello_has_a_fixed_size_and_survives_the_wire():
+def test_hello_has_a_fixed_size_and_can_be_unpacked():
     assert len(HELLO.pack()) == HELLO_NBYTES == 90
     assert Hello.unpack(HELLO.pack()) == HELLO
 
 
-def test_nonces_are_fresh():
+def test_each_hello_has_a_new_nonce():
     assert Hello(JOB, 0, 0, 1, Purpose.SHM).nonce != Hello(JOB, 0, 0, 1, Purpose.SHM).nonce
 
 
-def test_a_job_id_of_another_length_is_refused_at_once():
+def test_hello_refuses_a_job_id_of_another_length():
     with pytest.raises(UsageError, match="16 bytes"):
         Hello(b"short", 0, 0, 1, Purpose.SHM)
 
 
-def test_the_newest_common_version_and_the_common_features_are_agreed():
+def test_handshake_agrees_on_newest_common_version_and_features():
     hello = dataclasses.replace(HELLO, versions=(2, 5), features=0b0110)
     endpoint = dataclasses.replace(ADMISSION, versions=(3, 4), features=0b0011)
     dialer, acceptor = DialerHandshake(KEY, hello), AcceptorHandshake(KEY, endpoint)
@@ -91,13 +91,13 @@ def test_the_common_version_is_the_newest_in_both_ranges(ours, theirs, common):
     assert common_version(ours, theirs) == common_version(theirs, ours) == common
 
 
-def test_without_a_common_version_both_sides_name_both_ranges():
+def test_handshake_error_names_both_ranges_without_a_common_version():
     on_acceptor, on_dialer = refusal(endpoint=dataclasses.replace(ADMISSION, versions=(2, 3)))
     assert "here 2 to 3, there 1 to 1" in on_acceptor
     assert "here 1 to 1, there 2 to 3" in on_dialer
 
 
-def test_a_version_mismatch_is_a_typed_error():
+def test_handshake_error_is_a_transport_unavailable_error():
     assert issubclass(HandshakeError, TransportUnavailableError)
 
 
@@ -108,19 +108,19 @@ def test_a_version_mismatch_is_a_typed_error():
         ({"receiver": 2}, "looks for rank 2, here is rank 0", "sender 0, expected was 2"),
     ],
 )
-def test_a_hello_for_another_epoch_or_rank_is_refused_and_told_why(changes, on_acceptor, on_dialer):
+def test_hello_for_another_epoch_or_rank_is_refused_with_the_reason(changes, on_acceptor, on_dialer):
     acceptor_says, dialer_says = refusal(hello=dataclasses.replace(HELLO, **changes))
     assert on_acceptor in acceptor_says
     assert on_dialer in dialer_says
 
 
 @pytest.mark.parametrize("changes", [{"sender": 0}, {"sender": 4}, {"purpose": Purpose.STORE}])
-def test_a_rank_or_a_purpose_that_is_not_admitted_is_refused(changes):
+def test_acceptor_refuses_ranks_and_purposes_that_are_not_admitted(changes):
     with pytest.raises(HandshakeError, match=r"not admitted|not served"):
         AcceptorHandshake(KEY, ADMISSION).receive(dataclasses.replace(HELLO, **changes).pack())
 
 
-def test_another_job_learns_nothing():
+def test_acceptor_does_not_answer_another_job():
     with pytest.raises(HandshakeError, match="another job") as caught:
         AcceptorHandshake(KEY, ADMISSION).receive(dataclasses.replace(HELLO, job=b"x" * 16).pack())
     assert caught.value.reply == b""
@@ -142,14 +142,14 @@ def test_the_acceptor_refuses_a_dialer_without_the_key():
     assert not acceptor.done
 
 
-def test_a_proof_that_is_reflected_to_its_maker_is_refused():
+def test_acceptor_refuses_its_own_proof():
     acceptor = AcceptorHandshake(KEY, ADMISSION)
     answer = acceptor.receive(HELLO.pack())
     with pytest.raises(HandshakeError, match="does not hold the key"):
         acceptor.receive(answer[HELLO_NBYTES:])
 
 
-def test_a_hello_that_is_reflected_to_its_sender_is_refused():
+def test_dialer_refuses_its_own_hello():
     dialer = DialerHandshake(KEY, HELLO)
     own_door = dataclasses.replace(ADMISSION, rank=HELLO.sender, senders=range(4))
     with pytest.raises(HandshakeError) as caught:
@@ -174,17 +174,17 @@ def test_a_replayed_acceptor_is_refused():
         fresh.receive(recorded)
 
 
-def test_the_same_nonces_on_both_sides_give_the_same_answer():
+def test_equal_nonces_give_equal_answers():
     first = AcceptorHandshake(KEY, ADMISSION, nonce=b"n" * 32).receive(HELLO.pack())
     assert AcceptorHandshake(KEY, ADMISSION, nonce=b"n" * 32).receive(HELLO.pack()) == first
 
 
-def test_more_bytes_than_asked_for_are_refused():
+def test_acceptor_refuses_more_bytes_than_it_needs():
     with pytest.raises(HandshakeError, match="more bytes"):
         AcceptorHandshake(KEY, ADMISSION).receive(HELLO.pack() + b"x")
 
 
-def test_an_early_end_of_the_connection_is_refused():
+def test_acceptor_refuses_an_early_end_of_the_connection():
     with pytest.raises(HandshakeError, match="ended"):
         AcceptorHandshake(KEY, ADMISSION).receive(b"")
 
@@ -198,7 +198,7 @@ def test_a_failed_handshake_stays_failed():
     assert not acceptor.done
 
 
-def test_nothing_is_agreed_before_the_end():
+def test_agreed_hello_is_not_available_before_the_end():
     acceptor = AcceptorHandshake(KEY, ADMISSION)
     acceptor.receive(HELLO.pack())
     with pytest.raises(InternalError, match="not complete"):

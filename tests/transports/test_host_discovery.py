@@ -60,7 +60,7 @@ def close_all(found: Sequence[HostDiscovery]) -> None:
 # --- the handshake -------------------------------------------------------------------------------------------------
 
 
-def test_ranks_of_one_host_find_the_same_host_and_other_jobs_another() -> None:
+def test_ranks_of_one_job_find_one_host_and_other_jobs_another() -> None:
     ours, theirs = localities(3), localities(2, b"k" * 16)
     close_all([*ours, *theirs])
     assert len({each.host_id for each in ours}) == 1
@@ -68,14 +68,14 @@ def test_ranks_of_one_host_find_the_same_host_and_other_jobs_another() -> None:
     assert not any(each.surroundings.alone for each in ours)
 
 
-def test_a_rank_that_looks_again_does_not_ask_those_that_look_for_the_first_time() -> None:
+def test_host_discovery_of_a_second_init_is_separate_from_the_first() -> None:
     first, again = localities(2, b"a" * 16), localities(2, b"a" * 16, meeting=1)
     close_all([*first, *again])
     assert len({each.host_id for each in first}) == len({each.host_id for each in again}) == 1
     assert first[0].host_id != again[0].host_id
 
 
-def test_many_ranks_that_look_at_once_agree() -> None:
+def test_many_concurrent_ranks_discover_the_same_host() -> None:
     found: list[HostDiscovery] = []
     threads = [
         threading.Thread(
@@ -92,7 +92,7 @@ def test_many_ranks_that_look_at_once_agree() -> None:
     assert len({each.host_id for each in found}) == 1
 
 
-def test_a_rank_alone_asks_nobody_and_nothing_is_left() -> None:
+def test_host_discovery_leaves_no_threads_or_descriptors() -> None:
     before = set(os.listdir("/proc/self/fd")), threading.active_count()
     one = HostDiscovery(KEY, JOB, 0, 0, 1, 0, DEADLINE_S)
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
@@ -114,7 +114,7 @@ def squatted(job: bytes, answer: Callable[[socket.socket], object]) -> Iterator[
         yield first
 
 
-def test_who_squats_the_name_without_the_key_costs_the_host_but_not_the_job(caplog: pytest.LogCaptureFixture) -> None:
+def test_host_discovery_falls_back_when_a_stranger_holds_its_name(caplog: pytest.LogCaptureFixture) -> None:
     def lie(squatter: socket.socket) -> None:
         theirs, _ = squatter.accept()
         with theirs:
@@ -127,7 +127,7 @@ def test_who_squats_the_name_without_the_key_costs_the_host_but_not_the_job(capl
     assert "shares memory with no other rank" in caplog.text
 
 
-def test_a_first_rank_that_goes_before_it_answers_is_followed_by_another() -> None:
+def test_host_discovery_works_when_the_first_rank_closes_early() -> None:
     def go(squatter: socket.socket) -> None:
         theirs, _ = squatter.accept()
         squatter.close()
@@ -140,7 +140,7 @@ def test_a_first_rank_that_goes_before_it_answers_is_followed_by_another() -> No
     assert second.host_id != first.host_id
 
 
-def test_a_rank_that_has_said_hello_and_no_more_keeps_nobody_waiting() -> None:
+def test_silent_rank_does_not_block_host_discovery() -> None:
     job = b"w" * 16
     first = HostDiscovery(KEY, job, 0, 0, 3, 0, DEADLINE_S)
     assert first._serving is not None
@@ -165,7 +165,7 @@ def test_a_rank_that_has_said_hello_and_no_more_keeps_nobody_waiting() -> None:
         (HERE, "its sockets cannot be reached"),
     ],
 )
-def test_a_reason_is_given_for_ranks_that_are_apart(there: Surroundings, why: str) -> None:
+def test_host_discovery_gives_a_reason_for_ranks_that_are_apart(there: Surroundings, why: str) -> None:
     assert HERE.apart_from(there) == why
 
 
@@ -198,7 +198,7 @@ def check(prefixes: Sequence[Sequence[str]], hosts: Any, reason: str, directory:
 APART = ((0, 1), (2,))
 
 
-def test_a_rank_of_another_user_namespace_without_our_user_goes_by_tcp(tmp_path: Path) -> None:
+def test_rank_in_an_unmapped_user_namespace_uses_tcp(tmp_path: Path) -> None:
     prefix = needs("unshare", "--user")
     check([[], [], prefix], APART, "another user: ", tmp_path)
 
@@ -208,7 +208,7 @@ def test_ranks_of_other_pid_and_mount_namespaces_share_memory(tmp_path: Path) ->
     check([prefix, [], prefix], ((0, 1, 2),), "", tmp_path)
 
 
-def test_a_full_and_a_missing_dev_shm_do_not_matter(tmp_path: Path) -> None:
+def test_ranks_share_memory_with_dev_shm_full_or_read_only(tmp_path: Path) -> None:
     needs("unshare", "--mount")
     script = 'mount -t tmpfs -o size=4k none /dev/shm && {} && exec "$@"'
     full = ["unshare", "--mount", "sh", "-c", script.format("! head -c 9000 /dev/zero > /dev/shm/x 2> /dev/null"), "-"]
@@ -216,7 +216,7 @@ def test_a_full_and_a_missing_dev_shm_do_not_matter(tmp_path: Path) -> None:
     check([needs(*full), needs(*sealed), []], ((0, 1, 2),), "", tmp_path)
 
 
-def test_another_id_of_the_boot_parts_nobody(tmp_path: Path) -> None:
+def test_ranks_share_memory_despite_different_boot_ids(tmp_path: Path) -> None:
     """What a container shows of the kernel decides nothing."""
     fake = tmp_path / "boot_id"
     fake.write_text("00000000-0000-0000-0000-000000000000\n")
@@ -224,13 +224,13 @@ def test_another_id_of_the_boot_parts_nobody(tmp_path: Path) -> None:
     check([[], [], needs("unshare", "--mount", "sh", "-c", script, "-")], ((0, 1, 2),), "", tmp_path)
 
 
-def test_a_rank_that_cannot_make_shared_memory_goes_by_tcp(tmp_path: Path) -> None:
+def test_rank_that_cannot_make_shared_memory_uses_tcp(tmp_path: Path) -> None:
     """The kernel refuses it, as the rules of some sandboxes do."""
     prefix = needs(*refused("memfd_create", "ENOSYS"))
     check([[], [], prefix], APART, "no shared memory ", tmp_path)
 
 
-def test_ranks_of_different_users_go_by_tcp(tmp_path: Path) -> None:
+def test_ranks_of_different_users_use_tcp(tmp_path: Path) -> None:
     # By a store that both may use; a folder is its owner's alone.
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("to be another user needs root and setpriv")

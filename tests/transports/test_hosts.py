@@ -74,7 +74,7 @@ def reduce_and_count(world: un.Communicator, say: Say, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_ring_sends_to_its_neighbour_and_the_bytes_leave_the_host(way: str, hosts: list[str], tmp_path: Path) -> None:
+def test_ring_between_hosts_sends_only_to_its_neighbour(way: str, hosts: list[str], tmp_path: Path) -> None:
     require(way)
     with HostsJob(reduce_and_count, hosts, [1, 1, 1, 1], tmp_path, "ring", transports=WAYS[way]) as job:
         for rank, (found, sent, left) in enumerate(job.hear_all()):
@@ -84,7 +84,7 @@ def test_a_ring_sends_to_its_neighbour_and_the_bytes_leave_the_host(way: str, ho
             assert NBYTES * 3 // 2 <= left < OVERHEAD * NBYTES * 3 // 2
 
 
-def test_a_hierarchical_reduction_sends_between_leaders_only_on_unequal_hosts(hosts: list[str], tmp_path: Path) -> None:
+def test_only_host_leaders_send_between_hosts_in_hierarchical_allreduce(hosts: list[str], tmp_path: Path) -> None:
     groups, leaders = ((0,), (1, 2), (3, 4, 5)), {0, 1, 3}
     with HostsJob(reduce_and_count, hosts, [1, 2, 3], tmp_path, "hierarchical") as job:
         for rank, (found, sent, _) in enumerate(job.hear_all()):
@@ -115,7 +115,7 @@ def calibrate_links(world: un.Communicator, say: Say) -> None:
 
 
 @pytest.mark.parametrize("ranks", [[2, 2], [1, 2], [3, 1, 2], [1, 1]])
-def test_links_are_calibrated_inside_hosts_and_between_as_many_pairs_as_two_of_them_have(
+def test_calibration_measures_links_inside_hosts_and_between_pairs(
     ranks: list[int], hosts: list[str], tmp_path: Path
 ) -> None:
     with HostsJob(calibrate_links, hosts, ranks, tmp_path) as job:
@@ -141,7 +141,7 @@ def calibrate_calls(world: un.Communicator, say: Say) -> None:
     world.barrier()
 
 
-def test_a_short_calibration_calls_compositions_which_are_predicted_so(hosts: list[str], tmp_path: Path) -> None:
+def test_short_calibration_measures_compositions_and_predicts_them(hosts: list[str], tmp_path: Path) -> None:
     with HostsJob(calibrate_calls, hosts, [2, 2], tmp_path) as job:
         found, (asked, *_) = zip(*job.hear_all(), strict=True)
     known = from_json(found[0])
@@ -166,7 +166,7 @@ def judge_collectives(world: un.Communicator, say: Say) -> None:
 
 
 @pytest.mark.parametrize(("way", "count"), [("tcp", 4), ("ucx", 2)])
-def test_every_collective_is_right_on_hosts_of_two_ranks(
+def test_every_collective_is_right_between_hosts_of_two_ranks(
     way: str, count: int, hosts: list[str], tmp_path: Path
 ) -> None:
     require(way)
@@ -195,7 +195,7 @@ def reduce_until_an_error(world: un.Communicator, say: Say) -> None:
         say((type(error).__name__, str(error)))
 
 
-def test_a_host_whose_ranks_are_killed_is_lost_to_all_others(hosts: list[str], tmp_path: Path) -> None:
+def test_killed_ranks_of_a_host_are_lost_to_all_other_hosts(hosts: list[str], tmp_path: Path) -> None:
     with HostsJob(reduce_until_an_error, hosts, [1, 1, 2], tmp_path) as job:
         job.hear_all()
         for rank in (3, 2):
@@ -217,7 +217,7 @@ def wait_for_the_first(world: un.Communicator, say: Say) -> None:
 
 
 @pytest.mark.parametrize("program", [reduce_until_an_error, wait_for_the_first])
-def test_a_host_that_falls_silent_is_lost_on_both_sides(program: Callable[..., Any], tmp_path: Path) -> None:
+def test_unreachable_host_is_a_lost_peer_on_both_sides(program: Callable[..., Any], tmp_path: Path) -> None:
     with network(3) as namespaces:
         job_of = HostsJob(program, namespaces, [2, 1, 1], tmp_path, heartbeat_timeout_s=HEARTBEAT_S)
         with job_of as job:
@@ -233,7 +233,7 @@ def test_a_host_that_falls_silent_is_lost_on_both_sides(program: Callable[..., A
 # --- wrong input ---------------------------------------------------------------------------------------------------
 
 
-def test_hosts_that_listen_on_loopback_are_told_what_to_set(
+def test_init_between_hosts_on_loopback_says_what_to_set(
     hosts: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Hidden(HostsJob):

@@ -49,19 +49,19 @@ def all_halves(dtype: str) -> Any:
     return np.arange(1 << 16, dtype=np.uint16).view(dtype)
 
 
-def test_the_tables_of_dtypes_are_equal() -> None:
+def test_native_core_has_the_same_table_of_dtypes() -> None:
     assert [(dtype.name, dtype.itemsize) for dtype in DTYPES.values()] == _core.DTYPES
 
 
 @pytest.mark.parametrize(("dtype", "op"), REDUCTIONS)
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(sources=st.integers(1, 9), count=st.sampled_from(COUNTS), seed=st.integers(0, 1000))
-def test_any_bits_are_reduced_as_by_numpy(dtype: str, op: str, sources: int, count: int, seed: int) -> None:
+def test_native_reduction_of_any_bits_equals_numpy(dtype: str, op: str, sources: int, count: int, seed: int) -> None:
     assert_like_numpy(random_bits(np.random.default_rng(seed), sources, count, dtype), op)
 
 
 @pytest.mark.parametrize(("dtype", "op"), [(dtype, op) for dtype, op in REDUCTIONS if dtype in EIGHT_BITS])
-def test_every_pair_of_8_bit_elements_is_combined_as_by_numpy(dtype: str, op: str) -> None:
+def test_native_reduction_of_every_pair_of_8_bit_elements_equals_numpy(dtype: str, op: str) -> None:
     elements = np.arange(2 if dtype == "bool" else 256, dtype=np.uint8).view(dtype)
     rows = [np.repeat(elements, len(elements)), np.tile(elements, len(elements))]
     assert_like_numpy(rows, op)
@@ -70,7 +70,7 @@ def test_every_pair_of_8_bit_elements_is_combined_as_by_numpy(dtype: str, op: st
 
 @pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
 @pytest.mark.parametrize("dtype", FLOAT8)
-def test_every_pair_of_8_bit_floats_is_combined_as_by_ml_dtypes(dtype: str, op: str) -> None:
+def test_native_reduction_of_every_pair_of_8_bit_floats_equals_ml_dtypes(dtype: str, op: str) -> None:
     elements = np.arange(256, dtype=np.uint8).view(dtype)
     rows = [np.repeat(elements, 256), np.tile(elements, 256)]
     combine = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[op]
@@ -85,7 +85,7 @@ def test_every_pair_of_8_bit_floats_is_combined_as_by_ml_dtypes(dtype: str, op: 
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_pairs_are_located_by_the_lowest_index_and_nan_before_numbers(dtype: str) -> None:
+def test_minloc_and_maxloc_prefer_nan_and_then_the_lowest_index(dtype: str) -> None:
     rows = np.array([[2 + 5j, 1 + 4j, 1 + 4j, complex(np.nan, 7)], [1 + 9j, 1 + 3j, 3 + 2j, complex(np.nan, 6)]], dtype)
     rows = np.concatenate([rows, np.array([[7 + 0j, 8 + 1j, 9 + 1j, 1 + 1j]], dtype)])
     for op, wanted in (("minloc", [9, 3, 4, 6]), ("maxloc", [0, 1, 1, 6])):
@@ -101,7 +101,7 @@ PARTNERS = [0.0, -0.0, 1.0, -1.0, 1.5, 1e-7, 6e-8, -65504.0, 3e38, np.inf, -np.i
 @pytest.mark.parametrize("op", [op for dtype, op in REDUCTIONS if dtype == "float16"])
 @pytest.mark.parametrize("partner", PARTNERS)
 @pytest.mark.parametrize("dtype", NARROW)
-def test_every_half_is_combined_as_by_numpy(dtype: str, partner: float, op: str) -> None:
+def test_native_reduction_of_every_16_bit_float_equals_numpy(dtype: str, partner: float, op: str) -> None:
     with np.errstate(over="ignore"):
         other = np.full(1 << 16, partner, np.float32).astype(dtype)
     assert_like_numpy([all_halves(dtype), other], op)
@@ -110,7 +110,7 @@ def test_every_half_is_combined_as_by_numpy(dtype: str, partner: float, op: str)
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("dtype", NARROW)
-def test_every_half_is_divided_as_by_numpy(dtype: str, size: int) -> None:
+def test_native_average_of_every_16_bit_float_equals_numpy(dtype: str, size: int) -> None:
     assert_like_numpy([all_halves(dtype)], "avg", size)
 
 
@@ -128,7 +128,7 @@ def test_sums_halfway_between_two_narrow_floats_are_rounded_to_even(dtype: str) 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("op", ["min", "max"])
-def test_nan_is_propagated_wherever_it_stands(dtype: str, op: str) -> None:
+def test_native_min_and_max_propagate_nan_from_any_position(dtype: str, op: str) -> None:
     for count in COUNTS[1:]:
         for place in range(3):
             rows = np.ones((3, count), dtype)
@@ -139,7 +139,7 @@ def test_nan_is_propagated_wherever_it_stands(dtype: str, op: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "op"), [(dtype, op) for dtype, op in REDUCTIONS if dtype in INTEGERS])
-def test_the_extremes_of_integers_are_reduced_as_by_numpy(dtype: str, op: str) -> None:
+def test_native_reduction_of_extreme_integers_equals_numpy(dtype: str, op: str) -> None:
     limits = np.iinfo(dtype)
     extremes = np.array([limits.min, limits.min + 1, 0, 1, limits.max - 1, limits.max], dtype)
     rows = np.array(np.meshgrid(extremes, extremes, extremes)).reshape(3, -1)
@@ -149,7 +149,7 @@ def test_the_extremes_of_integers_are_reduced_as_by_numpy(dtype: str, op: str) -
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16"])
-def test_every_integer_of_16_bits_is_divided_as_by_numpy(dtype: str) -> None:
+def test_native_average_of_every_16_bit_integer_equals_numpy(dtype: str) -> None:
     for size in (2, 3, 5, 7, 10, 127, 255, 641, 32767, 32768, 65535):
         assert_like_numpy([np.arange(1 << 16, dtype=np.uint16).view(dtype)], "avg", size)
 
@@ -161,7 +161,9 @@ def test_every_integer_of_16_bits_is_divided_as_by_numpy(dtype: str) -> None:
     count=st.sampled_from(COUNTS),
     offsets=st.lists(st.integers(0, 9), min_size=10, max_size=10),
 )
-def test_memory_needs_no_alignment(reduction: tuple[str, str], sources: int, count: int, offsets: list[int]) -> None:
+def test_native_reduction_needs_no_alignment(
+    reduction: tuple[str, str], sources: int, count: int, offsets: list[int]
+) -> None:
     dtype, op = reduction
     rows = random_bits(np.random.default_rng(count), sources, count, dtype)
     views = [misaligned(as_bytes(row), offset) for row, offset in zip(rows, offsets, strict=False)]
@@ -190,7 +192,7 @@ def misaligned(row: Any, offset: int) -> Any:
     target=st.integers(0, 8),
     count=st.sampled_from(COUNTS),
 )
-def test_the_destination_may_be_any_of_the_sources(
+def test_native_reduction_may_write_into_any_of_its_sources(
     reduction: tuple[str, str], sources: int, target: int, count: int
 ) -> None:
     dtype, op = reduction
@@ -205,7 +207,7 @@ def test_the_destination_may_be_any_of_the_sources(
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
-def test_there_is_a_kernel_exactly_where_the_operation_is_defined(dtype: str) -> None:
+def test_native_kernels_exist_exactly_for_defined_operations(dtype: str) -> None:
     row = np.zeros(16, np.uint8)
     for op in OPERATIONS.values():
         if DTYPES[dtype].kind in op.kinds:
@@ -215,7 +217,7 @@ def test_there_is_a_kernel_exactly_where_the_operation_is_defined(dtype: str) ->
                 _core.reduce(row, [row], DTYPES[dtype].code, int(op.combine), 1)
 
 
-def test_sources_of_another_length_are_refused() -> None:
+def test_native_reduction_refuses_sources_of_another_length() -> None:
     with pytest.raises(ValueError, match="as long as"):
         _core.reduce(np.zeros(8, np.uint8), [np.zeros(4, np.uint8)], DTYPES["uint8"].code, 0, 1)
 
@@ -236,14 +238,14 @@ def reduced(mode_name: str, dtype: str, op: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_reductions_have_the_same_bits_in_every_mode_of_the_thread(name: str) -> None:
+def test_native_reduction_gives_equal_bits_in_every_floating_point_mode(name: str) -> None:
     for dtype, op in REDUCTIONS:
         for got, wanted in zip(reduced(name, dtype, op), reduced("default", dtype, op), strict=True):
             assert_same_values(got, wanted)
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_contributions_are_multiplied_alike_in_every_mode_of_the_thread(name: str) -> None:
+def test_premul_sum_gives_equal_bits_in_every_floating_point_mode(name: str) -> None:
     x = np.array([3e-40, 1 + 2.0**-23, 3e38], np.float32)
 
     def lifted(mode_name: str) -> Any:

@@ -139,14 +139,14 @@ def outcomes(
 
 @pytest.mark.parametrize("limited", range(RANKS))
 @pytest.mark.parametrize("spare", [0, 2, 4])
-def test_a_rank_without_descriptors_is_an_error_everywhere(tmp_path: Path, limited: int, spare: int):
+def test_too_few_descriptors_on_one_rank_are_an_error_on_all(tmp_path: Path, limited: int, spare: int):
     found = outcomes(tmp_path, limited, few_descriptors, spare)
     if spare == 0 or found != [("", "")] * RANKS:
         assert all(names_the_limit(*each, limited) for each in found), found
 
 
 @pytest.mark.parametrize("limited", [0, 1])
-def test_a_communicator_that_a_rank_has_no_descriptor_for_is_an_error_everywhere(tmp_path: Path, limited: int):
+def test_communicator_without_descriptors_is_an_error_on_all_ranks(tmp_path: Path, limited: int):
     found = outcomes(tmp_path, limited, few_descriptors, 1, call=call_on_another_communicator)
     assert all(names_the_limit(*each, limited) for each in found), found
 
@@ -158,7 +158,7 @@ def names_the_limit(kind: str, text: str, limited: int) -> bool:
 
 
 @pytest.mark.parametrize("call", [go_on, go_on_by_function], ids=["by the core", "by a function"])
-def test_a_thread_that_cannot_be_started_is_an_error_everywhere(tmp_path: Path, call: Call):
+def test_thread_that_cannot_start_is_an_error_on_all_ranks(tmp_path: Path, call: Call):
     found = outcomes(tmp_path, 1, no_threads, call=call)
     assert {kind for kind, _ in found} == {"TransportUnavailableError"}, found
     assert all("rank 1 cannot" in text and "`ulimit -u`" in text for _, text in found), found
@@ -166,7 +166,7 @@ def test_a_thread_that_cannot_be_started_is_an_error_everywhere(tmp_path: Path, 
 
 @pytest.mark.parametrize("limited", range(RANKS))
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_rank_without_memory_is_an_error_everywhere_or_needs_none(tmp_path: Path, limited: int, transport: str):
+def test_lack_of_memory_on_one_rank_is_an_error_on_all_or_on_none(tmp_path: Path, limited: int, transport: str):
     found = outcomes(tmp_path, limited, little_memory, 64 << 10, transport)
     assert all(kind for kind, _ in found) or found == [("", "")] * RANKS
 
@@ -176,9 +176,7 @@ def test_a_rank_without_memory_is_an_error_everywhere_or_needs_none(tmp_path: Pa
     [(no_shared_memory, 0), (short_memory, 1), (short_memory, 4096), (short_memory_for_the_other_side, 4096)],
     ids=["no memfd", "a byte short", "a page short", "a page short for the other side"],
 )
-def test_shared_memory_that_cannot_be_had_is_an_error_that_names_the_way_out(
-    tmp_path: Path, limit: Callable[[int], None], by: int
-):
+def test_lack_of_shared_memory_is_an_error_that_suggests_tcp(tmp_path: Path, limit: Callable[[int], None], by: int):
     found = outcomes(tmp_path, 2, limit, by)
     assert all(kind for kind, _ in found), found
     if limit is not short_memory_for_the_other_side:
@@ -186,7 +184,7 @@ def test_shared_memory_that_cannot_be_had_is_an_error_that_names_the_way_out(
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_ranks_do_without_process_descriptors(tmp_path: Path, transport: str):
+def test_ranks_work_without_process_descriptors(tmp_path: Path, transport: str):
     assert outcomes(tmp_path, 0, no_process_descriptors, transport=transport) == [("", "")] * RANKS
 
 

@@ -91,7 +91,7 @@ def assert_dropped(sock):
 
 
 @pytest.mark.parametrize("use_unix", [False, True])
-def test_a_rank_that_dials_is_delivered_with_its_hello(door, use_unix):
+def test_listener_delivers_a_dialing_rank_with_its_hello(door, use_unix):
     sock, answer = knock(door.addresses, use_unix=use_unix, communicator=77, lane=3)
     hello, delivered = door.next()
     with sock, delivered:
@@ -107,7 +107,7 @@ def test_a_rank_that_dials_is_delivered_with_its_hello(door, use_unix):
         assert sock.recv(15, socket.MSG_WAITALL) == b"after the hello"
 
 
-def test_many_ranks_dial_at_once_and_all_get_through():
+def test_listener_serves_many_ranks_that_dial_at_once():
     size = 100
     with contextlib.closing(Door(size=size)) as door:
         found = []
@@ -129,7 +129,7 @@ def test_many_ranks_dial_at_once_and_all_get_through():
         assert senders == set(range(1, size))
 
 
-def test_a_rank_in_another_process_gets_through(door):
+def test_listener_serves_a_rank_in_another_process(door):
     script = (
         "import sys\n"
         "from unisono.transports.links.handshake import Purpose\n"
@@ -158,7 +158,7 @@ def test_a_rank_in_another_process_gets_through(door):
         pytest.param(Hello(b"x" * 16, 0, 1, 0, Purpose.TCP).pack(), id="another job"),
     ],
 )
-def test_a_stranger_who_sends_garbage_is_dropped_and_changes_nothing(door, bytes_sent, use_unix):
+def test_listener_drops_a_stranger_that_sends_garbage(door, bytes_sent, use_unix):
     with stranger(door.addresses, use_unix) as sock:
         sock.sendall(bytes_sent)
         with contextlib.suppress(ConnectionError):
@@ -168,13 +168,13 @@ def test_a_stranger_who_sends_garbage_is_dropped_and_changes_nothing(door, bytes
     assert door.delivered.empty()
 
 
-def test_a_stranger_who_says_half_a_hello_and_leaves_changes_nothing(door):
+def test_listener_survives_a_stranger_that_sends_half_a_hello(door):
     with stranger(door.addresses) as sock:
         sock.sendall(Hello(JOB, 0, 1, 0, Purpose.TCP).pack()[:40])
     assert_serves(door)
 
 
-def test_silent_strangers_are_dropped_in_time_and_ranks_get_through_meanwhile(monkeypatch):
+def test_listener_drops_silent_strangers_and_serves_ranks_meanwhile(monkeypatch):
     monkeypatch.setattr(handshake_io, "HANDSHAKE_TIMEOUT_S", 0.2)
     with contextlib.closing(Door()) as door, stranger(door.addresses) as silent, stranger(door.addresses) as half:
         half.sendall(b"UNIS")
@@ -183,7 +183,7 @@ def test_silent_strangers_are_dropped_in_time_and_ranks_get_through_meanwhile(mo
         assert_dropped(half)
 
 
-def test_a_crowd_of_strangers_costs_only_the_oldest_of_them(monkeypatch):
+def test_listener_drops_the_oldest_of_too_many_pending_connections(monkeypatch):
     monkeypatch.setattr(listener_module, "_PENDING_LIMIT", 5)
     monkeypatch.setattr(listener_module, "_PENDING_PER_RANK", 0)
     with contextlib.closing(Door()) as door, contextlib.ExitStack() as crowd:
@@ -197,7 +197,7 @@ def test_a_crowd_of_strangers_costs_only_the_oldest_of_them(monkeypatch):
             strangers[-1].recv(1)
 
 
-def test_a_right_hello_with_a_wrong_key_is_refused_by_both_sides(door):
+def test_both_sides_refuse_a_hello_with_a_wrong_key(door):
     with pytest.raises(TransportUnavailableError, match="does not hold the key") as caught:
         knock(door.addresses, key=b"w" * 32)
     assert caught.value.peer == 0
@@ -227,7 +227,7 @@ def test_a_recorded_session_cannot_be_replayed(door):
     assert door.delivered.empty()
 
 
-def test_two_jobs_on_one_host_do_not_meet(door):
+def test_listener_refuses_a_rank_of_another_job(door):
     with contextlib.closing(Door(key=b"o" * 32, job=b"o" * 16)) as other:
         with pytest.raises(PeerLostError, match="closed the connection"):
             knock(other.addresses)
@@ -235,12 +235,12 @@ def test_two_jobs_on_one_host_do_not_meet(door):
         assert_serves(door)
 
 
-def test_a_rank_of_another_epoch_is_told_both_epochs(door):
+def test_error_of_a_rank_of_another_epoch_names_both_epochs(door):
     with pytest.raises(TransportUnavailableError, match="epoch 0, expected was 7"):
         knock(door.addresses, epoch=7)
 
 
-def test_a_unix_peer_of_another_user_is_refused_before_its_hello(door, monkeypatch, caplog):
+def test_listener_refuses_unix_peers_of_another_user_before_their_hello(door, monkeypatch, caplog):
     become_another_user = "os.setuid(65534)" if os.geteuid() == 0 else ""
     monkeypatch.setattr(handshake_io.os, "geteuid", lambda: 4711)
     script = (
@@ -253,7 +253,7 @@ def test_a_unix_peer_of_another_user_is_refused_before_its_hello(door, monkeypat
     assert "another user" in caplog.text
 
 
-def test_an_error_in_deliver_closes_the_socket_and_the_listener_goes_on(caplog):
+def test_listener_survives_an_error_in_deliver(caplog):
     arrivals = queue.Queue()
 
     def deliver(hello, sock):
@@ -273,7 +273,7 @@ def test_an_error_in_deliver_closes_the_socket_and_the_listener_goes_on(caplog):
     assert "no room" in caplog.text
 
 
-def test_a_listener_whose_loop_fails_says_so_and_refuses_whoever_dials(door, monkeypatch, caplog):
+def test_listener_with_a_failed_loop_reports_it_and_refuses_ranks(door, monkeypatch, caplog):
     def fail(timeout):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
@@ -286,7 +286,7 @@ def test_a_listener_whose_loop_fails_says_so_and_refuses_whoever_dials(door, mon
     assert "unisono-listener-0: its event loop failed" in caplog.text
 
 
-def test_garbage_is_told_in_the_debug_log_only(door, caplog):
+def test_listener_reports_garbage_in_the_debug_log_only(door, caplog):
     with caplog.at_level(logging.DEBUG, logger="unisono"):
         with stranger(door.addresses) as sock:
             sock.sendall(b"x" * HELLO_NBYTES)
@@ -297,7 +297,7 @@ def test_garbage_is_told_in_the_debug_log_only(door, caplog):
 
 
 @pytest.mark.parametrize("use_unix", [False, True])
-def test_dialing_a_rank_that_has_gone_raises_peer_lost(use_unix):
+def test_dialing_a_closed_listener_raises_peer_lost_error(use_unix):
     door = Door()
     door.close()
     with pytest.raises(PeerLostError, match=r"rank 0 at .* is gone") as caught:
@@ -312,7 +312,7 @@ def test_dialing_a_rank_that_does_not_answer_times_out():
             knock(where, timeout_s=0.1)
 
 
-def test_a_full_unix_backlog_is_waited_for():
+def test_dialer_waits_while_the_unix_backlog_is_full():
     name = f"unisono-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as crowded, contextlib.ExitStack() as waiting:
         crowded.bind("\0" + name)
@@ -323,7 +323,7 @@ def test_a_full_unix_backlog_is_waited_for():
             knock(where, use_unix=True, timeout_s=0.1)
 
 
-def test_close_can_be_called_twice_and_ends_the_thread():
+def test_listener_close_ends_its_thread_and_can_be_called_twice():
     before = threading.active_count()
     door = Door()
     with stranger(door.addresses) as pending:
@@ -334,7 +334,7 @@ def test_close_can_be_called_twice_and_ends_the_thread():
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "203.0.113.7", "no.such.host.invalid"])
-def test_an_address_that_ranks_cannot_dial_is_refused_by_name(address):
+def test_listener_refuses_an_address_that_ranks_cannot_dial(address):
     with pytest.raises(UsageError, match="UNISONO_BIND_ADDRESS"):
         Listener(
             key=KEY,

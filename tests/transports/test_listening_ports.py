@@ -65,7 +65,7 @@ def bound_udp() -> set[str]:
 
 
 @pytest.mark.parametrize("transports", ["shm", "tcp", "ucx", "ucx_core", "shm,ucx"])
-def test_a_rank_listens_on_its_own_two_sockets_and_nowhere_else(transports: str) -> None:
+def test_rank_listens_on_its_own_two_sockets_only(transports: str) -> None:
     if "ucx" in transports:
         fabric_ranks.require("ucx")
     for seen in un.launch(sockets, 3, options=un.Options(transports=transports), timeout_s=DEADLINE_S):
@@ -75,7 +75,7 @@ def test_a_rank_listens_on_its_own_two_sockets_and_nowhere_else(transports: str)
 
 
 @pytest.mark.parametrize("library", OF_LIBRARIES)
-def test_a_rank_of_mpi_listens_on_its_own_socket_besides_those_of_the_library(library: str) -> None:
+def test_rank_of_mpi_listens_on_one_socket_beside_those_of_the_library(library: str) -> None:
     with fabric_ranks.started(2, library) as ranks:
         for seen in ranks.run_calls(sockets):
             assert seen["own"] < seen["tcp"], OF_LIBRARIES[library]
@@ -88,7 +88,7 @@ def sum_again(world: un.Communicator) -> float:
 
 
 @pytest.mark.parametrize("transports", ["tcp", "ucx", "ucx_core"])
-def test_no_stranger_can_end_a_rank_by_what_ucx_takes_from_everybody(transports: str) -> None:
+def test_stranger_cannot_crash_a_rank_through_the_ports_of_ucx(transports: str) -> None:
     fabric_ranks.require("ucx")
     with NativeRanks(2, transports) as ranks:
         ports = {place for seen in ranks.run_calls(sockets) for place in seen["tcp"]}
@@ -111,7 +111,9 @@ with un.init(un.Options(transports="{transports}")) as world:
 
 
 @pytest.mark.parametrize("transports", ["ucx", "ucx_core"])
-def test_who_lets_ucx_listen_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transports: str) -> None:
+def test_ranks_warn_when_settings_make_ucx_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transports: str
+) -> None:
     fabric_ranks.require("ucx")
     monkeypatch.setenv("UCX_TLS", "tcp")
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
@@ -131,7 +133,7 @@ def listening_between_hosts(world: un.Communicator, say: Any) -> None:
     ("transports", "carrier", "ports"),
     [("shm,ucx", "ucx", 1), ("shm,ucx,tcp", "tcp", 0)],
 )
-def test_between_hosts_ucx_listens_on_the_one_interface_only_where_nothing_else_is_named(
+def test_ucx_listens_between_hosts_only_when_tcp_is_not_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transports: str, carrier: str, ports: int
 ) -> None:
     fabric_ranks.require("ucx")

@@ -29,7 +29,7 @@ def receive(
     return transport.post_recv(peer, identity, call, [memoryview(memory)]), memory
 
 
-def test_a_rendezvous_is_done_on_both_sides_when_both_have_come() -> None:
+def test_unbuffered_send_is_done_when_its_receive_is_posted() -> None:
     a, b = LocalNetwork(2).transports
     sent = send(a, 1, at(0), b"four")
     assert not sent.done()
@@ -39,7 +39,7 @@ def test_a_rendezvous_is_done_on_both_sides_when_both_have_come() -> None:
     assert memory == b"four"
 
 
-def test_a_receive_may_come_before_its_message() -> None:
+def test_receive_may_be_posted_before_its_message() -> None:
     a, b = LocalNetwork(2).transports
     received, memory = receive(b, 0, at(0))
     assert not received.done()
@@ -59,7 +59,7 @@ def test_messages_are_matched_by_identity_not_by_order() -> None:
         assert memory == bytes([number] * 4)
 
 
-def test_a_message_may_be_cut_into_other_pieces_than_its_receive() -> None:
+def test_message_and_receive_may_be_cut_into_different_pieces() -> None:
     a, b = LocalNetwork(2).transports
     memory = bytearray(5)
     b.post_recv(0, at(0), CALL, [memoryview(memory)[:1], memoryview(memory)[1:5]])
@@ -67,7 +67,7 @@ def test_a_message_may_be_cut_into_other_pieces_than_its_receive() -> None:
     assert memory == b"abcde"
 
 
-def test_capacity_is_the_number_of_messages_that_do_not_wait_for_their_receives() -> None:
+def test_capacity_is_the_number_of_buffered_messages() -> None:
     a, b = LocalNetwork(2, capacity=2).transports
     sent = [send(a, 1, at(group), b"four") for group in range(4)]
     assert [request.done() for request in sent] == [True, True, False, False]
@@ -85,7 +85,7 @@ def test_each_lane_and_each_direction_has_its_own_capacity() -> None:
     assert not send(a, 1, at(1), b"four").done()
 
 
-def test_a_buffered_message_does_not_change_with_the_memory_of_its_sender() -> None:
+def test_buffered_message_is_a_copy_of_the_memory_of_its_sender() -> None:
     a, b = LocalNetwork(2, capacity=1).transports
     mine = bytearray(b"four")
     assert a.post_send(1, at(0), CALL, [memoryview(mine)]).done()
@@ -104,7 +104,7 @@ def test_traffic_counts_messages_and_bytes_by_peer(capacity: int) -> None:
     assert c.traffic() == {}
 
 
-def test_another_call_in_a_message_fails_on_every_rank_and_names_both_calls() -> None:
+def test_message_of_another_call_is_a_mismatch_on_every_rank() -> None:
     a, b, c = LocalNetwork(3).transports
     sent = send(a, 1, at(0), b"four")
     received, memory = receive(b, 0, at(0), call=replace(CALL, op="max"))
@@ -114,14 +114,14 @@ def test_another_call_in_a_message_fails_on_every_rank_and_names_both_calls() ->
     assert memory == bytes(4)
 
 
-def test_another_length_in_a_message_is_a_mismatch() -> None:
+def test_message_of_another_length_is_a_mismatch() -> None:
     a, b = LocalNetwork(2).transports
     send(a, 1, at(0), b"four")
     with pytest.raises(MismatchError, match="rank 0 sent 4 bytes where rank 1 expected 3"):
         receive(b, 0, at(0), 3)[0].done()
 
 
-def test_another_announcement_fails_on_every_rank_without_any_message() -> None:
+def test_different_announced_calls_are_a_mismatch_on_every_rank() -> None:
     a, b, c = LocalNetwork(3).transports
     a.announce(0, CALL)
     b.announce(1, replace(CALL, op="max"))
@@ -132,7 +132,7 @@ def test_another_announcement_fails_on_every_rank_without_any_message() -> None:
             transport.progress()
 
 
-def test_ranks_are_absent_until_they_announce_a_call_that_others_have() -> None:
+def test_rank_is_absent_until_it_announces_a_call_of_the_others() -> None:
     a, b, c = LocalNetwork(3).transports
     assert list(a.absent(0)) == []
     b.announce(0, CALL)
@@ -143,7 +143,7 @@ def test_ranks_are_absent_until_they_announce_a_call_that_others_have() -> None:
     assert list(b.absent(0)) == []
 
 
-def test_a_peer_that_left_is_lost_to_those_that_need_it_and_to_no_others() -> None:
+def test_departed_peer_is_lost_only_to_ranks_that_need_it() -> None:
     a, b, c = LocalNetwork(3).transports
     to_closed, (from_closed, _) = send(a, 1, at(0), b"four"), receive(a, 1, at(0))
     other, _ = receive(a, 2, at(0))
@@ -156,7 +156,7 @@ def test_a_peer_that_left_is_lost_to_those_that_need_it_and_to_no_others() -> No
     assert other.done()
 
 
-def test_what_a_peer_sent_before_it_left_arrives_if_it_was_buffered() -> None:
+def test_buffered_message_arrives_after_its_sender_closes() -> None:
     a, b = LocalNetwork(2, capacity=1).transports
     send(a, 1, at(0), b"four")
     send(a, 1, at(1), b"five")
@@ -168,7 +168,7 @@ def test_what_a_peer_sent_before_it_left_arrives_if_it_was_buffered() -> None:
         receive(b, 0, at(1))[0].done()
 
 
-def test_an_abort_reaches_every_rank_and_no_memory_is_written_any_more() -> None:
+def test_abort_reaches_every_rank_and_stops_writes_to_memory() -> None:
     a, b = LocalNetwork(2, capacity=1).transports
     received, memory = receive(b, 0, at(0))
     finished = send(a, 1, at(1), b"done")
@@ -182,7 +182,7 @@ def test_an_abort_reaches_every_rank_and_no_memory_is_written_any_more() -> None
     assert memory == bytes(4)
 
 
-def test_a_message_that_comes_twice_is_refused() -> None:
+def test_message_sent_twice_is_refused() -> None:
     a, b = LocalNetwork(2, capacity=2).transports
     send(a, 1, at(0), b"four")
     receive(b, 0, at(0))
@@ -210,7 +210,7 @@ def arrivals(faults: Faults, messages: int = 20) -> list[int]:
     return arrived
 
 
-def test_delayed_messages_arrive_all_but_in_another_order() -> None:
+def test_delayed_messages_all_arrive_in_another_order() -> None:
     order = arrivals(Faults(seed=3, delay=0.5))
     assert sorted(order) == list(range(20))
     assert order != sorted(order)
@@ -222,27 +222,27 @@ def test_faults_depend_on_the_seed_alone() -> None:
     assert arrivals(faults) != arrivals(replace(faults, seed=4))
 
 
-def test_dropping_more_leaves_the_delays_of_the_others_as_they_were() -> None:
+def test_dropped_messages_do_not_change_the_order_of_the_others() -> None:
     all_of_them = arrivals(Faults(seed=3, delay=0.5))
     some = arrivals(Faults(seed=3, delay=0.5, drop=0.3))
     assert 0 < len(some) < 20
     assert some == [number for number in all_of_them if number in some]
 
 
-def test_a_transport_that_delays_does_not_claim_to_keep_the_order() -> None:
+def test_faulty_transport_does_not_claim_to_be_ordered() -> None:
     inner = LocalNetwork(1).transports[0]
     assert inner.capabilities.ordered
     assert not FaultyTransport(inner, Faults(seed=1)).capabilities.ordered
 
 
-def test_a_sender_does_not_notice_that_its_message_was_dropped() -> None:
+def test_send_of_a_dropped_message_is_done() -> None:
     a, b = faulty_pair(Faults(seed=1, drop=1.0))
     received, _ = receive(b, 0, at(0))
     assert send(a, 1, at(0), b"four").done()
     assert not received.done()
 
 
-def test_a_held_message_is_not_done_before_it_has_been_sent() -> None:
+def test_send_of_a_delayed_message_is_done_once_it_is_passed_on() -> None:
     a, _ = faulty_pair(Faults(seed=1, delay=1.0, max_hold=1))
     held = send(a, 1, at(0), b"four")
     assert not held.done()
@@ -251,6 +251,6 @@ def test_a_held_message_is_not_done_before_it_has_been_sent() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"delay": 1.5}, {"drop": -0.1}, {"duplicate": float("nan")}, {"max_hold": 0}])
-def test_faults_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+def test_faults_refuse_invalid_arguments(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         Faults(seed=1, **wrong)

@@ -63,7 +63,7 @@ def reduce_and_count(world: un.Communicator, algorithm: str) -> tuple[int, int, 
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "full_lane"])
-def test_the_bytes_of_a_reduction_leave_the_host_by_mpi(ranks: MpiRanks, algorithm: str) -> None:
+def test_allreduce_between_hosts_sends_its_bytes_by_mpi(ranks: MpiRanks, algorithm: str) -> None:
     told = ranks.run_calls(reduce_and_count, algorithm)
     per_host = ranks.size // 4
     for host in range(4):
@@ -79,7 +79,7 @@ def judge_collectives(world: un.Communicator) -> tuple[tuple[tuple[int, ...], ..
     return world.hosts, {peer: traffic.transport for peer, traffic in world.stats().items()}
 
 
-def test_every_collective_is_right(ranks: MpiRanks) -> None:
+def test_every_collective_is_right_between_hosts_by_mpi(ranks: MpiRanks) -> None:
     per_host = ranks.size // 4
     groups = tuple(tuple(range(first, first + per_host)) for first in range(0, ranks.size, per_host))
     for rank, (found, ways) in enumerate(ranks.run_calls(judge_collectives)):
@@ -92,6 +92,6 @@ def reduce_by_mpi_itself(world: un.Communicator) -> list[int]:
     return world.allreduce(np.full(COUNT, world.rank), algorithm="mpi.native")[:1].tolist()
 
 
-def test_collectives_of_mpi_itself_cross_too(ranks: MpiRanks) -> None:
+def test_mpi_native_collectives_work_between_hosts(ranks: MpiRanks) -> None:
     wanted = ranks.size * (ranks.size - 1) // 2
     assert ranks.run_calls(reduce_by_mpi_itself) == [[wanted]] * ranks.size

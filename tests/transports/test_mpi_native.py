@@ -30,7 +30,7 @@ def told(call):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_every_collective_gives_the_same_by_mpi(library: str) -> None:
+def test_mpi_native_gives_the_same_results_for_every_collective(library: str) -> None:
     done = run(library, 3, "from support import mpi_native_calls; mpi_native_calls.main()")
     assert sorted(done.stdout.split("\n")) == ["", *(f"same on rank {rank}" for rank in range(3))], done.stderr
 
@@ -48,26 +48,26 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("op", "dtype", "arrays", "nbytes", "why"), REFUSED)
-def test_what_mpi_does_not_do_is_refused_with_the_reason(
+def test_mpi_native_refuses_unsupported_calls_with_the_reason(
     op: str, dtype: str, arrays: int, nbytes: int, why: str
 ) -> None:
     assert str(refusal("allreduce", nbytes, [(DTYPES[dtype], operation(op))], arrays, 4)).startswith(why)
 
 
-def test_what_mpi_does_is_not_refused() -> None:
+def test_mpi_native_accepts_supported_calls() -> None:
     for dtype in ("int8", "uint64", "float32", "complex128"):
         assert refusal("allreduce", 8, [(DTYPES[dtype], operation("sum"))], 1, 4) is None
     assert refusal("broadcast", 8, [], 1, 4) is None
 
 
-def test_without_mpi_it_is_refused_and_says_what_it_needs() -> None:
+def test_mpi_native_without_mpi_says_what_it_needs() -> None:
     with un.init() as world:
         assert "mpi.native" not in str(world.explain("allreduce", 1 << 20))
         with pytest.raises(un.NoAlgorithmError, match=r"mpi\.native needs ranks that start by its library"):
             world.allreduce(np.ones(3), algorithm="mpi.native")
 
 
-def test_ranks_that_disagree_stay_away_or_abort_are_told_and_can_begin_again(tmp_path: Path) -> None:
+def test_mpi_native_failures_are_reported_and_init_works_again(tmp_path: Path) -> None:
     program = (
         BEGIN
         + """
@@ -109,7 +109,7 @@ with un.init() as world:
             assert "rank 1 has not called it" in line
 
 
-def test_a_rank_that_is_killed_in_the_middle_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
+def test_mpi_native_survivors_of_a_killed_rank_can_go_on(tmp_path: Path) -> None:
     program = (
         BEGIN
         + """
@@ -139,7 +139,7 @@ os._exit(0)  # MPI_Finalize of Open MPI does not always end when a rank has died
     assert lines[2:] == ["left: 0 2 2", "left: 1 2 2"]
 
 
-def test_ctrl_c_ends_a_wait_and_the_others_are_told(tmp_path: Path) -> None:
+def test_interrupt_ends_an_mpi_native_wait_and_aborts_the_others(tmp_path: Path) -> None:
     program = (
         BEGIN
         + """
@@ -163,7 +163,7 @@ with un.init() as world:
     assert lines[0].startswith("AbortedError")
 
 
-def test_a_thread_that_mpi_does_not_know_is_told_before_anything_is_sent() -> None:
+def test_mpi_native_refuses_threads_that_mpi_does_not_serve() -> None:
     program = (
         "import mpi4py; mpi4py.rc.thread_level = 'funneled'\n"
         + BEGIN

@@ -108,14 +108,14 @@ def test_broadcast_carries_every_bit(ranks: NativeRanks, root: int, case: Case) 
     contract.check_broadcast(ranks, replace(case, root=root % ranks.size))
 
 
-def test_a_rank_alone_has_its_own_elements(alone: NativeRanks) -> None:
+def test_single_rank_allreduce_returns_its_own_elements(alone: NativeRanks) -> None:
     ops = [op for dtype, op in REDUCTIONS if dtype == "bfloat16"]
     for algorithm, op, in_place in pairwise(ALLREDUCES, ops, [True, False]):
         case = Case(algorithm=algorithm, op=op, dtype="bfloat16", count=99, in_place=in_place)
         contract.check_allreduce(alone, case)
 
 
-def test_a_rank_alone_broadcasts_to_itself_and_waits_for_nobody(alone: NativeRanks) -> None:
+def test_single_rank_broadcast_and_barrier_work(alone: NativeRanks) -> None:
     contract.check_broadcast(alone, Case("broadcast", "binomial", op=None, root=0, count=9, offset=1))
     contract.check_barrier(alone)
 
@@ -195,7 +195,7 @@ def test_arrays_that_do_not_fit_are_refused(ranks: NativeRanks) -> None:
     contract.check_arrays_that_do_not_fit_are_refused(ranks)
 
 
-def test_memory_of_peers_is_not_read_before_a_flag_of_theirs_and_not_at_all_over_tcp(ranks: NativeRanks) -> None:
+def test_mapped_steps_without_a_flag_or_shared_memory_are_refused(ranks: NativeRanks) -> None:
     reason = "reads memory of rank" if ranks.transport == "shm" else "needs mapped memory"
     contract.check_mapped_steps_are_refused(ranks, reason)
 

@@ -10,7 +10,7 @@ DIGEST = 0xFEDCBA9876543210
 
 
 @pytest.mark.parametrize("number", [0, 5, RING, 1 << 40])
-def test_a_signal_is_one_word_so_that_nobody_sees_a_part_of_it(number: int) -> None:
+def test_board_signal_is_one_word_and_never_seen_in_part(number: int) -> None:
     board, record = Board.new(3, 1), number + 3
     before = board._words.tolist()
     board.signal(1, 2, number, record, DIGEST)
@@ -21,6 +21,6 @@ def test_a_signal_is_one_word_so_that_nobody_sees_a_part_of_it(number: int) -> N
     board.close()
 
 
-def test_marks_tell_calls_apart() -> None:
+def test_board_marks_distinguish_calls() -> None:
     marks = {mark_of(DIGEST + bit) for bit in (0, 1, 2, 1 << 20)}
     assert len(marks) == 4

@@ -28,7 +28,7 @@ def reduced(rows: Any, op: str, lower: bool = True, size: int | None = None) -> 
     return result
 
 
-def test_every_dtype_of_the_table_is_one_of_numpy_with_that_size() -> None:
+def test_every_dtype_in_the_table_has_the_size_of_its_numpy_dtype() -> None:
     assert {name: numpy_dtype(dtype).itemsize for name, dtype in DTYPES.items()} == {
         name: dtype.itemsize for name, dtype in DTYPES.items()
     }
@@ -79,7 +79,7 @@ def test_narrow_floats_are_rounded_once_for_all_operands(dtype: str, op: str) ->
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_a_sum_that_overflows_the_dtype_on_the_way_is_exact_in_the_end(dtype: str) -> None:
+def test_sum_of_narrow_floats_may_overflow_the_dtype_in_between(dtype: str) -> None:
     largest = ml_dtypes.finfo(dtype).max
     rows = np.array([[largest], [largest], [-largest]], dtype)
     # The sum of two is beyond float16, but bfloat16 has the range of its accumulator.
@@ -95,7 +95,7 @@ def test_overflow_is_infinity_without_a_warning(dtype: str) -> None:
 
 @pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "avg"])
 @pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8])
-def test_nan_is_propagated_wherever_it_stands(dtype: str, op: str) -> None:
+def test_reference_reduction_propagates_nan_from_any_position(dtype: str, op: str) -> None:
     rows = np.array([[np.nan, 1.0, 1.0], [1.0, np.nan, 2.0]], dtype)
     assert np.isnan(reduced(rows, op).astype(np.float64)).tolist() == [True, True, False]
 
@@ -107,7 +107,7 @@ def test_min_and_max_choose_among_the_operands(dtype: str) -> None:
     assert reduced(rows, "max").tolist() == [3, 3, 3]
 
 
-def test_a_state_that_is_not_lowered_is_not_divided() -> None:
+def test_average_is_divided_only_when_lowered() -> None:
     rows = np.full((4, 2), 3.0)
     assert reduced(rows, "avg", lower=False).tolist() == [12.0, 12.0]
     assert reduced(rows, "avg", lower=True).tolist() == [3.0, 3.0]
@@ -120,7 +120,7 @@ def test_a_state_that_is_not_lowered_is_not_divided() -> None:
     target=st.integers(0, 4),
     length=st.integers(0, 40),
 )
-def test_the_target_may_be_any_of_the_sources(
+def test_reference_reduction_may_write_into_any_of_its_sources(
     reduction: tuple[str, str], operands: int, target: int, length: int
 ) -> None:
     dtype, op = reduction
@@ -135,7 +135,7 @@ def test_the_target_may_be_any_of_the_sources(
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(dtype=st.sampled_from(COMPLEX), operands=st.integers(1, 8), length=st.sampled_from([0, 1, 7, 64]))
-def test_complex_numbers_are_reduced_as_by_numpy_up_to_rounding(dtype: str, operands: int, length: int) -> None:
+def test_complex_reduction_equals_numpy_up_to_rounding(dtype: str, operands: int, length: int) -> None:
     parts = np.random.default_rng(length).standard_normal((operands, length, 2))
     rows = parts.astype(np.dtype(dtype).type(0).real.dtype).view(dtype)[..., 0]
     tolerance = 16 * float(np.finfo(dtype).eps)
@@ -159,7 +159,7 @@ def test_logical_operations_give_0_or_1_even_of_one_contribution(dtype: str, op:
     assert reduced(rows[:1], op, lower=False).tobytes() == rows[0].tobytes()
 
 
-def test_overflow_of_8_bit_floats_is_that_of_ml_dtypes() -> None:
+def test_overflow_of_8_bit_floats_follows_ml_dtypes() -> None:
     for dtype, is_lost in (("float8_e4m3fn", np.isnan), ("float8_e5m2", np.isinf)):
         largest = np.full((2, 1), ml_dtypes.finfo(dtype).max, dtype)
         assert is_lost(reduced(largest, "sum").astype(np.float32)).all()
@@ -196,12 +196,12 @@ def test_contributions_are_multiplied_in_the_accumulation_dtype(dtype: str, fact
 @pytest.mark.parametrize(
     ("dtype", "factor"), [("int8", 128), ("uint8", -1), ("int64", 0.5), ("float32", 1j), ("bfloat16", 2j)]
 )
-def test_a_factor_that_no_element_can_be_is_refused(dtype: str, factor: Any) -> None:
+def test_premul_sum_refuses_a_factor_outside_the_dtype(dtype: str, factor: Any) -> None:
     with pytest.raises(UsageError, match=f"the factor of premul_sum is .* not in the range of {dtype}"):
         lift(Op.premul_sum(factor), np.ones(3, dtype))
 
 
-def test_operations_that_differ_in_the_factor_alone_are_one() -> None:
+def test_premul_sum_ops_are_equal_whatever_their_factor() -> None:
     assert Op.premul_sum(2) == Op.premul_sum(3.5)
     assert hash(Op.premul_sum(2)) == hash(Op.premul_sum(3.5))
     assert Op.premul_sum(2) != OPERATIONS["sum"]
@@ -219,7 +219,7 @@ def test_operations_that_differ_in_the_factor_alone_are_one() -> None:
         ("int32", "minloc", "1j"),
     ],
 )
-def test_what_is_not_defined_is_refused_with_advice(dtype: str, op: str, advice: str) -> None:
+def test_undefined_op_is_refused_with_advice(dtype: str, op: str, advice: str) -> None:
     with pytest.raises(UsageError) as refusal:
         operation(op).check(DTYPES[dtype])
     assert f"op {op!r} is not defined for {dtype}" in str(refusal.value)

@@ -39,7 +39,7 @@ def exchange(world: un.Communicator, dtype: str) -> int:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_long_messages_are_exact_whichever_way_they_go(size: int, dtype: str) -> None:
+def test_long_messages_are_exact_with_and_without_single_copy(size: int, dtype: str) -> None:
     assert un.launch(exchange, size, dtype, options=un.Options(transports="shm"), timeout_s=120) == [0] * size
 
 
@@ -54,7 +54,7 @@ def turn_till_the_end(world: un.Communicator, say: Callable[[Any], None]) -> Non
     say(error)
 
 
-def test_a_rank_that_dies_while_its_memory_is_read_is_lost(tmp_path: Path) -> None:
+def test_rank_killed_during_single_copies_is_a_lost_peer(tmp_path: Path) -> None:
     with Job(turn_till_the_end, 2, tmp_path, transports="shm") as job:
         job.hear_all()
         job.signal(1, signal.SIGKILL)

@@ -28,7 +28,7 @@ def late(source: Any, target: Any) -> None:
 
 
 @pytest.mark.parametrize("exchanges", [(fails, passes), (passes, late), (passes, passes, fails, passes)])
-def test_what_was_issued_before_an_error_is_over_when_the_call_is(exchanges: tuple[Any, ...]) -> None:
+def test_failed_staging_finishes_after_its_pending_copies(exchanges: tuple[Any, ...]) -> None:
     gpu = Gpu(1, background=False)
     device = gpu.device()
     staging, finished, stream = Staging(device), device.new_event(), device.new_stream()

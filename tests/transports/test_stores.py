@@ -70,7 +70,7 @@ def later(action, *arguments):
     return thread
 
 
-def test_what_one_client_sets_another_gets(opened):
+def test_store_passes_values_between_clients(opened):
     writer, reader = opened(), opened()
     writer.set("a/b", b"\x00binary\xff")
     writer.set("empty", b"")
@@ -78,7 +78,7 @@ def test_what_one_client_sets_another_gets(opened):
     assert reader.get("empty", DEADLINE_S) == b""
 
 
-def test_get_waits_until_the_key_is_set(opened):
+def test_store_get_waits_until_the_key_is_set(opened):
     writer, reader = opened(), opened()
     setting = later(writer.set, "late", b"value")
     assert reader.get("late", DEADLINE_S) == b"value"
@@ -95,7 +95,7 @@ def test_get_times_out_naming_the_key_and_works_again_afterwards(opened):
     assert store.get("nothing", 0.0) == b"something"
 
 
-def test_a_key_can_be_set_only_once(opened):
+def test_store_key_can_be_set_only_once(opened):
     first, second = opened(), opened()
     first.set("member/0", b"one")
     with pytest.raises(RendezvousError, match="same rank"):
@@ -116,7 +116,7 @@ def test_longer_keys_and_values_are_refused_before_they_are_sent(opened, key, nb
         opened().set(key, bytes(nbytes))
 
 
-def test_many_clients_at_once_all_see_all_values(opened):
+def test_store_serves_many_clients_at_once(opened):
     clients = [opened() for _ in range(16)]
 
     def work(number):
@@ -127,7 +127,7 @@ def test_many_clients_at_once_all_see_all_values(opened):
         assert list(pool.map(work, range(16))) == [[str(number).encode() for number in range(16)]] * 16
 
 
-def test_close_can_be_called_twice(opened):
+def test_store_close_can_be_called_twice(opened):
     store = opened()
     store.close()
     store.close()
@@ -144,7 +144,7 @@ def test_a_prefix_keeps_two_jobs_in_one_store_apart(opened):
 # The server.
 
 
-def test_a_port_in_use_is_told_with_who_must_change_it(server):
+def test_store_server_on_a_used_port_says_who_must_change_it(server):
     with pytest.raises(RendezvousError, match="in use; whoever starts the job must pick another port"):
         StoreServer(*host_and_port(server.url), key=KEY, job=JOB)
 
@@ -189,13 +189,13 @@ def test_a_client_without_a_server_gives_up_and_names_the_address():
         TcpStore(host, port, key=KEY, job=JOB, timeout_s=0.1)
 
 
-def test_a_store_that_there_is_no_way_to_is_told_at_once_and_without_a_time():
+def test_unreachable_store_address_fails_at_once():
     with pytest.raises(RendezvousError, match=r"the store at tcp://.* cannot be reached: ") as caught:
         TcpStore("255.255.255.255", 1, key=KEY, job=JOB, timeout_s=DEADLINE_S)
     assert "within" not in caught.value.message
 
 
-def test_a_client_of_a_store_that_would_be_open_to_all_is_refused_before_it_connects():
+def test_store_client_without_key_refuses_a_remote_store():
     with pytest.raises(UsageError, match="would be open to anyone: give the job a key"):
         TcpStore("192.0.2.1", 1, key=None, job=JOB, timeout_s=DEADLINE_S)
 
@@ -208,7 +208,7 @@ def set_early(server, key):
 
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["with a key", "open"])
-def test_a_rank_that_comes_to_an_earlier_meeting_waits_for_its_own(key):
+def test_store_client_of_the_next_rendezvous_waits_for_its_server(key):
     with contextlib.closing(StoreServer("127.0.0.1", 0, key=key, job=JOB, prefix="0/")) as first:
         host, port = host_and_port(first.url)
         with contextlib.closing(client(first, key=key)) as store, ThreadPoolExecutor(1) as pool:
@@ -223,7 +223,7 @@ def test_a_rank_that_comes_to_an_earlier_meeting_waits_for_its_own(key):
                     assert late.get("1/member", DEADLINE_S) == b"early"
 
 
-def test_a_server_may_be_slow_for_as_long_as_a_client_had_to_find_it(server, monkeypatch):
+def test_store_client_waits_for_a_slow_server_up_to_its_timeout(server, monkeypatch):
     monkeypatch.setattr(tcp_store, "_GRACE_S", 0.05)
     with contextlib.closing(client(server)) as patient, contextlib.closing(client(server, timeout_s=0.2)) as hasty:
         server._loop.submit(lambda: time.sleep(0.6))
@@ -236,7 +236,7 @@ def test_a_server_may_be_slow_for_as_long_as_a_client_had_to_find_it(server, mon
         through.set()
 
 
-def test_a_client_whose_hello_was_not_heard_in_time_says_it_again():
+def test_store_client_repeats_its_handshake_when_the_server_hangs_up():
     with socket.create_server(("127.0.0.1", 0)) as busy:
         host, port = busy.getsockname()
 
@@ -263,7 +263,7 @@ def test_a_failed_store_ends_pending_and_later_gets_with_the_reason(server):
         failing.join()
 
 
-def test_a_closed_store_can_still_be_told_of_a_failure(server):
+def test_store_server_accepts_a_failure_after_close(server):
     server.close()
     server.fail("too late to matter")
 
@@ -276,7 +276,7 @@ def test_a_closed_server_ends_pending_gets(server):
         closing.join()
 
 
-def test_a_store_whose_loop_fails_tells_those_who_wait(server, monkeypatch):
+def test_store_server_with_a_failed_loop_ends_pending_gets(server, monkeypatch):
     select = server._loop._selector.select
 
     def fail_once_somebody_waits(timeout):
@@ -293,14 +293,14 @@ def test_a_store_whose_loop_fails_tells_those_who_wait(server, monkeypatch):
 
 
 @pytest.mark.parametrize("limit_s", [10_000_000.0, 1e300, float("inf")])
-def test_limits_that_no_selector_takes_are_waited_for(server, limit_s):
+def test_store_accepts_timeouts_too_long_for_a_selector(server, limit_s):
     with contextlib.closing(client(server, timeout_s=limit_s)) as reader, contextlib.closing(client(server)) as writer:
         setting = later(writer.set, "late", b"value")
         assert reader.get("late", limit_s) == b"value"
         setting.join()
 
 
-def test_the_number_of_keys_is_limited(server, monkeypatch):
+def test_store_limits_the_number_of_keys(server, monkeypatch):
     monkeypatch.setattr(tcp_store, "KEYS_LIMIT", 2)
     with contextlib.closing(client(server)) as store:
         store.set("one", b"")
@@ -320,7 +320,7 @@ def test_the_number_of_keys_is_limited(server, monkeypatch):
         pytest.param(b"GET / HTTP/1.1\r\n\r\n" * 64, id="another protocol"),
     ],
 )
-def test_a_malformed_request_costs_a_client_its_connection_and_nothing_else(frame):
+def test_malformed_store_request_only_closes_the_connection(frame):
     with contextlib.closing(StoreServer("127.0.0.1", 0, key=None, job=JOB)) as server:
         with socket.create_connection(host_and_port(server.url), DEADLINE_S) as stranger:
             stranger.sendall(frame)
@@ -331,7 +331,7 @@ def test_a_malformed_request_costs_a_client_its_connection_and_nothing_else(fram
             assert store.get("key", 0.0) == b"value"
 
 
-def test_a_client_that_is_killed_while_it_waits_is_forgotten(server):
+def test_store_server_forgets_a_killed_client(server):
     host, port = host_and_port(server.url)
     script = (
         "from unisono.transports.rendezvous.tcp_store import TcpStore\n"
@@ -349,7 +349,7 @@ def test_a_client_that_is_killed_while_it_waits_is_forgotten(server):
 # The folder.
 
 
-def test_the_folder_and_its_files_are_for_the_owner_alone(tmp_path):
+def test_file_store_is_private_to_its_owner(tmp_path):
     path = tmp_path / "store"
     with contextlib.closing(FileStore(str(path))) as store:
         store.set("key", b"secret")
@@ -358,7 +358,7 @@ def test_the_folder_and_its_files_are_for_the_owner_alone(tmp_path):
         assert {file.stat().st_mode & 0o777 for file in inside.iterdir()} == {0o600}
 
 
-def test_the_last_rank_removes_the_folder(tmp_path):
+def test_last_rank_removes_the_folder_of_a_file_store(tmp_path):
     path = tmp_path / "store"
     first, second = FileStore(str(path)), FileStore(str(path))
     first.set("key", b"value")
@@ -368,7 +368,7 @@ def test_the_last_rank_removes_the_folder(tmp_path):
     assert not path.exists()
 
 
-def test_a_folder_that_was_there_before_stays_with_its_files(tmp_path):
+def test_file_store_keeps_an_existing_folder_and_its_files(tmp_path):
     names = ["notes.txt", "unisono.json", "unisono.lock", "unisono.log", "unisono." + "0" * 64]
     for name in names:
         (tmp_path / name).write_text("mine")
@@ -378,7 +378,7 @@ def test_a_folder_that_was_there_before_stays_with_its_files(tmp_path):
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == dict.fromkeys(names, "mine")
 
 
-def test_files_in_the_stores_own_folder_that_it_did_not_make_stay(tmp_path):
+def test_file_store_keeps_foreign_files_in_its_own_folder(tmp_path):
     (tmp_path / "unisono.store").mkdir(mode=0o700)
     (tmp_path / "unisono.store" / "notes.txt").write_text("mine")
     with contextlib.closing(FileStore(str(tmp_path))) as store:
@@ -386,7 +386,7 @@ def test_files_in_the_stores_own_folder_that_it_did_not_make_stay(tmp_path):
     assert [path.name for path in (tmp_path / "unisono.store").iterdir()] == ["notes.txt"]
 
 
-def test_a_folder_that_is_replaced_on_the_way_changes_nothing_for_those_who_have_opened_it(tmp_path):
+def test_open_file_store_ignores_a_replaced_folder(tmp_path):
     path, planted = tmp_path / "store", tmp_path / "planted"
     with contextlib.closing(FileStore(str(path))) as first, contextlib.closing(FileStore(str(path))) as second:
         path.rename(tmp_path / "moved")
@@ -398,7 +398,7 @@ def test_a_folder_that_is_replaced_on_the_way_changes_nothing_for_those_who_have
             assert len(list((planted / "unisono.store").iterdir())) == 2
 
 
-def test_a_symbolic_link_is_refused_as_a_folder(tmp_path):
+def test_file_store_refuses_a_symbolic_link(tmp_path):
     (tmp_path / "folder").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("folder")
     with pytest.raises(RendezvousError, match="is not a folder, but a symbolic link: name"):
@@ -408,7 +408,7 @@ def test_a_symbolic_link_is_refused_as_a_folder(tmp_path):
         FileStore(str(tmp_path / "folder"))
 
 
-def test_a_value_of_another_user_is_refused(tmp_path, monkeypatch):
+def test_file_store_refuses_a_value_of_another_user(tmp_path, monkeypatch):
     with contextlib.closing(FileStore(str(tmp_path / "store"))) as store:
         store.set("key", b"value")
         with monkeypatch.context() as patch:
@@ -417,7 +417,7 @@ def test_a_value_of_another_user_is_refused(tmp_path, monkeypatch):
                 store.get("key", 0.0)
 
 
-def test_what_a_client_has_set_can_be_cleared_when_all_have_read_it(opened):
+def test_store_client_can_clear_its_values(opened):
     writer, reader = opened(), opened()
     writer.set("key", b"secret")
     assert reader.get("key", DEADLINE_S) == b"secret"
@@ -427,7 +427,7 @@ def test_what_a_client_has_set_can_be_cleared_when_all_have_read_it(opened):
             reader.get("key", 0.0)
 
 
-def test_what_a_killed_job_left_is_not_read_by_the_next(tmp_path):
+def test_file_store_ignores_values_of_a_killed_job(tmp_path):
     path = tmp_path / "store"
     script = (
         "import os, signal, sys; from unisono.transports.rendezvous.file_store import FileStore\n"
@@ -441,25 +441,25 @@ def test_what_a_killed_job_left_is_not_read_by_the_next(tmp_path):
     assert not path.exists()
 
 
-def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+def test_file_store_refuses_a_folder_of_another_user(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     with pytest.raises(RendezvousError, match="belongs to another user"):
         FileStore(str(tmp_path))
 
 
-def test_a_folder_that_others_can_write_in_is_refused(tmp_path):
+def test_file_store_refuses_a_folder_that_others_can_write(tmp_path):
     tmp_path.chmod(0o770)
     with pytest.raises(RendezvousError, match="chmod 700"):
         FileStore(str(tmp_path))
 
 
-def test_a_path_that_is_no_folder_is_refused(tmp_path):
+def test_file_store_refuses_a_path_that_is_not_a_folder(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RendezvousError, match="not a folder"):
         FileStore(str(tmp_path / "file"))
 
 
-def test_a_folder_without_a_parent_is_refused(tmp_path):
+def test_file_store_refuses_a_folder_without_a_parent(tmp_path):
     with pytest.raises(RendezvousError, match="No such file"):
         FileStore(str(tmp_path / "no" / "store"))
 
@@ -467,7 +467,7 @@ def test_a_folder_without_a_parent_is_refused(tmp_path):
 # URLs.
 
 
-def test_every_opening_sees_only_its_own_values(tmp_path):
+def test_each_opening_of_a_store_sees_only_its_own_values(tmp_path):
     url = f"file://{tmp_path}/store"
 
     def opening(rank):
@@ -482,7 +482,7 @@ def test_every_opening_sees_only_its_own_values(tmp_path):
             second.get("key", 0.0)
 
 
-def test_two_jobs_in_one_store_do_not_meet(tmp_path):
+def test_two_jobs_in_one_store_do_not_see_each_other(tmp_path):
     url = f"file://{tmp_path}/store"
 
     def opening(job):
@@ -498,12 +498,12 @@ def test_two_jobs_in_one_store_do_not_meet(tmp_path):
 @pytest.mark.parametrize(
     "url", ["", "127.0.0.1:80", "redis://host:1", "tcp://host", "tcp://host:port", "tcp://:80", "file://relative/path"]
 )
-def test_a_url_that_cannot_be_used_is_refused(url):
+def test_open_store_refuses_invalid_urls(url):
     with pytest.raises(UsageError, match="cannot be used"):
         open_store(url, "", key=None, job=JOB, timeout_s=1)
 
 
-def test_torchruns_store_without_torch_is_a_typed_error(monkeypatch):
+def test_open_store_of_torchrun_without_torch_is_a_rendezvous_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with pytest.raises(RendezvousError, match="needs torch"):
@@ -513,7 +513,7 @@ def test_torchruns_store_without_torch_is_a_typed_error(monkeypatch):
 # The roster.
 
 
-def test_all_ranks_get_the_same_roster_with_the_settings_of_rank_0(opened):
+def test_join_gives_all_ranks_one_roster_with_settings_of_rank_0(opened):
     size = 4
     stores = [opened() for _ in range(size)]
 
@@ -544,7 +544,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 33, 100])
-def test_no_rank_asks_the_store_more_often_than_the_logarithm_of_their_number(server, size):
+def test_join_makes_a_logarithmic_number_of_store_requests_per_rank(server, size):
     with contextlib.ExitStack() as opened:
         stores = [Counting(opened.enter_context(contextlib.closing(client(server)))) for _ in range(size)]
         with ThreadPoolExecutor(size) as pool:
@@ -557,7 +557,7 @@ def test_no_rank_asks_the_store_more_often_than_the_logarithm_of_their_number(se
     assert sum(store.asked for store in stores) <= 4 * size
 
 
-def test_a_rank_that_dies_between_its_entry_and_those_of_others_is_named(server):
+def test_join_names_a_rank_that_died_after_writing_its_own_entry(server):
     """Rank 2 is to bring the entry of rank 3 along, and ends after its own."""
     with contextlib.closing(client(server)) as store:
         store.set("member/2", entry_of(member(2), 4))
@@ -571,7 +571,7 @@ def test_a_rank_that_dies_between_its_entry_and_those_of_others_is_named(server)
         assert "rank 2 of 4 did not arrive within 0.3 s" in list(pool.map(rank, (0, 1, 3)))
 
 
-def test_ranks_in_their_own_processes_meet(server):
+def test_join_works_between_processes(server):
     script = (
         "import sys; from unisono.transports.links.listener import Addresses\n"
         "from unisono.transports.host.host_discovery import Surroundings\n"
@@ -600,7 +600,7 @@ def test_ranks_in_their_own_processes_meet(server):
     ("present", "missing"),
     [([0, 1, 3], "rank 2"), ([0], "ranks 1, 2, 3"), ([1, 2, 3], "rank 0"), ([1], "ranks 0, 2, 3")],
 )
-def test_every_rank_that_waits_names_those_that_did_not_arrive(server, present, missing):
+def test_join_names_all_missing_ranks_on_every_waiting_rank(server, present, missing):
     def rank(number):
         with contextlib.closing(client(server)) as store, pytest.raises(RendezvousError) as caught:
             join(store, number, 4, member(number), 0.3, settings={})
@@ -611,7 +611,7 @@ def test_every_rank_that_waits_names_those_that_did_not_arrive(server, present, 
     assert messages == [f"{missing} of 4 did not arrive within 0.3 s"] * len(present)
 
 
-def test_two_processes_with_one_rank_are_told_so(server):
+def test_join_refuses_two_processes_with_the_same_rank(server):
     with contextlib.closing(client(server)) as store:
         join(store, 0, 1, member(0), DEADLINE_S, settings={})
         with pytest.raises(RendezvousError, match="two processes have the same rank"):
@@ -648,14 +648,14 @@ def entry(**changes):
         json.dumps({"members": 1, "settings": {}}).encode(),
     ],
 )
-def test_a_roster_that_no_rank_has_written_is_refused(tmp_path, blob):
+def test_join_refuses_an_invalid_roster(tmp_path, blob):
     with contextlib.closing(FileStore(str(tmp_path / "store"))) as store:
         store.set("roster", blob)
         with pytest.raises(RendezvousError, match="the roster in the store cannot be used"):
             join(store, 1, 1, member(1), DEADLINE_S, settings={})
 
 
-def test_nothing_is_left_in_the_temporary_folder(tmp_path):
+def test_join_with_a_file_store_leaves_no_files(tmp_path):
     with contextlib.closing(FileStore(str(tmp_path / "store"))) as store:
         join(store, 0, 1, member(0), DEADLINE_S, settings={})
     assert list(Path(tmp_path).iterdir()) == []

@@ -81,7 +81,7 @@ def test_neighbours_exchange_messages(ranks: Ranks, count: int) -> None:
     ],
     ids=lambda check: check.__name__.removeprefix("check_"),
 )
-def test_the_contract_of_executors(ranks: Ranks, check: Callable[[Any], None]) -> None:
+def test_ucx_and_mpi_ranks_keep_the_contract_of_executors(ranks: Ranks, check: Callable[[Any], None]) -> None:
     check(ranks)
 
 
@@ -90,7 +90,7 @@ def make_random_calls(world: un.Communicator, cases: int) -> dict[int, str]:
     return {peer: traffic.transport for peer, traffic in world.stats().items()}
 
 
-def test_every_collective_gives_what_numpy_says_and_nothing_else_carries_it(ranks: Ranks) -> None:
+def test_every_collective_over_ucx_or_mpi_equals_numpy(ranks: Ranks) -> None:
     for rank, carried in enumerate(ranks.run_calls(make_random_calls, 100)):
         assert carried == {peer: ranks.transport for peer in range(ranks.size) if peer != rank}
 
@@ -103,7 +103,7 @@ def inexact_results(world: un.Communicator) -> bytes:
     return b"".join(each.tobytes() for each in found)
 
 
-def test_the_bits_are_those_of_shared_memory_and_tcp(ranks: Ranks) -> None:
+def test_results_over_ucx_or_mpi_have_the_bits_of_shm_and_tcp(ranks: Ranks) -> None:
     wanted = [un.launch(inexact_results, 3, options=un.Options(transports=name)) for name in ("shm", "tcp")]
     assert wanted[0] == wanted[1] == ranks.run_calls(inexact_results)
 
@@ -127,7 +127,7 @@ def usage() -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("times", [150, pytest.param(1000, marks=pytest.mark.slow)])
-def test_communicators_that_were_closed_leave_nothing(ranks: Ranks, times: int) -> None:
+def test_closed_communicators_over_ucx_or_mpi_free_their_resources(ranks: Ranks, times: int) -> None:
     for descriptors, threads, kilobytes in ranks.run_calls(open_and_close, times):
         assert descriptors < 100  # of connections that the other side has not closed yet
         assert threads == 0
@@ -154,7 +154,7 @@ def error_of_sums(world: un.Communicator, count: int, algorithm: str) -> tuple[s
 
 
 @pytest.mark.parametrize(("count", "algorithm"), [(1, "direct"), (4_000_000, "ring"), (4_000_000, "direct")])
-def test_a_rank_that_is_killed_in_a_transfer_by_ucx_is_lost(tmp_path: Path, count: int, algorithm: str) -> None:
+def test_rank_killed_during_a_ucx_transfer_is_a_lost_peer(tmp_path: Path, count: int, algorithm: str) -> None:
     fabric_ranks.require("ucx")
     with Job(sum_till_the_end, 3, tmp_path, count, algorithm, transports="ucx") as job:
         job.hear_all()
@@ -170,7 +170,7 @@ def test_a_rank_that_is_killed_in_a_transfer_by_ucx_is_lost(tmp_path: Path, coun
     ("library", "options"), [("openmpi", ("--with-ft", "ulfm")), ("mpich", ("-disable-auto-cleanup",))]
 )
 @pytest.mark.parametrize(("count", "algorithm"), [(1, "direct"), (4_000_000, "ring")])
-def test_a_rank_that_is_killed_in_a_transfer_by_mpi_is_lost(
+def test_rank_killed_during_an_mpi_transfer_is_a_lost_peer(
     library: str, options: tuple[str, ...], count: int, algorithm: str
 ) -> None:
     ranks = MpiRanks(3, library, launcher=launcher(library, *options))
@@ -217,21 +217,21 @@ def test_the_first_transport_that_both_ranks_have_is_used(tmp_path: Path) -> Non
     assert sorted(used) == [("tcp", "tcp"), ("tcp", "ucx"), ("tcp", "ucx")]
 
 
-def test_a_list_that_reaches_nobody_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_transports_that_reach_no_peer_are_an_error_that_says_why(tmp_path: Path) -> None:
     for found, _ in told_by(tmp_path, "ucx"):
         assert found.startswith("TransportUnavailableError: no transport of UNISONO_TRANSPORTS=ucx reaches rank")
         assert "cannot use ucx: UCX cannot be loaded" in found
         assert "pip install ucxx-cu13" in found
 
 
-def test_mpi_needs_ranks_that_have_met_by_it(tmp_path: Path) -> None:
+def test_mpi_transport_needs_a_rendezvous_through_mpi(tmp_path: Path) -> None:
     for found, _ in told_by(tmp_path, "mpi"):
         assert found.startswith("TransportUnavailableError")
         assert "start them with mpirun" in found
 
 
 @pytest.mark.parametrize("library", ["openmpi", "mpich"])
-def test_a_list_is_tried_in_its_order(library: str) -> None:
+def test_transports_are_tried_in_the_order_of_the_list(library: str) -> None:
     with fabric_ranks.started(2, library, "shm,mpi") as ranks:
         assert ranks.run_calls(make_random_calls, 5) == [{1: "shm"}, {0: "shm"}]
     with fabric_ranks.started(2, library, "mpi,shm") as ranks:
@@ -239,7 +239,7 @@ def test_a_list_is_tried_in_its_order(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", ["openmpi", "mpich"])
-def test_mpi_for_its_main_thread_alone_is_refused_with_advice(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_transport_refuses_funneled_threads_with_advice(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "funneled")
     with (
         fabric_ranks.started(2, library) as ranks,

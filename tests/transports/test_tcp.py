@@ -83,7 +83,7 @@ def reduce_over_a_damaging_network(world: un.Communicator, say: Any, at: int) ->
         (64 + 300_000, True, "a damaged payload"),
     ],
 )
-def test_a_bit_that_the_network_flips_is_an_error_on_every_rank(
+def test_bit_flipped_by_the_network_is_an_error_on_every_rank(
     tmp_path: Path, at: int, checksum: bool, what: str
 ) -> None:
     options: dict[str, Any] = {"transports": "tcp", "tcp_checksum": checksum}
@@ -119,7 +119,7 @@ def open_sockets() -> int:
 
 
 @pytest.mark.parametrize("checksum", [False, True])
-def test_several_streams_carry_what_one_does(tmp_path: Path, checksum: bool) -> None:
+def test_several_tcp_streams_give_the_same_results_as_one(tmp_path: Path, checksum: bool) -> None:
     found = []
     for streams in (1, 4):
         (tmp_path / str(streams)).mkdir()
@@ -133,12 +133,12 @@ def test_several_streams_carry_what_one_does(tmp_path: Path, checksum: bool) -> 
     ("variable", "text", "value"),
     [("TCP_STREAMS", "16", 16), ("TCP_CHECKSUM", "on", True), ("TCP_CHECKSUM", "0", False)],
 )
-def test_the_environment_sets_streams_and_checksums(variable: str, text: str, value: Any) -> None:
+def test_environment_sets_tcp_streams_and_checksums(variable: str, text: str, value: Any) -> None:
     options = un.Options.from_environment({f"UNISONO_{variable}": text})
     assert getattr(options, variable.lower()) == value
 
 
 @pytest.mark.parametrize(("variable", "text"), [("TCP_STREAMS", "0"), ("TCP_STREAMS", "17"), ("TCP_CHECKSUM", "yes?")])
-def test_streams_and_checksums_that_cannot_be_are_refused(variable: str, text: str) -> None:
+def test_invalid_tcp_streams_and_checksums_are_refused(variable: str, text: str) -> None:
     with pytest.raises(un.UsageError, match=f"UNISONO_{variable}"):
         un.Options.from_environment({f"UNISONO_{variable}": text})

@@ -44,13 +44,13 @@ except un.UnisonoError as error:
 """
 
 
-def test_ucx_py_provides_ucx_by_its_own_names(tmp_path: Path) -> None:
+def test_ucx_transport_works_with_ucx_py(tmp_path: Path) -> None:
     fabric_ranks.require("ucx")
     done = run_program(BY_UCX_PY.format(with_handles=True), tmp_path)
     assert done.stdout.count("3 3 ['ucx']") == 2, done.stderr
 
 
-def test_without_handles_ucx_is_used_by_the_interface_of_its_package(tmp_path: Path) -> None:
+def test_ucx_without_handles_is_used_through_its_python_interface(tmp_path: Path) -> None:
     fabric_ranks.require("ucx")
     done = run_program(BY_UCX_PY.format(with_handles=False), tmp_path)
     assert done.stdout.count("3 3 ['ucx_core']") == 2, done.stderr
@@ -63,7 +63,7 @@ def sum_and_judge(world: un.Communicator) -> tuple[int, set[str]]:
     return int(world.allreduce(x).sum()), {traffic.transport for traffic in world.stats().values()}
 
 
-def test_ranks_of_ucxx_exchange_all_by_its_python_interface() -> None:
+def test_ucx_core_carries_all_messages_through_the_python_interface() -> None:
     fabric_ranks.require("ucx")
     found = un.launch(sum_and_judge, 2, options=un.Options(transports="ucx_core"), timeout_s=DEADLINE_S)
     assert found == [(300_000, {"ucx_core"})] * 2
@@ -76,7 +76,7 @@ def test_ranks_of_ucxx_exchange_all_by_its_python_interface() -> None:
         pytest.param("open and close", marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
     ],
 )
-def test_the_python_interface_keeps_the_contract_of_transports(check: str) -> None:
+def test_ucx_python_interface_keeps_the_contract_of_transports(check: str) -> None:
     fabric_ranks.require("ucx")
     un.testing.check_transport(python_links.open_links, checks=[check])
 
@@ -94,7 +94,7 @@ def sum_for_ever(world: un.Communicator, say: Callable[[Any], None], count: int)
 # Without cma, UCX of one host mixes shared memory with TCP, and endpoints wait for the other side when they are closed.
 @pytest.mark.parametrize("carriers", ["^cma", "tcp"])
 @pytest.mark.parametrize("count", [1, 1_000_000])
-def test_a_rank_that_is_killed_is_lost_to_those_who_use_the_python_interface(
+def test_rank_killed_during_ucx_core_calls_is_a_lost_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carriers: str, count: int
 ) -> None:
     fabric_ranks.require("ucx")
@@ -109,7 +109,7 @@ def test_a_rank_that_is_killed_is_lost_to_those_who_use_the_python_interface(
 
 
 @pytest.mark.parametrize("carriers", ["^cma", "tcp"])
-def test_who_uses_the_python_interface_can_leave_a_rank_that_does_nothing_more(
+def test_ranks_over_ucx_core_can_exit_after_a_peer_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carriers: str
 ) -> None:
     fabric_ranks.require("ucx")
@@ -132,7 +132,7 @@ print(library.report())
 """
 
 
-def test_that_ucx_is_not_entered_is_shown() -> None:
+def test_ucx_report_says_that_the_python_interface_is_used() -> None:
     fabric_ranks.require("ucx")
     done = subprocess.run(
         [sys.executable, "-c", SHOWN],
@@ -158,7 +158,7 @@ def shown_by(**variables: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_what_ucx_has_chosen_is_shown() -> None:
+def test_ucx_report_shows_the_chosen_transports() -> None:
     fabric_ranks.require("ucx")
     by_tcp = shown_by(UCX_TLS="tcp", UCX_NET_DEVICES="lo")
     assert "which chooses tcp/lo, listens on 127.0.0.1:" in by_tcp
@@ -166,7 +166,7 @@ def test_what_ucx_has_chosen_is_shown() -> None:
     assert "tcp" not in shown_by(UCX_TLS="self,posix,cma")
 
 
-def test_ucx_uses_neither_tcp_nor_memory_of_a_group_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ucx_uses_tcp_and_sysv_only_if_the_user_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     fabric_ranks.require("ucx")
     monkeypatch.delenv("UCX_TLS", raising=False)
     shown = shown_by()
@@ -174,7 +174,7 @@ def test_ucx_uses_neither_tcp_nor_memory_of_a_group_unless_the_user_says_so(monk
     assert not any(word in shown for word in ("tcp", "sysv", "listens"))
 
 
-def test_what_ends_the_process_when_a_peer_was_killed_is_used_only_if_the_user_says_so(
+def test_ucx_uses_cma_only_if_the_user_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fabric_ranks.require("ucx")
@@ -187,7 +187,7 @@ def test_what_ends_the_process_when_a_peer_was_killed_is_used_only_if_the_user_s
 @pytest.mark.parametrize(
     "variables", [{"UCX_TLS": "pigeon"}, {"UCX_TLS": "rc"}, {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "loft0"}]
 )
-def test_transports_that_ucx_has_not_are_an_error_that_names_the_setting(
+def test_unavailable_ucx_transports_are_an_error_that_names_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str]
 ) -> None:
     fabric_ranks.require("ucx")
@@ -204,7 +204,7 @@ def test_transports_that_ucx_has_not_are_an_error_that_names_the_setting(
 
 
 @pytest.mark.parametrize("name", ["ucx", "ucx_core"])
-def test_a_rank_that_ucx_does_not_reach_is_an_error_of_all(tmp_path: Path, name: str) -> None:
+def test_rank_unreachable_by_ucx_is_an_error_on_all_ranks(tmp_path: Path, name: str) -> None:
     fabric_ranks.require("ucx")
     alone = "import os\nif os.environ['UNISONO_RANK'] == '1': os.environ['UCX_TLS'] = 'self'\n"
     done = run_program(alone + TELL.format(transports=name), tmp_path, ranks=3)
@@ -229,15 +229,13 @@ with un.init(un.Options(transports="ucx,tcp")) as world:
 
 
 @pytest.mark.parametrize("alone", [0, 1])
-def test_a_rank_that_ucx_does_not_reach_is_reached_by_the_next_transport(tmp_path: Path, alone: int) -> None:
+def test_rank_unreachable_by_ucx_is_reached_by_the_next_transport(tmp_path: Path, alone: int) -> None:
     fabric_ranks.require("ucx")
     done = run_program(CARRIED.format(alone=alone), tmp_path)
     assert done.stdout.count("carried ['tcp']") == 2, done.stderr
 
 
-def test_auto_takes_ucx_where_there_is_a_device_that_it_can_drive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_takes_ucx_only_with_a_device_that_ucx_can_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fabric_ranks.require("ucx")
     assert preference.resolved(("tcp", "shm")) == ("tcp", "shm")
     monkeypatch.setattr(preference, "_DEVICES", tmp_path / "no such folder")
