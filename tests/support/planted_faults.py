@@ -75,8 +75,8 @@ FAULTS = (
     Fault(
         "native_single_copy_offset",
         NATIVE + "shm_channel.cpp",
-        "reinterpret_cast<void*>(*left_by_peer_ + slot_used_)",
-        "reinterpret_cast<void*>(*left_by_peer_)",
+        "reinterpret_cast<void*>(*peer_address_ + slot_used_)",
+        "reinterpret_cast<void*>(*peer_address_)",
         ("tests/transports/test_single_copy.py",),
     ),
     Fault(
@@ -117,7 +117,7 @@ FAULTS = (
     Fault(
         "native_tags",
         NATIVE + "point_to_point.cpp",
-        "header.group == parcel_.header.group",
+        "header.group == buffer_.header.group",
         "true",
         ("tests/transports/test_native_executor.py",),
     ),
