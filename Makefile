@@ -59,7 +59,7 @@ test: $(STAMPS)/dev-$(KEY) $(if $(PYTEST),,lint) ## Build with warnings as error
 
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
 
-jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, likewise
+jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, so that the tests of JAX arrays run
 
 cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
 
@@ -141,7 +141,7 @@ clean: ## Remove what was built; .venv, .peers and .mpi stay
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -not -path './.mpi/*' -prune -exec rm -rf {} +
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(TOOLS):
 	@scripts/preflight.sh $(PYTHON) $(CXX)

@@ -51,8 +51,7 @@ def parse_transports(names: str | tuple[str, ...]) -> str:
     if transports == [CUDA_IPC]:
         raise ValueError(f"{CUDA_IPC} and another transport, because {CUDA_IPC} carries no messages")
     if transports != ["auto"] and not is_list and not (len(transports) == 1 and _is_whole(transports[0])):
-        alone = f"; or one alone of {', '.join(WHOLE_TRANSPORTS)}, and of installed packages: "
-        alone += ", ".join(installed_transports()) or "none is installed"
+        alone = f"; or only one of {', '.join([*WHOLE_TRANSPORTS, *installed_transports()])}"
         raise ValueError(
             f"auto, or some of {', '.join(TRANSPORTS)} separated by commas, the preferred one first{alone}"
         )

@@ -2,7 +2,7 @@
 
 - `init`: `un.init`, and what a communicator of all ranks holds open
 - `environment`: rank, size, store and key from environment variables
-- `launcher_variables`: the variables of mpirun, mpiexec and srun
+- `launcher_variables`: the variables of mpirun, mpiexec and Slurm's srun
 - `rendezvous`: how the ranks find each other
 - `shared_settings`: the settings of rank 0 that all ranks apply
 - `plugin_transport`: communicators over the transport of an installed package

@@ -1,14 +1,15 @@
 """How a call is checked, planned, run, started, grouped and counted.
 
 - `dispatch.py`: dispatches calls that the call cache does not know.
-- `executable.py`: the three kinds of checked calls: on host memory, on a device, and with a custom op.
+- `executable.py`: the three kinds of checked calls: on host memory, on a device, and with a custom op. Each can be run,
+  started, or made a persistent call.
 - `planning.py`: returns the plan and the signature for a call spec; `HostLayout`, `AlgorithmRequest`, `CallSpec`.
 - `prepared.py`: checked calls and their arrays.
 - `shapes.py`: derives the shapes of all arrays of a collective from the shape of one.
 - `work.py`: asynchronous calls; `Work`, `wait_all`, `wait_any`.
 - `groups.py`: runs the calls of a with-block together, fused.
 - `group_recorder.py`: records the calls of a group until it ends.
-- `serial_queue.py`: runs jobs one after the other.
+- `serial_queue.py`: runs functions one after the other.
 - `message_handoff.py`: the operands that `send` and `recv` hand to an executor.
 - `wildcards.py`: `ANY_SOURCE` and `ANY_TAG`.
 - `statistics.py`: the counters that `Communicator.stats` returns.

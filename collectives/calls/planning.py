@@ -295,7 +295,10 @@ class CallPlanner:
             return forced(name, collective, nbytes)
         if name == "auto" or name in candidates_of(collective):
             return name
-        check_known(name)
+        try:
+            check_known(name)
+        except UsageError as error:
+            raise UsageError(f"the option algorithm (UNISONO_ALGORITHM) is {name!r}: {error}") from None
         return "auto"
 
     def _plan(self, specs: tuple[CallSpec, ...]) -> Call:

@@ -174,8 +174,8 @@ def errors_of(name: str, place: Path, ranks: int = 3, **more: str) -> tuple[int,
         ("raises", "transport 'raises' cannot be opened: OSError: the device is on fire"),
         ("nothing", "transport 'nothing' cannot be used: its factory returned None, which lacks subgroup"),
         ("absent", "transport 'absent' cannot be imported from 'no_such_module:open': ModuleNotFoundError"),
-        ("soccets", "or one alone of ucx_core, and of installed packages: absent, never, nothing, raises, sockets"),
-        ("sockets,tcp", "or one alone of ucx_core, and of installed packages"),
+        ("soccets", "or only one of ucx_core, absent, never, nothing, raises, sockets"),
+        ("sockets,tcp", "or only one of ucx_core"),
     ],
 )
 def test_every_rank_reports_a_transport_that_cannot_be_opened(name: str, what: str, installed: Path) -> None:

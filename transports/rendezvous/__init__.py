@@ -1,7 +1,7 @@
 """The rendezvous of the ranks of a job: stores, and the roster on which the ranks agree through them.
 
 `stores.py`       the contract of a store, and helpers
-`tcp_store.py`    ``tcp://host:port``: a server in one process, and its clients
+`tcp_store.py`    ``tcp://host:port``: a server in one process, and its clients, which retry until it is there
 `file_store.py`   ``file:///path``: a folder that all ranks see
 `torch_store.py`  ``torch://host:port``, and stores of torch.distributed that a program passes
 `roster.py`       the exchange of entries, and the roster

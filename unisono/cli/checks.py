@@ -157,7 +157,8 @@ def _descriptors() -> str:
     spare = [os.dup(0) for _ in range(_DESCRIPTORS)]
     for descriptor in spare:
         os.close(descriptor)
-    return f"{soft} files may be open, which Unisono raises to {hard} where ranks need more"
+    more = f", and Unisono raises the limit to {hard} if ranks need more" if hard != soft else ""
+    return f"{soft} files may be open{more}"
 
 
 def _process_watching() -> str:

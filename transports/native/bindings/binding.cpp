@@ -18,11 +18,11 @@
 #include <utility>
 
 #include "arena.h"
+#include "core_distance.h"
 #include "dtype.h"
 #include "endpoint.h"
 #include "kernels.h"
 #include "mpi_messenger.h"
-#include "placement.h"
 #include "plan.h"
 #include "python_call.h"
 #include "shm_channel.h"

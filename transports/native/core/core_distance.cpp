@@ -1,4 +1,4 @@
-#include "placement.h"
+#include "core_distance.h"
 
 #include <pthread.h>
 #include <sched.h>
