@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import unisono as un
 from unisono.cli import test as judging
 from unisono.deadlines import Deadline
-from unisono.transports.links.socket_passing import watch
+from unisono.transports.links.liveness import watch
 
 REFUSED = (-1, -math.inf, math.nan, "5", True, 1j, np.ones(2))
 ENDLESS = (10_000_000.0, 1e300, math.inf, 10**400, np.float64(1e12))

@@ -8,7 +8,8 @@
 `dialer.py`            connects to other ranks
 `event_loop.py`        the thread that waits for sockets and timers
 `channel_openers.py`   the table of channel kinds, and how each is opened
-`socket_passing.py`    passes shared memory over a socket; heartbeats
+`socket_passing.py`    passes shared memory over a socket
+`liveness.py`          heartbeats between hosts, and the process at the other end of a link
 `tagged_fabrics.py`    UCX and MPI as libraries of tagged messages
 `preference.py`        the transports that `transports=auto` means
 `failures.py`          failure numbers of the native core and error classes

@@ -43,8 +43,8 @@ from unisono.transports.links.event_loop import Callback
 from unisono.transports.links.failures import kind_of
 from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.listener import Addresses, Listener
+from unisono.transports.links.liveness import process_descriptor, watch
 from unisono.transports.links.preference import tcp_interface_of_ucx
-from unisono.transports.links.socket_passing import process_descriptor, watch
 from unisono.transports.links.tagged_fabrics import Fabrics
 from unisono.transports.rendezvous.roster import Member, Roster
 
