@@ -19,12 +19,19 @@ from unisono.algorithms.composition.phases import Composition, PhaseKind
 
 
 def _share_after_inner_levels(levels: Levels, level: int, size: int) -> float:
-    """Return the fraction of the vector at `level` if each level inside it has split the vector among its members."""
+    """Return the fraction of the vector on which a group of ranks works at `level` of a full-lane allreduce.
+
+    Each level inside `level` has split the vector into a share for each part of its largest host. For example, the
+    fraction is 1/8 across hosts of 8 ranks.
+    """
     return 1 / prod(max(sizes) for sizes in levels.sizes[level + 1 :])
 
 
 def _shares_of_widest_members(levels: Levels, level: int, size: int) -> float:
-    """Return the fraction of the vector of a group of `size` members if each stands for as many ranks as the widest."""
+    """Return the fraction of the vector on which a group of `size` ranks works at `level`, as an upper bound.
+
+    Each of these ranks holds the shares of its part of the host, at most as many as the largest part has ranks.
+    """
     return size * levels.widest[level] / levels.size
 
 

@@ -32,18 +32,18 @@ def _others(size: int) -> float:
 
 
 def _windows(size: int, window: int) -> int:
-    """Return how many windows an exchange with all other ranks takes."""
+    """Return how many windows a rank needs to exchange messages with all other ranks, `window` of them at a time."""
     return -(-(size - 1) // window)
 
 
 def _most_messages(size: int, radix: int) -> int:
-    """Return how many messages the top of a k-nomial tree sends: k − 1 per round, fewer in an incomplete last round."""
+    """Return how many messages the root of a k-nomial tree sends: k − 1 per round, fewer in a partial last round."""
     rounds = _rounds(size, radix)
     return (radix - 1) * (rounds - 1) - (-size // radix ** (rounds - 1)) - 1 if rounds else 0
 
 
 def _folded(size: int) -> tuple[int, int]:
-    """Return (⌊log2 p⌋, 1 if p is not a power of two, so that some ranks are folded, else 0)."""
+    """Return ⌊log2 p⌋, and 1 if some ranks are folded, because p is not a power of two, else 0."""
     rounds = size.bit_length() - 1
     return rounds, int(size > 1 << rounds)
 
@@ -67,13 +67,13 @@ def allreduce_rings(size: int, lanes: int = 2) -> Cost:
 
 
 def allreduce_recursive_doubling(size: int) -> Cost:
-    """The active rank of a folded pair combines and sends once more. Folding takes two more rounds."""
+    """A rank that another rank is folded onto combines and sends once more. Folding takes two more rounds."""
     rounds, fold = _folded(size)
     return Cost(rounds=rounds + 2 * fold, sent=rounds + fold, reduced=rounds + fold)
 
 
 def allreduce_recursive_multiplying(size: int, radix: int = 4) -> Cost:
-    """Each round exchanges with k − 1 ranks. The longest run of folded ranks has ⌈p / k^rounds⌉ members."""
+    """A rank exchanges vectors with k − 1 ranks a round. The longest run of folded ranks has ⌈p / k^rounds⌉."""
     folding = fold(size, max(2, min(radix, size)))
     exchanged = folding.rounds * (folding.radix - 1)
     aside = -(-size // folding.positions) - 1
@@ -93,7 +93,7 @@ def allreduce_circulant(size: int) -> Cost:
 
 
 def allreduce_reduce_broadcast(size: int) -> Cost:
-    """An inner rank of the tree sends one vector up and two down. With 4 or more ranks, one is not the top."""
+    """An inner rank below the root sends one vector up and two down. Trees of 4 or more ranks have such a rank."""
     return Cost(rounds=2 * (size.bit_length() - 1), sent=min(3, size - 1), reduced=min(2, size - 1))
 
 
@@ -116,17 +116,17 @@ def allreduce_two_exchanges(size: int, window: int = 32) -> Cost:
 
 
 def allreduce_one_shot(size: int, window: int = 32) -> Cost:
-    """All ranks meet twice. Reading a peer's memory counts as sending."""
+    """All ranks exchange flags before and after the reads. Reading a peer's memory counts as sending."""
     return Cost(rounds=2 * _windows(size, window), sent=size - 1, reduced=size - 1)
 
 
 def allreduce_two_shot(size: int, window: int = 32) -> Cost:
-    """All ranks meet three times. Reading a peer's memory counts as sending."""
+    """All ranks exchange flags before, between and after the two phases of reads. A read counts as sending."""
     return Cost(rounds=3 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
 
 
 def reduce_read(size: int) -> Cost:
-    """One round of flags before and one after. The root reads the vectors of all other ranks."""
+    """All other ranks raise flags at the root, the root reads their vectors, and then it raises a flag at each."""
     return Cost(rounds=2 * min(1, size - 1), sent=size - 1, reduced=size - 1)
 
 
@@ -163,7 +163,7 @@ def reduce_rabenseifner(size: int) -> Cost:
 
 
 def reduce_double_binary_tree(size: int) -> Cost:
-    """Each tree has depth ⌊log2(p − 1)⌋, and the root stands above both."""
+    """Each tree has depth ⌊log2(p − 1)⌋, and the root stands above both trees."""
     return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=min(1, size - 1))
 
 
@@ -187,7 +187,7 @@ def reduce_scatter_ring(size: int) -> Cost:
 
 
 def reduce_scatter_pairwise(size: int) -> Cost:
-    """One partner per round, p − 1 rounds. A received block is combined at once, so nothing is stored."""
+    """Every rank has one partner in each of p − 1 rounds. It combines a received block at once, and stores nothing."""
     return Cost(rounds=size - 1, sent=_others(size), reduced=_others(size), stored=0)
 
 
@@ -210,7 +210,7 @@ def reduce_scatter_balanced_tree(size: int, window: int = 32) -> Cost:
 
 
 def reduce_scatter_read(size: int, window: int = 32) -> Cost:
-    """All ranks meet before and after. Reading a peer's memory counts as sending."""
+    """All ranks exchange flags before and after the reads. Reading a peer's memory counts as sending."""
     return Cost(rounds=2 * _windows(size, window), sent=_others(size), reduced=_others(size))
 
 
@@ -285,12 +285,12 @@ def broadcast_scatter_doubling(size: int) -> Cost:
 
 
 def broadcast_read(size: int) -> Cost:
-    """One round of flags from the root before, and one to the root after. Reading from the root counts as sending."""
+    """The root raises a flag at each rank, they read its data, and raise flags at the root. Reads count as sent."""
     return Cost(rounds=2 * min(1, size - 1), sent=min(1, size - 1), reduced=0)
 
 
 def shares_around(size: int) -> Cost:
-    """One partner per round, p − 1 rounds, one share per round."""
+    """Every rank sends one share to one other rank in each of p − 1 rounds."""
     return Cost(rounds=size - 1, sent=_others(size), reduced=0)
 
 
@@ -300,22 +300,22 @@ def allgather_logarithmic(size: int, radix: int = 2) -> Cost:
 
 
 def allgather_neighbour_exchange(size: int) -> Cost:
-    """A rank sends two blocks per round, but one in the first round."""
+    """A rank sends one block in the first round, and two blocks in each later round."""
     return Cost(rounds=size // 2, sent=_others(size), reduced=0)
 
 
 def shares_in_windows(size: int, window: int = 32) -> Cost:
-    """Every rank sends one share to each other rank, a window of ranks at a time."""
+    """Every rank sends one share to each other rank, and to `window` ranks in a round."""
     return Cost(rounds=_windows(size, window), sent=_others(size), reduced=0, most_messages=size - 1)
 
 
 def allgather_read(size: int, window: int = 32) -> Cost:
-    """All ranks meet before and after. Reading a peer's memory counts as sending."""
+    """All ranks exchange flags before and after the reads. Reading a peer's memory counts as sending."""
     return Cost(rounds=2 * _windows(size, window), sent=_others(size), reduced=0)
 
 
 def gather_read(size: int) -> Cost:
-    """One round of flags to the root before, and one from the root after. The root reads all shares but its own."""
+    """All other ranks raise flags at the root, the root reads their shares, and then it raises a flag at each."""
     return Cost(rounds=2 * min(1, size - 1), sent=_others(size), reduced=0)
 
 
@@ -325,7 +325,7 @@ def gather_linear(size: int, window: int = 32) -> Cost:
 
 
 def gather_binomial(size: int) -> Cost:
-    """The busiest sender passes up the far half of the tree or, if that is small, half of the near half."""
+    """The busiest sender passes up the shares of the far half of the tree or, if it is small, half of the near half."""
     half = 1 << _rounds(size) >> 1
     return Cost(rounds=_rounds(size), sent=max(size - half, half // 2) / size if half else 0, reduced=0)
 
@@ -356,7 +356,7 @@ def barrier_direct(size: int, window: int = 32) -> Cost:
 
 
 def barrier_tree(size: int, radix: int = 2) -> Cost:
-    """Tokens go up the tree and down again. The top sends most."""
+    """Tokens go up the tree and down again. The root sends most of them."""
     return Cost(rounds=2 * _rounds(size, radix), sent=_most_messages(size, radix), reduced=0)
 
 

@@ -1,13 +1,14 @@
-"""Embeds the plans of phases in one plan: each phase is the plan of a group of ranks, on a part of the vector.
+"""Embeds the plans of phases in one plan, the *whole plan*: a phase is carried out by some ranks, on some blocks.
 
-A phase is an ordinary plan of some builder, for the ranks of a group, numbered from 0, and for buffers of its own. To
-*embed* it is to rename: its ranks become ranks of the whole, and each of its blocks becomes a `Window` of blocks of the
-whole. The phases of a rank stand one after the other, in separate lanes. The first groups of a phase wait for the last
-groups of the phase before. Because every phase has its own lanes, both ends of a message always have the same group
-number, even if the two ranks did different things in earlier phases. Over several segments the phases overlap.
+The plan of a phase is an ordinary plan of some builder. It numbers the ranks of the phase from 0, and has buffers of
+its own. To *embed* it is to rename: its ranks become ranks of the whole plan, and its blocks become blocks of the whole
+plan, as a `Window` says. The phases of a rank stand one after the other, in separate lanes. The first groups of a phase
+wait for the last groups of the phase before. Because every phase has its own lanes, both ends of a message always have
+the same group number, even if the two ranks did different things in earlier phases. Over several segments the phases
+overlap.
 
-A phase does not choose a transport. A channel belongs to a pair of ranks, and a group inside a host has other pairs
-than a group across hosts. So each level of hosts uses its own transport.
+A phase does not choose a transport. A channel belongs to a pair of ranks, and a phase inside hosts has other pairs of
+ranks than a phase across hosts. So each level of hosts uses its own transport.
 """
 
 from __future__ import annotations
@@ -65,13 +66,14 @@ def runs_between(buffer: Buffer, edges: tuple[int, ...]) -> Window:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A plan that a group of ranks carries out, as a phase of another plan.
+    """A plan that some ranks carry out, as a phase of the whole plan.
 
     Attributes:
-        plan: the plan of this rank in the group.
-        ranks: the members of the group, in the order of the plan's ranks.
+        plan: the plan of this rank in the phase.
+        ranks: the ranks of the phase, in the order in which `plan` numbers them.
         input, output: the windows in which the plan's INPUT and OUTPUT lie.
-        lower: whether the phase writes final results. If not, its results remain states.
+        lower: whether the phase turns states into final results, as the division by the number of ranks does for
+            "avg". If not, its results remain states.
     """
 
     plan: Plan
@@ -87,7 +89,12 @@ class Phase:
 
 
 class Stage(NamedTuple):
-    """The work of a rank in one phase: a `Phase`, a group of local steps, or nothing; it takes `width` lanes."""
+    """The work of one rank in one phase of a composition.
+
+    Attributes:
+        width: the number of lanes of the whole plan that the stage occupies, which is the same on all ranks.
+        work: a `Phase` to embed; or one group of local steps; or None if the rank does nothing in this phase.
+    """
 
     width: int
     work: Phase | Group | None
@@ -132,7 +139,10 @@ def in_sequence(stages: Sequence[Stage], memory: VectorMemory) -> tuple[Lane, ..
 
 
 def _behind(lane: Lane, ended: tuple[tuple[int, int], ...], first_lane: int) -> Lane:
-    """Return `lane`, a lane of a phase whose lanes start at `first_lane`, so that it waits for the groups `ended`."""
+    """Return `lane` with the addition that its first group waits for the groups `ended`.
+
+    `first_lane` is the number that the first lane of the same phase has in the whole plan.
+    """
 
     def moved(group: Group, before: tuple[tuple[int, int], ...]) -> Group:
         return Group(group.steps, (*before, *((first_lane + other, number) for other, number in group.after)))
@@ -169,7 +179,8 @@ def embed(phase: Phase, memory: VectorMemory) -> tuple[Lane, ...]:
 class _Frame(NamedTuple):
     """The place of one buffer of a phase in the whole plan.
 
-    The buffer is `copies` copies of `blocks` blocks in a window. The copies are `pitch` blocks of the whole apart.
+    The buffer is `copies` copies of `blocks` blocks in a window. The copies begin `pitch` blocks of the whole plan
+    apart.
     """
 
     window: Window
@@ -180,13 +191,13 @@ class _Frame(NamedTuple):
 
     @property
     def period(self) -> int:
-        """Return how many blocks are evenly spaced in the whole: one, the blocks of one copy, or all blocks."""
+        """Return how many blocks in a row are evenly spaced in the whole plan: one, those of one copy, or all."""
         if self.window.edges:
             return 1
         return self.blocks * (self.copies if self.pitch == self.blocks * self.window.step else 1)
 
     def placed(self, span: Span) -> Span | None:
-        """Return the span of the whole that names the blocks of `span`; None if there is none."""
+        """Return the span of the whole plan that names the blocks of `span`; None if no single span can."""
         window, first = self.window, span.start % (self.blocks * self.copies)
         copy, block = divmod(first, self.blocks)
         if window.edges:
@@ -203,7 +214,7 @@ class _Frame(NamedTuple):
         return None
 
     def _between_edges(self, span: Span, copy: int, block: int) -> Span | None:
-        """Return the span of the whole for a run of blocks of different widths, which may wrap around the end."""
+        """Return the span of the whole plan for blocks of different widths; None if no single span can name them."""
         edges, end = self.window.edges, block + span.count
         if span.count > 1 and (span.stride != 1 or (end > self.blocks and not self.is_cyclic)):
             return None
@@ -213,7 +224,11 @@ class _Frame(NamedTuple):
 
 
 def _frames(phase: Phase, memory: VectorMemory) -> dict[Buffer, _Frame]:
-    """Return the frame of each buffer of a phase. SCRATCH lies on the same blocks of copies of the whole vector."""
+    """Return the frame of each buffer of a phase.
+
+    The SCRATCH of the phase lies in the SCRATCH of the whole plan, which consists of copies of the vector. There it has
+    the same blocks of a copy that the INPUT or OUTPUT of the phase has in the vector.
+    """
     windows, scratch = {Buffer.INPUT: phase.input, Buffer.OUTPUT: phase.output}, phase.plan.scratch
     frames: dict[Buffer, _Frame] = {}
     for buffer, window in windows.items():
@@ -234,7 +249,7 @@ def _is_whole(window: Window, blocks: int, memory: VectorMemory) -> bool:
 
 
 def _shared(plan: Plan) -> Buffer:
-    """Return the buffer with the shares of all ranks, whose counts cut SCRATCH; this rank may lack that buffer."""
+    """Return the buffer with the shares of all ranks, which cut SCRATCH alike. This rank may have no such buffer."""
     return Buffer.INPUT if plan.input.blocks in (0, plan.scratch.blocks) else Buffer.OUTPUT
 
 
@@ -250,9 +265,9 @@ def _in_scratch(window: Window, block: int | None, memory: VectorMemory) -> Wind
 
 
 class _Advance(NamedTuple):
-    """A number of a step in a `Repeat` that changes by `step` per iteration, from `first` on.
+    """A peer or block number in a step of a `Repeat`. It begins at `first` and changes by `step` in each iteration.
 
-    In the whole plan it jumps after each `period`, so it advances evenly only within a period.
+    In the plan of the phase it advances evenly. In the whole plan it jumps after each `period` of numbers.
     """
 
     first: int
@@ -260,7 +275,7 @@ class _Advance(NamedTuple):
     period: int
 
     def iterations_until_jump(self, iteration: int) -> int:
-        """Return how many iterations, from this one on, are in the same period."""
+        """Return how many iterations, from `iteration` on, have their number in the same period."""
         position = (self.first + iteration * self.step) % self.period
         return -(-(self.period - position) // self.step) if self.step > 0 else position // -self.step + 1
 
@@ -273,7 +288,7 @@ class _Renaming:
         self._frames = frames
         ranks = phase.ranks
         distance = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-        # The distance from each member of the group to the next, or 0 if the members are not evenly spaced.
+        # The distance from each rank of the phase to the next, or 0 if these ranks are not evenly spaced.
         self._distance = distance if all(b - a == distance for a, b in pairwise(ranks)) else 0
 
     def items(self, written: Group | Repeat) -> Iterator[Group | Repeat]:
@@ -296,9 +311,9 @@ class _Renaming:
             first += number
 
     def _advances(self, step: Step) -> Iterator[_Advance]:
-        """Yield the numbers of a step that change with the iteration, with the periods after which they jump."""
+        """Yield an `_Advance` for each peer or block number of a step that changes with the iteration."""
         if isinstance(step, (Send, Recv, RecvReduce)) and step.peer_advance:
-            # If the ranks of the group are not evenly spaced, every iteration jumps.
+            # If the ranks of the phase are not evenly spaced, the peer jumps in every iteration.
             yield _Advance(step.peer, step.peer_advance, len(self._phase.ranks) if self._distance else 1)
         for span in _spans(step).values():
             if span.advance:
@@ -311,9 +326,9 @@ class _Renaming:
         return Group(tuple(step for step in steps if not _is_copy_to_itself(step)), group.after)
 
     def _steps(self, step: Step, iteration: int) -> Sequence[Step]:
-        """Return the steps of the whole plan for one step.
+        """Return the steps of the whole plan for one step of the phase.
 
-        A local step is split block by block if no span of the whole can name all its blocks.
+        A local step is split block by block if no single span of the whole plan can name all its blocks.
         """
         renamed = self._renamed(step, iteration)
         if renamed is not None:

@@ -1,7 +1,8 @@
-"""How ranks are grouped into hosts, level by level, and which ranks form a group at each level.
+"""Which ranks share a host, level by level, and which ranks form the group of ranks of a phase at each level.
 
 `hosts` is a tuple of hosts, each a tuple of ranks, such as ((0, 1), (2, 3, 4)). With more levels, the tuples are nested
-deeper: racks of hosts of ranks. Level 0 is the outermost level.
+deeper: racks of hosts of ranks. Then each tuple counts as a host of its level: a rack is a host that contains hosts.
+The *parts* of a host are the items of its tuple. Level 0 is the outermost level: its one host is `hosts` itself.
 
 There may be many thousands of ranks. Facts about all ranks are therefore computed once for each `hosts` and cached. The
 groups of one rank are computed without those of the other ranks.
@@ -22,23 +23,24 @@ from unisono.records import record
 # A tuple of ranks, or of tuples that are hosts themselves. The type is `Any` because the nesting has any depth.
 Hosts: TypeAlias = tuple[Any, ...]
 
-# For each level, the group of ranks that a rank belongs to at that level; an empty group if there is none.
+# For each level, the group of ranks to which a rank belongs at that level; empty if it belongs to none.
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @record
 class Levels:
-    """The levels of hosts that name every rank once.
+    """Facts about `hosts` in which every rank occurs once, for each level.
 
-    A *part* of a host is a host of the next level or, on the innermost level, a rank.
+    A part of a host is a host of the next level or, on the innermost level, a rank.
 
     Attributes:
         hosts: the tuple of hosts.
         size: number of ranks.
         sizes: for each level, the numbers of parts of its hosts, without duplicates.
-        widest: for each level, the number of ranks in the largest part of a host.
+        widest: for each level, the number of ranks in the largest part of its hosts.
         is_ascending: whether every host has consecutive ranks and all ranks are named in ascending order.
-        unequal: None if all hosts of a level have the same number of parts, else the reason for a refusal.
+        unequal: None if all hosts of a level have the same number of parts, else the reason to refuse the hosts in an
+            algorithm that needs this.
     """
 
     hosts: Hosts
@@ -132,20 +134,20 @@ def two_levels_of(hosts: Hosts | None, size: int) -> Levels:
 
 
 def needs_runs(levels: Levels) -> str | None:
-    """Return None if hosts have consecutive ranks, else the reason for a refusal."""
+    """Return None if each host has consecutive ranks, else the reason to refuse these hosts, as text."""
     return None if levels.is_ascending else "it needs hosts of consecutive ranks, in ascending order"
 
 
 def needs_equal(levels: Levels) -> str | None:
-    """Return None if all hosts have the same number of ranks, else the reason for a refusal."""
+    """Return None if all hosts of a level have equally many ranks, else the reason to refuse these hosts, as text."""
     return levels.unequal
 
 
 def led_by(levels: Levels, rank: int, root: int | None = None) -> Groups:
-    """Return the groups of leaders to which `rank` belongs, one for each level.
+    """Return the groups of leaders to which `rank` belongs, one for each level; empty where `rank` is no leader.
 
-    The group of a host consists of one leader for each part: the root if it is in that part, else the first rank of the
-    part.
+    The leaders of a host are one rank for each of its parts: the root if the part contains it, else the first rank of
+    the part.
     """
     above_root = () if root is None else _path(levels, root)
     groups: list[tuple[int, ...]] = []
@@ -158,7 +160,10 @@ def led_by(levels: Levels, rank: int, root: int | None = None) -> Groups:
 
 
 def in_lanes(levels: Levels, rank: int) -> Groups:
-    """Return the groups of the ranks with the same position in each part of a host, one group for each level.
+    """Return the groups of ranks to which `rank` belongs, one for each level, in a full-lane algorithm.
+
+    At each level, the group has one rank from each part of the host of `rank`. All have the same position in their
+    parts as `rank` has in its part.
 
     Raises:
         UsageError: hosts are not equal.
@@ -175,7 +180,7 @@ def in_lanes(levels: Levels, rank: int) -> Groups:
 
 
 def end_of(levels: Levels, rank: int, level: int) -> int:
-    """Return the number after the last rank of the host of `rank` at `level`, where hosts are runs of ranks."""
+    """Return the last rank + 1 of the host that contains `rank` at `level`. Hosts must be runs of consecutive ranks."""
     last: Hosts | int = _path(levels, rank)[level][0]
     while isinstance(last, tuple):
         last = last[-1]
@@ -193,7 +198,10 @@ def _first_rank(host: Hosts | int) -> int:
 
 
 def _path(levels: Levels, rank: int) -> list[tuple[Hosts, int]]:
-    """Return the hosts that contain `rank`, the outermost first, each with the number of the part that contains it."""
+    """Return, for each level from the outermost, the host that contains `rank` and the number of its part that does.
+
+    For hosts ((0, 1), (2, 3, 4)) and rank 3, this is [(((0, 1), (2, 3, 4)), 1), ((2, 3, 4), 1)].
+    """
     path: list[tuple[Hosts, int]] = []
     part: Hosts | int = levels.hosts
     while isinstance(part, tuple):

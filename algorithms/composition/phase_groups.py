@@ -24,7 +24,7 @@ from unisono.errors import NoAlgorithmError, UsageError
 
 
 class Method(NamedTuple):
-    """An algorithm for the groups of one level, with the blocks and lanes that suffice for the plans of all groups.
+    """An algorithm for the groups of ranks at one level, with the blocks and lanes that suffice for all their plans.
 
     Attributes:
         algorithm: the registered algorithm.
@@ -40,7 +40,9 @@ class Method(NamedTuple):
 
 
 def method(collective: str, name: str, sizes: frozenset[int], *, by_shares: bool = False) -> Method:
-    """Return the algorithm with this name, for groups of `sizes` ranks. `by_shares`: shares differ in length.
+    """Return the algorithm with this name for groups of ranks, whose sizes are `sizes`.
+
+    `by_shares` says that shares may differ in length.
 
     Raises:
         NoAlgorithmError: there is no such algorithm, or it does not support the size of a group.
@@ -86,7 +88,7 @@ class BlockRange(NamedTuple):
     buffer: Buffer = Buffer.INPUT
 
     def share(self, shares: int, number: int) -> BlockRange:
-        """Return share `number` of `shares` equal shares of the range."""
+        """Return part `number` of the range, cut into `shares` equal parts."""
         length = self.length // shares
         return self._replace(first=self.first + number * length, length=length)
 
@@ -140,11 +142,11 @@ class PhaseGroup(NamedTuple):
         return root if root is not None and root in self.members else self.members[0]
 
     def between(self, source: Window, target: Window, *, lower: bool = False) -> Stage:
-        """Return the stage with the blocks of INPUT in the window `source` and the blocks of OUTPUT in `target`."""
+        """Return the stage of this rank. The phase has its INPUT in the window `source` and its OUTPUT in `target`."""
         return Stage(self.method.lanes, Phase(self.plan(), self.members, source, target, lower))
 
     def stage(self, source: BlockRange, target: BlockRange, root: int | None = None, *, lower: bool = False) -> Stage:
-        """Return the stage with INPUT in the range `source` and OUTPUT in the range `target`; `root` as in `plan`."""
+        """Return the stage of this rank, with INPUT in `source` and OUTPUT in `target`; `root` as in `plan`."""
         plan = self.plan(root)
         return Stage(
             self.method.lanes,

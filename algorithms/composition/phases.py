@@ -45,9 +45,9 @@ class PhaseKind:
     by_all: bool = False
 
     def cost(self, levels: Levels, names: Names) -> Cost | None:
-        """Return the cost of the phase: at each level, the cost of its most expensive group, added up over the levels.
+        """Return the cost of the phase; None if one of the algorithms declares no cost.
 
-        Return None if one of the algorithms declares no cost.
+        At each level the most expensive group of ranks counts, and the costs of the levels are added up.
 
         Raises:
             NoAlgorithmError, UsageError: as `algorithm_named` and `inner_names`.

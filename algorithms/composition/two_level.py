@@ -165,7 +165,7 @@ class _Scan(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Return a number of blocks into which all phases can cut the vector."""
+        """Return the number of blocks of the vector: the least common multiple of the blocks of the three phases."""
         return lcm(*(group.method.blocks for group in (self.inside, self.across, self.down)))
 
     def copy(self, number: int) -> BlockRange:
@@ -173,7 +173,7 @@ class _Scan(NamedTuple):
         return BlockRange(number * self.blocks, self.blocks, Buffer.SCRATCH)
 
     def carry(self, total: BlockRange, carried: BlockRange) -> Iterator[Stage]:
-        """Yield the stages that leave the total of the earlier hosts in `carried`, given the `total` of this host.
+        """Yield the stages that read the total of this host in `total` and write that of earlier hosts to `carried`.
 
         The first host has no earlier hosts, so it skips the broadcast.
         """
@@ -193,7 +193,7 @@ def _scan(collective: str, position: _HostPosition, inside: str, across: str, br
 
 
 def _finish(parts: Sequence[BlockRange]) -> Stage:
-    """Return the stage that combines `parts` in this order, lowers the result, and writes it to OUTPUT."""
+    """Return the stage that combines `parts` in this order, and writes the final result to OUTPUT."""
     if not parts:
         return Stage(1, None)
     spans, target = tuple(part.span() for part in parts), BlockRange(0, parts[0].length, Buffer.OUTPUT).span()

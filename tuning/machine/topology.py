@@ -1,18 +1,21 @@
 """Topologies: which link joins two ranks, and which parts of the network their messages share with others.
 
 A topology is a list of *levels* from the inside out: ranks are joined to hosts, hosts to racks, and so on. A level
-joins `size` *parts* (ranks, or parts of the next level inside) in one of three ways:
+joins `size` *parts* (ranks, or parts of the next level inside) by connections. A *connection* carries messages in one
+direction. The field `pairs` of the level's link says how many messages a connection carries at full bandwidth at once.
+There are three kinds of levels:
 
-- "switch": each part has one way up and one way down. Switches on switches are a fat tree; `pairs` of the link says how
-  many messages at full bandwidth a way carries at once, so fewer than its ranks is an oversubscribed one.
-- "all_to_all": each pair of parts has a channel of its own in each direction. Two such levels around a switch are a
-  dragonfly with minimal routing. An NVLink island is one such level.
-- "torus": parts stand on a grid of `shape` that wraps around, and messages go along one dimension after the other, the
-  shorter way. Each hop takes `hop_s` more.
+- "switch": each part has one connection up to the switch and one down from it. Switches above switches form a fat tree.
+  A host of 8 ranks whose connection to the switch has `pairs` = 2 is oversubscribed fourfold.
+- "all_to_all": each part has a connection to every other part. An NVLink island is one such level. A dragonfly with
+  minimal routing has three levels: "switch" for the ranks of a router, "all_to_all" for the routers of a dragonfly
+  group, and "all_to_all" for these groups.
+- "torus": parts stand on a grid of `shape` that wraps around. A message goes along one dimension after the other, each
+  time in the direction with fewer hops. Each hop after the first adds `hop_s`.
 
-Two ranks talk over the innermost level that joins them. Each way that a message crosses is a *resource* with a number
-and a capacity, which is how many messages it carries at full bandwidth. Some ways may be declared slower than others.
-At both ends of a path are the ranks themselves, whose capacity is the `ports` of their links.
+Two ranks talk over the innermost level that joins them. Each connection that a message crosses is a *resource*. It has
+a number and a capacity: how many messages it carries at full bandwidth at once. Some connections may be declared slower
+than others. The sender and the receiver of a message are resources too, with the `ports` of their link as capacity.
 
 All methods take arrays of pairs of ranks, because a simulation asks about many messages at once.
 """
@@ -47,7 +50,8 @@ class Level(NamedTuple):
         join: one of `JOINS`.
         shape: the lengths of a torus; their product is `size`.
         hop_s: seconds of each hop of a torus after the first.
-        slow: parts (numbered over the whole level) whose ways have less capacity, with the fraction that they have.
+        slow: the parts, numbered over the whole level, whose connections have less capacity, each with the fraction of
+            the full capacity that its connections have.
     """
 
     name: str
@@ -63,7 +67,7 @@ class Paths(NamedTuple):
     """The paths of many messages.
 
     Attributes:
-        level: for each message, the level that it crosses.
+        level: for each message, the number of the level that joins its sender and its receiver.
         extra_s: for each message, the seconds that its hops add to the latency of that level's link.
         resources: for each message (row), the numbers of its resources, padded with `NO_RESOURCE`.
     """
@@ -141,7 +145,7 @@ class Topology:
         return Paths(level, extra_s, np.stack(columns, axis=1))
 
     def hosts(self) -> Hosts:
-        """Return the ranks of each part of the innermost level, in the form that compositions take."""
+        """Return the ranks of each host (the ranks that the innermost level joins), in the form of `Hosts`."""
         if len(self.levels) == 1:
             return (tuple(range(self.size)),)
         of_rank = self._parts[1]
@@ -187,7 +191,7 @@ class Topology:
         return first
 
     def _through_torus(self, at: int, here: Ranks, there: Ranks) -> tuple[Ranks, list[Ranks]]:
-        """Return the number of hops from each of `here` to `there`, and the links on the way as columns."""
+        """Return the hops from each rank in `here` to that in `there`, and the resources on the way as columns."""
         shape = self.levels[at].shape
         width = prod(shape)
         grid, position, goal = here - here % width, here % width, there % width
