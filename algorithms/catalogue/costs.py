@@ -73,7 +73,7 @@ def allreduce_recursive_doubling(size: int) -> Cost:
 
 
 def allreduce_recursive_multiplying(size: int, radix: int = 4) -> Cost:
-    """A rank exchanges vectors with k − 1 ranks a round. The longest run of folded ranks has ⌈p / k^rounds⌉."""
+    """A rank exchanges vectors with k − 1 ranks a round. The longest run of folded ranks has ⌈p / k^rounds⌉ ranks."""
     folding = fold(size, max(2, min(radix, size)))
     exchanged = folding.rounds * (folding.radix - 1)
     aside = -(-size // folding.positions) - 1

@@ -1,11 +1,11 @@
 """Progress: runs the plans of all ranks without data, and checks that every message has two ends and that the run ends.
 
-A message is a rendezvous here: neither side's step ends before the other side has posted its step. A flag is one-sided:
-`Signal` ends at once, and its `Wait` ends when the flag has been raised. Every lane posts its (group, segment)
-instances in canonical order. Messages between two ranks on a lane are matched first in, first out. Nothing in this
-system is a choice: there is no wildcard and no shared credit. All complete runs are therefore equal, except for the
-order of independent events, and one run decides. Buffering in a link can only make a step end earlier, so a plan that
-ends here ends with any amount of buffering.
+In such a run a message is a rendezvous: neither side's step ends before the other side has posted its step. A flag is
+one-sided: `Signal` ends at once, and its `Wait` ends when the flag has been raised. An *instance* is one group of one
+lane in one segment. Every lane posts its instances in canonical order. Messages between two ranks on a lane are matched
+first in, first out. Nothing in this system is a choice: there is no wildcard and no shared credit. All complete runs
+are therefore equal, except for the order of independent events, and one run decides. Buffering in a link can only make
+a step end earlier, so a plan that ends here ends with any amount of buffering.
 
 Most plans need no run at all: those in which both ends of every message have the same group number, and no group comes
 `after` a group of another lane. All ranks together can then run group 0 of a lane to its end, then group 1, and so on.
@@ -62,7 +62,7 @@ class _Channel(NamedTuple):
 
 
 class _Instance(NamedTuple):
-    """A group in one segment."""
+    """An instance: one group of one lane of one rank, in one segment."""
 
     rank: int
     lane: int
@@ -99,7 +99,7 @@ def run(unrolled_plans: Sequence[UnrolledPlan], segments: int = 1) -> list[Event
 
 
 def _in_step(unrolled_plans: Sequence[UnrolledPlan]) -> list[Event] | None:
-    """Return the events of a run lane by lane, group by group; None if two ends of a message have different groups."""
+    """Return the events lane by lane, group by group; None if the two ends of a message are in different groups."""
     events: list[Event] = []
     for lane in range(max(len(unrolled.lanes) for unrolled in unrolled_plans)):
         running = [unrolled for unrolled in unrolled_plans if lane < len(unrolled.lanes)]
@@ -143,7 +143,7 @@ def _match(unrolled_plans: Sequence[UnrolledPlan], lane: int, group: int, events
 
 
 def _check_pairs(unrolled_plans: Sequence[UnrolledPlan]) -> None:
-    """Check that every channel has as many receives as sends. The error names the first channel that has not."""
+    """Check that every channel has as many receives as sends. The error names the first channel that does not."""
     sent: dict[_Channel, list[StepLocation]] = defaultdict(list)
     received: dict[_Channel, list[StepLocation]] = defaultdict(list)
     for unrolled in unrolled_plans:
@@ -209,12 +209,12 @@ class _Run:
         return self.unrolled_plans[instance.rank].lanes[instance.lane][instance.group].actions
 
     def _next(self, rank: int, lane: int) -> _Instance | None:
-        """Return the instance that the lane posts next."""
+        """Return the instance that the lane posts next; None if it has posted all."""
         posted, order = self._posted[rank][lane], self._orders[rank][lane]
         return _Instance(rank, lane, *order[posted]) if posted < len(order) else None
 
     def _unmet(self, instance: _Instance) -> _Instance | None:
-        """Return an instance that has not ended and must end before this one starts; None if there is none."""
+        """Return an instance that has not ended and must end before `instance` starts; None if there is none."""
         rank, lane, group, segment = instance
         needed = [_Instance(rank, *before, segment) for before in self.unrolled_plans[rank].predecessors(lane, group)]
         if segment:
@@ -260,7 +260,7 @@ class _Run:
             self._awake.append(instance.rank)
 
     def _cycle(self, instance: _Instance) -> PlanError:
-        """Return the error that shows the cycle of instances that `instance` is in or waits for."""
+        """Return the error that shows a cycle of waiting instances, which `instance` is in or waits for."""
         path: list[_Instance] = []
         while instance not in path:
             path.append(instance)
@@ -268,7 +268,11 @@ class _Run:
         return PlanError(f"waiting cycle:{cycle([str(member) for member in path[path.index(instance) :]])}")
 
     def _waits_for(self, instance: _Instance) -> _Instance:
-        """Return the instance that an instance waits for, where the latter has not ended."""
+        """Return an instance that must act before `instance` can end. `instance` has not ended.
+
+        If `instance` is not posted, this is an instance that must end, or the next one of its lane, which comes first.
+        Otherwise it is the instance at the other end of a message that has not been delivered.
+        """
         if instance not in self._undelivered:
             head = self._next(instance.rank, instance.lane)
             assert head is not None, "a lane with an instance that is not posted has a next instance"
@@ -282,7 +286,7 @@ class _Run:
         raise AssertionError("an instance that has not ended has a message that is not delivered")
 
     def _next_on(self, channel: _Channel, rank: int) -> _Instance:
-        """Return the next instance that `rank` posts on `channel`. There is one, because messages come in pairs."""
+        """Return the next instance of `rank` that uses `channel`. There is one, because every message has two ends."""
         lane = channel.lane
         for group, segment in self._orders[rank][lane][self._posted[rank][lane] :]:
             instance = _Instance(rank, lane, group, segment)

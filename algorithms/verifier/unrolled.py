@@ -1,8 +1,8 @@
 """Unrolled plans: the plans of all ranks as flat lists of actions, with a check that each step is valid on its own.
 
 The memory of a rank is numbered. Its *cells* are the blocks of INPUT, then the blocks of OUTPUT, then the blocks of
-SCRATCH. A step as run is an `Action`. It names the cells that it reads and writes, in the memory of its own rank or,
-with mapped memory, of a peer.
+SCRATCH. One run of a step is an `Action`: a step in a `Repeat` has an action for each iteration. An action names the
+cells that it reads and writes, in the memory of its own rank or, with mapped memory, of a peer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from unisono.errors import PlanError
 
 
 class StepLocation(NamedTuple):
-    """The position of a step in the plans. `group` and `step` count from 0, and groups count as run."""
+    """The position of a step in the plans, counted from 0. A group of a `Repeat` counts once for each iteration."""
 
     rank: int
     lane: int
@@ -59,7 +59,7 @@ class Operand(NamedTuple):
 
 
 class Action(NamedTuple):
-    """A step as run. `peer` is `NO_PEER` if the step has no peer."""
+    """One run of a step, in one iteration if the step is in a `Repeat`. `peer` is `NO_PEER` if the step has no peer."""
 
     step: Step
     peer: int
@@ -68,12 +68,12 @@ class Action(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A group as run.
+    """One run of a group. A group in a `Repeat` has one row for each iteration.
 
     Attributes:
         actions: the steps.
         unpaired: the steps that are neither messages nor flags, so that no step of another rank belongs to them.
-        after: the groups of other lanes that must have ended before.
+        after: the groups of other lanes that must have ended before this group starts, as (lane, group).
         moved: whether this group is an earlier group shifted. All its spans of its own rank's memory are shifted by the
             same number of blocks, in buffers with equally many blocks. So two of its spans overlap exactly if the spans
             of the earlier group do.
@@ -126,7 +126,7 @@ _SPANS: dict[type, tuple[_Spans, _Spans]] = {
 
 @dataclass(frozen=True, slots=True)
 class UnrolledPlan:
-    """A plan with its lanes unrolled: `lanes[lane][group]` is a group as run."""
+    """A plan without `Repeat`: `lanes[lane][group]` is one run of a group."""
 
     plan: Plan
     lanes: tuple[tuple[Row, ...], ...]
@@ -136,7 +136,7 @@ class UnrolledPlan:
         return StepLocation(self.plan.rank, lane, group, self.lanes[lane][group].actions.index(action))
 
     def predecessors(self, lane: int, group: int) -> list[tuple[int, int]]:
-        """Return the (lane, group) of each group that must have ended before this group starts, in its segment."""
+        """Return (lane, group) of each group that must end before this group starts, for the same segment of both."""
         return [*self.lanes[lane][group].after, *([(lane, group - 1)] if group else [])]
 
 
@@ -190,7 +190,7 @@ def _unrolled(plan: Plan, operands: Sequence[_Operands]) -> UnrolledPlan:
 
 
 def _rows(plan: Plan, lane: int, operands: Sequence[_Operands]) -> Iterator[Row]:
-    """Yield the groups of a lane as run."""
+    """Yield each run of each group of a lane, in order."""
     number = 0
     for item in plan.lanes[lane]:
         times, groups = as_written(item)
@@ -204,7 +204,7 @@ def _rows(plan: Plan, lane: int, operands: Sequence[_Operands]) -> Iterator[Row]
 
 
 def _runs(group: Group, first: StepLocation, operands: Sequence[_Operands], times: int) -> Iterator[Row]:
-    """Return all iterations of one group; the first one is at `first`."""
+    """Return the runs of one group, one for each iteration; the first run is at `first`."""
     steps = [_WrittenStep(step, first, index, operands) for index, step in enumerate(group.steps)]
     columns = [step.run(times) for step in steps]
     unpaired = [column for column, step in zip(columns, group.steps, strict=True) if type(step) in _UNPAIRED]
@@ -220,7 +220,7 @@ def _runs(group: Group, first: StepLocation, operands: Sequence[_Operands], time
 
 
 class _WrittenStep:
-    """A step as the plan has it: step `index` of a group whose first iteration is at `first`."""
+    """A step in the form that the plan contains: step `index` of a group whose first run is at `first`."""
 
     def __init__(self, step: Step, first: StepLocation, index: int, operands: Sequence[_Operands]) -> None:
         self._step = step
@@ -248,14 +248,14 @@ class _WrittenStep:
         return list(map(Action._make, zip(*columns, strict=False)))
 
     def moves(self) -> Iterator[tuple[int, int]]:
-        """Yield (blocks that an iteration moves on by, blocks of the buffer) for each span of the rank's own memory."""
+        """Yield the advance per iteration and the blocks of the buffer, for each span of the rank's own memory."""
         for owner, span in (*self._reads, *self._writes):
             if owner == self._first.rank:
                 blocks = self._operands[owner].blocks(span)
                 yield span.advance % blocks, blocks
 
     def _named(self, spans: Sequence[tuple[int, Span]], peers: Sequence[int]) -> Iterable[tuple[Operand, ...]]:
-        """Return the operands of `spans` in each iteration, given the peer of each iteration."""
+        """Yield the operands of `spans` for each iteration. `peers` has the peer of each iteration."""
         columns = [
             self._operands[owner].named(span, len(peers))
             if owner == self._first.rank or not self._peer_advance

@@ -45,8 +45,9 @@ class Teams(NamedTuple):
 def resolved_teams(teams: Teams | int | None, hosts: int, lag: int, compression: str | None) -> Teams:
     """Return the `Teams` for the argument `teams` of a reducer, with the number of bucket communicators filled in.
 
-    By default each step in flight has a bucket communicator, so that no step waits for the delays of another. One more
-    is added where a bucket waits inside a step, for the network or for compression: another bucket can use that time.
+    By default each training step in flight has a bucket communicator, so that no training step waits for the delays of
+    another. One more is added if there are several hosts or compression. A bucket then waits for the network or for a
+    thread that compresses, and another bucket can use that time.
 
     Raises:
         UsageError: an argument has a value that it cannot have.
@@ -102,7 +103,7 @@ class BucketComms:
         self._comms: list[_BucketComm] = []
 
     def open(self) -> None:
-        """Open the communicators that are not open. Call it after all ranks have agreed on their number."""
+        """Open the bucket communicators that are not open yet. All ranks call it, after agreeing on their number."""
         collectives = 2 if self._compression == "int8" else 1
         while len(self._comms) < self._count:
             comm = _BucketComm([self._world.dup() for _ in range(collectives)], ReductionQueue())
@@ -111,15 +112,18 @@ class BucketComms:
             self._comms.append(comm)
 
     def compresses(self, dtype: str) -> bool:
-        """Return whether buckets of this dtype are compressed: only if the compressed elements are smaller."""
+        """Return whether buckets of this dtype are compressed: only if compression makes an element smaller."""
         return self._compression is not None and np.dtype(self._compression).itemsize < np.dtype(dtype).itemsize
 
     def reduction(self, step: int, place: int, memory: Array, residual: Array | None) -> Callable[[], Pending]:
-        """Return a function that starts the reduction of `memory` in place. It can be called again in later steps.
+        """Return a function that starts the reduction of `memory` in place.
+
+        The function can be called once in every training step that uses this memory.
 
         Args:
-            step: the number of the step memory. Steps in flight use the bucket communicators in turn.
-            place: the place of the bucket in the order in which the buckets of a step are started.
+            step: the number of the `StepMemory` that `memory` belongs to. Bucket communicator `step + place`, modulo
+                their number, carries the bucket, so training steps in flight begin with different ones.
+            place: the place of the bucket in the order in which the buckets of a training step are started.
             memory: the elements of the bucket.
             residual: the residual of the bucket, float32; None if the bucket is not compressed.
         """
@@ -143,7 +147,7 @@ class BucketComms:
         return "int8 alltoall, allgather" if self._compression == "int8" else f"{self._compression} allreduce"
 
     def predicted_s(self, nbytes: int, dtype: str) -> float:
-        """Return the time that the tuner predicts for a bucket without compression; 0 if it predicts none."""
+        """Return the seconds that the tuner predicts for an uncompressed bucket of this size; 0 if it predicts none."""
         return self._comms[0].communicators[0].explain("allreduce", nbytes, dtype, self._op).choice.predicted_s or 0.0
 
     def close(self) -> None:

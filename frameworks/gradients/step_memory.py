@@ -78,8 +78,9 @@ class StepMemory(Slots):
         lacking: by bucket, how many of its gradients have not been passed.
         full: the buckets that lack no gradient, in the order in which they became full.
         complaint: the first error of this rank in this step.
-        step: the times of the step.
-        notes_ends: whether the end of each reduction is noted when it happens, and not when it is waited for.
+        step: the times of the training step.
+        notes_ends: whether the reducer notes the end of each reduction as soon as it happens. If not, it notes the end
+            when it waits for the reduction.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class StepMemory(Slots):
         self.begin(Step(-1))
 
     def begin(self, step: Step, *, notes_ends: bool = False) -> None:
-        """Reset the state for a new step."""
+        """Reset the state for a new training step."""
         self.flags[:] = 0
         self.set_checksum(0)
         self.works: dict[int, Pending] = {}
@@ -107,7 +108,7 @@ class StepMemory(Slots):
         self.notes_ends = notes_ends
 
     def complain(self, complaint: Complaint) -> None:
-        """Keep the complaint if it is the first of the step, and set the flag that tells the other ranks."""
+        """Keep the first complaint of this training step, and set the flag by which the other ranks learn of it."""
         self.complaint = self.complaint or complaint
         self.flags[0] |= Flags.COMPLAINT
 
@@ -121,7 +122,7 @@ class StepMemory(Slots):
         return True
 
     def next_bucket(self) -> int | None:
-        """Return the next bucket in the start order, or None if all have been started."""
+        """Return the index of the next bucket to start, in the start order; None if all have been started."""
         return self.start_order[len(self.works)] if len(self.works) < len(self.start_order) else None
 
     def wait(self, index: int) -> None:
@@ -135,15 +136,15 @@ class StepMemory(Slots):
         return tuple(self.flat)
 
     def write_back(self, name: str, reduced: Array) -> Any:
-        """Copy a result into the array that the program has passed, and return that array.
+        """Copy the reduced gradient into the array that the program has passed, and return that array.
 
-        Return a copy of the result if the program has passed none.
+        Return a copy of `reduced` if the program has passed no array for this gradient.
         """
         lent = self.received.get(name)
         return reduced.copy() if lent is None else lent.with_elements(reduced)
 
     def started(self) -> list[Pending]:
-        """Return all reductions of the step that have been started."""
+        """Return the started reductions of this training step: those of buckets, and that of the flags."""
         return [*self.works.values(), *([self.flags_work] if self.flags_work is not None else [])]
 
     def set_checksum(self, value: int) -> None:
@@ -162,7 +163,7 @@ class StepMemory(Slots):
         self.flags[0] |= Flags.NEW_GRADIENT
 
     def add(self, name: str, reduced: Array) -> None:
-        """Add the average of a new gradient to the results. This memory must not be used for another step then."""
+        """Add the average of a new gradient to the results. This memory must not be used for a later training step."""
         self.flat = {**self.flat, name: reduced.reshape(-1)}
         self.shaped[name] = reduced
         self.buckets_of[name] = ()
@@ -215,12 +216,12 @@ class StepMemoryPool:
         return StepMemory(self.layout, self.start_order, self._reduction)
 
     def put_back(self, memory: StepMemory) -> None:
-        """Keep a step memory for a later step. One of another layout is dropped."""
+        """Keep a step memory for a later training step. A step memory of another layout is dropped."""
         if memory.layout is self.layout:
             self._free.append(memory)
 
     def spans(self) -> list[Span]:
-        """Return a record for each bucket of a step, without times."""
+        """Return a record for each bucket of a training step, in which all times are 0."""
         return [
             Span(bucket, algorithm) for bucket, algorithm in zip(self.layout.buckets, self._algorithms, strict=True)
         ]

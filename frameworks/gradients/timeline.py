@@ -17,14 +17,14 @@ now = time.perf_counter
 
 @dataclass(slots=True)
 class Span:
-    """The times of a bucket in a step, by `time.perf_counter`.
+    """The times of a bucket in a training step, by `time.perf_counter`.
 
     Attributes:
         bucket: the bucket.
         algorithm: the algorithm that reduces it.
         ready_s: when it was full.
         start_s: when its reduction was started.
-        end_s: when the end of its reduction was noticed; 0 before that.
+        end_s: when this rank noticed that the reduction had ended; 0 until then.
     """
 
     bucket: Bucket
@@ -34,20 +34,20 @@ class Span:
     end_s: float = 0.0
 
     def note_end(self) -> None:
-        """Set the end to the present time, unless it is set."""
+        """Set `end_s`, the end of the reduction, to the present time. A second call changes nothing."""
         self.end_s = self.end_s or now()
 
 
 @dataclass(slots=True)
 class Step:
-    """The times of a step.
+    """The times of a training step.
 
     Attributes:
-        number: the number of the step, from 0.
+        number: the number of the training step, from 0.
         begin_s: when the first gradient was ready.
         ready_s: when the last gradient was ready.
         waits: the intervals, as (begin, end), in which the program waited in `finish`.
-        spans: the times of its buckets, whose reductions may end in a later step.
+        spans: the times of its buckets. With a lag, their reductions may end in a later training step.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Step:
 
     @property
     def exposed_s(self) -> float:
-        """How long the program has waited, in seconds."""
+        """How long the program has waited in `finish` for reductions, in seconds."""
         return sum(end - begin for begin, end in self.waits)
 
     @property
@@ -68,20 +68,20 @@ class Step:
 
 
 class Timeline:
-    """The times of the last 200 steps, the latest last."""
+    """The times of the last 200 training steps, in their order."""
 
     def __init__(self) -> None:
         self.steps: deque[Step] = deque(maxlen=_MOST_STEPS)
 
     def begin(self, number: int) -> Step:
-        """Return the record of a new step. It replaces a record of the same number, of a step that failed."""
+        """Return a new record for training step `number`. It replaces that of a failed step of the same number."""
         if self.steps and self.steps[-1].number == number:
             self.steps.pop()
         self.steps.append(Step(number))
         return self.steps[-1]
 
     def of(self, numbers: Container[int], buckets: Sequence[Bucket]) -> list[Step]:
-        """Return the steps that have ended, with a number in `numbers` and exactly these buckets."""
+        """Return the training steps with all buckets reduced, a number in `numbers`, and exactly these buckets."""
         return [
             step
             for step in self.ended()
@@ -89,16 +89,16 @@ class Timeline:
         ]
 
     def ended(self) -> list[Step]:
-        """Return the steps whose buckets have all been reduced."""
+        """Return the training steps whose buckets have all been reduced."""
         return [step for step in self.steps if step.spans and all(span.end_s for span in step.spans)]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The median times of the last steps. Its text is a table.
+    """The median times of the last training steps. Its text is a table.
 
     Attributes:
-        steps: the number of steps.
+        steps: the number of training steps.
         step_s: the time from the first gradient of a step to the first gradient of the next step.
         backward_s: the time from the first gradient of a step to the last.
         communication_s: how long at least one bucket was being reduced.
@@ -154,7 +154,7 @@ class BucketRow:
 
 
 def report_of(steps: Sequence[Step], sent_nbytes: float) -> Report:
-    """Return the report of the steps that have the same buckets as the latest step."""
+    """Return the report of those training steps that have the same buckets as the latest one."""
     buckets = [span.bucket for span in steps[-1].spans] if steps else []
     comparable = [step for step in steps if [span.bucket for span in step.spans] == buckets]
     rows = [

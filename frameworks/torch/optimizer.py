@@ -19,21 +19,21 @@ from unisono.frameworks.torch.trained import TrainedParameters
 
 
 class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """A wrapper of an optimizer of torch that averages the gradients over ranks. Use it like the optimizer itself.
+    """A wrapper of an optimizer of torch that averages gradients over ranks. Use it like the optimizer that it wraps.
 
-    When backward has accumulated a gradient, it is passed to a `GradientReducer`, and `step` waits for all of them. If
-    a step has several backwards, put all of them except the last in `no_sync`. All ranks create the optimizer and call
-    `step`, `flush`, `add_param_group`, `load_state_dict` and `close` in the same order. The constructor copies the
-    parameters of rank 0 to all ranks.
+    When backward has accumulated a gradient, a hook passes the gradient to a `GradientReducer`. `step` waits for all of
+    them. If a training step has several backwards, put all of them except the last in `no_sync`. All ranks create the
+    optimizer and call `step`, `flush`, `add_param_group`, `load_state_dict` and `close` in the same order. The
+    constructor copies the parameters of rank 0 to all ranks.
 
-    Between backward and `step`, gradients are averaged in place, so `.grad` may hold an average or not. Call
+    Between backward and `step`, gradients are averaged in place, so `.grad` may already hold the average or not. Call
     `synchronize` before you read, clip or scale gradients. If a gradient was changed before that, `step` raises a
     `UsageError` on all ranks, and no rank applies it.
 
-    Between two steps, all ranks may unfreeze layers, and add or replace parameters in `param_groups`. `step` finds
-    them, and averages their first gradients too. With a lag, call `flush` and ``reducer.reset()`` before that. Each
-    step compares a checksum of some parameters with the other ranks. If they differ, `step` raises a `MismatchError` on
-    all ranks, with the name of the first parameter that differs.
+    Between two training steps, all ranks may unfreeze layers, and add or replace parameters in `param_groups`. `step`
+    finds these parameters, and averages their first gradients too. With a lag, call `flush` and ``reducer.reset()``
+    before that. Each `step` compares a checksum of some parameters with the other ranks. If they differ, `step` raises
+    a `MismatchError` on all ranks, with the name of the first parameter that differs.
 
     Args:
         optimizer: applies the gradients.
@@ -45,18 +45,18 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             next looked up in `model`, as in the next forward; see `GradientReducer`. Parameters have no ``.grad`` after
             `step`. It cannot be used with a lag, groups or a closure, and only with optimizers of torch.optim that
             update each parameter by itself.
-        groups: the number of the groups inside which gradients are averaged, or the ranks of each. After each step a
-            group exchanges its changes with the other groups, as by `HybridGroups.exchange`, and `finish` ends the
-            training. None for one group of all ranks.
-        staleness: the staleness of these groups; see `HybridGroups`.
-        verify_every: in how many steps each parameter is compared once with the other ranks of the group. The first
-            three steps compare all parameters. Pass 0 to compare none, if the processors of the ranks round
-            differently: then equal gradients give updates that differ in their last bits.
+        groups: the number of groups of ranks inside which gradients are averaged, or the ranks of each group. After
+            each `step`, a group of ranks exchanges its changes with the other groups by `HybridGroups.exchange`, and
+            `finish` ends the training. None for one group of all ranks.
+        staleness: how far the groups of ranks may be apart; see `HybridGroups`.
+        verify_every: in how many training steps each parameter is compared once with the other ranks of the group. The
+            first three training steps compare all parameters. Pass 0 to compare none, if the processors of the ranks
+            round differently: then equal gradients give updates that differ in their last bits.
         options: further arguments of `GradientReducer`, such as `lag`, `compression` and `missing`.
 
     Attributes:
-        optimizer: the same.
-        hybrid: the groups, or None.
+        optimizer: the wrapped optimizer.
+        hybrid: the `HybridGroups` of the argument `groups`; None without this argument.
         reducer: the reducer; its `report` shows the time of communication.
 
     Raises:
@@ -137,7 +137,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._is_synchronized = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Apply the gradients that are due, if there are any. It calls `synchronize` unless the program has.
+        """Apply the gradients that are due, if there are any. It calls `synchronize` first, unless the program has.
 
         With priorities, and without `synchronize` before, it returns when it knows that no rank has an error. Updates
         that have not been made by then are made when the parameter is looked up in `model`, with the present learning
@@ -167,7 +167,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as in torch, and copy its parameters from rank 0 to all ranks. All ranks call it between steps.
+        """Add a parameter group, as torch does, and copy its parameters from rank 0 to all ranks.
+
+        All ranks call it, between two training steps.
 
         Raises:
             UsageError: there are hybrid groups, whose parameters cannot change.
@@ -185,7 +187,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._hook_parameters()
 
     def flush(self) -> None:
-        """Apply the gradients of all steps in flight. Call it at the end, and before the model is saved."""
+        """Apply the gradients of all training steps in flight. Call it at the end, and before you save the model."""
         self._settle()
         for gradients in self.reducer.flush():
             for name, gradient in gradients.items():
@@ -193,9 +195,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._apply()
 
     def finish(self) -> None:
-        """End the training: `flush`, and wait for the other groups, if there are any. All ranks call it.
+        """End the training: call `flush` and, with the argument `groups`, wait for the other groups of ranks.
 
-        After it, all ranks hold the same bits. Only `close` may follow.
+        All ranks call it. Afterwards all ranks hold the same bits, and only `close` may follow.
         """
         self.flush()
         if self.hybrid is not None:
@@ -207,7 +209,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return {**self.optimizer.state_dict(), "reducer": self.reducer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state of `state_dict`, or one of the wrapped optimizer alone."""
+        """Load what `state_dict` returned, here or on the wrapped optimizer alone."""
         self._settle()
         state = dict(state_dict)
         reducer = state.pop("reducer", None)
@@ -217,7 +219,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self.reducer.load_state_dict(reducer)
 
     def close(self) -> None:
-        """Close the reducer and remove all hooks. The wrapped optimizer can be used by itself again.
+        """Close the reducer and remove all hooks. Afterwards the wrapped optimizer can be used alone again.
 
         With priorities, the updates that `step` has not made are made. It raises the errors of `synchronize`.
         """
@@ -231,7 +233,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 self._deferred.close()
 
     def _reduced(self) -> Mapping[str, Any]:
-        """Return the gradients that are due."""
+        """Return the averaged gradients that are due, by name."""
         self._settle()
         self._pass_late_gradients()
         passed, self._passed = self._passed, {}
@@ -247,7 +249,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return reduced
 
     def _pass_late_gradients(self) -> None:
-        """Pass the gradients of parameters that were unfrozen, added or replaced since the last step."""
+        """Pass the reducer the gradients of parameters that were unfrozen, added or replaced since the last `step`."""
         if self._trained.update():
             self.reducer.verify_all()
         if self._trained.added and self.hybrid is not None:
@@ -259,7 +261,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 self._pass(name, parameter)
 
     def _hook_parameters(self) -> list[str]:
-        """Add a hook to each trained parameter that has none; return their names."""
+        """Add a hook to each trained parameter that has none; return the names of these parameters."""
         hooked = []
         for name, parameter in self._parameters.items():
             before, hook = self._hooks.get(name, (None, None))
@@ -272,18 +274,18 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return hooked
 
     def _adopt(self, reduced: Mapping[str, Any]) -> None:
-        """Wait for gradients, and set ``.grad`` of the parameters that had no gradient on this rank."""
+        """Wait for the gradients in `reduced`, and set ``.grad`` of parameters that had no gradient on this rank."""
         for name, gradient in reduced.items():
             if not isinstance(gradient, torch.Tensor):
                 self._parameters[name].grad = like(self._parameters[name], gradient)
 
     def _settle(self) -> None:
-        """Make the deferred updates of the last step."""
+        """Make the updates that the last `step` deferred."""
         if self._deferred is not None:
             self._deferred.settle()
 
     def _apply(self, *closure: Callable[[], Any]) -> Any:
-        """Apply gradients, and exchange the changes with the other groups."""
+        """Apply gradients and, with the argument `groups`, exchange the changes with the other groups of ranks."""
         loss = self.optimizer.step(*closure)
         if self.hybrid is not None:
             self.hybrid.exchange(self._parameters)
@@ -299,12 +301,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return ready
 
     def _pass(self, name: str, parameter: Any) -> None:
-        """Pass a gradient to the reducer."""
+        """Pass the gradient of a parameter to the reducer."""
         gradient = self._passed[name] = self._moved_to_slot(name, parameter)
         self.reducer.ready(name, gradient)
 
     def _update_before(self, deferred: DeferredUpdates, name: str, parameter: Any) -> None:
-        """Make the deferred updates before a gradient of the next step is passed; complain of an overlooked one."""
+        """Make deferred updates before the next gradient is passed; complain if `parameter` still lacked its update."""
         if deferred.overlooked(parameter):
             deferred.settle()
             self.reducer.complain(
