@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 def main() -> None:
-    """Run the measurement that the command line asks for, and print it."""
+    """Measure how long ranks take to start, as the command line asks, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[16, 64])
     parser.add_argument("--repeats", type=int, default=3)

@@ -27,7 +27,7 @@ _TOKENS = 64
 
 
 def main() -> None:
-    """Run the measurement that the command line asks for, and print it."""
+    """Measure the training steps of DDP over Unisono and over Gloo, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=3, help="of 3.2 million parameters each")

@@ -42,7 +42,7 @@ class _Setup(NamedTuple):
 
 
 def main() -> None:
-    """Run the measurement that the command line asks for, and print it."""
+    """Measure hybrid groups and synchronous training with a straggler, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--ranks", type=int, default=4)
     parser.add_argument("--groups", type=int, default=2)

@@ -28,7 +28,7 @@ _SMALL_NBYTES, _LARGE_NBYTES = 8, 1 << 20
 
 
 def main() -> None:
-    """Run the measurement that the command line asks for, and print it."""
+    """Measure the memory that a rank needs for its peers, and print the sizes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", type=int, default=1000)
     parser.add_argument("--json", action="store_true")

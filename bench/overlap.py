@@ -26,7 +26,7 @@ _PASS_ELEMENTS = 4096
 
 
 def main() -> None:
-    """Run the measurement that the command line asks for, and print it."""
+    """Measure how far calls overlap with computing, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--ranks", type=int, default=2)
     parser.add_argument("--sizes", default="64K,1M,16M")

@@ -40,7 +40,7 @@ _MOST_REPEATS = 100
 
 
 def main() -> None:
-    """Run the measurement that the command line asks for, and print it."""
+    """Measure ping-pong between two ranks over each transport, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transports", default="shm,tcp,ucx")
     parser.add_argument("--sizes", default=_SIZES)

@@ -87,7 +87,7 @@ class Values:
         return len(self.origins) - 1
 
     def _refusal(self, origin: Origin, ranks: int, operand: int) -> _RefusedError:
-        """Return the reason why `operand` cannot be combined with a value that holds `ranks` of `origin`."""
+        """Return the error: the reason why `operand` cannot be combined with a value that holds `ranks` of `origin`."""
         others = self.ranks[operand]
         if self.origins[operand] != origin:
             return _RefusedError(f"combines {describe(self.origins[operand])} with {describe(origin)}")

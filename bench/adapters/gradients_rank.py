@@ -34,10 +34,11 @@ Ready = Callable[[str, Any], None]
 
 
 class _Request(NamedTuple):
-    """The request: "overlap" with a model, or "lag"; rounds, the sizes of model and batch, and the ways.
+    """The experiment to run (`what`: "overlap" with a model, or "lag"), its rounds and sizes, and the ways to train.
 
-    In the way "after" of "overlap", all gradients are handed in after the last has been computed. A step of "lag" takes
-    at least `step_s`: the rank sleeps after computing, as it would while an accelerator computes.
+    `ways` has the arguments of `GradientReducer` for each way. In the way "after" of "overlap", the rank passes all
+    gradients to the reducer after the last one has been computed. A training step of "lag" takes at least `step_s`: the
+    rank sleeps after computing, as it would while an accelerator computes.
     """
 
     what: str
@@ -71,7 +72,7 @@ class Digits:
         self._random, self._batch, self._share = np.random.default_rng(2), batch, slice(rank, None, size)
 
     def backward(self, ready: Ready) -> None:
-        """Compute the gradients on this rank's share of the next batch."""
+        """Compute the gradients on this rank's part of the next batch, and pass each to `ready` with its name."""
         chosen = self._random.choice(len(self.train[1]), self._batch, replace=False)[self._share]
         x, y = self.train[0][chosen], self.train[1][chosen]
         inputs, error = self._forward(x)
@@ -112,7 +113,7 @@ class Transformer:
             parameter.register_post_accumulate_grad_hook(lambda of_it, name=name: self._ready(name, of_it.grad))
 
     def backward(self, ready: Ready) -> None:
-        """Compute the gradients of a batch."""
+        """Compute the gradients of this rank's part of a batch, and pass each to `ready` with its name."""
         self._ready = ready
         self._model.zero_grad()
         self._model(self._x).square().mean().backward()
@@ -122,10 +123,10 @@ MODELS: dict[str, Callable[..., Any]] = {"digits": partial(Digits, hidden=4), "t
 
 
 def overlap(world: un.Communicator, request: _Request) -> dict[str, Any]:
-    """Return the times of steps in each way, on the slowest rank, and the reports of the reducers.
+    """Return the times of training steps in each way, on the slowest rank, and the reports of the reducers.
 
-    `ms` are medians. `exposed_ms` are medians of the difference between a step and the step of the same round without
-    communication.
+    `ms` are medians. `exposed_ms` are medians of a difference: the time of a training step minus the time of the one
+    without communication in the same round.
     """
     model = MODELS[request.model](request.width, request.batch, world.rank, world.size)
     reducers = {name: un.GradientReducer(world, **arguments) for name, arguments in request.ways.items()}
@@ -171,9 +172,9 @@ def overlap(world: un.Communicator, request: _Request) -> dict[str, Any]:
 
 
 def lag(world: un.Communicator, request: _Request) -> dict[str, Any]:
-    """Return the steps per second of each way of training on the digits, and the final accuracy.
+    """Return the training steps per second of each way of training on the digits, and the final accuracy.
 
-    The speed is the median of the steps in the middle, after the warm-up and before the cool-down.
+    The speed is the median over the middle half of the training steps, after the warm-up and before the cool-down.
     """
     results: dict[str, Any] = {}
     for name, arguments in request.ways.items():
@@ -205,7 +206,7 @@ def lag(world: un.Communicator, request: _Request) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and print the result on rank 0."""
+    """Run the experiment that the request names, `overlap` or `lag`. Rank 0 prints its times as JSON."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     request = _Request(*json.loads(sys.argv[1]))
     world = un.init()

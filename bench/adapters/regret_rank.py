@@ -165,7 +165,7 @@ def predictions(world: un.Communicator, parameters: Parameters, collective: str,
 
 
 def main() -> None:
-    """Run the request in the file."""
+    """Carry out the request in FILE. Rank 0 writes the answer to FILE.answer."""
     path = Path(sys.argv[1])
     request = json.loads(path.read_text())
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

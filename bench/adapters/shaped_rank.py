@@ -54,7 +54,7 @@ def stream(bare: socket.socket | None, sends: bool, nbytes: int) -> float:
 
 
 def main() -> None:
-    """Measure, and print the times on rank 0."""
+    """Time the byte stream and each allreduce in every round. Rank 0 prints the seconds on the slowest rank as JSON."""
     address, other, nbytes, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     algorithms = sys.argv[5:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

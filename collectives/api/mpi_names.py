@@ -41,7 +41,11 @@ class _Absent:
 
 
 class MpiNames:
-    """Attributes named as in `INSTEAD`, which raise. Type checkers and `dir` of an instance do not list them."""
+    """The base class of `Communicator` that answers MPI's names of methods, such as `comm.bcast`, with advice.
+
+    To look up a name of `INSTEAD` raises an `AttributeError` that names the call to make instead. Type checkers and
+    `dir` of a communicator do not list these names.
+    """
 
     __slots__ = ()
 

@@ -47,7 +47,7 @@ class Operand:
 
 
 def source(x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
-    """Return the operand for an array that is read. A strided array is packed, in C order.
+    """Return the operand for an array that a call reads. A strided array is packed, in C order.
 
     Args:
         x: the array.
@@ -66,7 +66,7 @@ def source(x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
 
 
 def to_read(array: AnyArray, name: str, *, any_order: bool = True) -> Operand | None:
-    """Return the operand for an array that is read in its own memory; None if it must be packed.
+    """Return the operand for an array that a call reads without a copy; None if the array must be packed first.
 
     Raises:
         UsageError: Unisono does not move the dtype of the array.
@@ -80,7 +80,7 @@ def to_read(array: AnyArray, name: str, *, any_order: bool = True) -> Operand | 
 
 
 def target(out: Any, name: str = "out") -> Operand:
-    """Return the operand for an array that is written, which errors call `name`.
+    """Return the operand for the array `out`, to which a call writes its result. Errors call the array `name`.
 
     Raises:
         UsageError: `out` is not a writable, contiguous array, or Unisono does not move its dtype.
@@ -90,7 +90,7 @@ def target(out: Any, name: str = "out") -> Operand:
 
 
 def to_write(array: AnyArray, name: str) -> Operand:
-    """Return the operand for a numpy array that is written; raises `UsageError` as `target` does."""
+    """Return the operand for a numpy array to which a call writes. It raises the `UsageError`s of `target`."""
     dtype = dtype_of(array, name)
     flags = array.flags
     if not flags.writeable:
@@ -114,10 +114,10 @@ class Memory(Protocol):
     """Where the arrays of a call are, on the host or on a device: makes their operands, and new arrays for results."""
 
     def source(self, x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
-        """Return the operand for an array that is read, as the function `source` does."""
+        """Return the operand for an array that a call reads, as the function `source` does."""
 
     def target(self, out: Any, name: str = "out") -> Operand:
-        """Return the operand for an array that is written, as the function `target` does."""
+        """Return the operand for an array to which a call writes, as the function `target` does."""
 
     def new(self, shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[Any, Operand]:
         """Return a new array and its operand, as the function `new` does."""
@@ -145,7 +145,7 @@ def list_of(x: Any, out: Any) -> type[Any] | None:
 
 
 def outs_of(x: Sequence[Any], out: Any) -> Sequence[Any]:
-    """Return the target of each array in `x`: the items of `out`, or None for each if `out` is None.
+    """Return the array for the result of each array in `x`: the items of `out`, or None for each if `out` is None.
 
     Raises:
         UsageError: `out` is not a list of as many arrays.
@@ -259,7 +259,7 @@ def copy(x: Operand, out: Operand) -> None:
 
 
 def check_apart(pairs: Sequence[tuple[AnyArray | None, AnyArray | None]]) -> None:
-    """Check that no target shares memory with another array of the same list or group.
+    """Check that no target, an array to which a call writes, shares memory with another array of its list or group.
 
     Args:
         pairs: the source and the target of each array. These two may share memory.

@@ -1,7 +1,10 @@
-"""`SerialQueue` runs jobs one after the other, each in the thread that waits for it or in a thread of the queue.
+"""`SerialQueue` runs functions one after the other, each in the caller's thread or in a thread of the queue.
 
-Used by: the reducer for custom ops, and calls on a GPU. Both must run their jobs in the same order on all ranks. A
-thread pool would not do, because it runs a job in another thread even if the caller waits for it at once.
+A caller first takes a *ticket*, which fixes the position of its function in the queue. Then it passes the function
+itself: to `Ticket.do`, which runs the function in this thread, or to `do_later`, for a thread of the queue.
+
+Used by: the reducer for custom ops, and calls on a GPU. Both must run their functions in the same order on all ranks. A
+thread pool would not do, because it runs a function in another thread even if the caller waits for the end at once.
 """
 
 from __future__ import annotations
@@ -17,15 +20,15 @@ from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.transports.contracts.executor import Executor
 
-# `close` waits at most this long for a running job, because the job may be in a Python function of the user.
+# `close` waits at most this long for the running function, because that may have called a function of the user.
 _CLOSE_S = 2.0
 
 
 class Ticket:
-    """The position of a job in a `SerialQueue`.
+    """The position of one function in a `SerialQueue`.
 
     Attributes:
-        ended: is done when the job has ended, and holds the exception that the job raised.
+        ended: a future that is done when the function has ended. It holds the exception that the function raised.
     """
 
     def __init__(self, before: Future[None] | None) -> None:
@@ -33,20 +36,20 @@ class Ticket:
         self._before = before
 
     def do(self, job: Callable[[], None]) -> None:
-        """Wait until all earlier jobs have ended, and run this job; its exception goes to `ended`."""
+        """Wait until the functions of all earlier tickets have ended, and run `job`. Its exception goes to `ended`."""
         try:
             if self._before is not None and not self._before.done():
                 wait([self._before])
-            self._before = None  # would keep the exception of that job alive
+            self._before = None  # would keep the exception of that function alive
             job()
-        except BaseException as error:  # noqa: BLE001  (the thread that waits for the job raises it)
+        except BaseException as error:  # noqa: BLE001  (the thread that waits for `ended` raises it)
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)
 
 
 class SerialQueue:
-    """A queue of jobs, each of which starts when the job before it has ended. It may be used by several threads."""
+    """A queue of functions, each of which starts when the one before it has ended. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects the attributes below
@@ -55,18 +58,18 @@ class SerialQueue:
         self._thread: threading.Thread | None = None
 
     def are_over(self) -> bool:
-        """Return whether the jobs of all tickets have ended."""
+        """Return whether the functions of all tickets have ended."""
         return self._last is None or self._last.done()
 
     def take(self) -> Ticket:
-        """Return the next ticket; without `Ticket.do` or `do_later` for it, no later job starts."""
+        """Return the next ticket. The caller must pass it a function, because the functions of later tickets wait."""
         with self._lock:
             ticket = Ticket(self._last)
             self._last = ticket.ended
         return ticket
 
     def do_later(self, ticket: Ticket, job: Callable[[], None]) -> None:
-        """Run the job of a ticket in the thread of this queue, when all earlier jobs have ended."""
+        """Let the thread of this queue run `job` as the function of `ticket`, when all earlier tickets have ended."""
         with self._lock:
             self._waiting.append((ticket, job))
             if self._thread is None:
@@ -74,7 +77,7 @@ class SerialQueue:
                 self._thread.start()
 
     def close(self) -> None:
-        """Wait until the jobs have ended, for at most 2 seconds; the caller has made them fail before."""
+        """Wait at most 2 seconds for the functions to end. The caller must have aborted their communicator before."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_CLOSE_S)
@@ -90,11 +93,11 @@ class SerialQueue:
 
 
 class QueuedOperation:
-    """A job of a `SerialQueue` with the interface of `Operation`, so that a `Work` can wait for it.
+    """A function in a `SerialQueue` with the interface of `Operation`, so that a `Work` can wait for its end.
 
     Args:
-        executor: the executor of the communicator, which is aborted if the job takes too long.
-        ended: the future of the job's ticket.
+        executor: the executor of the communicator, which is aborted if the function takes too long.
+        ended: the future of the function's ticket.
         operation: the name of the call in errors.
     """
 
@@ -102,7 +105,7 @@ class QueuedOperation:
         self._executor = executor
         self._ended = ended
         self._operation = operation
-        self._process = os.getpid()  # a forked child has no thread that would run the job
+        self._process = os.getpid()  # a forked child has no thread that would run the function
 
     def poll(self) -> bool:
         if self.ended():
@@ -125,7 +128,7 @@ class QueuedOperation:
         self._result()
 
     def go_on(self, timeout_s: float) -> None:
-        """Do nothing: the job goes on by itself from its start, with the time limit that it got then."""
+        """Do nothing: the function goes on by itself, with the time limit that it got when it was queued."""
 
     def ended(self) -> bool:
         return self._ended.done() or os.getpid() != self._process

@@ -28,7 +28,7 @@ class Route(Protocol):
     """A way in which the data of a call gets from the devices of some ranks to those of others."""
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:
-        """Return why a call cannot take this route; None if it can. The answer is the same on all ranks."""
+        """Return the reason why a call cannot take this route, as text; None if it can. It is equal on all ranks."""
 
     def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         """Issue all work of a call to the device, and block while other ranks are needed for that.

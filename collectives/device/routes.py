@@ -42,11 +42,11 @@ class ByIpc:
         return next((reason for array in call.checked.arrays if (reason := self.refuses_spec(array.spec))), None)
 
     def refuses_collective(self, collective: str) -> str | None:
-        """Return why no call of a collective can take this route; None if some calls can."""
+        """Return the reason why no call of a collective can take this route, as text; None if some calls can."""
         return self._collectives.refuses(collective)
 
     def refuses_spec(self, spec: CallSpec) -> str | None:
-        """Return why a call on one array with this call spec cannot take this route; None if it can."""
+        """Return the reason why a call on one array, with call spec `spec`, cannot take this route; None if it can."""
         request = as_request(spec.algorithm)
         reasons = (
             (is_by_function(spec.op), "reductions by functions of Python are done on the host"),

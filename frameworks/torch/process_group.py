@@ -1,4 +1,4 @@
-"""The process group of the backend. Its ranks meet in the store that torch passes."""
+"""The process group of the backend. Its ranks find each other by the store that torch passes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ProcessGroup(Collectives, PointToPoint, dist.ProcessGroup):  # type: ignor
     Args:
         store: the store of torch, for the values of this group only.
         rank, size: this rank in the group, and the number of ranks.
-        timeout: the time limit of calls that pass none, and of the rendezvous of the ranks here.
+        timeout: the time limit of each call that passes none, and of the rendezvous of all ranks in this constructor.
         options: the options of the program; None for the defaults.
         name: the name of the group.
 
@@ -135,7 +135,7 @@ class ProcessGroup(Collectives, PointToPoint, dist.ProcessGroup):  # type: ignor
         return self._store
 
     def next_key_prefix(self, purpose: str) -> str:
-        """Return a new prefix for keys in the store. The k-th call for a purpose returns the same on all ranks."""
+        """Return a new prefix for keys in the store. The k-th call for a purpose returns the same text on all ranks."""
         self._uses[purpose] += 1
         return f"unisono/{purpose}/{self._opening}/{self._uses[purpose]}"
 

@@ -89,7 +89,7 @@ class DeviceCollectives:
         self._is_over = False  # the device had done its work at the time of `close`
 
     def refuses(self, collective: str, algorithm: str | None = None) -> str | None:
-        """Return why a call cannot be run here, or None if it can; equal on all ranks.
+        """Return the reason why `cuda_ipc` cannot run a call, as text; None if it can. It is equal on all ranks.
 
         Args:
             collective: the name of the collective.

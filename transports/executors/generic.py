@@ -224,7 +224,7 @@ class GenericExecutor:
                     self._beside.close()
 
     def progress(self) -> None:
-        """Drive all started operations; the first error ends the communicator on all ranks."""
+        """Make progress on all started operations. The first error ends the communicator on all ranks."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -256,7 +256,7 @@ class GenericExecutor:
         return copy.copy(self._failure)
 
     def go_on(self, operation: _Running, timeout_s: float) -> None:
-        """Let a thread drive all operations until this one has ended, and fail it after `timeout_s` seconds."""
+        """Let a thread drive all operations until `operation` has ended. Fail them all after `timeout_s` seconds."""
         with self._lock:
             is_driven = bool(self._going_on)
             self._going_on[operation] = Deadline(timeout_s)
@@ -282,11 +282,11 @@ class GenericExecutor:
         self._active.clear()
 
     def is_over(self) -> bool:
-        """Return whether the communicator has failed or is closed. It does not count as raising the failure."""
+        """Return whether the communicator has failed or is closed. The error still counts as not raised."""
         return self._failure is not None
 
     def _look(self, source: int | None, tag: int | None, once: bool) -> tuple[bool, Message | None]:
-        """Return whether a probe is done, and the message that it has found."""
+        """Return whether a probe is done, and the message that has arrived, or None without one."""
         message = self._matching.find(source, tag)
         return once or message is not None, message
 
@@ -377,7 +377,12 @@ class _Running:
 
 
 class _Message(_Running):
-    """A point-to-point message, to or from one of `peers`."""
+    """A started send or receive of one message.
+
+    Args:
+        peers: the ranks of which one is the other end. A receive from any rank has several.
+        request: the request of the transport.
+    """
 
     def __init__(
         self, executor: GenericExecutor, signature: Signature, peers: Collection[int], request: Request
@@ -401,7 +406,7 @@ class _Message(_Running):
 
 
 class _Receive(_Message):
-    """A receive of a message from one of `peers`."""
+    """A started receive of one message, which one of the ranks `peers` sends."""
 
     def __init__(
         self, executor: GenericExecutor, signature: Signature, peers: Collection[int], receive: Receive
@@ -420,7 +425,10 @@ class _Receive(_Message):
 
 
 class _Probe(_Running):
-    """A probe for a message of one of `peers`; `look` returns whether it is done, and the message that it has found."""
+    """A started probe for a message that one of the ranks `peers` sends.
+
+    `look` returns whether the probe is done, and the message if one has arrived.
+    """
 
     def __init__(
         self,
@@ -488,7 +496,7 @@ class _Collective(_Running):
         return self._memory.output_written
 
     def post(self, step: Step, lane: int, group: int, segment: int) -> Posted | None:
-        """Carry out a local step, or post a message; return the posted message, or None without one."""
+        """Carry out a local step and return None, or post a message and return it. An empty message is not posted."""
         return _POST[type(step)](self, step, Identity(self._number, lane, group, segment))
 
     def post_send(self, step: Send, identity: Identity) -> Posted | None:

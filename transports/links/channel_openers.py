@@ -63,7 +63,7 @@ class Opener(Protocol):
     """Opens the channels of one transport. It owns the sockets that it gets, and closes them on errors."""
 
     def obstacle(self, peer: int) -> str:
-        """Return the reason why this transport cannot reach a rank; empty if it may reach it."""
+        """Return the reason why this transport cannot reach a rank, as text; an empty text if it may reach the rank."""
 
     def wire_lanes(self, lane: int) -> list[int]:
         """Return the field `lane` of the HELLOs of a channel: one for each socket that it needs."""

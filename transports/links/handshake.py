@@ -149,7 +149,7 @@ class Admission:
     features: int = FEATURES
 
     def objection(self, hello: Hello) -> str | None:
-        """Return the reason why a connection with this HELLO is refused, or None."""
+        """Return the reason to refuse a connection with this HELLO, as text; None to accept it."""
         checks = (
             (hello.job == self.job, "it is of another job"),
             (common_version(self.versions, hello.versions), _no_common_version(self.versions, hello.versions)),

@@ -93,7 +93,7 @@ class Fabrics:
                 self._reasons[name] = error.message
 
     def obstacle(self, name: str) -> str:
-        """Return why this rank cannot use a fabric; empty if it can."""
+        """Return the reason why this rank cannot use the fabric `name`, as text; an empty text if it can."""
         if name in self._messengers:
             return ""
         reason = self._reasons.get(name, f"{name} is not among the transports of this job")

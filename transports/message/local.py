@@ -1,10 +1,12 @@
 """The `local` transport: the ranks of a job as threads of one process.
 
-Theory of operation ------------------- The ranks of a communicator share a `LocalNetwork`. One lock guards the state of
-all networks of a job. A network has a channel for every (source, destination, lane), which matches messages and
-receives by identity. If the receive is posted, the message is copied at once from the sender's memory into the
-receiver's. Otherwise it waits in the channel. While the channel has credit, a waiting message is copied into a buffer,
-so that its sender is done. With capacity 0 every sender waits for its receiver.
+Theory of operation
+-------------------
+The ranks of a communicator share a `LocalNetwork`. One lock guards the state of all networks of a job. A network has a
+channel for every (source, destination, lane), which matches messages and receives by identity. If the receive is
+posted, the message is copied at once from the sender's memory into the receiver's. Otherwise it waits in the channel.
+While the channel has credit, a waiting message is copied into a buffer, so that its sender is done. With capacity 0
+every sender waits for its receiver.
 
 The network also compares the calls of the ranks (`announce`), as a control link would, and fails on all ranks as soon
 as two of them disagree. After the first error no network of the job copies anything: the memory of pending messages is
@@ -89,13 +91,13 @@ class LocalNetwork:
                 del self._calls[sequence]
 
     def absent(self, sequence: int) -> Collection[int]:
-        """Return the ranks that have not announced call `sequence`, if another rank has."""
+        """Return the ranks that have not announced call `sequence`; none if no rank has announced it."""
         with self._lock:
             call = self._calls.get(sequence)
             return [] if call is None else [rank for rank in range(self.size) if rank not in call.ranks]
 
     def send(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
-        """Post a message in its channel."""
+        """Post a message from `source` to `dest`, and return its request."""
         message = _Message(self, source, dest, signature, pieces)
         with self._lock:
             channel = self._channel(source, dest, identity.lane)
@@ -112,7 +114,7 @@ class LocalNetwork:
         return message
 
     def receive(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
-        """Receive a message from its channel, now or when it is sent."""
+        """Post a receive at `dest` of a message from `source`, and return its request."""
         receive = _Message(self, dest, source, signature, pieces)
         with self._lock:
             if self._error is not None:
@@ -139,18 +141,18 @@ class LocalNetwork:
             return rank in self._closed
 
     def publish(self, rank: int, sequence: int, memory: Published) -> None:
-        """Let the other ranks use the memory of `rank`."""
+        """Let the other ranks read and write the arrays of `rank` in call `sequence`."""
         with self._lock:
             if self._error is None:
                 self._published[rank, sequence] = memory
 
     def withdraw(self, rank: int, sequence: int) -> None:
-        """End what `publish` began."""
+        """Stop the use of the arrays that `rank` has published for call `sequence`."""
         with self._lock:
             self._published.pop((rank, sequence), None)
 
     def access(self, access: _Access) -> Request:
-        """Copy from or to the memory of a peer."""
+        """Copy from or to the memory of a peer at once, and return `access` as the request."""
         with self._lock:
             if self._error is None and access.peer not in self._closed:
                 self._copy_mapped(access)
@@ -163,7 +165,7 @@ class LocalNetwork:
                 self._flags.add((source, dest, identity))
 
     def sees(self, flag: _Flag) -> bool:
-        """Return whether a flag has been raised, and lower it; raise the error if it never will be."""
+        """Return whether a flag has been raised, and lower it. Raise an error if it can never be raised any more."""
         key = flag.peer, flag.rank, flag.identity
         with self._lock:
             if key not in self._flags:
@@ -179,7 +181,7 @@ class LocalNetwork:
                 raise copy.copy(self._error)
 
     def is_done(self, message: _Message | _Access) -> bool:
-        """Return whether a message, a receive or an access is done; raise the error if it never will be."""
+        """Return whether a message, a receive or an access is done. Raise an error if it can never be done any more."""
         with self._lock:
             if not message.complete:
                 self._check_present(message.rank, message.peer)
@@ -219,7 +221,7 @@ class LocalNetwork:
         return self._channels.setdefault((source, dest, lane), _Channel(self._capacity))
 
     def _check_present(self, rank: int, peer: int) -> None:
-        """Raise the error that ended the network, or a `PeerLostError` if `peer` has left, which `rank` waits for."""
+        """Raise the error that ended the network, if any. Raise `PeerLostError` if `rank` waits for a `peer` that left."""
         self.check()
         if peer in self._closed:
             raise PeerLostError(f"{self._name(peer)} left while {self._name(rank)} still needed it")
@@ -345,7 +347,10 @@ class LocalTransport:
 
 
 class LocalMemory:
-    """The `MappedTransport` of one rank of a `LocalNetwork`."""
+    """The memory of peers, as one rank of a `LocalNetwork` uses it: the `MappedTransport` of this rank.
+
+    `read` and `write` copy at once between arrays of two ranks, because all ranks are threads of one process.
+    """
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         self._network = network
@@ -414,7 +419,7 @@ class _Message:
 
 @dataclass(slots=True, eq=False)
 class _Access:
-    """The request of `rank` to copy a span of the memory of `peer` into `pieces`; the other way if it `writes`."""
+    """The request of `rank` to copy a span of the memory of `peer` into `pieces`; from `pieces` to it if `writes`."""
 
     network: LocalNetwork
     rank: int
@@ -463,7 +468,7 @@ class _Channel:
     recent: OrderedDict[Identity, None] = field(default_factory=OrderedDict)
 
     def is_new(self, identity: Identity) -> bool:
-        """Remember `identity`; return False if it is among the last that the channel has seen."""
+        """Return whether `identity` is not among the last 4,096 that the channel has seen, and remember it."""
         if identity in self.recent:
             return False
         self.recent[identity] = None

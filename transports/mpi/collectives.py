@@ -1,17 +1,20 @@
 """Runs calls by MPI's own collectives: the algorithm `mpi.native`.
 
-Theory of operation. A call begins with an agreement, which is a barrier of Unisono that carries the signature of the
-call. So Unisono detects a rank that makes another call, stays away or has died as in any other call, before MPI is
-called. Also, all ranks start the operations of MPI in the same order, which MPI requires. Then this rank starts the
-nonblocking operation of MPI. It tests the operation again and again, and between the tests checks the failure flag of
-the communicator and the deadline. If MPI would wait for ever, the rank gives the operation up, and keeps its memory as
-long as the process lives.
+Theory of operation
+-------------------
+A call begins with an agreement, which is a barrier of Unisono that carries the signature of the call. By this barrier
+Unisono detects a rank that makes another call, makes no call or has died, before MPI is called. Also, all ranks start
+the operations of MPI in the same order, which MPI requires. Then this rank starts the nonblocking operation of MPI. It
+tests the operation again and again, and between the tests checks the failure flag of the communicator and the deadline.
+If the communicator has failed or the deadline has passed, the rank stops testing the operation and raises the error.
+The buffers of the operation are kept until the process ends, because MPI may still write to them.
 
 A thread tests the calls that go on in the background if MPI was initialised for several threads (MPI_THREAD_MULTIPLE).
 Otherwise they make progress when the program polls them.
 
-A communicator of some of the ranks has MPI's collectives only if MPI was initialised for several threads. MPI makes its
-communicator by a blocking call, so a thread makes that call, when the first operation has been agreed on.
+A communicator of some of the ranks has MPI's collectives only if MPI was initialised for several threads. It needs a
+communicator of MPI with the same ranks. The call of MPI that creates one blocks, so a thread makes this call, when the
+ranks have agreed on their first operation.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ _OPERATIONS: dict[Combine, tuple[str, frozenset[str]]] = {
 
 
 def refusal(collective: str, nbytes: int, reduced: Sequence[tuple[DType, Op]], arrays: int, size: int) -> str | None:
-    """Return the reason why MPI cannot carry out such a call, or None. The result is equal on all ranks."""
+    """Return the reason why MPI cannot carry out such a call, as text; None if it can. It is equal on all ranks."""
     if arrays > 1:
         return "takes one array at a time"
     if nbytes >= _NBYTES_END:
@@ -254,7 +257,7 @@ class MpiCollectives:
         return operation
 
     def close(self) -> bool:
-        """Give up all operations; return whether one had not ended well."""
+        """Abandon all operations in progress, and return whether any of them had not succeeded."""
         with self._lock:
             unfinished = [*self._waiting, *self._going_on]
             self._waiting.clear()
@@ -268,7 +271,7 @@ class MpiCollectives:
         return any(not operation.ended_well() for operation in unfinished)
 
     def comm(self) -> Any | None:
-        """Return the communicator of MPI, or None while it is being made; raises the error of MPI if that fails."""
+        """Return MPI's communicator, or None while a thread creates it. Raises the error of MPI if that fails."""
         return self._comm.get()
 
     def advance(self) -> None:
@@ -415,7 +418,7 @@ class MpiOperation:
         self._failures.abort(reason)
 
     def leave(self) -> None:
-        """Give the operation up, and keep its memory, which MPI may still use."""
+        """Stop testing the operation, and keep its buffers until the process ends, because MPI may still use them."""
         if not self._done and self._request is not None:
             give_up(self._request, self._bound)
 
@@ -446,7 +449,7 @@ class MpiOperation:
             self._fail(error)
 
     def _call_mpi(self, function: Callable[[], Any]) -> Any:
-        """Return the result of a function of MPI. Its errors become failures of the communicator, which are raised.
+        """Return the result of a function of MPI. An error of MPI fails the communicator, and that failure is raised.
 
         MPI reduces in the calling thread, so the floating-point environment must be the same on all ranks.
         """

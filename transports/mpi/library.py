@@ -134,7 +134,7 @@ class Comm:
 
 
 class LateComm:
-    """A communicator of some ranks of another one, which a thread makes when the first call needs it."""
+    """A communicator of MPI for some ranks of another one. A thread creates it when the first call needs it."""
 
     def __init__(self, comm: Any, ranks: Sequence[int], tag: int) -> None:
         self._parent, self._ranks, self._tag = comm, ranks, tag
@@ -143,7 +143,7 @@ class LateComm:
         self._error: Exception | None = None
 
     def get(self) -> Any | None:
-        """Return the communicator, or None while it is being made; raises the error of MPI if that fails."""
+        """Return the communicator, or None while a thread creates it. Raises the error of MPI if that fails."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._make, name="unisono-mpi-group", daemon=True)
             self._thread.start()

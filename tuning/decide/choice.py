@@ -123,7 +123,7 @@ class Candidate:
         algorithm: its name.
         predicted_s: its predicted seconds; None if it declares no cost.
         segments: the number of segments that it would use.
-        refusal: why it cannot run the call; None if it can.
+        refusal: the reason why it cannot run the call, as text; None if it can.
         phases: for a composition, the algorithm of each phase, by the parameter of the builder.
         measured_s: its seconds according to the decision table, or None.
         params: the parameters of the variant.
@@ -243,7 +243,7 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
 
 
 def _why_not_forced(forced: Candidate, candidates: Sequence[Candidate], question: Question) -> str:
-    """Return why the forced algorithm cannot run the call, and which algorithms can, best first."""
+    """Return an error text: the reason why the forced algorithm cannot run the call, and the algorithms that can."""
     asked_by = _ORDER_ASKED_BY.get(question.order) if forced.refusal == _order_refusal(question) else None
     reason = f"{forced.variant} {forced.refusal}"
     if asked_by:
@@ -340,7 +340,7 @@ def _best(candidates: list[Candidate], forced: Variant | None, reading: Reading 
 def candidate(
     row: Variant, question: Question, state: TunerState, measured_s: float | None, is_named: bool
 ) -> Candidate:
-    """Return a variant with its prediction and its refusal; `is_named` if the caller or a table named it."""
+    """Return a variant with its prediction and its refusal. `is_named`: the caller or the decision table names it."""
     algorithm, links, params = find(question.collective, row.algorithm), state.parameters, dict(row.params)
     refusal = _refusal(algorithm, question, is_named)
     phases: tuple[tuple[str, str], ...] = ()
@@ -403,7 +403,10 @@ def _crossing(algorithm: Algorithm, question: Question) -> Crossing:
 def _composed(
     algorithm: Composition, question: Question, links: Parameters, named: Mapping[str, Any]
 ) -> tuple[tuple[tuple[str, str], ...], Cost | None, float]:
-    """Return the algorithm of each phase, named or predicted to be fastest, then their total cost and prediction."""
+    """Return the algorithm of each phase, then the total cost and the predicted seconds of all phases.
+
+    `named` has the algorithms of phases that the caller has named. For other phases, the fastest by prediction counts.
+    """
     levels = algorithm.levels(question.hosts or None, question.size)
     names: dict[str, str] = {}
     costs = [algorithm.between(levels)]
@@ -418,9 +421,9 @@ def _composed(
 
 
 def _composed_factor(algorithm: Composition, question: Question, links: Parameters, named: Mapping[str, Any]) -> float:
-    """Return how much longer than its phases a composition takes as measured, or 1 if it was not measured.
+    """Return the ratio of a composition's measured time to the predicted time of its phases; 1 without measurements.
 
-    Only calls among exactly as many ranks and hosts count.
+    Only measured calls among exactly as many ranks, and as many ranks per host, count.
     """
     rounds = links.rounds_of(question.link, question.size, question.ranks_per_host)
     if rounds is None or (rounds.ranks, rounds.ranks_per_host) != (question.size, question.ranks_per_host):
@@ -436,7 +439,7 @@ def _composed_factor(algorithm: Composition, question: Question, links: Paramete
 def _fastest(
     phase: PhaseKind, among: Sequence[str], levels: Levels, question: Question, link: Link
 ) -> tuple[float, str, Cost]:
-    """Return the prediction, the name and the cost of the phase's fastest algorithm, by prediction.
+    """Return the predicted seconds, the name and the cost of the algorithm that is predicted fastest for a phase.
 
     Raises:
         NoAlgorithmError: none of the algorithms has a known cost.
@@ -497,7 +500,11 @@ def _refusal(algorithm: Algorithm, question: Question, is_named: bool) -> str | 
 
 
 def _refusal_of_hosts(algorithm: Composition, question: Question, is_named: bool) -> str | None:
-    """Return why a composition cannot run on these hosts or, unless it is named, would gain nothing there."""
+    """Return the reason not to run a composition on the hosts of this call, as text; None if there is none.
+
+    Two kinds of reasons exist: the composition cannot run on these hosts, or it would gain nothing there. A composition
+    that the caller or the decision table names (`is_named`) may gain nothing.
+    """
     levels = levels_of(question.hosts or None, question.size)
     unfit = algorithm.needs(levels)
     reasons = (

@@ -12,7 +12,8 @@ resource of a round is the link of the host, not a rank's own port. The messages
 message with all their bytes.
 
 Whole rounds that were measured, by the bytes of a message, replace the constants, as in PLogP. They were measured
-between two ranks or among all ranks of a job. The latter knows best what ranks on shared cores cost each other.
+between two ranks or among all ranks of a job. Measurements among all ranks show best what ranks on shared cores cost
+each other.
 
 Algorithms of the same closed form still differ, because their ranks wait for each other in different orders. So if
 whole calls of an algorithm were measured at a few sizes, they give the factor by which the prediction is off. Rounds
@@ -77,7 +78,7 @@ def predicted_s(
 
 
 def _transfer_s(link: Link, nbytes: float) -> float:
-    """Return the seconds of a message beyond latency and work."""
+    """Return the seconds that the bytes of a message take: its time without the latency and overhead of the link."""
     return max(0.0, link.step_s(nbytes) - link.latency_s - link.overhead_s)
 
 
@@ -155,7 +156,7 @@ def shown(predicted_s: float | None) -> str:
 def segments(algorithm: Algorithm, cost: Cost | None, nbytes: int, segment_nbytes: int) -> int:
     """Return the number of segments of `algorithm` if about `segment_nbytes` of a block travel at once.
 
-    With only one round it is 1, because there is no next round that could begin before the first has ended.
+    With only one round the number is 1, because no next round could begin before the first has ended.
     """
     if cost is None or cost.rounds <= 1 or not algorithm.segmentable:
         return 1
@@ -163,7 +164,7 @@ def segments(algorithm: Algorithm, cost: Cost | None, nbytes: int, segment_nbyte
 
 
 def usual_segment_nbytes(algorithm: Algorithm, cost: Cost | None, nbytes: int, link: Link) -> int:
-    """Return the bytes of a block that travel at once over a link if the caller has not said."""
+    """Return how many bytes of a block travel at once over a link, if the caller has not set this number."""
     is_whole = algorithm.steady and cost is not None and _block_nbytes(cost, nbytes) <= link.whole_nbytes
     return link.whole_nbytes if is_whole else link.segment_nbytes
 
