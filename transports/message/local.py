@@ -221,7 +221,7 @@ class LocalNetwork:
         return self._channels.setdefault((source, dest, lane), _Channel(self._capacity))
 
     def _check_present(self, rank: int, peer: int) -> None:
-        """Raise the error that ended the network, if any. Raise `PeerLostError` if `rank` waits for a `peer` that left."""
+        """Raise the error that ended the network, if any. Raise `PeerLostError` if `peer`, awaited by `rank`, left."""
         self.check()
         if peer in self._closed:
             raise PeerLostError(f"{self._name(peer)} left while {self._name(rank)} still needed it")

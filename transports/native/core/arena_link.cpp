@@ -41,7 +41,7 @@ bool send_descriptor(int socket, std::uint32_t number, int descriptor) {
   return ::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof number;
 }
 
-// Receives one descriptor with its number; invalid if the socket has something else next.
+// Receives one descriptor and its number. Returns an invalid descriptor if something else comes next.
 Descriptor receive_descriptor(int socket, std::uint32_t& number) {
   iovec part{&number, sizeof number};
   ControlRoom room{};
@@ -62,7 +62,8 @@ Descriptor receive_descriptor(int socket, std::uint32_t& number) {
   return got == sizeof number ? std::move(descriptor) : Descriptor();
 }
 
-// The size of memory that is safe to read: it cannot shrink, and its pages cannot be missing.
+// Returns the size of the memory behind a descriptor that a peer has passed. Throws ProtocolError if a read of this
+// memory could fail, because it could shrink or is no shared memory of the kernel (tmpfs).
 std::size_t checked_nbytes(int memory) {
   struct stat status{};
   struct statfs system{};

@@ -19,8 +19,8 @@ namespace unisono {
 //! The arenas of this process that the peer has received.
 class PassedArenas {
  public:
-  //! Returns a reference by which the peer finds `nbytes` at `data`; empty if they are in no arena or it cannot be
-  //! passed now.
+  //! Returns a reference by which the peer finds `nbytes` at `data`; empty if they are in no arena, or if the arena
+  //! cannot be passed now.
   std::optional<ArenaReference> refer(const std::byte* data, std::size_t nbytes, int socket);
 
  private:

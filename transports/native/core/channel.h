@@ -114,7 +114,7 @@ class Channel {
   virtual std::size_t read_past_caches(std::byte* data, std::size_t nbytes) { return read(data, nbytes); }
   //! A result of at least this size does not stay in caches.
   static constexpr std::size_t more_than_caches_nbytes = 8 << 20;
-  //! Whether point-to-point messages of `nbytes` can be sent from such memory, and received into it.
+  //! Whether the channel can send point-to-point messages of `nbytes` from memory of this type, and receive into it.
   virtual bool accepts(MemoryType memory, std::uint64_t nbytes) const {
     return memory == MemoryType::host || nbytes == 0;
   }

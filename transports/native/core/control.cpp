@@ -511,7 +511,7 @@ void Control::ring_all() {
   changed_.notify_all();
 }
 
-// Answers what this rank knows of a call; or, for sequence -1, in which call it is.
+// Returns the answer of this rank to a query: the state of a call or, for sequence -1, the call that the rank is in.
 Frame Control::answer_query(const Frame& query) const {
   Frame answer;
   answer.type = FrameType::answer;

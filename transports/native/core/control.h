@@ -79,8 +79,8 @@ class Control {
   Failure failure() const;
   //! Reports a failure. Only the first one counts, and every rank learns of it.
   void fail(Failure failure);
-  //! Reports that a peer seems to be lost, for the reason `seen`. A failure follows within half a second: the reason
-  //! why the peer departed or failed, or else `seen`.
+  //! Reports that a peer seems to be lost, for `reason`. A failure follows within half a second. Its
+  //! text says why the peer departed or failed, if a judge reports that, and is `reason` otherwise.
   void suspect(std::int32_t peer, std::int64_t sequence, const std::string& reason);
   //! Like `suspect`, and waits for the failure.
   void lose(std::int32_t peer, std::int64_t sequence, const std::string& reason);
@@ -88,13 +88,15 @@ class Control {
   //! Asks the hub about a call without progress: see judge.h. `members` are the ranks of the communicator; empty for
   //! all.
   void report_blocked(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence);
-  //! Asks the judges about a message of another call; `text` is the error if the ranks agree.
+  //! Reports to the judges that a message of another call has arrived. If all ranks made the same call, the job fails
+  //! with the error `text`.
   void report_mismatch(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence,
                        const std::string& text);
   //! Reports that a call will time out at `deadline`, or, for sequence -1, message `number` to or from `waits_for`.
   void report_late(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence,
                    std::int64_t number, std::int32_t waits_for, Clock::time_point deadline);
-  //! What the judges have said about a late call so far. If they have said nothing, it says that they do not answer.
+  //! Returns the outlook that the judges have sent on a late call. If they have sent none, the outlook says that the
+  //! judges do not answer.
   Outlook outlook(std::uint64_t communicator, std::int64_t sequence, std::int64_t number);
   //! Waits until every other rank has made the last collective that this rank made on the communicator, or has
   //! departed. Ends early if the job fails, and at the latest after `limit`. Calls `interrupted` now and then.
@@ -103,7 +105,7 @@ class Control {
 
   //! Whether a rank has departed.
   bool departed(std::int32_t peer) const;
-  //! Whether the rank had departed at that time.
+  //! Whether this rank knew at `time` that `peer` had departed.
   bool departed_by(std::int32_t peer, Clock::time_point time) const;
   //! The text of the rank's farewell; empty if it gave none.
   std::string farewell(std::int32_t peer) const;

@@ -1,7 +1,10 @@
-// The instruction has a throughput of one word per cycle but a latency of three cycles. So a single chain of words uses
-// a third of the time. Three parts of the data are computed at once, each from a register of zero. A CRC is linear: a
-// part contributes its own CRC, shifted by the number of bytes behind it. A table holds the shifted value of each byte
-// of a register.
+// The instruction has a throughput of one word per cycle but a latency of three cycles. So one chain of words, in which
+// each word waits for the one before, uses a third of the throughput. Therefore three parts of the data are computed at
+// once. The first part continues from the register of earlier data, and the other two begin with a register of zero.
+//
+// A CRC is linear. So the register after two parts is the XOR of two registers: the register of the second part, and
+// that of the first part after as many zeros as the second part has bytes. `Move` computes it by four table lookups,
+// one for each byte of the register.
 #include "crc32c.h"
 
 #include <array>
@@ -53,7 +56,8 @@ UNISONO_CRC_TARGET inline std::uint64_t step(std::uint64_t crc, std::uint64_t wo
 bool has_instruction() { return (::getauxval(AT_HWCAP) & (1UL << 7)) != 0; }  // HWCAP_CRC32
 #endif
 
-// What moving a register over `part_nbytes` of zeros makes of it.
+// Computes the CRC register after `part_nbytes` zeros from the register before them. The tables have the result for each
+// value of each of its four bytes.
 class Move {
  public:
   Move() {

@@ -24,7 +24,7 @@ class Descriptor {
 
   //! The number of the descriptor; -1 if there is none.
   int get() const { return value_; }
-  //! Whether there is one.
+  //! Whether this object holds a descriptor.
   bool valid() const { return value_ >= 0; }
   //! Closes the descriptor.
   void reset();

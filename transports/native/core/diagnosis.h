@@ -16,15 +16,16 @@ namespace unisono {
 struct RankReport {
   CallState state = CallState::unknown;
   std::uint64_t digest = 0;
-  std::string text;  // the call; or the rank's current place, if it has not made the call
+  std::string text;  // the call; or where in the program the rank is, if it has not made the call
   std::int32_t waits_for = -1;
   std::int32_t unanswered = 0;  // questions since its last answer
 
-  //! Whether the rank does not answer. A rank that has answered before counts as slow for three more questions.
+  //! Whether the rank counts as one that does not answer: it has never answered, or it owes answers to more than three
+  //! questions. Fewer missing answers only mean that the rank is slow.
   bool is_silent() const { return state == CallState::unknown || unanswered > 3; }
 };
 
-//! Why the call of one rank does not end.
+//! The reason why the call of one rank does not end, for the error of that rank.
 struct Outlook {
   std::int32_t peer = -1;  // the rank that the others wait for
   std::string text;        // continues "rank 3 waited 2 s"
@@ -47,10 +48,12 @@ struct Diagnosis {
   bool is_complete() const;
   //! Whether every rank that has not departed has made the call.
   bool all_have_called() const;
-  //! The failure that follows from the reports: different calls, or else the reported mismatch. The majority decides
-  //! which call is right. So, unless `final`, it waits for ranks that have not made the call.
+  //! Returns the failure that follows from the reports: different calls, or else the reported mismatch. Empty if none
+  //! follows. The majority decides which call is right. So unless `final`, the result is empty as long as a rank has
+  //! not answered, or has not made the call and may still decide.
   std::optional<Failure> verdict(bool final) const;
-  //! Why the collective does not end, or for sequence -1 why no message passes between `rank` and `waits_for`.
+  //! Returns the reason why the collective does not end; for sequence -1, the reason why no message passes between
+  //! `rank` and `waits_for`.
   Outlook outlook(std::int32_t rank, std::int32_t waits_for) const;
 
  private:

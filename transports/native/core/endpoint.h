@@ -170,7 +170,8 @@ class Endpoint {
   std::unique_ptr<Request> try_now(const Message& message, const CallSite& site, std::uint32_t rounds);
   //! Whether the channel for messages to `peer`, a valid rank, is open.
   bool reaches(std::int32_t peer);
-  //! Whether the channel to or from a peer accepts messages of `nbytes` in such memory; empty if it is not open yet.
+  //! Whether the channel to or from a peer accepts messages of `nbytes` in this type of memory; empty if the channel is
+  //! not open yet.
   std::optional<bool> accepts(std::int64_t lane, std::int32_t peer, MemoryType memory, std::uint64_t nbytes) {
     return channels_.accepts(lane, peer, memory, nbytes);
   }

@@ -50,7 +50,7 @@ inline constexpr std::uint64_t point_to_point_record = std::uint64_t{1} << 63;
 //! one run. A program that alternates between two signatures has one run for each call.
 class CallHistory {
  public:
-  //! A call that the history has found.
+  //! A call, as `find` and `last` return it.
   struct Entry {
     std::uint64_t digest;
     std::uint64_t sequence;
@@ -71,15 +71,15 @@ class CallHistory {
     }
     begin_run(communicator, sequence, digest, description, site);
   }
-  //! The call with this number, if the history still has it.
+  //! Returns the call with this number; empty if the history has dropped it.
   std::optional<Entry> find(std::uint64_t communicator, std::uint64_t sequence) const;
-  //! The last call on a communicator.
+  //! Returns the last call on a communicator; empty if there was none.
   std::optional<Entry> last(std::uint64_t communicator) const;
 
  private:
   static constexpr std::size_t most_runs = 1 << 16;
   static constexpr std::size_t most_signatures = 1 << 12;
-  // The calls on one communicator that have one digest.
+  // The facts that are equal for all calls with one digest on one communicator, and the place of the first such call.
   struct Signature {
     std::uint64_t communicator;
     std::uint64_t digest;
@@ -131,7 +131,7 @@ class FlightRecorder {
   //! Marks a call as returned.
   void end(std::size_t index) { returned_[index].store(true, std::memory_order_relaxed); }
 
-  //! The collective with this number; from the history if its record is gone.
+  //! Returns the collective with this number, from the history if newer calls have replaced its record.
   std::optional<CallRecord> find(std::uint64_t communicator, std::uint64_t sequence) const;
   //! The latest collective on a communicator.
   std::optional<CallRecord> last(std::uint64_t communicator) const;

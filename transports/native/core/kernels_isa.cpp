@@ -5,7 +5,7 @@
 // reason no template of the standard library is instantiated here.
 //
 // Integers, float32, float64 and complex numbers are combined in place, by loops that the compiler vectorises. Narrow
-// floats are decoded block by block into float32 accumulators in the first-level cache, combined there, and encoded
+// floats are decoded into float32 accumulators, as many as fit the first-level cache, combined there, and encoded
 // once. Two sources of some formats are combined in registers.
 #include <stddef.h>
 #include <stdint.h>

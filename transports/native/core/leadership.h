@@ -41,7 +41,8 @@ class Leadership {
     following_.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  //! Whether a thread asks for the lead that has priority over one that drives calls for others.
+  //! Whether a thread that waits for its own call asks to become the leader. It has priority over a leader that only
+  //! drives calls of other threads.
   bool is_requested() const { return requests_.load(std::memory_order_seq_cst) != 0; }
 
  private:

@@ -51,7 +51,7 @@ class Messenger {
   //! Returns the first of `tags_of_a_channel` tags that no peer of this process uses yet.
   virtual std::uint64_t reserve() { return next_tag_.fetch_add(tags_of_a_channel, std::memory_order_relaxed); }
 
-  //! Whether messages may lie in such memory.
+  //! Whether the library can send and receive messages in memory of this type.
   virtual bool supports(MemoryType memory) const { return memory == MemoryType::host; }
   //! Sends `nbytes` at `data`. The memory must stay valid until the transfer has ended. An immediate error is a
   //! transfer that has failed.

@@ -16,9 +16,9 @@ inline constexpr std::size_t buffer_kinds = 3;
 //! The kinds of steps, numbered as in encode.
 enum class Opcode : std::uint8_t { send, recv, recv_reduce, copy, reduce, read, read_reduce, write, signal, wait };
 
-//! Whether a step is a message, or a flag, which travels as one.
+//! Whether a step sends or receives a message or a flag. A flag travels as a message.
 constexpr bool travels(Opcode opcode) { return opcode <= Opcode::recv_reduce || opcode >= Opcode::signal; }
-//! Whether this rank sends the message.
+//! Whether a step sends its message or flag. If not, the step receives it.
 constexpr bool is_sent(Opcode opcode) { return opcode == Opcode::send || opcode == Opcode::signal; }
 
 //! The block lengths of a buffer: nearly equal parts, or counts.

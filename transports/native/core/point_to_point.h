@@ -56,7 +56,7 @@ class PointToPoint final : public Operation {
   bool done() const override { return done_; }
   void blocked_on(std::vector<Blocked>& waits) const override;
 
-  //! Whether it is a probe that ends in any case.
+  //! Whether this is a probe that ends at once, even if no message has arrived.
   bool probes_once() const { return verb_ == Verb::probe_once; }
   //! Ends a probe that has found nothing.
   void give_up() { done_ = true; }

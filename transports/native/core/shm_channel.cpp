@@ -471,8 +471,8 @@ void ShmChannel::note_read() {
   in_->read_ns[way].store(read_[way].smallest(), std::memory_order_relaxed);
 }
 
-// Reports to the sender how long a long message took to read. Through slots, that time includes what this rank sent
-// meanwhile.
+// Reports to the sender how long a long message took to read. If the message came through slots, this time includes the
+// time in which this rank sent data.
 void ShmChannel::end_message() {
   message_open_ = false;
   if (in_header_.nbytes < SingleCopyPolicy::least_nbytes) return;

@@ -50,10 +50,10 @@ class SingleCopyPolicy {
   //! The costs of messages that are kept as they are [0], and of those that are combined [1].
   using Costs = std::array<Cost, 2>;
 
-  //! `decides`: whether this rank chooses. Otherwise it does what the peer did last.
+  //! `decides`: whether this rank chooses the way. Otherwise it uses the way that the peer used last.
   explicit SingleCopyPolicy(bool decides) : decides_(decides) {}
 
-  //! Whether the next message goes by single copy. `costs` are those known by now, of the message before too.
+  //! Returns whether the next message goes by single copy. `costs` are those measured so far, with the last message.
   //! `rewrite_ns` is the time to write 64 KiB that the peer has read (0: unknown).
   bool use_single_copy(std::size_t nbytes, bool combined, const Costs& costs, std::uint32_t rewrite_ns);
   //! Takes in how the peer has sent such a message.

@@ -35,11 +35,12 @@ inline constexpr bool has_streaming_stores = false;
 void copy_streaming(std::byte* dst, const std::byte* src, std::size_t nbytes);
 void fence_streaming_stores();
 
+//! The kind of store instructions that write a fill.
 enum class Stores : std::uint8_t { ordinary, streaming };
-//! A kind of store instruction.
+//! The number of kinds.
 inline constexpr std::size_t store_ways = 2;
 
-//! How one fill is done.
+//! How one fill is done: by which stores, and whether its time is measured.
 struct Way {
   Stores stores = Stores::ordinary;
   bool timed = false;
@@ -50,7 +51,7 @@ class RecentTimes {
  public:
   static constexpr std::size_t kept = 3;
 
-  //! The time for 64 KiB, from the time of `nbytes`.
+  //! Returns the nanoseconds that 64 KiB take if `nbytes` took the time `took`.
   static std::uint32_t of(std::chrono::nanoseconds took, std::size_t nbytes) {
     const double ns_per_64k = static_cast<double>(took.count()) * (64 << 10) / static_cast<double>(nbytes);
     return static_cast<std::uint32_t>(std::clamp(ns_per_64k, 1.0, 1e9));
@@ -76,9 +77,9 @@ class RecentTimes {
 class Choice {
  public:
   explicit Choice(std::uint32_t burst) : burst_(burst) {}
-  //! Whether to take the second way next. A cost of 0 is unknown.
+  //! Returns whether the caller should use the second way next. The costs are those measured so far; 0 if unknown.
   bool is_second(std::uint32_t first_cost, std::uint32_t second_cost);
-  //! Whether both ways have been tried at first.
+  //! Whether the first trials of both ways are over.
   bool settled() const { return decisions_ >= first_trials; }
   //! Whether the second way is the better one.
   bool second_is_better() const { return second_; }
@@ -102,7 +103,8 @@ class StorePolicy {
   //! How long the reader takes for 64 KiB, by the kind of store; 0 if unknown.
   using ReadTimes = std::array<std::uint32_t, store_ways>;
 
-  //! How to store the next `nbytes`. `read` returns the reader's times and is called only where they decide something.
+  //! Returns how to store the next `nbytes`. The function `read` returns the reader's times. It is called only for
+  //! fills that are timed, because all others use the kind of stores that was faster last.
   template <class Read>
   Way choose(std::size_t nbytes, const Read& read) {
     if (!has_streaming_stores || nbytes < least_chosen_nbytes) return {};
@@ -112,8 +114,8 @@ class StorePolicy {
   }
   //! Fills memory that the peer has read since the last fill. Returns the time taken, or 0 if the fill is not timed.
   std::chrono::nanoseconds fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Way way);
-  //! Copies to memory that nobody reads soon, by the faster kind of store. `read`: how long that memory takes to read,
-  //! if it matters.
+  //! Copies to memory that nobody reads soon, by the faster kind of store. `read` has the times to read that memory,
+  //! for callers to whom they matter.
   void copy(std::byte* dst, const std::byte* src, std::size_t nbytes, const ReadTimes& read = {1, 1});
   //! The time of one fill and one read in the usual way, in nanoseconds for 64 KiB; 0 if unknown.
   std::uint32_t usual_cost(const ReadTimes& read) const { return cost(usual_, read); }

@@ -69,8 +69,8 @@ TaggedChannel::~TaggedChannel() {
   finish(out_envelopes_, cancelled);
 }
 
-// Waits for the pending transfers until then, and leaks the memory of those that are still pending. False if there are
-// any.
+// Waits for the pending transfers of `owners`, at most until `until`. Leaks the memory of transfers that are pending
+// then, and returns false if there are any.
 template <class Owners>
 bool TaggedChannel::finish(Owners& owners, Clock::time_point until) {
   bool all = true;
@@ -108,7 +108,7 @@ void TaggedChannel::refuse(const char* what) const {
                       " arrived " + what);
 }
 
-// Whether a transfer has ended well. A failed one sets `broken_`.
+// Returns whether a transfer has succeeded. A transfer that has failed sets `broken_`.
 bool TaggedChannel::ended(Transfer& transfer) {
   if (transfer.pending()) messenger_->test(transfer);
   if (transfer.state == Transfer::State::failed) broken_ = true;
@@ -145,7 +145,8 @@ void TaggedChannel::note_acknowledged(std::uint32_t acknowledged) {
   acknowledged_envelopes_ = acknowledged;
 }
 
-// Acknowledges consumed envelopes if half of the credit is not acknowledged yet.
+// Sends an acknowledgement if this rank has consumed at least half as many envelopes as the credit allows, and has not
+// acknowledged them yet.
 void TaggedChannel::acknowledge() {
   if (consumed_envelopes_ - announced_envelopes_ < most_envelopes / 2 || broken_) return;
   Envelope* envelope = free_envelope();
@@ -262,7 +263,7 @@ void TaggedChannel::expect(std::unique_ptr<Envelope> room) {
   rooms_.push_back(std::move(room));
 }
 
-// Takes the envelopes that have arrived: acknowledgements are handled at once, messages in their turn.
+// Takes the envelopes that have arrived. It handles acknowledgements at once, and puts messages into `arrived_`.
 void TaggedChannel::take_envelopes() {
   while (!rooms_.empty() && ended(rooms_.front()->transfer)) {
     quiet_since_.reset();
@@ -275,7 +276,8 @@ void TaggedChannel::take_envelopes() {
   }
 }
 
-// Whether an envelope brings a message. Throws ProtocolError if it is malformed.
+// Notes the acknowledgement in an envelope, and returns whether the envelope also brings a message. Throws
+// ProtocolError if the envelope is malformed.
 bool TaggedChannel::take_envelope(const Envelope& envelope) {
   const std::size_t nbytes = envelope.transfer.nbytes;
   if (nbytes < sizeof(EnvelopeHead)) refuse("without a header");
@@ -345,7 +347,7 @@ void TaggedChannel::post_chunk(std::byte* direct, MemoryType memory) {
   in_posted_ += chunk.nbytes;
 }
 
-// The front chunk, if it has arrived.
+// Returns the front chunk; null if it has not arrived.
 TaggedChannel::Chunk* TaggedChannel::front_chunk() {
   if (in_chunks_.empty()) return nullptr;
   Chunk& chunk = *in_chunks_.front();

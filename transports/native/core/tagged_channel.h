@@ -9,9 +9,9 @@
 //
 // Credit. The receiver has posted memory for `most_envelopes`, and for the acknowledgements besides. The sender never
 // has more of them under way, so each envelope finds its memory, and the library never buffers an unexpected message.
-// The receiver acknowledges consumed envelopes in its own envelopes. If half of the credit is used up and it sends
-// nothing, it acknowledges by an envelope of its own, which costs no credit. At most two of these can be under way,
-// because the second half must be used up in between.
+// The receiver acknowledges consumed envelopes in the envelopes of its own messages. If half of the credit is used up
+// before it sends a message, it sends an envelope that only acknowledges, which costs no credit. At most two of these
+// can be under way, because the second half must be used up in between.
 //
 // Chunks. The sender sends chunks from where the payload lies if it lies in one piece, and otherwise from stages. A
 // plain `read` receives a chunk into its destination if the whole chunk fits there. Other chunks go to stages, where a
@@ -46,7 +46,7 @@
 
 namespace unisono {
 
-//! Messages over tagged messages.
+//! A channel whose messages travel as tagged messages of a library.
 class TaggedChannel final : public Channel {
  public:
   static constexpr std::size_t chunk_nbytes = 256 << 10;
@@ -61,12 +61,13 @@ class TaggedChannel final : public Channel {
   };
   static constexpr Cut of_collectives{chunk_nbytes, 32};
   static constexpr Cut of_point_to_point{16 << 20, 2};
-  //! How a message is cut, from its kind.
+  //! Returns how the payload of a message is cut into chunks, which depends on the kind of message.
   static constexpr const Cut& cut_of(const Header& header) {
     return header.kind == kind_point_to_point ? of_point_to_point : of_collectives;
   }
 
-  //! The peer, the first of the two tags that it has reserved, and the first of ours.
+  //! The peer, the first of the two tags that the peer has reserved, and the first of those that this rank has
+  //! reserved.
   struct Route {
     Messenger::Peer peer;
     std::uint64_t out_tag;
@@ -154,7 +155,7 @@ class TaggedChannel final : public Channel {
   std::shared_ptr<Messenger> messenger_;
   const Route route_;
   Descriptor socket_;
-  bool asleep_ = true;                            // whether the thread that has asked may sleep
+  bool asleep_ = true;                            // whether the library allows the thread to sleep
   bool broken_ = false;                           // the library reports that the peer cannot be reached any more
   std::optional<Clock::time_point> quiet_since_;  // when nothing has arrived since, after the peer hung up
   std::vector<std::unique_ptr<std::byte[]>> spare_stages_;
@@ -176,7 +177,7 @@ class TaggedChannel final : public Channel {
   std::deque<std::unique_ptr<Envelope>> rooms_;  // posted, in the order in which they will be filled
   std::deque<std::unique_ptr<Envelope>> arrived_;
   std::uint32_t consumed_envelopes_ = 0;
-  std::uint32_t announced_envelopes_ = 0;  // of these, the sender knows
+  std::uint32_t announced_envelopes_ = 0;  // consumed envelopes that this rank has acknowledged
   Header in_header_{};
   bool message_open_ = false;
   std::uint64_t in_posted_ = 0;  // bytes of the payload for which memory has been posted

@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t block_nbytes = 256 << 10;
-// A block with its checksum, and a little of what follows.
+// Space for a block with its checksum, and for a little of the data after it.
 constexpr std::size_t most_read_ahead_nbytes = block_nbytes + 4096;
 // The payload of a message up to this length is gathered, so it is sent in one call even if it lies in many places.
 constexpr std::size_t most_gathered_nbytes = 4096;

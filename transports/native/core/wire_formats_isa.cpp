@@ -1,6 +1,8 @@
-// The codecs of one instruction set: compiled once for each, for the reasons in kernels_isa.cpp.
+// The codecs for one instruction set.
 //
-// Data pass through blocks in the first-level cache, so memory is read and written once.
+// This file is compiled once for each instruction set, with UNISONO_ISA as its name. kernels_isa.cpp says why. A codec
+// works on 256 elements at a time. Its intermediate results fit the first-level cache, so the arrays in memory are read
+// and written only once.
 #include "wire_formats.h"
 
 #include <stddef.h>
