@@ -56,8 +56,8 @@ UNISONO_CRC_TARGET inline std::uint64_t step(std::uint64_t crc, std::uint64_t wo
 bool has_instruction() { return (::getauxval(AT_HWCAP) & (1UL << 7)) != 0; }  // HWCAP_CRC32
 #endif
 
-// Computes the CRC register after `part_nbytes` zeros from the register before them. The tables have the result for each
-// value of each of its four bytes.
+// Computes the CRC register after `part_nbytes` zeros from the register before them. The tables have the result for
+// each value of each of its four bytes.
 class Move {
  public:
   Move() {
