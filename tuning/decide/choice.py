@@ -405,7 +405,7 @@ def _composed(
 ) -> tuple[tuple[tuple[str, str], ...], Cost | None, float]:
     """Return the algorithm of each phase, then the total cost and the predicted seconds of all phases.
 
-    `named` has the algorithms of phases that the caller has named. For other phases, the fastest by prediction counts.
+    `named` has the algorithms that are set for phases. For each other phase, the fastest by prediction is chosen.
     """
     levels = algorithm.levels(question.hosts or None, question.size)
     names: dict[str, str] = {}
