@@ -33,7 +33,7 @@ _networks = itertools.count()
 
 @functools.cache
 def missing() -> str:
-    """Return what is missing here to create hosts; empty if they can be created."""
+    """Return the text of what this machine lacks to create hosts; an empty text if it can create them."""
     tools = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
     if os.geteuid() != 0 or tools:
         return f"network namespaces need root, ip and tc; missing: {', '.join(tools) or 'root'}"

@@ -97,7 +97,7 @@ class StudySettings(NamedTuple):
     tuned_ranks: tuple[int, ...] = ()
 
     def points(self) -> list[tuple[str, int]]:
-        """Return the collectives and bytes, which are multiples of one element for each rank."""
+        """Return the points to measure, as (collective, bytes). Bytes are a multiple of one element for each rank."""
         unit = 4 * self.ranks
         sizes = sorted({max(1, round(nbytes / unit)) * unit for nbytes in self.sizes})
         return [(collective, nbytes) for collective in self.collectives for nbytes in sizes]

@@ -82,7 +82,7 @@ class Recorded:
         return None if all(name in row for row in self.times_s[collective].values()) else "was not recorded"
 
     def typical_s(self, collective: str, nbytes: int, algorithm: str) -> float:
-        """Return the median of the rounds; between recorded sizes it is on the line through both."""
+        """Return the median of the recorded seconds. Between two sizes, interpolate on the line through both."""
         sizes = sorted(self.times_s[collective])
         low = max((each for each in sizes if each <= nbytes), default=sizes[0])
         high = min((each for each in sizes if each >= nbytes), default=sizes[-1])

@@ -89,7 +89,7 @@ def _row(settings: Settings, key: tuple[int, str, str], samples_of: dict[tuple[i
 
 
 def _baselines(settings: Settings) -> list[str]:
-    """Return the libraries with which others are compared: the variants of Unisono."""
+    """Return the names of the libraries to which the report compares the others: the variants of Unisono."""
     return [library.name for library in settings.libraries if library.adapter == "unisono_api"]
 
 

@@ -67,7 +67,7 @@ class FlatArray(NamedTuple):
     changed: Callable[[], bool] = lambda: False
 
     def with_elements(self, elements: Array) -> Any:
-        """Return the array with these elements instead of its own; a numpy array if it cannot be written."""
+        """Write `elements` to the array, and return it. If it is read-only, return a numpy copy of `elements`."""
         if not self.writable:
             return elements.reshape(self.shape).copy()
         self.flat[...] = elements.reshape(-1)  # copies nothing if `elements` is this memory
@@ -127,7 +127,7 @@ def checksum(flat: Array, before: int = 0) -> int:
 
 
 def first_names(arrays: Mapping[str, FlatArray]) -> dict[str, FlatArray]:
-    """Return the arrays without those in the memory of an earlier one, as tied weights are."""
+    """Return `arrays` without each array that occupies the memory of an earlier array, as tied weights do."""
     name_by_memory: dict[tuple[int, int], str] = {}
     for name, array in arrays.items():
         memory = array.flat.ctypes.data, array.flat.nbytes

@@ -168,7 +168,7 @@ def _headed(size: int, rank: int, root: int) -> int:
 
 
 def _own_block(size: int, rank: int, root: int, varying: bool, *, at_root: Buffer, at_leaf: Buffer) -> Span:
-    """Return the span of a rank's own block; the blocks of the ranks that it heads lie after it."""
+    """Return the span of a rank's own block. After this block lie the blocks of the ranks below it in the tree."""
     if rank == root:
         return Span(at_root, rank)
     if _headed(size, rank, root) == 1:
@@ -177,7 +177,7 @@ def _own_block(size: int, rank: int, root: int, varying: bool, *, at_root: Buffe
 
 
 def _scratch(size: int, rank: int, root: int, varying: bool, *, own: Span, share: Buffer) -> Partition:
-    """Return the partition of SCRATCH if the rank keeps its blocks there. `share` is the buffer of one block."""
+    """Return the partition of SCRATCH: empty unless the span `own` lies in it. `share` is a buffer of one block."""
     if own.buffer is not Buffer.SCRATCH:
         return Partition(0)
     if varying:

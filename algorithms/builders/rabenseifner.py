@@ -130,7 +130,7 @@ def _allreduce(folding: Folding, rank: int) -> Lane:
 
 
 def _reduce(folding: Folding, rank: int, root: int) -> Lane:
-    """Return the lane. In the gather, of two partners the one on the root's side receives and continues."""
+    """Return the lane of a reduce. In its gather, the partner on the root's side receives, and the other one sends."""
     if not folding.leads(rank):
         return (_hand_over(folding, rank, _by_position),)
     partial = Buffer.OUTPUT if rank == root else Buffer.SCRATCH

@@ -7,8 +7,8 @@ Three things are proved of every access to a peer's memory:
 - no other access to the same block happens at the same time, if one of the two writes. The other access may be the
   peer's own, or a third rank's.
 
-Vector clocks say what happens before what. Messages do not count as order here, because a message of zero bytes is not
-sent.
+Vector clocks say which event happens before which other. Only flags count as order. Messages do not, because a message
+of zero bytes is not sent.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ _Post: TypeAlias = tuple[_Instance, Action]
 def run(unrolled_plans: Sequence[UnrolledPlan], segments: int = 1) -> list[Event]:
     """Return the events of one segment, in a possible order.
 
-    With one segment, plans that need no run are not run, as explained above.
+    With one segment, plans that need no run are not run; see the explanation of this module.
 
     Raises:
         PlanError: a message has only one end, or its two ends differ in group or segment, or ranks wait for each other

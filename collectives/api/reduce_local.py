@@ -30,7 +30,8 @@ def reduce_local(dst: Array, *sources: AnyArray, op: str | Op = "sum") -> Array:
         op: an operation, or the name of one. Op.premul_sum is not allowed, because its factor belongs to a rank.
 
     Raises:
-        UsageError: an array or the operation is not as above, or the function of the operation returned a wrong value.
+        UsageError: an array or the operation breaks one of these rules, or the function of the operation returned a
+        wrong value.
             `dst` is unchanged then.
         Exception: the exception that the function raised; `dst` is unchanged then.
 

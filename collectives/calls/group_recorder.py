@@ -203,7 +203,7 @@ class Batch(Outcome):
         self.x, self.outs, self.targets = [], [], []
 
     def end_well(self, results: Sequence[Any]) -> None:
-        """End the calls with these results, one for each array; None stands for an array without a result here."""
+        """End the calls with one result for each array, which is None for an array without a result on this rank."""
         self.end(list(self._gathered(results)) if self._lists else results)
 
     def _gathered(self, results: Sequence[Any]) -> Iterator[Any]:

@@ -147,7 +147,7 @@ def _request(algorithm: str | None, reproducible: bool, accumulate: str | None) 
 
 
 def as_request(algorithm: AlgorithmLike) -> AlgorithmRequest:
-    """Return the full request for an algorithm that may be given by its name only."""
+    """Return the `AlgorithmRequest` for an algorithm, which the caller may request by its name alone."""
     return algorithm if isinstance(algorithm, AlgorithmRequest) else AlgorithmRequest(algorithm)
 
 

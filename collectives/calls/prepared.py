@@ -70,7 +70,7 @@ class CheckedCall:
     gathered: type[Any] | None
 
     def finish(self) -> Any:
-        """Return the user's result, None if this rank gets none. Call it only once, when the call has ended."""
+        """Return the user's result; None if this rank gets no result. Call it only once, when the call has ended."""
         results = [array.finish() for array in self.arrays]
         return self.gathered(results) if self.gathered and results[0] is not None else results[0]
 

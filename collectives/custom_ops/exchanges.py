@@ -41,7 +41,7 @@ class Draft:
 
 
 def draft_whole(spec: CallSpec, size: int, rank: int) -> Draft:
-    """Return the draft in which every rank that has a result gathers all contributions and combines them itself."""
+    """Return the draft of a reduction in which each rank with a result gathers all contributions and combines them."""
     count = count_of(spec)
     to_root = spec.collective == "reduce"
     exchange = _exchange(spec, "gather" if to_root else "allgather", count, size, rank)
@@ -50,7 +50,7 @@ def draft_whole(spec: CallSpec, size: int, rank: int) -> Draft:
 
 
 def draft_shared(spec: CallSpec, size: int, rank: int) -> Draft:
-    """Return the draft in which each rank combines its share of the elements."""
+    """Return the draft of a reduction in which each rank combines only its share of the elements."""
     count = count_of(spec)
     shares = tuple(count // size + (each < count % size) for each in range(size))
     if spec.layout is not None and spec.layout.rows is not None:

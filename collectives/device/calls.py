@@ -85,7 +85,7 @@ class DeviceCalls:
         return CheckedDeviceCall(prepare(memory), memory)
 
     def start(self, call: CheckedDeviceCall, limit_s: float, *, here: bool) -> DeviceWork[Any]:
-        """Start a call and return its work. With `here`, this thread issues the call before the work is returned.
+        """Start a call and return its work. If `here`, the calling thread issues the call before this method returns.
 
         Raises:
             UsageError: an array is on another device than those of earlier calls, or a stream is being captured.

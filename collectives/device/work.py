@@ -60,7 +60,7 @@ class InUse(Protocol):
     """Memory that a device may still use."""
 
     def is_over(self) -> bool:
-        """Return whether the device no longer uses it; does not block."""
+        """Return whether the device has stopped using this memory. It does not block."""
 
 
 # Memory that a device still used when its communicator ended. After a rank was killed, that may never change.

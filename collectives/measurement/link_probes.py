@@ -84,7 +84,7 @@ def _links(question: Question) -> list[tuple[str, str, list[int]]]:
 
 
 def _link_calibrated(pairs: Communicator, parameters: Parameters, link: str, level: str, *, short: bool) -> Parameters:
-    """Return the parameters with those of a link between pairs of ranks; only the first pair measures and adds them."""
+    """Return `parameters`, to which the first pair of ranks adds those of a link. All pairs use the link meanwhile."""
     first = pairs.rank - pairs.rank % 2
     with pairs.subgroup([first, first + 1]) as pair:
         probes = _Probes(pairs, pair, 0.004 if short else 0.04)

@@ -8,7 +8,7 @@ receives the layer with the contributions of the other groups, and broadcasts it
 themselves (`servers`), each for some of the layers, so that no rank's link carries everything. One of them also serves
 the clock, which bounds how far apart groups may be (`center`). All layers are exchanged at the same time.
 
-If any rank dies, the communicators of the job fail, and with them every call and every wait here, on all ranks.
+If any rank dies, the communicators of the job fail. Then every call and every wait of this class fails, on all ranks.
 
 Reference: Kurth et al., "Deep learning at 15PF: supervised and semi-supervised classification for scientific data",
 SC17, arXiv:1708.05256.
@@ -127,11 +127,12 @@ class HybridGroups:
                 on all ranks of the group. They are overwritten.
 
         Returns:
-            The arrays by name. An array of JAX or a ``tf.Tensor`` cannot be written and is a new one.
+            The arrays by name. An array of JAX or a ``tf.Tensor`` is a new one, because it cannot be written.
 
         Raises:
             UsageError: these are other parameters, or `finish` has been called; nothing has been sent.
-            PeerLostError, CollectiveTimeoutError, AbortedError: a call failed, here or in another group.
+            PeerLostError, CollectiveTimeoutError, AbortedError: a call failed, in this group of ranks or in another
+            one.
         """
         all_lent, lent = self._checked(parameters)
         if self.group.rank == 0:
@@ -141,9 +142,9 @@ class HybridGroups:
         return self._adopt(all_lent, lent)
 
     def finish(self, parameters: Named) -> dict[str, Any]:
-        """Contribute for the last time, wait for all groups, and get the result of all. All ranks call it.
+        """Contribute for the last time, wait for all groups of ranks, and return their joint result. All ranks call it.
 
-        After it, every rank has the same bits. Argument, result and errors are those of `exchange`.
+        Afterwards every rank has the same bits. Argument, result and errors are those of `exchange`.
         """
         all_lent, lent = self._checked(parameters)
         self._is_finished = True

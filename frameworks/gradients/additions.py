@@ -18,9 +18,9 @@ from unisono.frameworks.gradients.step_memory import StepMemory
 def average_new(
     world: Communicator, memory: StepMemory, op: str, compression: str | None, timeout_s: float | None, *, zeros: bool
 ) -> tuple[Gradient, ...]:
-    """Average the new gradients of a step, add the results to its memory, and return the new gradients.
+    """Average the new gradients of a training step, add the results to `memory`, and return the new gradients.
 
-    All ranks call it. Nothing is compressed here.
+    All ranks call it. New gradients are not compressed.
 
     Args:
         world: the ranks.

@@ -73,7 +73,8 @@ class _BucketComm(NamedTuple):
     def bind(self, core: int) -> None:
         """Bind the threads of the communicators to a core.
 
-        A thread starts at the first call and inherits the cores of the calling thread, so a barrier starts it here.
+        A thread starts at the first call of its communicator, and inherits the cores of the calling thread. So this
+        method binds the calling thread for a moment, and calls a barrier.
         """
         allowed = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {core})

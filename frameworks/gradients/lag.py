@@ -1,4 +1,7 @@
-"""The lag of gradients: how many steps late they are applied. It depends only on the step, so all ranks agree."""
+"""The lag of gradients: how many training steps late they are applied.
+
+The lag depends only on the number of the training step, so all ranks have the same lag without a message.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from unisono import UsageError
 
 
 class Lag(NamedTuple):
-    """Delayed synchronous gradients: step t applies those of step t − k. A *prompt* step applies its own.
+    """Delayed synchronous gradients: training step t applies those of step t − k. A *prompt* step applies its own.
 
     Attributes:
         steps: the lag k; 0 if all steps are prompt.
@@ -21,10 +24,10 @@ class Lag(NamedTuple):
     cooldown_from: int | None = None
 
     def at(self, step: int) -> int:
-        """Return how many steps stay in flight after step `step`, counted from 0, has applied the gradients due.
+        """Return how many training steps are still in flight when step `step`, counted from 0, has applied gradients.
 
-        The number rises and falls by one a step. A step in which it rises applies nothing, and a step in which it falls
-        applies the gradients of two steps.
+        This number changes by at most one in a training step. A step in which it rises applies no gradients, and a step
+        in which it falls applies those of two steps.
         """
         rising = max(0, step + 1 - self.warmup)
         falling = self.steps if self.cooldown_from is None else max(0, self.cooldown_from + self.steps - 1 - step)

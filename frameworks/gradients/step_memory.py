@@ -66,7 +66,7 @@ class StepMemory(Slots):
         reduction: ``reduction(index, memory)`` returns a function that starts the reduction of a bucket.
 
     Attributes:
-        layout, start_order: the same.
+        layout, start_order: the arguments of the same names.
         buckets_of: by name, the indices of the buckets in which a gradient lies.
         starts: by bucket, the function that starts its reduction.
         flags: three integers that this rank sends to the others: its `Flags`, the checksum of its parameters, and the

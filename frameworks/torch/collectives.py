@@ -322,7 +322,7 @@ class Collectives:
             raise UsageError(f"tensor's dim 0 does not divide equally across the group's size, {size}: pass splits")
 
     def _split(self, tensor: Any, splits: Sequence[int]) -> list[int]:
-        """Return how many elements of a tensor each rank gets: `splits` rows each, or equal parts if it is empty."""
+        """Return how many elements of a tensor go to each rank: `splits` rows each, or equal parts without `splits`."""
         size = self._communicator.size
         if not splits:
             self._check_rows(tensor)

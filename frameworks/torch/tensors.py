@@ -89,7 +89,7 @@ class Stage:
         return self._array(copy)
 
     def read_all(self, tensors: Sequence[Any]) -> FlatMemory:
-        """Return the elements of tensors, one after the other. Raises as `read` does, and if their types differ."""
+        """Return the elements of all tensors in one array. Raises the errors of `read`, and one if dtypes differ."""
         joined = self._joined(tensors)
         if joined is None:
             joined = torch.cat([self._copy(each).reshape(-1) for each in tensors])
