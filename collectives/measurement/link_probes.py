@@ -84,7 +84,7 @@ def _links(question: Question) -> list[tuple[str, str, list[int]]]:
 
 
 def _link_calibrated(pairs: Communicator, parameters: Parameters, link: str, level: str, *, short: bool) -> Parameters:
-    """Return `parameters`, to which the first pair of ranks adds those of a link. All pairs use the link meanwhile."""
+    """Return `parameters`, to which the first pair of ranks adds those of a link. Other pairs only help to measure."""
     first = pairs.rank - pairs.rank % 2
     with pairs.subgroup([first, first + 1]) as pair:
         probes = _Probes(pairs, pair, 0.004 if short else 0.04)

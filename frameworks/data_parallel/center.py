@@ -34,9 +34,9 @@ class Desk(Protocol):
     """The clock or a center: the object of a server that handles the messages of the groups."""
 
     def take(self, group: int, frame: Frame) -> list[tuple[int, Frame]]:
-        """Handle the message of a group. Return (group, answer) for each group that gets an answer now.
+        """Handle the message of a group of ranks. Return (group, answer) for each group that gets an answer now.
 
-        An answer is written into the frame that the group has sent.
+        The desk writes each answer into the frame that the group has sent.
         """
 
     @property

@@ -1,4 +1,4 @@
-"""Agreement of the ranks on the gradients and their order, and on the errors of a step.
+"""Agreement of the ranks on the gradients and their order, and on the errors of a training step.
 
 Theory of operation
 -------------------
@@ -25,7 +25,7 @@ class NotFiniteError(UnisonoError, ArithmeticError):
 
 
 class Flags(IntFlag):
-    """The facts that a rank reports in a step; the flags of all ranks are joined by "bor"."""
+    """The facts that a rank reports in a training step. The flags of all ranks are joined by "bor"."""
 
     COMPLAINT = 1
     OTHER_ORDER = 2
@@ -164,7 +164,7 @@ def missing(name: str) -> Complaint:
 
 
 def given_twice(name: str) -> Complaint:
-    """Return the complaint of a rank whose program has passed two gradients of one name in a step."""
+    """Return the complaint of a rank whose program has passed two gradients of one name in a training step."""
     return Complaint(
         "UsageError",
         f"the gradient of {name!r} was passed twice in a step: call finish() after each step. With a torch optimizer, "

@@ -21,7 +21,7 @@ _SIZES = [1 << power for power in range(15, 27)]  # 32 KiB to 64 MiB
 
 
 def exposed_s(buckets: Sequence[Filling], backward_s: float, cost_s: Callable[[int], float]) -> float:
-    """Return how much longer a step takes than backward, in seconds.
+    """Return how many seconds a training step takes longer than its backward.
 
     This is the time from the last gradient to the end of the last bucket, plus the overhead of all buckets.
 
@@ -45,7 +45,7 @@ def best_size(cut: Callable[[int], Sequence[Filling]], backward_s: float, cost_s
 
 
 class Pace(NamedTuple):
-    """The pace of steps.
+    """How fast training steps are: the time of backward, and the speed of reductions.
 
     Attributes:
         backward_s: the time from the first gradient to the last, in seconds.
@@ -57,7 +57,7 @@ class Pace(NamedTuple):
 
 
 def pace_of(steps: Sequence[Step], layout: Layout, predicted_s: Callable[[int, str], float]) -> Pace:
-    """Return the pace of the fastest step; ``predicted_s(nbytes, dtype)`` is the time that the tuner predicts."""
+    """Return the smallest times of `steps`; ``predicted_s(nbytes, dtype)`` is the time that the tuner predicts."""
     predicted = sum(predicted_s(bucket.nbytes, bucket.dtype) for bucket in layout.buckets)
     scale = min(step.communication_s for step in steps) / predicted if predicted else 1.0
     return Pace(min(step.ready_s - step.begin_s for step in steps), scale)

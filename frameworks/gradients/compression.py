@@ -37,7 +37,7 @@ Start: TypeAlias = Callable[[], Work[Any]]
 
 
 class Stages(NamedTuple):
-    """The steps of a compressed reduction of flat memory in place. They can be used again for later steps.
+    """The stages of a compressed reduction of flat memory in place. Each training step uses them again.
 
     Attributes:
         starts: functions that each prepare and start a collective: the first one when the memory is ready, each other

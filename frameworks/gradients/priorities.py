@@ -49,7 +49,7 @@ def start_order_of(buckets: Sequence[Filling], backward_s: float, cost_s: Callab
 
 
 class Arriving(Mapping[str, Any]):
-    """The gradients of a step by name. Some may still be on their way, and a lookup waits for its gradient.
+    """The gradients of a training step by name. Some may still be on their way: a lookup waits for its gradient.
 
     Iteration follows the order in which the next forward needs the gradients. Each value is the array that the program
     passed in the step, overwritten when it is looked up. It is a new numpy array if that array cannot be written, or if

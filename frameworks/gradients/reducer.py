@@ -56,14 +56,15 @@ from unisono.frameworks.gradients.timeline import Report, Timeline, now, report_
 class GradientReducer:
     """A context manager that averages named gradients over ranks while the program computes the next ones.
 
-    In every step, each rank calls ``ready(name, array)`` for each gradient as soon as it has it, in any order. Then it
-    calls ``finish()``, which returns the reduced gradients. All ranks open and close the reducer, and call `finish`,
-    `flush` and the other methods that say so, in the same order. The calls of the reducer go over communicators of its
-    own, so they are independent of other calls on `world`.
+    In every training step (*step* for short), each rank calls ``ready(name, array)`` for each gradient as soon as it
+    has computed the gradient, in any order. Then it calls ``finish()``, which returns the reduced gradients. All ranks
+    open and close the reducer, and call `finish`, `flush` and the other methods that say so, in the same order. The
+    calls of the reducer go over communicators of its own, so they are independent of other calls on `world`.
 
-    If one rank makes an error, `finish` raises it on all ranks, in the same step and with the same text, which names
-    the rank and the gradient. The reducer can be used after a `UsageError`, `MismatchError` or `NotFiniteError`; the
-    contents of the gradients of that step are undefined. After an error of another class all communicators have failed.
+    If one rank makes an error, `finish` raises this error on all ranks, in the same step and with the same text. It
+    names the rank and the gradient. The reducer can be used after a `UsageError`, `MismatchError` or `NotFiniteError`;
+    the contents of the gradients of that step are undefined. After an error of another class all communicators have
+    failed.
 
     The program may pass new gradients in a later step, for example when it unfreezes layers. The new gradients are
     averaged in the step in which all ranks pass them for the first time, and in all steps after it.
@@ -71,7 +72,7 @@ class GradientReducer:
     Args:
         world: the ranks.
         bucket_nbytes: the approximate number of bytes that are reduced by one call. By default, the reducer measures
-            its first steps and chooses it.
+            its first steps and chooses this number.
         compression: "float16", "bfloat16" or "int8": the type in which gradients of wider floats travel, with error
             feedback; None for no compression.
         lag: after how many steps gradients are applied: `finish` of step t returns those of step t − lag. In the steps
@@ -80,14 +81,16 @@ class GradientReducer:
         warmup_fraction, cooldown_fraction: the parts of `total_steps` at the beginning and at the end that have no lag.
         total_steps: the number of all steps; only needed for these fractions.
         op: "avg" or "sum".
-        missing: "error" if it is an error that a rank passes no gradient of some name; "zero" if it counts as zeros.
+        missing: "error" if a rank that passes no gradient of some name makes an error; "zero" if its gradient counts as
+            zeros.
         check_finite: whether an element that is infinite or not a number, on any rank, is a `NotFiniteError`.
         teams: how many bucket communicators reduce buckets at the same time, or a `Teams`. By default, one for each
             step in flight, and one more over a network or with compression.
         priorities: whether buckets that wait for the link go in the order in which the next forward needs them. Then
             `finish` returns before all gradients have arrived, and looking up a gradient in its result waits for that
-            gradient. It cannot be combined with a lag.
-        timeline: whether the end of each bucket is noted when it happens, and not when the program waits for it.
+            gradient. Priorities cannot be combined with a lag.
+        timeline: whether the reducer notes the end of each bucket as soon as it happens. By default, it notes the end
+            when the program waits for the bucket.
         timeout_s: the time limit of each reduction; by default, the option `timeout_s`.
         parameters: the arrays, by name, that the gradients change. They must be the same on all ranks whenever `finish`
             is called: each `finish` compares a checksum of some of them, and of all of them in the first three steps.
@@ -188,9 +191,9 @@ class GradientReducer:
         up before the next step.
 
         Returns:
-            By name, the array that the program passed in this step, overwritten with the result. It is a new numpy
-            array if the array cannot be written, or if the program passed none. If nothing is to be applied in this
-            step, the result is empty, and the arrays that were passed hold zeros.
+            By name, the array that the program passed in this step, overwritten with the reduced gradient. If that
+            array cannot be written, or the program passed none, this is a new numpy array. If no gradients are due in
+            this step, the result is empty, and the arrays that the program passed hold zeros.
 
         Raises:
             MismatchError: a rank has not passed a gradient that others have, or one of another shape or dtype; or the
@@ -219,9 +222,9 @@ class GradientReducer:
     def slot(self, name: str) -> Array | None:
         """Return the memory in which a gradient of this step is reduced, or None if there is none.
 
-        If the program computes a gradient there, `ready` need not copy it, and the result is there too. The slot stays
-        the same in all steps until the order or the size of buckets changes. There is none in the first step, and none
-        with a lag, because a step then returns the gradients of another step.
+        If the program computes a gradient in this slot, `ready` need not copy it, and the result is in the slot too.
+        The slot stays the same in all steps until the order or the size of buckets changes. There is no slot in the
+        first step, and none with a lag, because a step then returns the gradients of another step.
         """
         with self._lock:
             if self._pool is None or self._lag.steps or name not in self._pool.layout.gradients:
@@ -229,7 +232,7 @@ class GradientReducer:
             return self._current(self._pool).shaped[name]
 
     def flush(self) -> list[dict[str, Array]]:
-        """End all steps in flight and return the gradients of each, the oldest first. Without a lag there are none.
+        """End all steps in flight and return the gradients of each, the oldest first. Without a lag there is none.
 
         All ranks call it between two steps: at the end, and before they save the model. The program applies the
         gradients of each step. After `flush` the lag rises from 0 again. It raises the same errors as `finish`.
@@ -409,8 +412,8 @@ class GradientReducer:
     def _arrive(self, memory: StepMemory) -> Arriving:
         """Wait for the flags of the only step in flight; return its gradients, which may still be on their way.
 
-        If a flag is set or the ranks replan after this step, wait for all of it: ranks may call collectives only inside
-        `finish`, because all of them call that.
+        If a flag is set or the ranks replan after this step, wait for all its gradients. The ranks then call further
+        collectives, which they may do only inside `finish`, because all ranks call `finish`.
         """
         self._steps.wait_for_flags(memory)
         if memory.joined_flags() or self._replanner.is_last_measured(memory.step.number):
@@ -419,7 +422,7 @@ class GradientReducer:
         return self._arriving
 
     def _wait_for_arrival(self, memory: StepMemory, index: int) -> None:
-        """Wait for a bucket of the step whose gradients are arriving."""
+        """Wait for bucket `index` of the step whose gradients are arriving."""
         with self._lock:
             began = now()
             try:

@@ -56,35 +56,35 @@ class Replanner:
         self.reset(0)
 
     def reset(self, step: int) -> None:
-        """Start again without a layout, before the step of this number."""
+        """Start again without a layout, before training step `step`."""
         self.bucket_nbytes = self._settings.bucket_nbytes or _FIRST_BUCKET_NBYTES
         self._pace = Pace(1.0, 0.0)  # a scale of 0: until steps have been measured, no bucket waits for the link
         self.start_again(step)
 
     def restore(self, bucket_nbytes: int) -> None:
-        """Keep the size of buckets of a saved state, without measuring steps again."""
+        """Use the size of buckets of a saved state, and measure no further training steps."""
         self.bucket_nbytes, self._measured_steps = bucket_nbytes, range(0)
 
     def start_again(self, step: int) -> None:
-        """Forget the order that was seen, and measure the steps after `step`, which may open connections."""
+        """Forget the recorded order, and measure the steps after training step `step`, which may open connections."""
         measures = self._settings.bucket_nbytes is None or self._settings.priorities
         self._measured_steps = range(step + 1, step + 1 + _MEASURED_STEPS) if measures else range(0)
         self._order = ReadyOrder()
 
     def measures(self, step: int) -> bool:
-        """Return whether the times of a step decide about the buckets."""
+        """Return whether the times of training step `step` decide about the buckets."""
         return step in self._measured_steps
 
     def is_last_measured(self, step: int) -> bool:
-        """Return whether a step is the last of the measured ones, after which all ranks replan."""
+        """Return whether training step `step` is the last measured one, after which all ranks replan."""
         return bool(self._measured_steps) and step == self._measured_steps[-1]
 
     def sees_other_order(self, memory: StepMemory) -> bool:
-        """Record the order of a step on rank 0; return whether the ranks should adopt another order."""
+        """Record on rank 0 in which order gradients became ready; return whether to adopt another order."""
         return self._world.rank == 0 and self._order.see(memory.full, tuple(memory.received))
 
     def replanned(self, pool: StepMemoryPool, memory: StepMemory) -> StepMemoryPool:
-        """Return the pool to use after a step that is over: `pool`, or one with other buckets.
+        """Return the pool to use after the training step of `memory`: `pool` itself, or a pool with other buckets.
 
         All ranks call it for the same step. They communicate only if the step is the last measured one, or if rank 0
         has seen another order.
@@ -129,7 +129,7 @@ def replan_of(
     *,
     priorities: bool,
 ) -> Replan:
-    """Return the best buckets for steps of a pace.
+    """Return the buckets with which training steps of this pace should be shortest.
 
     Args:
         layout: the present layout.

@@ -119,7 +119,7 @@ class Channel {
     return memory == MemoryType::host || nbytes == 0;
   }
 
-  //! A reference by which the peer can read `nbytes` at `data` in place; nothing if that is impossible now.
+  //! Returns a reference by which the peer can read `nbytes` at `data` in place; empty if it cannot do so now.
   virtual std::optional<ArenaReference> refer(const std::byte* data, std::size_t nbytes);
   //! The memory that a peer's reference stands for. Throws ProtocolError if the reference is wrong.
   virtual const std::byte* resolve(const ArenaReference& reference, std::uint64_t nbytes);
@@ -147,8 +147,8 @@ class Channel {
   //! would wake it.
   virtual std::uint32_t extra_yields() const { return 0; }
 
-  //! Ends all use of the callers' memory after their calls have failed, and waits for that `until` then. False if it
-  //! has not ended by then: that memory must never be freed.
+  //! Ends all use of the callers' memory after their calls have failed. Returns false if the library may still use some
+  //! of the memory at the time `until`: that memory must never be freed.
   [[nodiscard]] virtual bool release_memory(std::chrono::steady_clock::time_point until) {
     static_cast<void>(until);
     return true;

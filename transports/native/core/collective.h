@@ -36,7 +36,8 @@
 
 namespace unisono {
 
-//! A place in the table for one channel. It also says, for each direction, in which pass a message last had to wait.
+//! The entry of one channel in the table of channels. For each direction, it also has the number of the pass in which a
+//! message last had to wait.
 struct ChannelEntry {
   std::atomic<Channel*> channel{nullptr};  // nullptr until the channel is open
   std::int32_t peer = 0;
@@ -44,7 +45,7 @@ struct ChannelEntry {
   std::uint64_t receive_blocked_in_pass = 0;
 };
 
-//! What has been moved over one channel.
+//! The numbers of messages and bytes that have been moved over one channel.
 struct ChannelTraffic {
   std::int32_t peer;
   const char* transport;

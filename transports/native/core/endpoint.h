@@ -69,7 +69,7 @@ struct Message {
   //! A receive into `data`. Without `peer` it matches any other rank, and without `tag` any tag that is not reserved.
   static Message to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
                             std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host);
-  //! A probe, which ends when a matching message has arrived. With `once` it ends in any case.
+  //! A probe, which ends when a matching message has arrived. With `once` it ends at once, even without a message.
   static Message to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once);
 
   bool sends() const { return posting.verb == Verb::send; }

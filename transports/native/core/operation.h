@@ -11,7 +11,7 @@
 
 namespace unisono {
 
-//! A message of another call has arrived. `what` describes it.
+//! The error that a message of another call has arrived. The text `what` describes the message.
 struct Mismatch : std::runtime_error {
   //! `from` sent the message; `first_call`: see `sequence`.
   Mismatch(std::int32_t from, std::int64_t first_call, const std::string& what)
