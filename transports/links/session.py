@@ -227,7 +227,7 @@ class Session:
         return mask.bit_count()
 
     def close(self, farewell: str) -> None:
-        """Leave the job. `farewell` is the reason, or empty."""
+        """Leave the job. `farewell` is the reason that the other ranks learn; empty without one."""
         self._host_discovery.close()
         self._listener.close(self._close_in_loop)
         with self._lock:
@@ -260,7 +260,7 @@ class Session:
         self.control.abandon()
 
     def call_soon(self, callback: Callback) -> None:
-        """Call `callback` in the listener's thread, unless it has ended. Finalizers may call this: it takes no lock."""
+        """Call `callback` in the listener's thread, unless this thread has ended. It takes no lock, for finalizers."""
         self._listener.loop.submit(callback)
 
     def _is_local(self, peer: int) -> bool:
@@ -279,7 +279,7 @@ class Session:
         return Target(peer, self._members[peer].addresses, use_unix, purpose, communicator, lane)
 
     def _dial(self, peer: int, purpose: Purpose, communicator: int, lane: int, timeout_s: float) -> socket.socket:
-        """Connect to a rank and wait for it. If a busy rank drops the connection, dial it again.
+        """Connect to a rank, and wait until it has accepted. If a busy rank drops the connection, dial it again.
 
         A dead rank refuses the connection; then there is no other attempt, nor after the job has failed.
         """

@@ -1,14 +1,16 @@
 """The agreement of the surviving ranks after a loss: which ranks go on, and where they meet. `shrink()` uses it.
 
-Theory of operation. Every rank knows the roster. A listener answers as long as its process lives and has not left the
-job. A rank that calls `shrink()` looks for a leader: it dials the members in their order, and the first one that
-answers is its leader. If it reaches itself first, it leads.
+Theory of operation
+-------------------
+Every rank knows the roster. The listener of a rank answers as long as its process lives and has not left the job. A
+rank that calls `shrink()` looks for a leader of the survivors: it dials the members in their order, and the first one
+that answers is its leader. The rank is then a follower of this leader. If the rank comes to itself first, it leads.
 
 The leader probes the absent members again and again, until every member that answers has connected to it. Then it sends
 the verdict to its followers. If a member before the leader answers, the leader closes the links to its followers and
-follows that member. A follower that loses its leader starts again. So all ranks that can reach each other end with the
-same leader. A link ends when its process does. No rank waits for another without watching its link, or longer than the
-caller allows.
+follows that member. A follower that loses its leader starts again. So all ranks that can reach each other agree on one
+leader. A link ends when the process of its other end does. No rank waits for another without watching its link, or
+longer than the caller allows.
 
 The survivors then meet at a store of the leader, in a usual rendezvous. The leader watches its followers meanwhile. If
 one dies before all have met, the leader makes the store fail for all, and they start again. If the network falls into
@@ -90,7 +92,7 @@ class Arrivals:
             return self._waiting.pop(communicator, {})
 
     def end(self, communicator: int) -> None:
-        """Refuse all followers from now on: they come too late."""
+        """Refuse all connections of followers from now on, because they come too late."""
         with self._changed:
             self._over.add(communicator)
             late = self._waiting.pop(communicator, {})
@@ -224,7 +226,7 @@ class Search:
         return verdict
 
     def _add_followers(self, connections: dict[int, socket.socket], epochs: dict[int, int]) -> None:
-        """Add new followers, and remove followers that have gone."""
+        """Add the ranks that have connected as followers, and remove the followers whose links have ended."""
         for rank in self._ended():
             self._links.pop(rank).close()
         for rank, link in connections.items():
@@ -246,7 +248,7 @@ class Search:
         return [ranks[descriptor] for descriptor, _ in poll.poll(0)]
 
     def _alive(self, ranks: Sequence[int]) -> list[int]:
-        """Return those of the ranks that answer a probe."""
+        """Return the ranks in `ranks` that answer a probe."""
         if not ranks:
             return []
         from concurrent.futures import ThreadPoolExecutor

@@ -485,7 +485,7 @@ PyObject* run_from_python(PyObject* self, PyObject* const* arguments, Py_ssize_t
 
 PyTypeObject* call_cache_type = nullptr;
 
-// The same for a persistent call, which mostly has no arguments.
+// Does the same for a persistent call, which mostly has no arguments.
 PyObject* call_plan(PyObject* self, PyObject* given, PyObject* named) {
   int wait = 1;
   if (PyTuple_GET_SIZE(given) != 0 || named != nullptr) {

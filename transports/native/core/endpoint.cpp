@@ -32,7 +32,7 @@ Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes) {
   return {0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
 }
 
-// The call as the user wrote it.
+// Returns the text of the call as the user wrote it.
 std::string call_text(Verb verb, std::optional<std::int32_t> peer, const std::string& tag) {
   const char* names[] = {"send(dest=", "recv(source=", "probe(source=", "iprobe(source="};
   return names[static_cast<std::size_t>(verb)] + (peer ? std::to_string(*peer) : "any") + ", tag=" + tag + ")";
@@ -309,7 +309,7 @@ const std::shared_ptr<const std::string>& Endpoint::description_of(const Message
   return kept.text;
 }
 
-// The mailbox of the peer, or those of all other ranks for a message of any rank.
+// Returns the mailbox of the peer; for a message from any rank, the mailboxes of all other ranks.
 std::vector<std::shared_ptr<Mailbox>> Endpoint::mailboxes_of(const Message& message) {
   std::vector<std::shared_ptr<Mailbox>> mailboxes;
   const std::int32_t me = member(rank());
@@ -353,7 +353,7 @@ bool Endpoint::advance_collectives() {
   return moved;
 }
 
-// Drives all messages, whichever is waited for: the peer may be waiting for another one.
+// Drives all messages, also those for which no thread waits, because a peer may wait for one of them.
 bool Endpoint::advance_messages() {
   bool moved = false;
   for (const auto& [place, mailbox] : mailboxes_)

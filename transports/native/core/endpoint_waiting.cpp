@@ -202,14 +202,15 @@ void Endpoint::serve() {
 
 bool Endpoint::shares_core(const Idle& idle) const { return crowded_ || idle.checked_at < contended_until_; }
 
-// Whether looking for progress takes no system call.
+// Whether this thread can look for progress without a system call.
 bool Endpoint::polling_is_cheap() const {
   const std::vector<Blocked> waits = blocked();
   return std::none_of(waits.begin(), waits.end(),
                       [](const Blocked& on) { return on.channel != nullptr && on.channel->polls_by_syscall(); });
 }
 
-// How many looks to spin. The server spins if the program waits for it.
+// Returns how many times to look for progress without a pause. The server does so only
+// a few times, unless the program waits for it.
 std::uint32_t Endpoint::spins(const Idle& idle, bool serving) const {
   if (!idle.polling_pays) return 0;
   if (serving && awaited_.load(std::memory_order_relaxed) == 0) return serving_spin_rounds;
@@ -373,8 +374,8 @@ bool Endpoint::gone(const Blocked& on) const {
   return control_->departed_by(job_rank(on.peer), Clock::now() - admission_time);
 }
 
-// A channel whose peer has gone brings nothing more once it has been read empty. Returns true if a needed channel is in
-// that state, or if every peer is gone from which a message of any rank could come.
+// A channel whose peer has gone brings no more messages after its last one has been read. Returns true if a waiting
+// operation needs such a channel, or if all peers have gone from which a receive from any rank could get a message.
 bool Endpoint::check_closed() {
   const std::vector<Blocked> waits = blocked();
   auto lost = std::find_if(waits.begin(), waits.end(), [this](const Blocked& on) { return on.needed && gone(on); });
@@ -406,7 +407,7 @@ void Endpoint::time_out(const Request& request) {
   control_->fail({FailureKind::timeout, rank(), outlook.peer >= 0 ? outlook.peer : peer, -1, text + outlook.text});
 }
 
-// The rank in the job that a message goes to or comes from; -1 for any.
+// Returns the other end of a message as a rank of the job; -1 for a receive from any rank.
 std::int32_t Endpoint::peer_of(const Request& request) const {
   const auto& peer = request.message_->peer;
   return peer ? job_rank(*peer) : -1;

@@ -19,7 +19,7 @@ constexpr std::chrono::microseconds closing_period = 5ms;
 constexpr std::size_t most_questions = 256;
 constexpr std::size_t most_last_calls = 1024;
 
-// Whether a rank may send this state about itself.
+// Whether a rank may report this state of itself to a judge.
 bool is_an_answer(CallState state) {
   return state == CallState::not_called || state == CallState::running || state == CallState::returned ||
          state == CallState::forgotten;

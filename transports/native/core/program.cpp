@@ -147,7 +147,7 @@ void Program::resolve_step(const Step& step, std::int64_t iteration, std::int64_
   work.incoming = std::max(work.incoming, incoming_of(step.opcode));
 }
 
-// Whether a step writes a part of a large OUTPUT that this rank does not read again.
+// Whether a step writes to a part of a large OUTPUT that no step of this rank reads.
 bool Program::stores_past_caches(const Step& step, std::int64_t iteration) const {
   if (output_blocks_read_.empty() || (step.opcode != Opcode::recv && step.opcode != Opcode::copy)) return false;
   const Operand& dst = plan_->operand(step.dst);

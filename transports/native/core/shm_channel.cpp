@@ -433,10 +433,10 @@ std::size_t ShmChannel::read(std::byte* data, std::size_t nbytes, MemoryType mem
   return part;
 }
 
-// Whether part of a message can be read.
+// Whether bytes of the open message have arrived and can be read.
 bool ShmChannel::has_slot() { return message_open_ && take_slot(); }
 
-// Whether more of a single-copy message must be copied from the peer.
+// Whether the next bytes of a single-copy message have not been copied from the peer yet.
 bool ShmChannel::awaits_copy() const { return peer_address_ && slot_used_ == copied_to_; }
 
 void ShmChannel::consume(std::size_t nbytes) {

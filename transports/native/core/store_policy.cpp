@@ -20,7 +20,7 @@ constexpr std::uint32_t fills_per_time = 8;
 // the other way seems.
 constexpr std::uint32_t times_per_trial = 32;
 constexpr double rarest_trials = 16;
-// The choice changes only if the other way costs less than this part.
+// The choice changes only if the other way costs less than this fraction of the cost of the present way.
 constexpr double clearly_better = 0.93;
 
 }  // namespace

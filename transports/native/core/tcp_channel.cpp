@@ -57,7 +57,7 @@ bool TcpChannel::begin(const Header& header, Whole /*whole*/, MemoryType /*memor
   return true;
 }
 
-// The stream of the next block, once no bytes of the block before wait on another stream; otherwise nullptr.
+// Returns the stream of the next block; nullptr as long as another stream has unsent bytes of the block before.
 TcpStream* TcpChannel::next_stream() {
   TcpStream* stream = &stream_of(out_done_);
   if (stream != out_stream_ && !out_stream_->flush()) return nullptr;
