@@ -502,8 +502,9 @@ def _refusal(algorithm: Algorithm, question: Question, is_named: bool) -> str | 
 def _refusal_of_hosts(algorithm: Composition, question: Question, is_named: bool) -> str | None:
     """Return the reason not to run a composition on the hosts of this call, as text; None if there is none.
 
-    Two kinds of reasons exist: the composition cannot run on these hosts, or it would gain nothing there. A composition
-    that the caller or the decision table names (`is_named`) may gain nothing.
+    A composition may be unable to run on these hosts. It would also gain nothing on one host, on hosts of one rank each,
+    or on unknown hosts. If the caller or the decision table names the composition (`is_named`), only the first reason
+    counts.
     """
     levels = levels_of(question.hosts or None, question.size)
     unfit = algorithm.needs(levels)
