@@ -502,9 +502,9 @@ def _refusal(algorithm: Algorithm, question: Question, is_named: bool) -> str | 
 def _refusal_of_hosts(algorithm: Composition, question: Question, is_named: bool) -> str | None:
     """Return the reason not to run a composition on the hosts of this call, as text; None if there is none.
 
-    A composition may be unable to run on these hosts. It would also gain nothing on one host, on hosts of one rank each,
-    or on unknown hosts. If the caller or the decision table names the composition (`is_named`), only the first reason
-    counts.
+    A composition may be unable to run on these hosts. It would gain nothing on one host, or on hosts of one rank each.
+    And its gain is unknown if the hosts are not known. If the caller or the decision table names the composition
+    (`is_named`), only the first reason counts.
     """
     levels = levels_of(question.hosts or None, question.size)
     unfit = algorithm.needs(levels)
