@@ -15,10 +15,10 @@ from unisono.records import record
 
 @record
 class Folding:
-    """`size` ranks folded onto positions = radix ** rounds positions.
+    """The folding of `size` ranks onto ``radix ** rounds`` positions, one run of neighbouring ranks for each position.
 
     Attributes:
-        root: if not None, the root leads its run, so that the result arrives there without another message.
+        root: if not None, the root takes the position of its run, so that the result arrives without another message.
     """
 
     size: int

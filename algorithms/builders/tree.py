@@ -174,7 +174,7 @@ def reduce_knomial(size: int, rank: int, root: int = 0, radix: int = 4) -> Plan:
 
 
 def _merges(size: int, rank: int, root: int, radix: int) -> Iterator[Links]:
-    """Yield the links of a rank, as ranks, in each round of a flow up the tree, until it has sent its partial result.
+    """Yield the partners of `rank` in each round of a flow up the tree, until `rank` sends its partial result.
 
     In each round, `radix` neighbouring runs of ranks merge into one. The partial result of a run is at the root if the
     root is in the run, else at the first rank of the run. So contributions are combined in ascending order, for any

@@ -95,7 +95,7 @@ def _check_overlap(unrolled: UnrolledPlan, row: Row, location: StepLocation, hom
 
 
 def _cells_of(operands: Sequence[Operand], rank: int) -> Sequence[int]:
-    """Return the cells of operands that are in the memory of `rank`."""
+    """Return the cells (block numbers of the memory of a rank) of those operands that belong to `rank`."""
     if len(operands) == 1 and operands[0].owner == rank:
         return operands[0].cells
     return [cell for operand in operands if operand.owner == rank for cell in operand.cells]

@@ -48,7 +48,7 @@ class ReceiveOperand:
         return executor.recv(self.operand.flat, self.operand.dtype, source, tag, self.memory)
 
     def work(self, works: Works, received: Probe, limit_s: float) -> Work[Any]:
-        """Return the work of a receive that has been started, `received`."""
+        """Return the `Work` of `received`, a receive that has been started."""
         return works.add(received, None, limit_s, lambda _: self.finish(received), message=received.message)
 
     def finish(self, received: Probe | None) -> Any:

@@ -139,9 +139,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the gradients that are due, if there are any. It calls `synchronize` first, unless the program has.
 
-        With priorities, and without `synchronize` before, it returns when it knows that no rank has an error. Updates
-        that have not been made by then are made when the parameter is looked up in `model`, with the present learning
-        rate. If the optimizer has hooks of its step, `step` waits for all gradients.
+        With priorities, and without `synchronize` before, it returns when it knows that no rank has an error. The
+        other parameters are updated later, each when the next forward pass reads it from `model`. Their learning rate
+        is that of this `step`. If the optimizer has hooks of its step, `step` waits for all gradients.
 
         Args:
             closure: as in torch. Its result is averaged over ranks, so that all ranks make the same decisions by it.

@@ -81,7 +81,7 @@ class WorkKeeper:
         self._unwaited.pop(work, None)
 
     def keep_dropped(self, work: Work) -> None:
-        """Hold a work that Python has dropped until 256 others have been dropped."""
+        """Keep a work alive after Python has dropped its last reference, until 256 later ones have been dropped."""
         self._dropped.append(work)
 
 

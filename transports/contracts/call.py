@@ -122,7 +122,7 @@ class Signature:
 
 
 def _runs(arguments: Sequence[Argument]) -> list[str]:
-    """Return the texts of the arguments, in which equal neighbours are one text with their number."""
+    """Return a text for each run of equal neighbouring arguments, such as "3 × (float32[8])"."""
     runs = [(argument, sum(1 for _ in equal)) for argument, equal in groupby(arguments)]
     return [f"{number} × ({argument})" if number > 1 else f"({argument})" for argument, number in runs]
 

@@ -81,7 +81,9 @@ class Bound:
 
 
 def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: int, in_one_process: bool) -> Bound:
-    """Return a call bound to memory, in as few segments as a slab of `most_nbytes` allows.
+    """Return a call bound to memory. It has the fewest segments whose exposed blocks fit a slab of `most_nbytes`.
+
+    A slab is the device memory of a rank that the other ranks can read.
 
     Args:
         rank: this rank.

@@ -63,7 +63,8 @@ def check_entered() -> None:
     """Check that the native core can use the UCX of this process, without opening anything.
 
     Raises:
-        TransportUnavailableError: UCX cannot be used here. `NotEnteredError` if only `ucx_core` can use it.
+        TransportUnavailableError: UCX cannot be used here. Its subclass `NotEnteredError` says that the native
+            core cannot, but that UCX's Python package can (the transport `ucx_core`).
     """
     _messenger_with(_ENTERED_BY)
 

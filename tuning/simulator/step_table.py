@@ -179,7 +179,7 @@ def _parts(step: Any, rank: int) -> list[tuple[int, int, int, Span | None]]:
 
 
 def _block_share(plan: Plan, buffer: Buffer) -> float:
-    """Return the length of a block of a buffer as a multiple of the vector, with all blocks equally long."""
+    """Return the length of a block as a fraction of the vector. All blocks of a buffer count as equally long."""
     partition = plan.partition(buffer)
     if partition.blocks == 0:
         return 0.0

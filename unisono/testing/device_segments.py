@@ -65,7 +65,7 @@ class Segment:
         return self._history
 
     def openers(self) -> list[int]:
-        """Return the living processes that have it open."""
+        """Return the living processes that have the segment open."""
         return [process for process in self._facts[_OPENERS:_HISTORY].tolist() if process and not has_ended(process)]
 
     def is_freed(self) -> bool:
@@ -121,7 +121,7 @@ class EventState:
         return load_clock(self._words[_CLOCK:])
 
     def issue(self, clock: Clock) -> int:
-        """Issue a record by a stream with this clock; return the number of the record."""
+        """Issue an event record and return its number; `clock` is the vector clock of the recording stream."""
         store_clock(self._words[_CLOCK:], clock)
         self._words[_ISSUED] += 1
         return self.issued

@@ -407,7 +407,7 @@ class CallCache {
   double timeout_s_;
   Calls calls_;
   std::byte token_{};  // the INPUT of a barrier
-  // Indexed by the address of the collective's name and a length.
+  // The index is a hash of the address of the collective's name and the length of the array.
   std::array<const Calls::value_type*, 1 << recent_bits> recent_{};
   // Of a call with the same key as the last one.
   std::byte* last_input_ = nullptr;

@@ -80,7 +80,8 @@ class ChannelTable {
   [[nodiscard]] bool release_memory(std::chrono::steady_clock::time_point until);
   //! Closes all channels.
   void clear();
-  //! A new number for a pass over the messages. Only the leader calls it.
+  //! Returns the number of a new pass over all messages, so that a channel that has been blocked in a pass is not tried
+  //! again in it. Only the leader calls this function.
   std::uint64_t new_pass() { return ++passes_; }
 
  private:

@@ -17,9 +17,10 @@
 // microseconds. If other threads want its core, it yields at once. With more ranks than cores, it looks only at the
 // cache lines where a message would arrive.
 //
-// The server hardly spins, because the program computes on its core. It spins once the program waits for its call. The
-// server wakes as soon as a message arrives, while a thread that has computed must wait for its time slice. So a thread
-// that waits for a background call drives it only while it spins, and then leaves it to the server.
+// The server hardly spins, because the program computes on its core. It spins once the program waits for its call. When
+// a message arrives, the kernel runs the server at once. A thread of the program that has just computed would first
+// wait for its next time slice. So a thread that waits for a background call drives that call only while the thread
+// spins; then the server drives it.
 //
 // Checks. A waiting leader reads the failure flag at every look. Now and then it reads the clock and looks for closed
 // links. Every waiting thread checks for signals.

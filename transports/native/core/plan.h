@@ -84,7 +84,7 @@ struct Lane {
   std::int64_t groups_as_run;
 };
 
-//! A group as run: its row, and the iteration of its Repeat.
+//! One execution of a group: the group, and the iteration of the Repeat that contains it.
 struct GroupAt {
   const Group* group;
   std::int64_t iteration;
