@@ -169,5 +169,5 @@ def test_gpu_reduction_reads_nothing_behind_the_end_of_an_array(dtype: str, sour
 def test_gpu_reduction_refuses_undefined_ops_and_python_functions() -> None:
     with pytest.raises(UsageError, match="'min' is not defined for complex64"):
         reduction(DTYPES["complex64"], OPERATIONS["min"], 2)
-    with pytest.raises(UsageError, match="a function of Python, which GPUs cannot run"):
+    with pytest.raises(UsageError, match="a Python function, which GPUs cannot run"):
         reduction(DTYPES["float32"], Op.from_function(np.hypot), 2)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,9 @@ def test_simulation_equals_closed_form_for_symmetric_algorithms(algorithm: Algor
     assume(algorithm.supports(size) is None)
     cost = algorithm.cost_of(size, {})
     assert cost is not None
-    assert seconds(algorithm, size, LINK, nbytes) == pytest.approx(predicted_s(cost, nbytes, LINK), rel=1e-9)
+    # The model also counts stores to SCRATCH that leave the nearest cache. The simulator does not know caches.
+    expected_s = predicted_s(replace(cost, stored=None), nbytes, LINK)
+    assert seconds(algorithm, size, LINK, nbytes) == pytest.approx(expected_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["recursive_doubling", "rabenseifner"])

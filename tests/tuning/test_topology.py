@@ -213,7 +213,7 @@ def test_simulate_command_shows_times_bytes_and_the_bottleneck(tmp_path: Path) -
         (("alreduce", "ring"), "did you mean 'allreduce'"),
         (("allreduce", "ring", "--bytes", "much"), "'much' is not a positive number of bytes"),
         (("allreduce", "ring", "--topology", "nowhere.toml"), "nowhere.toml cannot be read: No such file"),
-        (("allreduce", "ring", "--topology", "x.toml", "--link", "shm"), "give --topology or --link"),
+        (("allreduce", "ring", "--topology", "x.toml", "--link", "shm"), "use either --topology or --link"),
         (("allreduce", "ring", "-n", "4", "--root", "4"), "root"),
         (("allgather", "recursive_doubling", "-n", "6"), "cannot run on 6 ranks"),
         (("allreduce", "ring", "--param", "radix=2"), "no parameter 'radix'"),

