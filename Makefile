@@ -28,7 +28,7 @@ CHECKED_BUILD = $(NATIVE_BUILD) -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
 CHECK = $(BIN)/ctest --output-on-failure --timeout 400 --parallel 2
 FUZZERS := frames plans shm tcp
-# What another processor can change in one thread: kernels, formats on the wire, plans. An emulator shows no other races.
+# Another processor can change kernels, wire formats and plans. An emulator does not show its races between threads.
 AARCH64_TESTS := channels frames kernels plans tagged tcp
 
 # What the targets pass on: make bench BENCH="broadcast -n 2", make peers PEERS="gloo", make test PYTEST="-k plans".
@@ -48,7 +48,7 @@ UPDATE ?=
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
-everything: $(STAMPS)/everything-$(KEY) ## Do what setup, torch, jax, cuda and ucx do, and install what docs and demo need
+everything: $(STAMPS)/everything-$(KEY) ## Make .venv with everything: setup, torch, jax, cuda, ucx, docs and demo in one call of pip
 
 demo: $(STAMPS)/demo-$(KEY) ## Train on real data with 1 and 4 ranks, then measure allreduce
 	@$(BIN)/python examples/demo.py

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from support.deadlines import DEADLINE_S
+from support.source_imports import imports
 
 import unisono
 
@@ -153,15 +153,6 @@ FACADE = sorted(path for path in (ROOT / "unisono").rglob("*.py") if path.resolv
 
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-def imports(source: str) -> Iterator[str]:
-    """Yield the full names that a module imports: ``from a import b`` is ``a.b``."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
 
 
 def is_inside(name: str, parts: tuple[str, ...]) -> bool:

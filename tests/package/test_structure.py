@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support.source_imports import imports
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning", "unisono")
@@ -26,21 +27,12 @@ def _module_of(path: Path) -> str:
     return ".".join(inside[:-1] if inside[-1] == "__init__" else inside)
 
 
-def imported(source: str) -> Iterator[str]:
-    """Yield all names that a file imports, also inside functions and for type checkers only."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def import_graph(sources: Mapping[str, str]) -> Graph:
     """Return the modules that each module imports. An import from a package counts only if it names a module."""
     packages = {name.rpartition(".")[0] for name in sources}
     graph: dict[str, set[str]] = {}
     for module, source in sources.items():
-        targets = {_owner(name, sources) for name in imported(source)}
+        targets = {_owner(name, sources) for name in imports(source)}
         graph[module] = {target for target in targets if target and target != module and target not in packages}
     return graph
 

@@ -1,7 +1,7 @@
 """Covering arrays: few combinations of parameters in which every pair of values occurs.
 
-A fault that needs one value, or two values together, is met by such a selection as it is by the product of all
-parameters, which is several times as large. ``pytest --product`` runs the products.
+A fault that needs one value, or two values together, shows in these rows as it does in the product of all parameters,
+which is several times as large. ``pytest --product`` runs the products.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ is_product_wanted = False
 
 
 def pairwise(*parameters: Sequence[Any], allowed: Callable[..., bool] = lambda *_: True) -> list[Row]:
-    """Return rows with a value of each parameter, so that each pair of values that is allowed is in one of them.
+    """Return rows with one value of each parameter. Every allowed pair of values occurs in at least one row.
 
-    The rows are the same in every process. Each begins with a pair that no row before has, and is the one with that
-    pair that has most pairs that no row before has.
+    The rows are the same in every process, because the search is greedy and not random. Each step takes the first pair
+    that is still missing, and adds the row that contains this pair and the most other missing pairs.
 
     Args:
         parameters: the values of each parameter.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import resource
@@ -98,10 +97,9 @@ def _native_core() -> str:
 
 def _sealed_memory() -> str:
     from unisono.transports import _core
+    from unisono.transports.host.sealed_memory import sealed_memory
 
-    with open(os.memfd_create("unisono-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b") as file:
-        file.truncate(_core.SHM_NBYTES)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    with open(sealed_memory("unisono-doctor", _core.SHM_NBYTES), "r+b") as file:
         try:
             file.truncate(0)
         except PermissionError:
