@@ -176,13 +176,11 @@ class Dispatcher:
             return self._run_on_views(arguments)
         call = self._check_call(arguments)
         limit_s = self._limit_s(arguments.timeout_s)
-        work: Work[Any] | None = None
-        if wait:
+        work = None if wait else call.start(limit_s)
+        if work is None:
             call.run(limit_s)
-        else:
-            work = call.start(limit_s)
         call.remember(collective, x, out, arguments.op, arguments.root, arguments.algorithm)
-        return work or call.checked.finish()
+        return call.checked.finish() if work is None else work
 
     def _start(
         self,
