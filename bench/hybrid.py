@@ -111,7 +111,7 @@ class _Trainer:
         self._step_s = setup.step_s * (setup.slow if world.rank == world.size - 1 else 1.0)
 
     def step(self, group: un.Communicator) -> None:
-        """Take a training step with the gradient of all ranks of `group`."""
+        """Take a training step with the mean gradient over the ranks of `group`."""
         began = time.perf_counter()
         gradients = self._gradients([self._next() for _ in range(self._setup.batch)])
         time.sleep(max(0.0, self._step_s - (time.perf_counter() - began)))

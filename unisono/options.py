@@ -221,7 +221,7 @@ class Field(NamedTuple):
     """The functions that check the values of a setting. Both raise a ValueError that says what the value must be.
 
     Attributes:
-        read: converts the text of a variable to a value for `check`.
+        read: converts the text of an environment variable to a value for `check`.
         check: checks a value, and returns it in the form in which `Options` holds it.
     """
 

@@ -41,7 +41,8 @@ def allreduce_one_shot(size: int, rank: int, root: int = 0, window: int = 32) ->
     """Return the plan of an allreduce in which every rank reads and combines the INPUTs of all ranks.
 
     INPUT and OUTPUT are one block each and may be the same memory, because SCRATCH holds the result until all ranks
-    have read. Flags are raised `window` at a time.
+    have read. Before and after, each rank signals every other rank and waits for its signal. One group has at most
+    `window` signals or waits, so that plans for many ranks stay a short loop.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -211,7 +212,7 @@ def _to_root(size: int, rank: int, root: int, window: int, reads: Lane) -> Lane:
 
 
 def _window_of(size: int, rank: int, root: int, window: int) -> int:
-    """Return the number of the root's window of flags that contains `rank`."""
+    """Return the index of the group in which the root signals `rank`: one group signals `window` ranks."""
     return ((rank - root) % size - 1) // window
 
 

@@ -63,7 +63,10 @@ def allreduce_recursive_multiplying(size: int, rank: int, root: int = 0, radix: 
 
 
 def _aside_lane(folding: Folding, rank: int) -> Lane:
-    """Return the lane of a rank that stands aside: it sends its contribution to its leader and receives the result."""
+    """Return the lane of a rank without a place in the rounds: another rank, its leader, takes part for both.
+
+    The rank sends its contribution to its leader, waits for the rounds to end, and receives the result from the leader.
+    """
     leader = folding.leader(folding.position(rank))
     return (
         Group((Send(leader, input_block()),)),
@@ -73,7 +76,7 @@ def _aside_lane(folding: Folding, rank: int) -> Lane:
 
 
 def _leading_lane(folding: Folding, rank: int) -> Lane:
-    """Return the lane of a rank that takes part in the rounds: fold, exchange, send the result back."""
+    """Return the lane of a rank that takes part in the rounds: fold, exchange, return the result to the ranks aside."""
     position, aside = folding.position(rank), folding.aside(rank)
     current, lane = input_block(), list[Group]()
     if not folding.is_exact:

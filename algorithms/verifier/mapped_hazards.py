@@ -40,10 +40,13 @@ class _Touch(NamedTuple):
 def check_mapped_hazards(
     plan_set: PlanSet, unrolled_plans: Sequence[UnrolledPlan], events: Sequence[Event], *, in_place: bool
 ) -> None:
-    """Check that accesses to mapped memory are ordered; if `in_place`, also with INPUT and OUTPUT as the same memory.
+    """Check that flags order every access to a peer's memory, as the module docstring says.
+
+    If `in_place`, the check is repeated with INPUT and OUTPUT as the same memory.
 
     Raises:
-        PlanError: the message names an access, and what may happen before, after or at the same time.
+        PlanError: an access may happen before the peer has begun its plan, after the peer has ended it, or at the same
+            time as a conflicting access. The message names the access and says which of the three.
     """
     if not any(is_mapped(unrolled.plan) for unrolled in unrolled_plans):
         return

@@ -190,7 +190,7 @@ def _unrolled(plan: Plan, operands: Sequence[_Operands]) -> UnrolledPlan:
 
 
 def _rows(plan: Plan, lane: int, operands: Sequence[_Operands]) -> Iterator[Row]:
-    """Yield each run of each group of a lane, in order."""
+    """Yield the rows of a lane in the order in which they run: one row for each iteration of each group."""
     number = 0
     for item in plan.lanes[lane]:
         times, groups = as_written(item)

@@ -22,7 +22,11 @@ class CopyAdapter(UnisonoAdapter):
         self.version = "a copy by each rank"
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
-        """Return the call to measure. Its first use computes the result."""
+        """Return the call to measure.
+
+        The first use of the call computes the result by an allreduce, and copies it. Every later use only copies it.
+        The benchmark does not count the first use, which warms up.
+        """
         if collective != "allreduce":
             raise NotImplementedError("only allreduce is supported")
         results: list[Any] = []

@@ -10,7 +10,7 @@ from unisono.bench.adapters.worker import HostMemory
 
 
 class MappedMemory(HostMemory):
-    """Arrays that other ranks of the host can map."""
+    """Creates arrays in shared memory, which the other ranks of the host can map."""
 
     @staticmethod
     def empty(count: int, dtype: Any) -> Any:
@@ -19,7 +19,7 @@ class MappedMemory(HostMemory):
 
 
 class MappedAdapter(UnisonoAdapter):
-    """The world communicator, on such arrays."""
+    """The world communicator, on arrays in shared memory."""
 
     memory = MappedMemory()
 

@@ -116,7 +116,7 @@ class HostMemory:
 
 
 class Worker:
-    """Runs the driver's commands. Each public method is a command, and returns its reply."""
+    """Runs the commands of the benchmark's main process. Each public method is a command, and returns its reply."""
 
     def __init__(self, adapter_path: str, rank: int) -> None:
         self._adapter_path = adapter_path

@@ -117,7 +117,7 @@ def _of(allreduces: Iterable[Record], placement: str, library: str) -> list[Reco
 
 
 def _groups(kernels: Sequence[Record]) -> Iterator[tuple[Record, dict[str, Record]]]:
-    """Yield our record of each case, and the records of all contenders in this case."""
+    """Yield, for each case, our record and the records of all contenders by name, ours included."""
     cases: dict[tuple[Any, ...], dict[str, Record]] = {}
     for kernel in kernels:
         cases.setdefault((kernel["dtype"], kernel["k"], kernel["nbytes"]), {})[kernel["contender"]] = kernel

@@ -82,10 +82,13 @@ def view(x: Any, name: str) -> AnyArray:
 
 
 def view_to_write(out: Any, name: str) -> AnyArray:
-    """Return a numpy array in the memory of `out`; it is read-only if `out` is.
+    """Return a numpy array in the memory of `out`, into which a call writes its result.
+
+    If `out` is read-only, the array is read-only too. The caller checks that.
 
     Raises:
-        UsageError: `out`, which the error calls `name`, is not an array, or its library does not let it be written.
+        UsageError: `out`, which the error calls `name`, is not an array, or its library has arrays that nobody may
+            write, as JAX has.
         TransportUnavailableError: `out` is in the memory of a device.
     """
     return out if type(out) is np.ndarray else adapter_of(out, name).view_to_write(out, name)

@@ -217,10 +217,11 @@ class Batch(Outcome):
 
 
 class Group:
-    """The calls of one with-block.
+    """The calls of one ``with world.group()`` block, which are recorded and run together when the block ends.
 
     Attributes:
-        outcomes: the batches and messages, in the order of their first calls.
+        outcomes: what ends with a result or an error: batches of collective calls that run as one call, and messages.
+            Their order is that of their first calls.
         recorder: records collective calls; the dispatcher uses it instead of the call cache inside the block.
     """
 

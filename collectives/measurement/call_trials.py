@@ -137,7 +137,9 @@ class Trials:
         return None
 
     def planned(self, collective: str, nbytes: int, variant: str) -> CallCycle:
-        """Return planned calls. They use the arrays of the calls before if collective and size are the same.
+        """Return the persistent calls of a variant, one for each set of arrays.
+
+        The arrays of the last use of this method are used again if collective and size are the same.
 
         Raises:
             NoAlgorithmError, UsageError, TransportUnavailableError: these ranks cannot make the call.

@@ -1,4 +1,4 @@
-"""The first training step of a reducer: gradients are only recorded, and the ranks agree on them when it ends."""
+"""The first training step of a reducer: it records gradients, and the ranks agree on them when the step ends."""
 
 from __future__ import annotations
 

@@ -2,17 +2,18 @@
 
 Theory of operation
 -------------------
-In the first step the reducer only records gradients (`first_step`). When the step ends, the ranks agree on names,
-shapes and order (`agreement`), and compute a layout (`layout`): flat memory for all gradients, cut into buckets in the
-order in which the gradients become ready.
+In the first step the reducer records the gradients while backward computes them (`first_step`), and averages them when
+the step ends. Then the ranks agree on names, shapes and order (`agreement`), and compute a layout (`layout`): flat
+memory for all gradients, cut into buckets in the order in which the gradients become ready.
 
 In every later step, each gradient is copied to its slot in that memory, unless it lies there already (`intake`). A
 bucket is started when it is full and all buckets before it have been started (`steps_in_flight`). So all ranks start
 the same buckets in the same order, whatever the order in which their gradients become ready. With priorities the start
 order is another one (`priorities`).
 
-`finish` starts the other buckets and a small reduction of the flags of the step. It waits for the step that is due
-(`lag`) and hands out its gradients. A checksum of some parameters travels with the flags, so that ranks notice when
+`finish` starts the buckets that have not been started. It also starts a small reduction of what the ranks must agree on
+in this step, such as complaints and requests for a new layout (`agreement.Flags`). Then it waits for the step that is
+due (`lag`) and hands out its gradients. A checksum of some parameters travels with the flags, so that ranks notice when
 their parameters differ (`sync_check`).
 
 A step in flight has memory of its own (`step_memory`): with a lag of k, k + 1 step memories are in use. The layout

@@ -140,6 +140,17 @@ def test_inexact_sums_have_the_bits_of_the_generic_executor(ranks: NativeRanks) 
             contract.assert_same_bits(one, other, f"rank {rank}, {case}")
 
 
+# Of 0.0 and -0.0, which are equal, min returns the second operand. So the bits show the order of the operands.
+def test_smallest_zero_has_the_bits_of_the_generic_executor(ranks: NativeRanks) -> None:
+    for algorithm, dtype in selected(ranks, ALLREDUCES, FEW_FLOATS):
+        case = Case(algorithm=algorithm, dtype=dtype, op="min", count=1_007, segments=4)
+        stack = np.random.default_rng(8).choice([0.0, -0.0], (ranks.size, case.count)).astype(dtype)
+        native = ranks.run(contract.run_case, case, stack)
+        generic = LocalRanks(ranks.size, 1).run(contract.run_case, case, stack)
+        for rank, (one, other) in enumerate(zip(native, generic, strict=True)):
+            contract.assert_same_bits(one, other, f"rank {rank}, {case}")
+
+
 def test_nan_and_infinity_are_propagated(ranks: NativeRanks) -> None:
     for algorithm, dtype in selected(ranks, ALLREDUCES, FEW_FLOATS):
         contract.check_nan_and_infinity_are_propagated(ranks, algorithm, dtype)

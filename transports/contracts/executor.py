@@ -117,9 +117,11 @@ NO_CACHE: CallCache = _NoCache()
 
 
 class MessageCalls(Protocol):
-    """The fast path of `isend` and `irecv` for plain numpy arrays, which takes the arguments of the user unchecked.
+    """The fast path of `isend` and `irecv` for plain numpy arrays.
 
-    The blocking `send` and `recv` have a fast path in the native core, which wraps the methods of a communicator.
+    It gets the arguments as the user passed them, and checks them itself. All but the common case is refused, and takes
+    the slow path. The blocking `send` and `recv` are not here: the native core wraps these methods of a communicator as
+    a whole.
     """
 
     def start_send(self, x: Any, dest: Any, tag: Any, limit_s: float, /) -> Operation | None:

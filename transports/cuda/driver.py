@@ -55,7 +55,8 @@ class CudaDevice:
         """Open the device and retain its primary context.
 
         Raises:
-            TransportUnavailableError: the driver, the device or the compiler cannot be used; says why and what to do.
+            TransportUnavailableError: the driver, the device or the compiler cannot be used. The message says
+                why and what to do.
         """
         self._driver = driver = Driver()
         self.ordinal = ordinal

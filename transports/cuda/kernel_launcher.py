@@ -74,7 +74,7 @@ class Launcher:
             folder: the folder for compiled kernels.
 
         Raises:
-            TransportUnavailableError: the device is too old, or NVRTC is not installed or newer than the driver.
+            TransportUnavailableError: the device is too old, NVRTC is not installed, or NVRTC is newer than the driver.
         """
         self._driver = driver
         self._target = target_for(capability)

@@ -152,7 +152,9 @@ def arrays_of(operand: Operand) -> Sequence[AnyArray | None]:
 
 
 def checked(name: str, array: AnyArray | None, dtype: DType, length: int) -> AnyArray:
-    """Return `array`, which must be flat, C-contiguous and of `length` elements of `dtype`; an empty one if that is 0.
+    """Return `array`, which must be flat, C-contiguous and of `length` elements of `dtype`.
+
+    If `length` is 0, `array` may be None or anything else, and an empty array is returned.
 
     Raises:
         UsageError: `array` does not fit; the message calls it `name`.

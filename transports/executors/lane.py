@@ -97,7 +97,11 @@ class Lane:
             del self._expanded[group]
 
     def _group(self, group: int) -> Group:
-        """Return a group of the plan. Canonical order needs new groups in ascending order, so each is expanded once."""
+        """Return a group of the plan, with its loops unrolled.
+
+        Groups are first needed in ascending order. So the next one is taken from a generator of unrolled groups, and
+        kept until its last segment has run.
+        """
         if group not in self._expanded:
             self._expanded[group] = next(self._unexpanded)
         return self._expanded[group]

@@ -51,8 +51,9 @@ class FrameLinks(Protocol):
     def send(self, peer: int, parts: Sequence[memoryview]) -> Request:
         """Send the concatenation of `parts` to rank `peer` as one frame, after the frames sent before.
 
-        The links read the memory of `parts` until the request is done. From then on the caller may change it, and the
-        frame arrives if `peer` lives, even if this rank closes its links. A frame to a peer that has gone is dropped.
+        The links read the memory of `parts` until the returned request is done. From then on the caller may change
+        it, and the frame arrives if `peer` lives, even if this rank closes its links. A frame to a peer that has gone
+        is dropped.
         """
 
     def receive(self) -> Iterable[tuple[int, memoryview]]:

@@ -439,10 +439,10 @@ def _composed_factor(algorithm: Composition, question: Question, links: Paramete
 def _fastest(
     phase: PhaseKind, among: Sequence[str], levels: Levels, question: Question, link: Link
 ) -> tuple[float, str, Cost]:
-    """Return the predicted seconds, the name and the cost of the algorithm that is predicted fastest for a phase.
+    """Return the predicted seconds, the name and the cost model of the algorithm that is predicted fastest for a phase.
 
     Raises:
-        NoAlgorithmError: none of the algorithms has a known cost.
+        NoAlgorithmError: none of the algorithms has a cost model, so no time can be predicted.
     """
     costs = {name: cost for name in among if (cost := phase.cost(levels, name)) is not None}
     at_once = levels.widest[0] if phase.by_all else 1

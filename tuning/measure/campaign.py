@@ -397,7 +397,10 @@ class Campaign:
         return required != "any" and self._placed("any", 0.0) != required
 
     def _placed(self, required: str, most_s: float) -> str:
-        """Return the placement after waiting up to `most_s` for the required one; add up the times of this."""
+        """Wait up to `most_s` for the required placement, and return the placement that the cores have then.
+
+        The time counts as spent, and the waiting also as waited, because waits have a limit of their own.
+        """
         placed = self._trials.await_placement(required, most_s)
         self._spent_s += placed.passed_s
         self._waited_s += placed.waited_s

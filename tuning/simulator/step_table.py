@@ -75,12 +75,14 @@ class After(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The steps of all ranks: the columns of `Row`, and the rank of each row, in the order of its steps.
+    """The steps of all ranks as a table with one row for each step.
+
+    A row has the columns of `Row`, and `rank`, whose step it is. The rows of a rank are in the order of its steps.
 
     Attributes:
         size: number of ranks.
-        groups: for each lane, the number of groups when it runs.
-        after: the waits for groups of other lanes, without duplicates.
+        groups: for each lane, the number of its groups with all loops unrolled.
+        after: for each group that waits for a group of another lane, the pair of both, without duplicates.
         is_symmetric: whether the schedule was made from the plan of rank 0.
     """
 

@@ -151,8 +151,8 @@ void Control::resolve_suspicions(Clock::time_point now) {
   if (failed()) suspicions_.clear();
 }
 
-// A rank that raises an error sends it in its farewell, and the ranks that need it depart after it. So the first
-// farewell with a text is the cause.
+// The farewell of a rank that raises an error carries the text of the error. The ranks that depend on this rank depart
+// later than it does. So the first farewell with a text names the cause.
 std::optional<Failure> Control::failure_of(const Suspicion& suspicion, Clock::time_point now) const {
   const auto index = static_cast<std::size_t>(suspicion.peer);
   if (!departures_[index] && now < suspicion.until) return std::nullopt;
@@ -392,7 +392,7 @@ void Control::read_link(std::int32_t peer) {
   }
 }
 
-// Handles the frames in `bytes`; false if they are no frames.
+// Handles the frames in `bytes`. Returns false if the bytes are no frames.
 bool Control::take_bytes(std::int32_t peer, std::string_view bytes) {
   std::string& in = links_[static_cast<std::size_t>(peer)].in;
   in.append(bytes);

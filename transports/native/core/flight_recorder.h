@@ -126,7 +126,7 @@ class FlightRecorder {
   //! Records a message to or from `peer`, a rank of the job; -1 for any rank.
   std::size_t begin_message(std::uint64_t communicator, std::uint64_t number, std::int32_t peer,
                             const std::shared_ptr<const std::string>& description, const CallSite& site);
-  //! Corrects the place of a recorded call in the program.
+  //! Replaces the call site of a recorded call, for a caller that learns it only after the call has been recorded.
   void set_site(std::size_t index, const CallSite& site);
   //! Marks a call as returned.
   void end(std::size_t index) { returned_[index].store(true, std::memory_order_relaxed); }

@@ -15,7 +15,7 @@ constexpr auto overtime = 100ms;
 constexpr std::chrono::microseconds shortest_period = 2ms;
 constexpr std::chrono::microseconds longest_period = 100ms;
 constexpr std::chrono::microseconds closing_period = 5ms;
-// The most open questions and last calls that are kept; the oldest are dropped.
+// How many questions a judge keeps, and how many last calls of communicators that were closed. It drops the oldest.
 constexpr std::size_t most_questions = 256;
 constexpr std::size_t most_last_calls = 1024;
 

@@ -50,7 +50,7 @@ class Judge {
   void take_answer(std::int32_t from, const Frame& answer);
   //! Notes that a rank has departed, with its farewell.
   void note_departure(std::int32_t rank, const std::string& farewell);
-  //! Asks again, and decides, where the time has come.
+  //! For each open question whose time has come: asks the ranks again, or decides without the missing answers.
   void tick(Clock::time_point now);
   //! When `tick` is due; the maximum if never.
   Clock::time_point next_tick() const;

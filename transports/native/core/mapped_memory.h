@@ -30,7 +30,7 @@ struct Flag {
   std::array<std::uint64_t, buffer_kinds> nbytes;  // 0: there is no such buffer
 };
 
-//! The memory of one call and of its peers.
+//! The buffers of one call: those of this rank, and the mapped buffers of its peers.
 class MappedMemory {
  public:
   //! Prepares the memory of a call, and replaces the bases of INPUT, OUTPUT and SCRATCH by those of arenas.

@@ -27,8 +27,8 @@ constexpr std::size_t page = 4096;
 constexpr std::size_t slots = 8;
 constexpr std::size_t slot_capacity = 64 << 10;
 constexpr std::size_t cell_capacity = 4 << 10;
-// Between two ranks, whose rings are large, the ring is faster for shorter fragments too: the peer's caches still hold
-// the cells.
+// A job of two ranks has large byte rings. There, fragments of this length and more go through the byte ring. It is
+// faster than cells, because the receiver's caches still hold the cells that the sender would write.
 constexpr std::size_t least_in_large_ring = 2 << 10;
 // Longer cells are not prefetched. From about the fifth line on the hardware prefetcher is as fast, and software
 // prefetches would disturb it.

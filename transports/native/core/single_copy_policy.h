@@ -53,7 +53,8 @@ class SingleCopyPolicy {
   //! `decides`: whether this rank chooses the way. Otherwise it uses the way that the peer used last.
   explicit SingleCopyPolicy(bool decides) : decides_(decides) {}
 
-  //! Returns whether the next message goes by single copy. `costs` are those measured so far, with the last message.
+  //! Returns whether the next message goes by single copy. `costs` are the latest times of both ways, the last message
+  //! included.
   //! `rewrite_ns` is the time to write 64 KiB that the peer has read (0: unknown).
   bool use_single_copy(std::size_t nbytes, bool combined, const Costs& costs, std::uint32_t rewrite_ns);
   //! Takes in how the peer has sent such a message.
