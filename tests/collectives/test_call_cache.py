@@ -1,7 +1,7 @@
 """A repeated call takes the fast path of the call cache. A call that differs by one argument must not.
 
-The cache first compares a call with the last one of the same collective and length. So each test makes a call twice, and
-then a call that differs in one argument only.
+The cache first compares a call with the last one of the same collective and length. So each test makes a call twice,
+and then a call that differs in one argument only.
 """
 
 from __future__ import annotations

@@ -133,14 +133,14 @@ FAULTS = (
         BINDINGS + "call_cache.cpp",
         "key.ops[0] != op.ptr()",
         "false",
-        ("tests/collectives/test_call_programs.py", "tests/collectives/test_collectives.py"),
+        ("tests/collectives/test_call_cache.py",),
     ),
     Fault(
         "cache_writes_read_only_arrays",
         BINDINGS + "call_cache.cpp",
         "if (written && (flags & NPY_ARRAY_WRITEABLE) == 0) return false;",
         "",
-        ("tests/collectives/test_communicator.py", "tests/collectives/test_collective_refusals.py"),
+        ("tests/collectives/test_call_cache.py",),
     ),
     # --- plans, their proofs and the executor that defines them ----------------------------------------------------
     Fault(
