@@ -28,6 +28,10 @@ CHECKED_BUILD = $(NATIVE_BUILD) -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
 CHECK = $(BIN)/ctest --output-on-failure --timeout 400 --parallel 2
 FUZZERS := frames plans shm tcp
+# The fuzzing targets belong to the build under the address sanitizer, so that the core is compiled once for both. libFuzzer
+# comes with clang.
+FUZZED := build/sanitize-address,undefined
+LIBFUZZER = $(if $(call has,clang++),-DUNISONO_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++)
 # Another processor can change kernels, wire formats and plans. An emulator does not show its races between threads.
 AARCH64_TESTS := channels frames kernels plans tagged tcp
 
@@ -86,8 +90,8 @@ lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
 # Warnings are judged by the ordinary build: gcc adds its own about what the thread sanitizer cannot follow.
 sanitize: sanitize-address,undefined sanitize-thread ## Build and test the native core under the sanitizers
 
-sanitize-%: $(STAMPS)/dev-$(KEY)
-	$(CHECKED_BUILD) -B build/sanitize-$* -DUNISONO_SANITIZE=$*
+sanitize-%: $(STAMPS)/dev-$(KEY) debian
+	$(CHECKED_BUILD) -B build/sanitize-$* -DUNISONO_SANITIZE=$* $(if $(filter address%,$*),$(LIBFUZZER))
 	$(BIN)/cmake --build build/sanitize-$*
 	$(CHECK) --test-dir build/sanitize-$*
 
@@ -104,13 +108,12 @@ aarch64-tests:
 	$(BIN)/cmake --build build/aarch64 --target $(AARCH64_TESTS:%=test_%)
 	$(CHECK) --test-dir build/aarch64 -R '^native_($(subst $(space),|,$(AARCH64_TESTS)))$$'
 
-# Inputs that were found interesting stay in build/fuzz, and are where the next run begins.
+# Inputs that reach new code stay in the folder of the build, and the next run begins with them.
 fuzz: $(STAMPS)/dev-$(KEY) debian ## Fuzz the native core with clang; with another compiler, run the seeds and changes of them
-	$(CHECKED_BUILD) -B build/fuzz -DUNISONO_SANITIZE=address,undefined \
-	  $(if $(call has,clang++),-DUNISONO_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++)
-	$(BIN)/cmake --build build/fuzz --target $(FUZZERS:%=fuzz_%)
-	@$(if $(call has,clang++),scripts/fuzz.sh build/fuzz $(FUZZ_S) $(FUZZERS),\
-	  $(CHECK) --test-dir build/fuzz -R fuzz_)
+	$(CHECKED_BUILD) -B $(FUZZED) -DUNISONO_SANITIZE=address,undefined $(LIBFUZZER)
+	$(BIN)/cmake --build $(FUZZED) --target $(FUZZERS:%=fuzz_%)
+	@$(if $(call has,clang++),scripts/fuzz.sh $(FUZZED) $(FUZZ_S) $(FUZZERS),\
+	  $(CHECK) --test-dir $(FUZZED) -R fuzz_)
 
 counts: $(STAMPS)/dev-$(KEY) debian ## Compare the instructions of the hot paths with those recorded (UPDATE=1 records them)
 	@$(if $(call has,valgrind),$(MAKE) --no-print-directory counted-paths,echo "skipped: no valgrind")
