@@ -36,8 +36,8 @@ class Ratio(NamedTuple):
 
 def usual_s(times_s: Sequence[float]) -> float:
     """Return the usual time: the mean of the middle half, so that few disturbed times do not count."""
-    aside = round(len(times_s) / 4)
-    return float(np.mean(sorted(times_s)[aside : len(times_s) - aside]))
+    trimmed = round(len(times_s) / 4)
+    return float(np.mean(sorted(times_s)[trimmed : len(times_s) - trimmed]))
 
 
 def slowest(times_of_ranks: Sequence[Sequence[int]]) -> Times:

@@ -1,4 +1,4 @@
-"""What holds for every test: no settings from outside, and nothing left behind when the session ends."""
+"""Fixtures of every test: no settings from the environment, and no process or file that outlives the session."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from unisono.launchers import process
 
 SHARED_MEMORY = Path("/dev/shm")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-# What MPI's libraries and UCX leave there when their ranks are killed; Unisono itself puts nothing there.
-OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "ucx_shm_")
+# Killed ranks of MPI libraries and UCX leave files with these prefixes there. Unisono puts no file there.
+LIBRARY_PREFIXES = ("mpich_shm_", "sm_segment.", "ucx_shm_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,14 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def signals_are_as_usual() -> None:
-    """Ranks inherit ignored signals. A shell in the background ignores SIGINT, and some programs ignore SIGCHLD."""
+    """Reset ignored signals, because ranks inherit them: a shell starts background jobs with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def nothing_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No settings of whoever runs the tests, and no calibration; for ranks that serve several tests, too."""
+    """Remove the settings of the user's environment and hide calibrations, also for ranks that serve several tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith(("UNISONO_", "OMPI_COMM_", "PMI_", "SLURM_")) or name in LAUNCHER_VARIABLES:
@@ -58,9 +58,9 @@ def forked_ranks_of_pools(nothing_left_behind: None, nothing_from_outside: None)
 
 @pytest.fixture(scope="module")
 def started_ranks_of_pools() -> Iterator[None]:
-    """Where it matters how ranks are started, pools start them as those of users do."""
+    """Let pools start ranks as real processes instead of forking them, for tests of how ranks start."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "start", forked_ranks.started)
+        patch.setattr(process, "start", forked_ranks.start_process)
         yield
 
 
@@ -77,12 +77,12 @@ def nothing_left_behind() -> Iterator[None]:
     before = _shared_memory()
     yield
     deadline = time.monotonic() + DEADLINE_S
-    while (left := _left_behind(before)) and time.monotonic() < deadline:
+    while (leaks := _leaks(before)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not left, f"left behind by the tests: {', '.join(left)}"
+    assert not leaks, f"the tests have left behind: {', '.join(leaks)}"
 
 
-def _left_behind(before: set[Path]) -> list[str]:
+def _leaks(before: set[Path]) -> list[str]:
     return [*_children(), *(str(path) for path in sorted(_shared_memory() - before) if not _is_in_use(path))]
 
 
@@ -92,7 +92,10 @@ def _children() -> list[str]:
 
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip() or "ended, but not waited for"
+        return (
+            Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+            or "it has ended, and its parent has not waited for it"
+        )
     except OSError:
         return "gone"
 
@@ -102,8 +105,8 @@ def _is_helper_of_python(pid: int) -> bool:
 
 
 def _shared_memory() -> set[Path]:
-    found = SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ()
-    return {path for path in found if not path.name.startswith(OF_LIBRARIES) and _is_ours(path)}
+    paths = SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ()
+    return {path for path in paths if not path.name.startswith(LIBRARY_PREFIXES) and _is_ours(path)}
 
 
 def _is_ours(path: Path) -> bool:
@@ -114,7 +117,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_in_use(path: Path) -> bool:
-    """Whether a process that lives has it mapped: then it belongs to someone else's job, not to a test that is over."""
+    """Return whether a living process maps the file. Then it belongs to another job, because the tests have ended."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             if str(path) in maps.read_text():

@@ -22,7 +22,7 @@ class Deadline:
     Attributes:
         when: the moment, in seconds of `time.monotonic`.
 
-    >>> Deadline(float("inf")).left_s(), Deadline(0.0).left_s()
+    >>> Deadline(float("inf")).remaining_s(), Deadline(0.0).remaining_s()
     (2000000.0, 0.001)
     """
 
@@ -31,15 +31,15 @@ class Deadline:
     def __init__(self, timeout_s: float) -> None:
         self.when = time.monotonic() + timeout_s
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Return the seconds until the deadline, limited to the range `SHORTEST_WAIT_S` to `LONGEST_WAIT_S`."""
         return min(max(SHORTEST_WAIT_S, self.when - time.monotonic()), LONGEST_WAIT_S)
 
-    def remaining_s(self) -> float:
-        """Return the result of `left_s`; raises TimeoutError if the deadline has passed."""
+    def checked_remaining_s(self) -> float:
+        """Return the result of `remaining_s`; raises TimeoutError if the deadline has passed."""
         if self.has_passed():
             raise TimeoutError("timed out")
-        return self.left_s()
+        return self.remaining_s()
 
     def has_passed(self) -> bool:
         """Return whether the deadline has passed."""

@@ -34,13 +34,13 @@ class StreamError(OSError):
     """A standard stream of this process cannot be written, as on a full disk."""
 
 
-def write_all(descriptor: int, data: bytes, go_on: Callable[[], bool] = lambda: True) -> None:
+def write_all(descriptor: int, data: bytes, keep_waiting: Callable[[], bool] = lambda: True) -> None:
     """Write all of `data` to an open file, and wait for room. Drop it if nobody reads any more.
 
     Args:
         descriptor: the file, blocking or not.
         data: the bytes.
-        go_on: is called from time to time while there is no room. If it returns False, the rest is dropped.
+        keep_waiting: is called from time to time while there is no room. If it returns False, the rest is dropped.
 
     Raises:
         OSError: the file cannot take the data, as on a full disk.
@@ -50,7 +50,7 @@ def write_all(descriptor: int, data: bytes, go_on: Callable[[], bool] = lambda: 
     room.register(descriptor, select.POLLOUT)
     while rest:
         while not room.poll(0):
-            if not go_on():
+            if not keep_waiting():
                 return
             room.poll(_LOOK_MS)
         try:
@@ -63,7 +63,7 @@ def write_all(descriptor: int, data: bytes, go_on: Callable[[], bool] = lambda: 
             raise
 
 
-def write(stream: TextIO | None, text: str, go_on: Callable[[], bool] = lambda: True) -> None:
+def write(stream: TextIO | None, text: str, keep_waiting: Callable[[], bool] = lambda: True) -> None:
     """Write `text` to a stream of the program, after the text in its buffer. It raises no error.
 
     Characters that the encoding lacks are replaced. If the stream is closed or cannot be written, the text is dropped.
@@ -71,13 +71,13 @@ def write(stream: TextIO | None, text: str, go_on: Callable[[], bool] = lambda: 
     Args:
         stream: ``sys.stdout`` or ``sys.stderr``, which the program may have replaced or closed.
         text: the text, with its line ends.
-        go_on: as in `write_all`.
+        keep_waiting: as in `write_all`.
     """
     with contextlib.suppress(OSError, ValueError):
         descriptor = _descriptor_of(stream)
         if isinstance(stream, io.TextIOWrapper) and descriptor is not None:
-            if _flushed(stream, descriptor, go_on):
-                write_all(descriptor, text.encode(stream.encoding, _errors_of(stream)), go_on)
+            if _flushed(stream, descriptor, keep_waiting):
+                write_all(descriptor, text.encode(stream.encoding, _errors_of(stream)), keep_waiting)
         elif stream is not None:  # a stream of a notebook or a test
             encoding = getattr(stream, "encoding", None) or "utf-8"
             stream.write(text.encode(encoding, _signs()).decode(encoding, "replace"))
@@ -147,14 +147,14 @@ class _RobustFile(io.RawIOBase):
         return len(data)
 
 
-def _flushed(stream: TextIO, descriptor: int, go_on: Callable[[], bool]) -> bool:
-    """Write the buffer of the stream; return False if `go_on` has returned False."""
+def _flushed(stream: TextIO, descriptor: int, keep_waiting: Callable[[], bool]) -> bool:
+    """Write the buffer of the stream; return False if `keep_waiting` has returned False."""
     while True:
         try:
             stream.flush()
             return True
         except BlockingIOError:
-            if not go_on():
+            if not keep_waiting():
                 return False
             room = select.poll()
             room.register(descriptor, select.POLLOUT)

@@ -54,7 +54,7 @@ def allreduce_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.OUTPUT, vector) if leads and size > 1 else Partition(0),
-        lanes=(_leading_lane(rank, folding) if leads else _aside_lane(rank, folding),),
+        lanes=(_leading_lane(rank, folding) if leads else _folded_lane(rank, folding),),
     )
 
 
@@ -83,7 +83,7 @@ def allgather_lane(size: int, rank: int) -> Lane:
     return lane
 
 
-def _aside_lane(rank: int, folding: Folding) -> Lane:
+def _folded_lane(rank: int, folding: Folding) -> Lane:
     """Return the lane of a rank that stands aside: it sends its contribution to its leader and receives the result."""
     leader = folding.leader(folding.position(rank))
     give, take = Send(leader, input_block()), Recv(leader, output_block())
@@ -92,18 +92,18 @@ def _aside_lane(rank: int, folding: Folding) -> Lane:
 
 def _leading_lane(rank: int, folding: Folding) -> Lane:
     """Return the lane of a rank that takes part in the rounds: fold, exchange, send the result back."""
-    position, aside = folding.position(rank), folding.aside(rank)
+    position, folded = folding.position(rank), folding.folded_onto(rank)
     partners = [folding.leader(position ^ (1 << round_)) for round_ in range(folding.rounds)]
     current, lane = input_block(), list[Group]()
     if not folding.is_exact:
-        steps = tuple(_combine(rank, other, current, lower=False) for other in aside)
+        steps = tuple(_combine(rank, other, current, lower=False) for other in folded)
         lane.append(Group(steps))
         current = steps[0].dst if steps else current
     for partner in partners:
         combine = _combine(rank, partner, current, lower=partner == partners[-1])
         lane.append(Group((Send(partner, current), combine)))
         current = combine.dst
-    finish: list[Step] = [Send(other, current) for other in aside]
+    finish: list[Step] = [Send(other, current) for other in folded]
     if current.buffer is not Buffer.OUTPUT:
         # With a single rank no step combines, so the copy must lower.
         finish.append(Copy(output_block(), current, lower=not partners))

@@ -52,7 +52,7 @@ class Folding:
         """Return whether a rank takes part in the rounds."""
         return self.leader(self.position(rank)) == rank
 
-    def aside(self, rank: int) -> list[int]:
+    def folded_onto(self, rank: int) -> list[int]:
         """Return the ranks that stand aside for the leader `rank`, in ascending order."""
         return [other for other in self.run(self.position(rank)) if other != rank]
 

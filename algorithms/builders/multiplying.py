@@ -47,8 +47,8 @@ def allreduce_recursive_multiplying(size: int, rank: int, root: int = 0, radix: 
     check_at_least("radix", radix, 2)
     folding = fold(size, max(2, min(radix, size)))
     vector, leads = even(1), folding.leads(rank)
-    copies = max(folding.radix - 1, len(folding.aside(rank))) if leads and size > 1 else 0
-    lane = _leading_lane(folding, rank) if leads else _aside_lane(folding, rank)
+    copies = max(folding.radix - 1, len(folding.folded_onto(rank))) if leads and size > 1 else 0
+    lane = _leading_lane(folding, rank) if leads else _folded_lane(folding, rank)
     return Plan(
         collective="allreduce",
         algorithm="recursive_multiplying",
@@ -62,7 +62,7 @@ def allreduce_recursive_multiplying(size: int, rank: int, root: int = 0, radix: 
     )
 
 
-def _aside_lane(folding: Folding, rank: int) -> Lane:
+def _folded_lane(folding: Folding, rank: int) -> Lane:
     """Return the lane of a rank without a place in the rounds: another rank, its leader, takes part for both.
 
     The rank sends its contribution to its leader, waits for the rounds to end, and receives the result from the leader.
@@ -77,11 +77,11 @@ def _aside_lane(folding: Folding, rank: int) -> Lane:
 
 def _leading_lane(folding: Folding, rank: int) -> Lane:
     """Return the lane of a rank that takes part in the rounds: fold, exchange, return the result to the ranks aside."""
-    position, aside = folding.position(rank), folding.aside(rank)
+    position, folded = folding.position(rank), folding.folded_onto(rank)
     current, lane = input_block(), list[Group]()
     if not folding.is_exact:
-        lane += _gather(rank, aside, current) if aside else [Group(())] * 2
-        current = output_block() if aside else current
+        lane += _gather(rank, folded, current) if folded else [Group(())] * 2
+        current = output_block() if folded else current
     for round_ in range(folding.rounds):
         unit = folding.radix**round_
         first = position - position // unit % folding.radix * unit
@@ -89,7 +89,7 @@ def _leading_lane(folding: Folding, rank: int) -> Lane:
         others = [member for member in members if member != rank]
         lane += _gather(rank, others, current, exchange=True, lower=round_ == folding.rounds - 1)
         current = output_block()
-    return (*lane, Group(tuple(Send(other, current) for other in aside))) if aside else tuple(lane)
+    return (*lane, Group(tuple(Send(other, current) for other in folded))) if folded else tuple(lane)
 
 
 def _gather(

@@ -125,7 +125,7 @@ def _allreduce(folding: Folding, rank: int) -> Lane:
         Group((Send(partner, _by_position(Buffer.OUTPUT, kept)), Recv(partner, _by_position(Buffer.OUTPUT, sent))))
         for partner, kept, sent in reversed(exchanges)
     ]
-    send_back = [Group((Send(other, _by_position(Buffer.OUTPUT, whole)),)) for other in folding.aside(rank)]
+    send_back = [Group((Send(other, _by_position(Buffer.OUTPUT, whole)),)) for other in folding.folded_onto(rank)]
     return (*_combine(folding, rank, exchanges, Buffer.OUTPUT, _by_position), *collect, *send_back)
 
 
@@ -153,7 +153,7 @@ def _reduce_scatter(folding: Folding, rank: int) -> Lane:
         take = Recv(_leader(folding, rank), output_block())
         return (_hand_over(folding, rank, by_rank), *empty_groups(folding.rounds), Group((take,)))
     exchanges = _exchanges(folding, rank, reversed(range(folding.rounds)))
-    finish: list[Step] = [Send(other, scratch_block(other)) for other in folding.aside(rank)]
+    finish: list[Step] = [Send(other, scratch_block(other)) for other in folding.folded_onto(rank)]
     finish.append(Copy(output_block(), scratch_block(rank)))
     return (*_combine(folding, rank, exchanges, Buffer.SCRATCH, by_rank), Group(tuple(finish)))
 
@@ -175,10 +175,10 @@ def _combine(folding: Folding, rank: int, exchanges: Sequence[_Exchange], partia
     current, whole = Buffer.INPUT, range(folding.positions)
     lane: Lane = ()
     if not folding.is_exact:
-        aside = folding.aside(rank)
+        folded = folding.folded_onto(rank)
         into, own = blocks(partial, whole), blocks(current, whole)
-        lane = (Group(tuple(RecvReduce(other, into, own, received_first=other < rank) for other in aside)),)
-        current = partial if aside else current
+        lane = (Group(tuple(RecvReduce(other, into, own, received_first=other < rank) for other in folded)),)
+        current = partial if folded else current
     for partner, kept, sent in exchanges:
         arriving = RecvReduce(
             partner,

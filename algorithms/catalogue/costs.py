@@ -76,8 +76,8 @@ def allreduce_recursive_multiplying(size: int, radix: int = 4) -> Cost:
     """A rank exchanges vectors with k − 1 ranks a round. The longest run of folded ranks has ⌈p / k^rounds⌉ ranks."""
     folding = fold(size, max(2, min(radix, size)))
     exchanged = folding.rounds * (folding.radix - 1)
-    aside = -(-size // folding.positions) - 1
-    return Cost(rounds=folding.rounds + 2 * (aside > 0), sent=exchanged + aside, reduced=exchanged + aside)
+    folded = -(-size // folding.positions) - 1
+    return Cost(rounds=folding.rounds + 2 * (folded > 0), sent=exchanged + folded, reduced=exchanged + folded)
 
 
 def allreduce_rabenseifner(size: int) -> Cost:

@@ -94,15 +94,15 @@ class Objects(Collectives, VectorCollectives):
         [{'seed': 7}, {'seed': 7}]
         """
         self._check_alone()
-        root, left_s = self._rank_of(root, "root"), Deadline(self._limit_s(timeout_s)).left_s
+        root, remaining_s = self._rank_of(root, "root"), Deadline(self._limit_s(timeout_s)).remaining_s
         mine = _pickle(obj) if self.rank == root else None
-        header = self.broadcast(mine.header if mine else np.empty(2, np.int64), root, timeout_s=left_s())
-        self._check_pickled(header[None], mine, root, left_s)
+        header = self.broadcast(mine.header if mine else np.empty(2, np.int64), root, timeout_s=remaining_s())
+        self._check_pickled(header[None], mine, root, remaining_s)
         head = mine.head if mine else np.empty(header[0], np.uint8)
-        self._share(head, root, left_s)
+        self._share(head, root, remaining_s)
         parts = mine.parts if mine else _new_parts(head, header[1])
         for part in parts:
-            self._share(part, root, left_s)
+            self._share(part, root, remaining_s)
         return obj if mine else self._unpickle(root, head, parts)
 
     def allgather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
@@ -113,17 +113,17 @@ class Objects(Collectives, VectorCollectives):
         [['a', 'b'], ['a', 'b']]
         """
         self._check_alone()
-        left_s, mine = Deadline(self._limit_s(timeout_s)).left_s, _pickle(obj)
-        headers = self.allgather(mine.header[None], timeout_s=left_s())
-        self._check_pickled(headers, mine, None, left_s)
+        remaining_s, mine = Deadline(self._limit_s(timeout_s)).remaining_s, _pickle(obj)
+        headers = self.allgather(mine.header[None], timeout_s=remaining_s())
+        self._check_pickled(headers, mine, None, remaining_s)
         counts = headers[:, 0].tolist()
-        heads = _split(self._for_objects().allgatherv(mine.head, counts, timeout_s=left_s()), counts)
+        heads = _split(self._for_objects().allgatherv(mine.head, counts, timeout_s=remaining_s()), counts)
         parts = [
             mine.parts if rank == self.rank else _new_parts(heads[rank], headers[rank, 1]) for rank in range(self.size)
         ]
         for rank, parts_of_rank in enumerate(parts):
             for part in parts_of_rank:
-                self._share(part, rank, left_s)
+                self._share(part, rank, remaining_s)
         return self._unpickle_all(heads, parts, obj)
 
     def gather_object(self, obj: Any, root: int = 0, *, timeout_s: float | None = None) -> list[Any] | None:
@@ -134,19 +134,23 @@ class Objects(Collectives, VectorCollectives):
         [None, ['a', 'b']]
         """
         self._check_alone()
-        root, left_s, mine = self._rank_of(root, "root"), Deadline(self._limit_s(timeout_s)).left_s, _pickle(obj)
-        headers = self.allgather(mine.header[None], timeout_s=left_s())
-        self._check_pickled(headers, mine, None, left_s)
+        root, remaining_s, mine = (
+            self._rank_of(root, "root"),
+            Deadline(self._limit_s(timeout_s)).remaining_s,
+            _pickle(obj),
+        )
+        headers = self.allgather(mine.header[None], timeout_s=remaining_s())
+        self._check_pickled(headers, mine, None, remaining_s)
         counts = headers[:, 0].tolist()
-        stream = self._for_objects().gatherv(mine.head, counts, root, timeout_s=left_s())
+        stream = self._for_objects().gatherv(mine.head, counts, root, timeout_s=remaining_s())
         if stream is None:
-            self._send_parts(mine.parts, root, _PART_TAG, left_s)
+            self._send_parts(mine.parts, root, _PART_TAG, remaining_s)
             return None
         heads, parts = _split(stream, counts), []
         for rank, head in enumerate(heads):
             parts.append(mine.parts if rank == self.rank else _new_parts(head, headers[rank, 1]))
             if rank != self.rank:
-                self._recv_parts(parts[rank], rank, _PART_TAG, left_s)
+                self._recv_parts(parts[rank], rank, _PART_TAG, remaining_s)
         return self._unpickle_all(heads, parts, obj)
 
     def scatter_object(
@@ -162,7 +166,7 @@ class Objects(Collectives, VectorCollectives):
         ['a', 'b']
         """
         self._check_alone()
-        root, left_s = self._rank_of(root, "root"), Deadline(self._limit_s(timeout_s)).left_s
+        root, remaining_s = self._rank_of(root, "root"), Deadline(self._limit_s(timeout_s)).remaining_s
         all_pickled: list[_PickledObject] = []
         if self.rank == root:
             if not isinstance(objs, Sequence) or len(objs) != self.size:
@@ -173,20 +177,20 @@ class Objects(Collectives, VectorCollectives):
             if all_pickled
             else np.empty((self.size, 2), "i8")
         )
-        headers = self.broadcast(headers, root, timeout_s=left_s())
+        headers = self.broadcast(headers, root, timeout_s=remaining_s())
         refused = next((pickled for pickled in all_pickled if pickled.is_refused), None)
-        self._check_pickled(headers, refused, root, left_s)
+        self._check_pickled(headers, refused, root, remaining_s)
         counts = headers[:, 0].tolist()
         head: AnyArray = np.empty(counts[self.rank], np.uint8)
         stream = np.concatenate([pickled.head for pickled in all_pickled]) if all_pickled else None
-        self._for_objects().scatterv(stream, counts, root, out=head, timeout_s=left_s())
+        self._for_objects().scatterv(stream, counts, root, out=head, timeout_s=remaining_s())
         if objs is not None and self.rank == root:
             for rank, pickled in enumerate(all_pickled):
                 if rank != root:
-                    self._send_parts(pickled.parts, rank, _PART_TAG, left_s)
+                    self._send_parts(pickled.parts, rank, _PART_TAG, remaining_s)
             return objs[root]
         parts = _new_parts(head, headers[self.rank, 1])
-        self._recv_parts(parts, root, _PART_TAG, left_s)
+        self._recv_parts(parts, root, _PART_TAG, remaining_s)
         return self._unpickle(root, head, parts)
 
     def send_object(self, obj: Any, dest: int, tag: int = 0, *, timeout_s: float | None = None) -> None:
@@ -209,9 +213,9 @@ class Objects(Collectives, VectorCollectives):
         """
         self._check_alone()
         dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
-        left_s, pickled = Deadline(self._limit_s(timeout_s)).left_s, _pickle(obj)
-        self._executor.send(pickled.header, _NUMBER, dest, tag).wait(left_s())
-        self._send_parts([pickled.head, *pickled.parts], dest, tag, left_s)
+        remaining_s, pickled = Deadline(self._limit_s(timeout_s)).remaining_s, _pickle(obj)
+        self._executor.send(pickled.header, _NUMBER, dest, tag).wait(remaining_s())
+        self._send_parts([pickled.head, *pickled.parts], dest, tag, remaining_s)
         if pickled.is_refused:
             raise self._refused(self.rank, pickled.head)
 
@@ -219,14 +223,14 @@ class Objects(Collectives, VectorCollectives):
         """Return the next object that rank `source` sends with this tag; see `send_object`."""
         self._check_alone()
         source, tag = self._peer_of(source, "source"), checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
-        left_s, header = Deadline(self._limit_s(timeout_s)).left_s, np.empty(2, np.int64)
-        self._executor.recv(header, _NUMBER, source, tag).wait(left_s())
+        remaining_s, header = Deadline(self._limit_s(timeout_s)).remaining_s, np.empty(2, np.int64)
+        self._executor.recv(header, _NUMBER, source, tag).wait(remaining_s())
         head: AnyArray = np.empty(abs(header[0]), np.uint8)
-        self._recv_parts([head], source, tag, left_s)
+        self._recv_parts([head], source, tag, remaining_s)
         if header[0] < 0:
             raise self._refused(source, head)
         parts = _new_parts(head, header[1])
-        self._recv_parts(parts, source, tag, left_s)
+        self._recv_parts(parts, source, tag, remaining_s)
         return self._unpickle(source, head, parts)
 
     def _for_objects(self) -> Objects:
@@ -234,7 +238,7 @@ class Objects(Collectives, VectorCollectives):
         raise NotImplementedError
 
     def _check_pickled(
-        self, headers: NDArray[Any], mine: _PickledObject | None, root: int | None, left_s: Callable[[], float]
+        self, headers: NDArray[Any], mine: _PickledObject | None, root: int | None, remaining_s: Callable[[], float]
     ) -> None:
         """Raise the same `UsageError` on all ranks if an object could not be pickled.
 
@@ -242,35 +246,35 @@ class Objects(Collectives, VectorCollectives):
             headers: a header in each row, the same on all ranks: of each rank, or of the root's objects.
             mine: this rank's object; its head is the reason, if this rank could not pickle it.
             root: the rank whose headers they are; None if each row is of its own rank.
-            left_s: returns the remaining seconds.
+            remaining_s: returns the remaining seconds.
         """
         refused = np.flatnonzero(headers[:, 0] < 0)
         if refused.size == 0:
             return
         speaker = int(refused[0]) if root is None else root
         reason = mine.head if mine and self.rank == speaker else np.empty(-headers[refused[0], 0], np.uint8)
-        self._share(reason, speaker, left_s)
+        self._share(reason, speaker, remaining_s)
         raise self._refused(speaker, reason)
 
     def _refused(self, rank: int, reason: AnyArray) -> UsageError:
         speaker = self._executor.members[rank]
         return UsageError(f"rank {speaker} cannot pickle its object: {bytes(reason).decode()}", peer=speaker)
 
-    def _share(self, array: AnyArray, root: int, left_s: Callable[[], float]) -> None:
+    def _share(self, array: AnyArray, root: int, remaining_s: Callable[[], float]) -> None:
         """Copy the root's bytes into the `array` of all other ranks."""
         # The broadcast runs in place. If the root's memory is read-only, it makes a result there that nobody uses.
         out = array if array.flags.writeable else None
-        self._for_objects().broadcast(array, root, out=out, timeout_s=left_s())
+        self._for_objects().broadcast(array, root, out=out, timeout_s=remaining_s())
 
-    def _send_parts(self, parts: list[AnyArray], dest: int, tag: int, left_s: Callable[[], float]) -> None:
+    def _send_parts(self, parts: list[AnyArray], dest: int, tag: int, remaining_s: Callable[[], float]) -> None:
         executor = self._for_objects()._executor
         for part in parts:
-            executor.send(part, _BYTE, dest, tag).wait(left_s())
+            executor.send(part, _BYTE, dest, tag).wait(remaining_s())
 
-    def _recv_parts(self, parts: list[AnyArray], source: int, tag: int, left_s: Callable[[], float]) -> None:
+    def _recv_parts(self, parts: list[AnyArray], source: int, tag: int, remaining_s: Callable[[], float]) -> None:
         executor = self._for_objects()._executor
         for part in parts:
-            executor.recv(part, _BYTE, source, tag).wait(left_s())
+            executor.recv(part, _BYTE, source, tag).wait(remaining_s())
 
     def _unpickle_all(self, heads: list[AnyArray], parts: list[list[AnyArray]], mine: Any) -> list[Any]:
         return [

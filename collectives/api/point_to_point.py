@@ -67,7 +67,7 @@ class Messages(Dispatcher):
             return self._group.add(start, lambda _: None, limit_s)
         operation = start()
         if not wait:
-            operation.go_on(limit_s)
+            operation.run_in_background(limit_s)
             return self._works.add(operation, None, limit_s)
         operation.wait(limit_s)
         return None
@@ -129,7 +129,7 @@ class Messages(Dispatcher):
             return self._group.add(start, incoming.finish, limit_s)
         operation = start()
         if not wait:
-            operation.go_on(limit_s)
+            operation.run_in_background(limit_s)
             return incoming.work(self._works, operation, limit_s)
         operation.wait(limit_s)
         received: Target = incoming.finish(operation)
@@ -176,7 +176,7 @@ class Messages(Dispatcher):
         deadline = Deadline(limit_s)
         receiving = received.start(self._executor, source, tag)
         sent.start(self._executor, dest, tag).wait(limit_s)
-        receiving.wait(deadline.left_s())
+        receiving.wait(deadline.remaining_s())
         return received.finish(receiving)  # type: ignore[no-any-return]
 
     def probe(

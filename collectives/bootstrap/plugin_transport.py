@@ -36,8 +36,8 @@ def open_executor(name: str, session: Session, native: NativeExecutor, options: 
 
     def exchange(data: bytes) -> list[bytes]:
         mine = np.frombuffer(data, np.uint8)
-        counts = bootstrap_comm.allgather(np.array([mine.size]), timeout_s=deadline.left_s()).ravel().tolist()
-        received = bootstrap_comm.allgatherv(mine, counts, timeout_s=deadline.left_s()).tobytes()
+        counts = bootstrap_comm.allgather(np.array([mine.size]), timeout_s=deadline.remaining_s()).ravel().tolist()
+        received = bootstrap_comm.allgatherv(mine, counts, timeout_s=deadline.remaining_s()).tobytes()
         ends = np.cumsum(counts).tolist()
         return [received[end - count : end] for end, count in zip(ends, counts, strict=True)]
 

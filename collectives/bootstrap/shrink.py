@@ -126,7 +126,7 @@ class _Attempt:
                 self._server.close()
             return SingleRank(), None
         me = self._session.identity
-        limit_s = self._deadline.left_s()
+        limit_s = self._deadline.remaining_s()
         # The leader has served the store since before the verdict. If the store does not answer, the leader is gone.
         host, port = host_and_port(verdict.store)
         store = TcpStore(host, port, key=me.key, job=me.job, timeout_s=min(limit_s, _ANSWER_S), is_served=True)
@@ -142,7 +142,7 @@ class _Attempt:
 
 def _await_all(store: TcpStore, rank: int, size: int, deadline: Deadline) -> None:
     """Wait until all ranks have met, so that none goes on while another begins again."""
-    limit_s = deadline.left_s()
+    limit_s = deadline.remaining_s()
     if rank == 0:
         for other in range(1, size):
             store.get(f"met/{other}", limit_s)

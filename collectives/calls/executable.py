@@ -87,7 +87,7 @@ class HostCall(ExecutableCall):
     def start(self, limit_s: float) -> Work[Any]:
         prepared = self._prepared
         operation = self._executor.start(prepared.call, self._sources, prepared.targets)
-        operation.go_on(limit_s)
+        operation.run_in_background(limit_s)
         return self._works.add(operation, None, limit_s, lambda _: prepared.finish())
 
     def persist(self, limit_s: float) -> Callable[..., Any]:

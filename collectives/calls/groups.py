@@ -142,7 +142,7 @@ class Groups(Dispatcher):
         return self._check_calls([[call] for call in calls], list)
 
     def _is_cached(self, batch: Batch) -> bool:
-        return batch.counts is None and self._cache.knows(*batch.arguments())
+        return batch.counts is None and self._cache.contains(*batch.arguments())
 
     def _run_cached(self, batch: Batch) -> bool:
         """Run a batch that is empty or in the call cache, and return True; otherwise do nothing and return False."""

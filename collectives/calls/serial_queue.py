@@ -116,7 +116,7 @@ class QueuedOperation:
         try:
             deadline = Deadline(timeout_s)
             while not (self.ended() or deadline.has_passed()):
-                wait([self._ended], deadline.left_s())
+                wait([self._ended], deadline.remaining_s())
         except KeyboardInterrupt:
             self.abort("interrupted")
             raise
@@ -127,7 +127,7 @@ class QueuedOperation:
             raise CollectiveTimeoutError(text, rank=me, operation=self._operation)
         self._result()
 
-    def go_on(self, timeout_s: float) -> None:
+    def run_in_background(self, timeout_s: float) -> None:
         """Do nothing: the function goes on by itself, with the time limit that it got when it was queued."""
 
     def ended(self) -> bool:

@@ -284,7 +284,7 @@ def wait_all(works: Sequence[Work[Any]], timeout_s: float | None = None) -> list
     if timeout_s is None:
         return [work.wait() for work in works]
     deadline = Deadline(checked_timeout_s(timeout_s, or_zero=True))
-    return [work.wait(deadline.left_s()) for work in works]
+    return [work.wait(deadline.remaining_s()) for work in works]
 
 
 def wait_any(works: Sequence[Work[Any]]) -> int:

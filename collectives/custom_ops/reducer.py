@@ -166,7 +166,7 @@ class Reducer:
             stage = _stage(array, planned)
             operation = self._executor.start(planned.first, array.source, stage.reshape(-1))
             started.append((operation, stage))
-            operation.go_on(limit_s)
+            operation.run_in_background(limit_s)
         return started
 
     def _finish(self, reductions: Reductions, started: Sequence[_Started] | None, deadline: Deadline) -> None:
@@ -175,10 +175,10 @@ class Reducer:
             for index, (array, planned) in enumerate(zip(reductions.arrays, reductions.planned, strict=True)):
                 if started is None:
                     stage = _stage(array, planned)
-                    self._executor.run(planned.first, array.source, stage.reshape(-1), deadline.left_s())
+                    self._executor.run(planned.first, array.source, stage.reshape(-1), deadline.remaining_s())
                 else:
                     operation, stage = started[index]
-                    operation.wait(deadline.left_s())
+                    operation.wait(deadline.remaining_s())
                 self._deliver(array, planned, self._combined(array, planned, stage), deadline)
 
     def _deliver(self, array: BoundArray, planned: PlannedReduction, results: AnyArray, deadline: Deadline) -> None:
@@ -186,7 +186,7 @@ class Reducer:
         if planned.second is not None:
             assert self._second_executor is not None, "it is made before the first exchange"
             source = results[: planned.draft.sent].reshape(-1)
-            self._second_executor.run(planned.second, source, array.target, deadline.left_s())
+            self._second_executor.run(planned.second, source, array.target, deadline.remaining_s())
         elif planned.draft.rows:
             assert array.target is not None, "a rank that combines has a result"
             array.target[...] = results[-1]

@@ -95,7 +95,7 @@ class DeviceCalls:
         self._set_up(device)
         announced = self._calls.announcing(*(array.spec for array in call.checked.arrays))
         announcement = self._executor.start(announced, None, None)
-        announcement.go_on(limit_s)
+        announcement.run_in_background(limit_s)
         ready = [_recorded(device, stream) for stream in streams]
         arrival = Arrival(device, call, device.new_event())
         self._keep(arrival)
@@ -180,7 +180,7 @@ class DeviceCalls:
         """Issue all work of a call; blocks while other ranks are needed."""
         try:
             self._route_of(call, deadline).issue(call, ready, arrival.event, deadline)
-            announcement.wait(deadline.left_s())
+            announcement.wait(deadline.remaining_s())
         except UnisonoError as error:
             if not self._is_stopped:
                 self._executor.fail(error)
@@ -198,7 +198,7 @@ class DeviceCalls:
         assert self._staged is not None, "`_set_up` has run"
         assert self._device is not None, "`_set_up` has run"
         if self._links is not None and self._by_ipc is None:
-            self._by_ipc = ByIpc(self._links, self._calls, self._device, deadline.left_s())
+            self._by_ipc = ByIpc(self._links, self._calls, self._device, deadline.remaining_s())
         return self._by_ipc if self._by_ipc is not None and self._by_ipc.refuses(call) is None else self._staged
 
 

@@ -185,10 +185,10 @@ class _DirectReceive(_DeviceReceive):
 
     def finish(self, received: Probe | None) -> Any:
         """Return the array. If the transport had to put the message on the host, issue its copy to the device."""
-        aside = None if received is None else received.aside()
-        if aside is not None:
+        host_copy = None if received is None else received.host_copy()
+        if host_copy is not None:
             flat = _Pinned.like(self.operand, self._memory.device)
-            flat.view(np.uint8)[:] = np.frombuffer(aside, np.uint8)
+            flat.view(np.uint8)[:] = np.frombuffer(host_copy, np.uint8)
             self.store(flat)
         return super().finish(received)
 

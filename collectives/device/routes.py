@@ -78,14 +78,14 @@ class ByIpc:
             self._stream,
             as_request(array.spec.algorithm).algorithm,
         )
-        operation.wait(deadline.left_s())
+        operation.wait(deadline.remaining_s())
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the bytes moved over this route, by peer."""
         return self._collectives.traffic()
 
     def close(self, deadline: Deadline) -> None:
-        if self._collectives.close(deadline.left_s()):
+        if self._collectives.close(deadline.remaining_s()):
             self._device.end_stream(self._stream)
 
 
@@ -147,7 +147,7 @@ class Staged:
         out = target.view(dtype) if array.target is not None else None
         # A rank that only receives a broadcast passes the memory for it as `x`.
         x = source.view(dtype) if array.source is not None else out if spec.collective == "broadcast" else None
-        self._host._call_on_host(spec, x, out, segment.counts, deadline.left_s())
+        self._host._call_on_host(spec, x, out, segment.counts, deadline.remaining_s())
 
 
 def _address(array: AnyArray | None) -> int:

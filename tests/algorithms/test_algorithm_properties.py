@@ -1,4 +1,4 @@
-"""What holds for all algorithms together: one is another one backwards, or two others, or seen from one rank."""
+"""Properties that relate algorithms, or the plans of all ranks: reversal, composition, matching messages."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from unisono.algorithms.verifier.verify import verify_plans
 ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
 MESSAGES = [algorithm for algorithm in ALL if not algorithm.mapped]
 ALLGATHERS = list(ALGORITHMS["allgather"])
-# The parameters of builders that may be chosen, with values worth trying.
+# The parameters of builders that a test chooses, with values that differ in their effect.
 CHOICES = {"radix": (2, 3, 4, 7), "window": (1, 3, 32), "lanes": (1, 2, 3, 5)}
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 @st.composite
 def plans(draw: st.DrawFn, algorithms: Sequence[Algorithm] = MESSAGES, most: int = 40) -> tuple[Algorithm, list[Plan]]:
-    """Draw an algorithm and its plans for any number of ranks, root, parameter and form."""
+    """Draw an algorithm, and its plans for a random number of ranks, root, parameters and form."""
     algorithm = draw(st.sampled_from(algorithms))
     size = draw(st.sampled_from([size for size in range(1, most + 1) if algorithm.supports(size) is None]))
     root = draw(st.integers(0, size - 1)) if algorithm.collective in ROOTED else 0
@@ -60,7 +60,7 @@ def plans(draw: st.DrawFn, algorithms: Sequence[Algorithm] = MESSAGES, most: int
     return algorithm, [algorithm.build(size, rank, root, **params) for rank in range(size)]
 
 
-# What every algorithm promises, it keeps.
+# Properties of every algorithm.
 
 
 @bounded
@@ -89,7 +89,7 @@ def test_algorithm_gives_right_result_for_any_number_of_elements(
     assert_right(LocalRanks(size).run(call.run))
 
 
-# The plan of a rank is one view of what all ranks do.
+# The plans of all ranks agree.
 
 
 @bounded
@@ -119,7 +119,7 @@ def messages(plan: Plan, *kinds: type) -> dict[tuple[int, int, int, int], int]:
     }
 
 
-# One is the other backwards, or two others one after the other.
+# An algorithm is the reversal of another one, or two others in sequence.
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_tree_reduce_costs_as_much_as_its_broadcast(name: str, params: dict[str,
 
 
 def backwards(broadcast: Plan, groups: int) -> Plan:
-    """Return the reduce in which a rank receives where it sent in `broadcast`, and sends where it received.
+    """Return the reversed plan: a reduce that receives where `broadcast` sends, and sends where it receives.
 
-    The broadcast ends after so many `groups`; each becomes two, of which the second combines what has arrived. What a
-    rank has so far is in INPUT until something has been combined with it, and then in the last block of SCRATCH.
+    The broadcast ends after `groups` groups. Each becomes two groups, and the second one combines the received blocks.
+    The partial result of a rank is in INPUT before the first combination, and afterwards in the last block of SCRATCH.
     """
     reversed_ = list(reversed(list(broadcast.groups(0))))
     stages = max(sum(isinstance(step, Send) for step in group.steps) for group in reversed_) if reversed_ else 0
@@ -182,7 +182,7 @@ def test_reduce_scatter_followed_by_allgather_equals_allreduce(reducing: str, ga
 
 
 def reduce_scatter_and_allgather(executor: Any, reducing: str, gathering: str) -> list[int]:
-    """Leave the share of the rank where it belongs in the whole, and gather the whole in place."""
+    """Reduce-scatter into the rank's share of the vector, and then allgather the vector in place; return it."""
     rank, size = executor.rank, executor.size
     vector, counts = np.arange(21) * (rank + 1), [split(21, size, part)[1] for part in range(size)]
     own = vector[sum(counts[:rank]) :][: counts[rank]]

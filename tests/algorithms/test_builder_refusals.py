@@ -1,4 +1,4 @@
-"""What no algorithm can do is refused by every one of them, by its builder and on the command line, and says why."""
+"""Requests that no algorithm can fulfil. Every builder and the command line refuse them, and say why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cases(algorithms: list[Algorithm]) -> list[Any]:
 
 
 EVERY_ALGORITHM = cases(ALL)
-# The least value of each whole number that a builder may take.
+# For each parameter of builders that is a whole number, its least value.
 LEAST = {"radix": 2, "window": 1, "lanes": 1}
 PARAMETERS = [
     pytest.param(algorithm, name, id=f"{algorithm.collective}_{algorithm.name}_{name}")
@@ -43,7 +43,7 @@ OUT_OF_RANGE = [
 
 
 def show(capsys: pytest.CaptureFixture[str], algorithm: Algorithm, *arguments: str) -> tuple[int, str]:
-    """Return the exit code and the only line of `unisono show`, which shows nothing."""
+    """Return the exit code of `unisono show`, and its only line, which is an error."""
     status = main(["show", algorithm.collective, algorithm.name, *arguments])
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -172,7 +172,7 @@ def test_refusal_of_forced_recursive_doubling_on_six_ranks_says_why() -> None:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a file to be run, which changes where modules are found for the test only."""
+    """Return a Python file to load. Its folder is added to `sys.path` for this test only."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path / "mine.py"
 

@@ -1,4 +1,4 @@
-"""The order in which algorithms combine contributions: as declared, derived from their plans."""
+"""The declared order in which algorithms combine contributions equals the order that is derived from their plans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cases(*orders: Order) -> list[Any]:
 
 
 def keeps(algorithm: Algorithm, order: Order, most: int) -> bool:
-    """Return whether the algorithm combines in an order for every number of ranks up to the most."""
+    """Return whether the algorithm keeps an order of combination for every number of ranks up to `MOST_RANKS`."""
     try:
         for size in range(1, most + 1):
             check_order(replace(algorithm, order=order), size)
@@ -38,7 +38,7 @@ def keeps(algorithm: Algorithm, order: Order, most: int) -> bool:
 
 
 def lowered_later(plan: Plan) -> Plan:
-    """Return the plan with the combination that is lowered in two steps."""
+    """Return the plan with its lowered combination split into a combination and a lowering copy."""
     groups: list[Group] = []
     for group in groups_of(plan):
         step = group.steps[0]

@@ -1,4 +1,4 @@
-"""The compiled form of plans: what it looks like, and what the native decoder refuses."""
+"""The encoded form of plans, and the refusals of the native decoder."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_every_word_of_the_header_is_checked(value: int) -> None:
 
 
 def changed(step: int, word: int, value: int) -> array[int]:
-    """Return the small plan with one word of one of its steps changed."""
+    """Return the small plan with one word of one step changed."""
     words = encode(small_plan())
     words[HEADER_WORDS + 4 + 6 + 12 + 2 + 7 * step + word] = value
     return words
@@ -216,7 +216,7 @@ def test_corrupted_words_are_refused_or_harmless(plan: Plan, flips: list[tuple[i
 
 
 def bind(plan: _core.Plan) -> None:
-    """Cut buffers by a decoded plan, whose partitions may be anything; counts that do not fit them are refused."""
+    """Cut buffers by a decoded plan with random partitions. Counts that do not fit the partitions are refused."""
     try:
         _core.Call(plan, [(12, 0, 0, 1)], [(12, 0, 0, 1)], [[], [1, 2], [1, 2], [1, 2]], 3, 0, "")
     except ValueError as error:

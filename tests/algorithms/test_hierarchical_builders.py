@@ -1,4 +1,4 @@
-"""Algorithms composed of phases inside and across hosts: proved on many hosts, refused where they must be, and run."""
+"""Compositions of phases inside and across hosts: their proofs on many hosts, their refusals and their results."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ EXACT = cases([find("allreduce", "full_lane"), find("alltoall", "two_level")])
 
 
 def runs(*lengths: int) -> Hosts:
-    """Return hosts of so many consecutive ranks."""
+    """Return hosts with these numbers of consecutive ranks."""
     return tuple(tuple(range(*ends)) for ends in pairwise(accumulate(lengths, initial=0)))
 
 
-# Hosts of equally many consecutive ranks, which every algorithm can run on.
+# Hosts with equal numbers of consecutive ranks, on which every algorithm can run.
 EQUAL = [((0,),), (0, 1, 2), runs(4), runs(1, 1, 1), runs(2, 2), runs(3, 3), runs(2, 2, 2), runs(4, 4, 4), runs(5, 5)]
 UNEQUAL_RUNS = [runs(1, 2), runs(3, 1, 2), runs(1, 4), runs(2, 3, 4, 1, 2), runs(7, 3, 6), runs(9, 8, 8, 7)]
 EQUAL_LEVELS = [
@@ -76,13 +76,13 @@ UNEQUAL_LEVELS = [
 def prove(algorithm: Algorithm, hosts: Hosts, segments: int = 1, **params: Any) -> None:
     size = len(ranks_of(hosts))
     is_rooted = algorithm.collective in {"reduce", "broadcast"}
-    # Of many ranks: the first, one that leads no host, one in the middle and the last.
+    # Of many roots: the first rank, a rank that leads no host, a rank in the middle, and the last rank.
     roots = range(size) if size <= 6 else sorted({0, 1, size // 2, size - 1})
     for root in roots if is_rooted else (0,):
         verify_algorithm(algorithm, size, root, segments, hosts=hosts, **params)
 
 
-# They are proved.
+# Proofs.
 
 
 @pytest.mark.parametrize("segments", [1, 3])
@@ -99,7 +99,7 @@ def test_leader_algorithms_and_scans_are_proved_on_unequal_hosts(algorithm: Algo
 
 
 def layouts(size: int) -> list[Hosts]:
-    """Return hosts of so many ranks: one of all, a rank apart from the others, and hosts that get smaller."""
+    """Return hosts of `size` ranks: one host, one rank apart from the others, and hosts of decreasing sizes."""
     shrinking: list[int] = []
     while left := size - sum(shrinking):
         shrinking.append(-(-left // 3))
@@ -140,7 +140,7 @@ def test_full_lane_algorithms_are_proved_on_any_equal_levels(algorithm: Algorith
         prove(algorithm, hosts)
 
 
-# A parameter that names an algorithm, and the collective that the named one carries out.
+# (collective, algorithm, parameter that names the algorithm of a phase, collective of that phase).
 PHASES = [
     ("allreduce", "hierarchical", "reduce", "reduce"),
     ("allreduce", "hierarchical", "across", "allreduce"),
@@ -168,13 +168,13 @@ PHASES = [
     ("alltoall", "two_level", "inside", "alltoall"),
     ("alltoall", "two_level", "across", "alltoall"),
 ]
-# Messages with blocks that are not neighbours in the whole vector, on hosts of more than one rank.
+# Algorithms that cannot be phases, because their messages have blocks that are not neighbours in the whole vector.
 NO_PHASE = {
     ("allreduce", "full_lane", "across", "circulant"),
     ("alltoall", "two_level", "inside", "bruck"),
     ("reduce_scatter", "hierarchical", "across", "circulant"),
 }
-# Algorithms that cut the vector in two, or in a block for each rank of a power of two: nine shares are not so many.
+# These algorithms cut the vector in two, or into blocks for a power of two of ranks. Nine shares fit neither.
 IN_EQUAL_BLOCKS = {
     *(("allgather", "hierarchical", "broadcast", part) for part in ("double_binary_tree", "scatter_doubling")),
     *(("reduce_scatter", "hierarchical", "reduce", part) for part in ("double_binary_tree", "rabenseifner")),
@@ -182,7 +182,7 @@ IN_EQUAL_BLOCKS = {
 
 
 def parts_of_phases(phase: tuple[str, str, str, str]) -> list[str]:
-    """Return the names of the algorithms that can be the phase."""
+    """Return the names of the algorithms that can be `phase`."""
     return [
         each.name
         for each in ALGORITHMS[phase[3]].values()
@@ -239,7 +239,7 @@ def test_phase_accepts_parameters_of_its_algorithm(collective: str, name: str, p
 
 @pytest.fixture
 def relay() -> Iterator[str]:
-    """Register a broadcast of a user, and return its name; forget it in the end."""
+    """Register a user's broadcast and yield its name; remove it at the end."""
 
     @register("broadcast", "relay", commutative_only=False)
     def broadcast_relay(size: int, rank: int, root: int = 0) -> Plan:
@@ -271,7 +271,7 @@ def test_declared_costs_are_exact_on_equal_hosts(algorithm: Algorithm) -> None:
         assert found == pytest.approx((cost.rounds, cost.sent, cost.reduced))
 
 
-# They have the shape that their ideas promise.
+# The messages of compositions.
 
 
 def pairs(plans: Sequence[Plan]) -> set[tuple[int, int]]:
@@ -286,7 +286,7 @@ def pairs(plans: Sequence[Plan]) -> set[tuple[int, int]]:
 
 
 def between(plans: Sequence[Plan], hosts: Hosts) -> set[tuple[int, int]]:
-    """Return the (sender, receiver) of messages from host to host."""
+    """Return the (sender, receiver) of all messages between hosts."""
     host = {rank: number for number, part in enumerate(hosts) for rank in ranks_of(part)}
     return {(sender, receiver) for sender, receiver in pairs(plans) if host[sender] != host[receiver]}
 
@@ -354,7 +354,7 @@ def test_full_lane_plan_across_1024_hosts_has_few_rows() -> None:
     assert any(isinstance(item, Group) and item.after for item in items)
 
 
-# What cannot be built is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_a_phase_whose_blocks_are_permuted_is_refused(monkeypatch: pytest.Monkey
         allreduce_hierarchical(4, 0, hosts=runs(2, 2), across="ring")
 
 
-# They reduce the data.
+# Results.
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -435,7 +435,7 @@ def test_the_generic_executor_reduces_over_hosts_in_segments(name: str, in_place
         assert result.tolist() == inputs.sum(axis=0).tolist()
 
 
-# Communicators hand them the hosts.
+# Communicators pass their hosts to compositions.
 
 
 def told_and_done(executor: Any, hosts: Hosts, algorithm: str | None, collective: str) -> Any:

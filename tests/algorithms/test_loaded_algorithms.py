@@ -1,4 +1,4 @@
-"""Algorithms in a file of the user's, by ``--load`` and the option `load`: for commands and for ranks."""
+"""Algorithms in a user's file, loaded by ``--load`` and by the option `load`, for commands and for ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithms over mapped memory: proved, run on adversarial schedules, and wrong as soon as a flag is left out."""
+"""Algorithms over mapped memory: proofs, adversarial schedules, and plans with a missing flag, which must fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from unisono.tuning.decide.choice import Question, choose, explain
 
 MAPPED = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values() if algorithm.mapped]
 EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in MAPPED]
-# Where a rank may copy its own block at any time, before or after it meets others.
+# In these collectives, a rank may copy its own block at any time, before or after it waits for other ranks.
 OWN_AT_ANY_TIME = ("gather", "alltoall")
 ALLREDUCES = ("one_shot", "two_shot")
 SCHEDULES = 40
@@ -36,12 +36,15 @@ POLLS = 20_000
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run in one thread: the seed says which rank goes on next, and which flags and accesses are late."""
+    """A run of all ranks in one thread.
+
+    The seed decides which rank continues next, and which flags and accesses are late.
+    """
 
     seed: int
 
     def run(self, plans: Sequence[Plan], calls: Sequence[tuple[Any, Any, Any]]) -> list[dict[int, Traffic]]:
-        """Run `plans` on the (call, source, target) of each rank; return the traffic of each."""
+        """Run `plans`, with (call, source, target) for each rank; return the traffic of each rank."""
         network, choice = LocalNetwork(len(plans)), Random(self.seed)
         faults = Faults(self.seed, delay=0.5)
         executors = [GenericExecutor(FaultyTransport(transport, faults)) for transport in network.transports]
@@ -58,7 +61,7 @@ class Schedule:
         raise TimeoutError(f"ranks {running} were still running")
 
     def allreduce(self, plans: Sequence[Plan], count: int, segments: int = 1, *, in_place: bool) -> list[Any]:
-        """Return what the ranks have in OUTPUT after an allreduce of ``contributions(size, count)``."""
+        """Return OUTPUT of all ranks after an allreduce of ``contributions(size, count)``."""
         sources = [np.array(row) for row in contributions(len(plans), count)]
         targets = sources if in_place else [np.full(count, -1) for _ in plans]
         calls = [call_of(plan, "int64", (count, count), op="sum", segments=segments) for plan in plans]
@@ -75,11 +78,11 @@ def plans_of(name: str, size: int, collective: str = "allreduce", **params: Any)
 
 
 def without_group(plans: Sequence[Plan], number: int) -> list[Plan]:
-    """Return the plans without one of the groups that all ranks have."""
+    """Return the plans without one group, on all ranks."""
     return [with_groups(plan, [g for at, g in enumerate(groups_of(plan)) if at != number]) for plan in plans]
 
 
-# They are proved, and refused where they must be.
+# Proofs and refusals.
 
 
 @pytest.mark.parametrize("window", [1, 5])
@@ -107,7 +110,7 @@ def test_tuner_uses_mapped_algorithms_by_name_only_and_never_over_tcp(name: str)
 
 
 def drop_flag(plans: Sequence[Plan], choice: Random) -> list[Plan]:
-    """Leave out one flag, both where it is raised and where it is waited for."""
+    """Remove one flag: the `Signal` and the `Wait` for it."""
     rank, group, kind, peer = choice.choice(flags_of(plans))
     other = Wait if kind is Signal else Signal
     unheard = changed(plans, rank, lambda plan: without_flag(plan, group, kind, peer))
@@ -115,7 +118,7 @@ def drop_flag(plans: Sequence[Plan], choice: Random) -> list[Plan]:
 
 
 def drop_end(plans: Sequence[Plan], choice: Random) -> list[Plan]:
-    """Leave out one end of a flag."""
+    """Remove the `Signal` or the `Wait` of one flag."""
     rank, group, kind, peer = choice.choice(flags_of(plans))
     return changed(plans, rank, lambda plan: without_flag(plan, group, kind, peer))
 
@@ -181,7 +184,7 @@ def test_some_schedule_fails_without_one_synchronising_group(name: str, meeting:
     assert any(goes_wrong(seed) for seed in range(SCHEDULES))
 
 
-# They are run.
+# Results.
 
 
 @settings(max_examples=80, deadline=None)
@@ -208,7 +211,8 @@ def test_float16_sums_of_mapped_algorithms_are_rounded_once(name: str) -> None:
     sources = [np.full(3, value, np.float16) for value in (2048, 1, 1)]
     calls = [call_of(plan, "float16", (3, 3), op="sum") for plan in plans]
     Schedule(0).run(plans, list(zip(calls, sources, targets, strict=True)))
-    assert [target.tolist() for target in targets] == [[2050.0] * 3] * 3  # rounded after each addition it stays 2048
+    # with a rounding after each addition, the sum would stay 2048
+    assert [target.tolist() for target in targets] == [[2050.0] * 3] * 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -229,11 +233,11 @@ def test_reads_count_as_traffic_and_flags_do_not() -> None:
     assert traffic == [{peer: moved for peer in range(3) if peer != rank} for rank in range(3)]
 
 
-# What goes wrong is an error on every rank.
+# Errors reach every rank.
 
 
 def errors_of(plans: Sequence[Plan], calls: Sequence[tuple[Any, Any, Any]]) -> list[UnisonoError]:
-    """Run `plans`, all ranks in turn; return the error of each."""
+    """Run `plans` on all ranks in turn; return the error of each rank."""
     executors = [GenericExecutor(transport) for transport in LocalNetwork(len(plans)).transports]
     errors = []
     operations = []

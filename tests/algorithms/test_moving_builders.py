@@ -1,4 +1,4 @@
-"""The builders of the collectives that only move data: small, and run."""
+"""The builders of the collectives that only move data: their proofs, messages and results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sizes_of(algorithm: Algorithm, sizes: range) -> list[int]:
     return [size for size in sizes if algorithm.supports(size) is None]
 
 
-# They are proved with other parameters than those of `test_verifier`.
+# Proofs with other parameters than in `test_verifier_sizes`.
 
 
 @pytest.mark.parametrize(("collective", "name", "parameter", "value"), PARAMETERS)
@@ -59,7 +59,7 @@ def test_moving_algorithm_is_proved_with_declared_cost_for_any_parameter(
         assert (report.rounds, float(report.sent)) == (cost.rounds, cost.sent), size
 
 
-# They have the shape that their ideas promise.
+# The messages of the plans.
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
@@ -96,7 +96,7 @@ def test_binomial_gather_has_scratch_for_its_subtree_only() -> None:
     assert [plan.scratch.blocks for plan in plans] == [0, 2, 0, 0, 0, 2, 0, 4]
 
 
-# They move the data.
+# Results.
 
 
 MOVING_DATA = [case for case in EVERY_ALGORITHM if case.id and not case.id.startswith("barrier")]

@@ -36,7 +36,7 @@ EVERY_ALGORITHM = [
 
 
 def rows(plan: Plan) -> int:
-    """Return the number of steps as written, not as run."""
+    """Return the number of steps in a plan. The steps of a repeated group count once."""
     groups = [
         group
         for lane in plan.lanes
@@ -47,14 +47,17 @@ def rows(plan: Plan) -> int:
 
 
 def shape_of(plan: Plan, elements: int) -> Shape:
-    """Return the shape of a call on vectors of so many elements or, where ranks have shares of one, on such shares."""
+    """Return the shape of a call on vectors of `elements`.
+
+    Collectives with shares get shares of that length instead.
+    """
     if plan.collective not in {"allgather", "gather", "scatter", "alltoall", "reduce_scatter"}:
         return Shape((elements, elements), {})
     return Shape((elements * plan.input.blocks, elements * plan.output.blocks), {})
 
 
 def message_lengths(plan: Plan, elements: int, segments: int) -> dict[tuple[int, int], list[int]]:
-    """Return, for each (sender, receiver), the elements of the messages that this rank posts, in canonical order."""
+    """Return the lengths of the messages that this rank posts, by (sender, receiver), in canonical order."""
     shape = shape_of(plan, elements)
     lengths: dict[tuple[int, int], list[int]] = defaultdict(list)
     for lane in range(len(plan.lanes)):

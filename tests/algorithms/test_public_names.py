@@ -1,4 +1,4 @@
-"""The names that `unisono.algorithms` offers to authors of algorithms."""
+"""The public names of `unisono.algorithms` for authors of algorithms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The builders of the collectives that reduce: small, and run."""
+"""The builders of the collectives that reduce: the size of their plans, their proofs, messages and results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def plans_of(algorithm: Algorithm, size: int, root: int = 0, **params: Any) -> l
 
 
 def links(plans: Sequence[Plan]) -> Counter[tuple[int, int]]:
-    """Return the (sender, receiver) of all messages."""
+    """Return how often each (sender, receiver) exchanges a message."""
     return Counter(
         (plan.rank, step.peer)
         for plan in plans
@@ -70,7 +70,7 @@ def links(plans: Sequence[Plan]) -> Counter[tuple[int, int]]:
     )
 
 
-# They are proved with other parameters than those of `test_verifier`.
+# Proofs with other parameters than in `test_verifier_sizes`.
 
 
 @pytest.mark.parametrize(("collective", "name", "parameter", "value"), PARAMETERS)
@@ -85,13 +85,13 @@ def test_reducing_algorithm_is_proved_with_declared_cost_for_any_parameter(
         assert report.same_bits
 
 
-# They have the shape that their ideas promise.
+# The size and the messages of the plans.
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
 def test_plans_stay_small_at_any_number_of_ranks(algorithm: Algorithm) -> None:
     size = 16384
-    # A plan that combines all contributions at once names each of them.
+    # A plan that combines all contributions at once has an operand for each of them.
     limit = 100 * 1024 if algorithm.order != "at_once" else 64 * size + 100 * 1024
     for rank in (0, 1, size // 2, size - 1):
         assert 8 * len(encode(algorithm.build(size, rank, root=5))) < limit
@@ -109,7 +109,8 @@ def test_plans_stay_small_at_any_number_of_ranks(algorithm: Algorithm) -> None:
 def test_reduce_uses_the_links_of_its_broadcast_backwards(
     name: str, params: dict[str, int], is_for_any_root: bool
 ) -> None:
-    # A reduce up a k-nomial tree keeps to the order of ranks for any root, so it is the mirror for rank 0 only.
+    # A reduce along a k-nomial tree keeps the order of ranks for any root. So it reverses the broadcast only for rank
+    # 0.
     for size in (1, 2, 5, 8, 13, 27):
         for root in range(size) if is_for_any_root else (0,):
             reduce, broadcast = (
@@ -193,7 +194,7 @@ def test_folded_runs_are_consecutive_and_cover_all_ranks() -> None:
             assert folding.positions <= size < folding.positions * radix
 
 
-# They reduce the data.
+# Results.
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
@@ -215,7 +216,7 @@ def test_generic_executor_reduces_late_and_reordered_messages(algorithm: Algorit
         check_all(LocalRanks(size, faults=Faults(seed, delay=0.5)), [call_on_integers(algorithm, size, 1, 3, 30)])
 
 
-# They round as their order says.
+# Rounding follows the declared order.
 
 
 def ascending(values: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Users' algorithms on real ranks: forced by name, chosen by the tuner, and registered when calls have been made."""
+"""Users' algorithms on real ranks: forced by name, chosen by the tuner, and registered after the first calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import unisono as un
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.plan import Plan
 
-# On three ranks, and in shared memory on four, two direct exchanges are cheaper than all that the tuner weighs
-# otherwise.
+# On three ranks, and in shared memory on four, two direct exchanges cost less than every algorithm that the tuner
+# compares otherwise.
 BALANCED = find("allreduce", "balanced_tree")
 COUNT = 50_000
 NBYTES = 4 * COUNT
@@ -36,7 +36,7 @@ def contribution(rank: int, count: int = COUNT) -> Any:
 
 
 def balanced_sum(size: int, count: int = COUNT) -> Any:
-    """Return what numpy makes of all contributions in the canonical order."""
+    """Return the sum of all contributions in the canonical order, by numpy."""
     level = [contribution(rank, count) for rank in range(size)]
     while len(level) > 1:
         level = [sum(level[first + 1 : first + 2], level[first]) for first in range(0, len(level), 2)]
@@ -44,7 +44,7 @@ def balanced_sum(size: int, count: int = COUNT) -> Any:
 
 
 def allreduce(world: un.Communicator, name: str | None = None, count: int = COUNT) -> tuple[Any, dict[int, int]]:
-    """Return the result of an allreduce, and how many messages this rank has sent to each peer for it."""
+    """Return the result of an allreduce, and the number of messages that it sent to each peer."""
     before = {peer: traffic.sent_messages for peer, traffic in world.stats().items()}
     result = world.allreduce(contribution(world.rank, count), algorithm=name, timeout_s=DEADLINE_S)
     after = {peer: traffic.sent_messages for peer, traffic in world.stats().items()}
@@ -52,7 +52,7 @@ def allreduce(world: un.Communicator, name: str | None = None, count: int = COUN
 
 
 def by_two_exchanges(world: un.Communicator) -> dict[int, int]:
-    """Return how many messages a rank sends to each peer in two direct exchanges."""
+    """Return the number of messages that two direct exchanges send to each peer."""
     return {peer: 2 for peer in range(world.size) if peer != world.rank}
 
 
@@ -70,7 +70,10 @@ def chosen(world: un.Communicator) -> tuple[Any, bool, str, str]:
 
 
 def late(world: un.Communicator) -> list[Any]:
-    """Return the results of five calls, and what was found out about them."""
+    """Register the algorithm after the first of five calls.
+
+    Return the results, and which calls were direct exchanges.
+    """
     first, sent_before = allreduce(world)
     register()
     same_kind, sent_after = allreduce(world)
@@ -83,7 +86,7 @@ def late(world: un.Communicator) -> list[Any]:
 
 
 def apart(world: un.Communicator) -> str:
-    """Return the error of a call that rank 0 registers an algorithm before, and no other rank."""
+    """Register the algorithm on rank 0 alone, and return the error of a call."""
     if world.rank == 0:
         register()
     try:

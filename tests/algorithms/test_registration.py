@@ -1,4 +1,4 @@
-"""Users' algorithms: what is right is registered and chosen, what is wrong is refused and leaves nothing behind."""
+"""Registration of users' algorithms: right ones become candidates, and wrong ones are refused and leave no trace."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def free_cost(size: int) -> Cost:
     return Cost(rounds=0, sent=0, reduced=0)
 
 
-# What is right is a candidate.
+# Right algorithms become candidates.
 
 
 def test_registration_returns_the_builder_and_find_knows_its_name() -> None:
@@ -99,7 +99,7 @@ def test_user_algorithm_chosen_by_tuner_runs_on_the_generic_executor(size: int) 
 
 
 def sums_of(size: int, name: str, segments: int) -> list[list[int]]:
-    """Return what each rank has after an allreduce, in place, of 5 numbers that differ by rank."""
+    """Return the result of each rank of an allreduce, in place, of 5 numbers that differ by rank."""
 
     def reduce(executor: GenericExecutor) -> list[int]:
         facts = {"dtype": "int64", "count": 5, "op": "sum", "segments": segments}
@@ -180,7 +180,7 @@ def my_chain(size: int, rank: int, root: int = 0) -> Plan:
     return replace(find("broadcast", "chain").build(size, rank, root), algorithm="my_chain")
 
 
-# What is wrong is refused.
+# Wrong algorithms are refused.
 
 
 def test_wrong_builder_is_refused_with_place_and_picture_of_the_mistake() -> None:
@@ -358,7 +358,10 @@ def packaged(size, rank, root=0):
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Let the entry points be those of one package, `packaged_algorithms`; yield the groups that are asked for."""
+    """Replace all entry points by those of the package `packaged_algorithms`.
+
+    Yield the list of groups that are looked up.
+    """
     asked: list[str] = []
 
     def entry_points(*, group: str) -> list[EntryPoint]:

@@ -32,7 +32,7 @@ RING = find("allreduce", "ring")
 
 
 def pair(*lanes_of_each: Sequence[Sequence[Group]], blocks: int = 1) -> list[Plan]:
-    """Return allreduce plans of two ranks; each has the lanes given for it, and SCRATCH like OUTPUT."""
+    """Return allreduce plans of two ranks with these lanes, and with SCRATCH like OUTPUT."""
     scratch = scratch_like(Buffer.OUTPUT, even(blocks))
     return [
         Plan("allreduce", "test", 2, rank, 0, even(blocks), even(blocks), scratch, tuple(tuple(lane) for lane in lanes))
@@ -47,7 +47,7 @@ def exchange(peer: int) -> Group:
 KEEP = Group((Copy(output_block(), scratch_block()),))
 
 
-# What is right is proved.
+# Right plans are proved.
 
 
 def test_report_counts_messages_rounds_and_volume_of_the_plans() -> None:
@@ -83,7 +83,7 @@ def test_same_bits_are_reported_only_for_equal_expressions_on_all_ranks() -> Non
 
 
 def on_half(step: Step, half: int, size: int) -> Step:
-    """Return the ring's step on the blocks of one half of a vector of 2·size blocks."""
+    """Return a step of the ring on the blocks of one half of a vector of 2·size blocks."""
 
     def moved(span: Span) -> Span:
         return replace(span, start=half * size + span.start % size)
@@ -145,7 +145,7 @@ def test_dependency_on_a_group_of_the_same_lane_is_refused() -> None:
         verify_plans(pair([groups], [[exchange(0), KEEP]]))
 
 
-# What is wrong is refused, and named.
+# Wrong plans are refused, and the error names the step.
 
 
 def test_a_dropped_receive_is_named_at_its_sender() -> None:

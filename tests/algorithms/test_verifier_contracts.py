@@ -1,4 +1,4 @@
-"""What collectives promise, and what the verifier says of plans that break it."""
+"""The contracts of collectives, and the verifier's errors for plans that break them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def plans_of(
     output: Partition,
     scratch: Partition | None = None,
 ) -> list[Plan]:
-    """Return plans of one lane, with the steps of each group of each rank."""
+    """Return plans of one lane, from the steps of each group of each rank."""
     size = len(groups_of_each)
     lanes = [(tuple(Group(tuple(steps)) for steps in groups),) for groups in groups_of_each]
     scratch = scratch or Partition(0)
     return [Plan(collective, "test", size, rank, 0, input_, output, scratch, lanes[rank]) for rank in range(size)]
 
 
-# The table.
+# The table of contracts.
 
 
 def test_every_collective_has_a_contract_a_promise_and_lower_bounds() -> None:
@@ -112,7 +112,7 @@ def test_share_lengths_are_per_rank_or_pair_only_if_counts_vary() -> None:
 
 def test_share_in_block_of_another_rank_is_refused_if_counts_vary() -> None:
     def swapped(counts: Counts) -> list[Plan]:
-        """Rank 0 receives the share of rank 1 into block 0 of SCRATCH, which is as long as its own."""
+        """Rank 0 receives the share of rank 1 into block 0 of SCRATCH, which is as long as rank 0's own share."""
         groups: list[list[list[Step]]] = [
             [
                 [Send(1 - rank, input_block()), Recv(1 - rank, scratch_block())],
@@ -242,7 +242,7 @@ def test_in_place_reduce_scatter_writes_share_only_after_the_last_read() -> None
 
 
 def test_receiving_into_own_allgather_share_is_a_hazard_in_place_only() -> None:
-    """Block r of OUTPUT is the memory of the INPUT of rank r in an allgather; the others are no hazard."""
+    """In an allgather in place, block r of OUTPUT is the INPUT of rank r. So only that block is a hazard for rank r."""
 
     def groups(rank: int, into: int) -> list[list[Step]]:
         move = [Copy(output_block(1 - rank), output_block(into))] if into == rank else []
@@ -261,7 +261,7 @@ def test_receiving_into_own_allgather_share_is_a_hazard_in_place_only() -> None:
 
 
 def test_hazard_in_any_iteration_of_a_repeated_group_is_reported() -> None:
-    """The hazards of a group that is repeated are those of its first time only if all of it moves on alike."""
+    """The verifier may check the first iteration of a repeated group alone only if all its spans advance equally."""
     finish = Group((Copy(output_block(0, 4), input_block(0, 4), lower=True),))
 
     def alone(*steps: Step) -> list[Plan]:
@@ -269,11 +269,11 @@ def test_hazard_in_any_iteration_of_a_repeated_group_is_reported() -> None:
         plan = Plan("allreduce", "test", 1, 0, 0, even(4), even(4), scratch)
         return [replace(plan, lanes=((Repeat(4, (Group(steps),)), finish),))]
 
-    # One that stays, and one that comes to it the third time.
+    # One span stays, and the other one reaches it in the third iteration.
     stays, comes = Copy(scratch_block(2), input_block(2)), Copy(scratch_block(0, advance=1), input_block(0, advance=1))
     with pytest.raises(PlanError, match="rank 0, lane 0, group 2, step 1: hazard: writes block 2 of SCRATCH while"):
         verify_plans(alone(stays, comes))
-    # Both move on, and never meet; or they are in each other's way from the first time on.
+    # Both spans advance. Either they never meet, or they overlap from the first iteration on.
     apart = Copy(scratch_block(2, advance=1), input_block(2, advance=1))
     assert verify_plans(alone(comes, apart)).scratch_blocks == 4
     with pytest.raises(PlanError, match="rank 0, lane 0, group 0, step 1: hazard: writes block 0 of SCRATCH while"):
@@ -315,7 +315,7 @@ def test_least_rounds_is_the_logarithm_to_base_ports_plus_one() -> None:
 def test_no_algorithm_declares_less_than_the_lower_bound(algorithm: Algorithm) -> None:
     for size in (one for one in range(1, 65) if algorithm.supports(one) is None):
         cost, bound = algorithm.cost(size), BOUNDS[algorithm.collective]
-        # Costs that are sums of fractions may be off by their rounding.
+        # The sum of fractional costs may have a rounding error.
         assert cost.sent >= float(bound.sent(size)) * (1 - 1e-12)
         assert cost.reduced >= float(bound.reduced(size)) * (1 - 1e-12)
 
@@ -329,7 +329,7 @@ def test_verify_sizes_omits_unsupported_sizes() -> None:
 
 
 def test_wrong_plans_for_equal_counts_alone_are_refused() -> None:
-    """Plans that are wrong with equal counts alone are refused."""
+    """Such plans are right for other counts, so the verifier must also try equal ones."""
     ring = find("allgather", "ring")
 
     def short_if_equal(size: int, rank: int, root: int = 0, *, varying: bool = False) -> Plan:
@@ -349,7 +349,7 @@ def test_proof_transfers_only_to_plans_with_matching_lengths() -> None:
     ring = find("reduce_scatter", "ring")
     varying, equal = ([ring.build(3, rank, varying=form) for rank in range(3)] for form in (True, False))
     assert are_proved_by(equal, varying)
-    # Equal shares say less about what is as long as what than counts of ranks do, in an allgather.
+    # In an allgather with equal shares, fewer lengths are known to be equal than with the counts of all ranks.
     gather = find("allgather", "ring")
     varying, equal = ([gather.build(4, rank, varying=form) for rank in range(4)] for form in (True, False))
     assert are_proved_by(equal, varying)

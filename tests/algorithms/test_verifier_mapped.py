@@ -1,4 +1,4 @@
-"""Mapped memory: what ranks read and write of each other's memory must be ordered by flags."""
+"""Mapped memory: accesses to the memory of other ranks must be ordered by flags."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from unisono.errors import PlanError
 
 
 def flags(size: int, rank: int) -> Group:
-    """Return the group in which all ranks tell each other that they have come so far."""
+    """Return the group in which all ranks signal each other that they have come to this point."""
     others = [peer for peer in range(size) if peer != rank]
     steps: list[Step] = [Signal(peer) for peer in others]
     return Group((*steps, *[Wait(peer) for peer in others]))
@@ -98,7 +98,7 @@ def test_overwriting_memory_that_a_peer_may_still_read_is_a_race() -> None:
 
 def test_two_ranks_that_write_the_same_block_of_a_third_are_a_race() -> None:
     def doubly(size: int, rank: int) -> Plan:
-        """Rank 0 and rank 1 both write the OUTPUT of rank 2, once all have met."""
+        """Rank 0 and rank 1 both write the OUTPUT of rank 2, after all ranks have begun."""
         met = flags(size, rank)
         write = {0: (Write(2, output_block(), input_block()),), 1: (Write(2, output_block(), output_block()),), 2: ()}
         own = Group((Copy(output_block(), input_block()),) if rank == 0 else ())

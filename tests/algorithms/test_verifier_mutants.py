@@ -1,4 +1,4 @@
-"""The test of the verifier: plans with one mistake are refused, or they do what they should on every schedule."""
+"""Mutation test of the verifier: it refuses plans with one mistake, unless they are right on every tested schedule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEDULES = 20
 
 @dataclass(frozen=True)
 class Site:
-    """Where a mistake is made in a plan."""
+    """The place of a mistake in a plan."""
 
     plan: Plan
     lane: int
@@ -49,7 +49,7 @@ class Site:
         return with_groups(self.plan, groups, self.lane)
 
 
-# Each mistake, at a site: the plan with it, or None if it cannot be made there.
+# Each function makes one mistake at a site. It returns the plan, or None if the mistake is impossible there.
 
 
 def drop_step(site: Site) -> Plan | None:
@@ -57,7 +57,7 @@ def drop_step(site: Site) -> Plan | None:
 
 
 def drop_wait(site: Site) -> Plan | None:
-    """Drop a `Wait`, or what a group waits for in other lanes."""
+    """Drop a `Wait`, or the first dependency of a group on another lane."""
     if isinstance(site.changing, Wait):
         return site.with_step()
     groups = site.groups
@@ -73,7 +73,7 @@ def change_peer(site: Site) -> Plan | None:
 
 
 def shift_block(site: Site) -> Plan | None:
-    """Read, or receive into, the next block."""
+    """Read from the next block, or receive into it."""
     name = "dst" if isinstance(site.changing, Recv) else "src"
     if not isinstance(site.changing, (Send, Recv, RecvReduce, Copy, Read)):
         return None
@@ -84,7 +84,7 @@ def shift_block(site: Site) -> Plan | None:
 
 
 def shift_target(site: Site) -> Plan | None:
-    """Write, or combine into, the next block."""
+    """Write to the next block, or combine into it."""
     if not isinstance(site.changing, (RecvReduce, Copy, Reduce)):
         return None
     span = site.changing.dst
@@ -134,7 +134,7 @@ def swap_groups(site: Site) -> Plan | None:
 
 
 def merge_groups(site: Site) -> Plan | None:
-    """Post a group together with the next one, and leave an empty group behind."""
+    """Merge a group with the next one, and put an empty group after it."""
     groups = site.groups
     if site.group + 1 == len(groups):
         return None
@@ -163,7 +163,7 @@ MISTAKES = (
 
 
 def mutants_of(plans: Sequence[Plan], mistake: Callable[[Site], Plan | None], choice: Random) -> list[Plan]:
-    """Return plans of which one has the mistake, at a place of `choice`."""
+    """Return the plans with the mistake in one of them, at a random site."""
     sites = [
         Site(plan, lane, group, step)
         for plan in plans
@@ -182,7 +182,7 @@ def mutants_of(plans: Sequence[Plan], mistake: Callable[[Site], Plan | None], ch
 
 @dataclass(frozen=True)
 class Setting:
-    """How an algorithm is called."""
+    """An algorithm, and the form of its call."""
 
     algorithm: Algorithm
     size: int
@@ -199,14 +199,17 @@ class Setting:
         )
 
     def run(self, plans: Sequence[Plan]) -> None:
-        """Check what `plans` compute, on many schedules, of which some need every message to be awaited."""
+        """Check the results of `plans` on many schedules.
+
+        On some, a plan is wrong unless it waits for every message.
+        """
         for seed in range(SCHEDULES):
             in_place = self.algorithm.in_place and seed % 2 == 1
             elements = (23, 2)[seed // 2 % 2]
             form: dict[str, Any] = {"varying": self.varying, "in_place": in_place, "op": "avg"}
             call = call_on_integers(self.algorithm, self.size, self.root, self.segments, elements, **form)
             ranks = LocalRanks(self.size, seed // 4 % 2 << 20, Faults(seed, delay=0.5))
-            assert_right(ranks.run(lambda executor, call=call: call.carry_out(executor, plans[executor.rank])))
+            assert_right(ranks.run(lambda executor, call=call: call.run_plan(executor, plans[executor.rank])))
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""How much of SCRATCH is in use at a time, beside how much there is."""
+"""The largest number of SCRATCH blocks that are live at a time, beside the number of declared blocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from unisono.algorithms.verifier.verify import Report, verify_plans, verify_size
 
 
 def proved(*lanes: Sequence[Group], blocks: int) -> tuple[int, int]:
-    """Return the live and the declared blocks of SCRATCH of an allreduce of one rank, with these lanes."""
+    """Return the live and the declared blocks of SCRATCH of a proved allreduce of one rank with these lanes."""
     scratch = scratch_like(Buffer.INPUT, even(1), copies=blocks)
     plan = Plan("allreduce", "test", 1, 0, 0, even(1), even(1), scratch, tuple(map(tuple, lanes)))
     return told(verify_plans([plan]))
@@ -65,9 +65,9 @@ def test_written_but_never_read_scratch_is_not_live() -> None:
 
 def test_scratch_block_is_live_from_its_write_to_its_last_read() -> None:
     assert proved([fill(0), Group(()), finish(0)], blocks=1) == (1, 1)
-    # Both the source and the target of a copy are in use while it runs, and three blocks in turn never more than two.
+    # During a copy its source and its target are live. So a chain of copies through three blocks has two live blocks.
     assert proved([fill(0), move(1, 0), move(2, 1), finish(2)], blocks=3) == (2, 3)
-    # Here block 0 is read once more at the end.
+    # In this lane, block 0 is read once more at the end.
     late = Group((Copy(scratch_block(2), scratch_block(0)), *finish(1).steps))
     assert proved([fill(0), move(1, 0), late], blocks=3) == (2, 3)
 
@@ -98,7 +98,7 @@ def test_scratch_of_concurrent_lanes_is_live_at_the_same_time() -> None:
     def lane(first: int) -> list[Group]:
         return [fill(first), move(first + 1, first), move(first, first + 1), move(first + 1, first)]
 
-    # OUTPUT may be INPUT, so it is written when the other lane has read that.
+    # OUTPUT may be INPUT. So this lane writes OUTPUT only after the other lane has read INPUT.
     last = replace(finish(1), after=((1, 0),))
     assert proved([*lane(0), last], lane(2), blocks=4) == (4, 4)
     behind = [replace(lane(2)[0], after=((0, 3),)), *lane(2)[1:]]

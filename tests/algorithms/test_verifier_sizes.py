@@ -1,4 +1,4 @@
-"""Every algorithm is proved: for all small numbers of ranks, and for a sample of the large ones."""
+"""Every algorithm is proved for all small numbers of ranks, and for a sample of large ones."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def test_every_algorithm_is_proved_for_every_number_of_ranks_up_to_64(algorithm:
     assert list(verify_sizes(algorithm, range(33, 65))) == supported(algorithm, range(33, 65))
 
 
-# Powers of two, one less (which is 3·5·17), one more, even numbers and an odd power, from the largest on.
+# Powers of two, one less (255 = 3·5·17), one more, even numbers, and an odd power, in descending order.
 SAMPLED = (512, 255, 129, 128, 100, 81, 48, 40)
-# How much work the proof for 512 ranks may be, and how much those for the other sizes together, in this order. Plans by
-# which every rank sends to every other rank are too much work for 512 ranks, but not for 40, or on request for 100.
+# The largest work of the proof for 512 ranks, and of the proofs for all smaller sizes together. If every rank sends to
+# every other rank, 512 ranks are too much work, but 40 ranks are not, or 100 ranks on request.
 USUAL_WORK, WORK_ON_REQUEST = (120_000, 100_000), (450_000, 230_000)
 
 
 def work(algorithm: Algorithm, size: int) -> float:
-    """Return about how much work a proof is: steps as written and as run, and the blocks that they name."""
+    """Estimate the work of a proof, from the steps in the plans, the steps as run, and their blocks."""
     of_rank_0, of_another = (
         sum(
             3 + times * (1 + blocks_of(step) / 2)
@@ -61,7 +61,7 @@ def blocks_of(step: Step) -> int:
 
 
 def sampled(algorithm: Algorithm, most_work: tuple[int, int]) -> list[int]:
-    """Return the sizes whose proofs are no more work than these limits: at 512, and below 512 together."""
+    """Return the sizes whose proofs fit the limits: the limit at 512, and the limit for all smaller sizes together."""
     at_512, below = most_work
     sizes: list[int] = []
     for size in supported(algorithm, SAMPLED):

@@ -1,4 +1,4 @@
-"""The benchmarks: arithmetic, command line, and the driver with libraries that work, err, crash or hang."""
+"""The benchmarks: arithmetic, command line, and the driver with libraries that work, raise, crash or hang."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ STATES = ("a channel open to each", "8 messages of 8 B to each", "1 MiB to each"
 REPOSITORY = Path(__file__).resolve().parents[2]
 NEAR, FAR = Placement("near", 50.0), Placement("far", 210.0)
 
-# Libraries of one's own: real ranks under the real launcher, without communication, which one rank does not need.
+# Libraries of this test: real ranks under the real launcher, without communication, which a job of one rank does not
+# need.
 ADAPTER = """
 import os, time
 
@@ -104,7 +105,7 @@ def test_median_is_taken_within_each_round_and_then_over_rounds() -> None:
 def test_p90_is_taken_over_same_rounds_as_median() -> None:
     rounds = [np.arange(0.0, 101.0), np.arange(100.0, 201.0), np.arange(0.0, 101.0)]
     assert p90(rounds) == pytest.approx(90.0)
-    # Most calls are in the one quick round, and two rounds are slow.
+    # The one fast round has most calls, and the two other rounds are slow.
     uneven = [np.full(1000, 1.0), np.full(3, 50.0), np.full(3, 60.0)]
     assert p90(uneven) >= median(uneven) == 50.0
 
@@ -394,7 +395,7 @@ def test_small_messages_cost_at_most_two_pages_for_each_peer() -> None:
     peers = 200
     told = subprocess.check_output([sys.executable, "-m", "unisono.bench.memory", "--peers", str(peers), "--json"])
     linked, small, large = ({row["state"]: row["resident_kib"] for row in json.loads(told)}[each] for each in STATES)
-    assert (small - linked) / peers <= 2 * PAGE_KIB + 9  # what is allocated for messages is a few KiB more
+    assert (small - linked) / peers <= 2 * PAGE_KIB + 9  # the memory for messages is a few KiB more
     assert (large - small) / peers > 1000
 
 

@@ -1,4 +1,4 @@
-"""What measures everything on a machine with a GPU: its stages on the double of the driver, and what ends them."""
+"""The command that measures everything on a machine with a GPU, run on the driver's double, and its time limits."""
 
 from __future__ import annotations
 

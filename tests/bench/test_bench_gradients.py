@@ -1,4 +1,4 @@
-"""The benchmark of gradients between network namespaces: what it tells, and that it leaves nothing behind."""
+"""The benchmark of gradients between network namespaces: its output, and the removal of the namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurement of how ranks meet."""
+"""The measurement of the time in which ranks start and meet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judging tables of Unisono's algorithms and MPI's by hand on few numbers, and starting the ranks for it."""
+"""The comparison of decision tables with MPI's algorithms: by hand on few numbers, and the start of its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judging choices: by hand on few numbers, and on times that were recorded on a real machine."""
+"""The regret of choices: by hand on few numbers, and with times recorded on a real machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark between network namespaces: its arithmetic, and that it leaves nothing behind."""
+"""The benchmark between network namespaces: its arithmetic, and the removal of the namespaces."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_shaped_benchmark_removes_its_namespaces_after_measuring(tmp_path: Path)
     assert process.wait(DEADLINE_S) == 0
     document = json.loads(output.read_text())
     assert [row["algorithm"] for row in document["found"]] == ["ring"]
-    shaped_nbytes = (1 << 20) - BURST_NBYTES  # the bucket is full when the stream begins
+    shaped_nbytes = (1 << 20) - BURST_NBYTES  # the token bucket is full when the stream begins
     assert document["found"][0]["bound_ms"] > 1e3 * shaped_nbytes / (1e9 / 8)
     assert left_by(process) == []
 

@@ -1,4 +1,4 @@
-"""Message transports are judged by their contract: ours pass, and for each promise one that breaks it is found."""
+"""The checks of message transports: our transports pass, and a transport that breaks one promise fails its check."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_own_transports_carry_more_than_two_gibibytes(factory: str) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give up soon on what does not come, and let go in the end of what blocks."""
+    """Shorten the time limit of the checks. At the end, release transports that block."""
     monkeypatch.setattr(transport_ranks, "_PATIENCE_S", 0.5)
     monkeypatch.setattr(transport_checks, "CYCLES", 100)
     transport_doubles.released.clear()
@@ -87,7 +87,7 @@ def test_each_check_detects_the_links_that_break_its_promise(
 
 
 def test_every_check_has_a_double_that_breaks_its_promise() -> None:
-    # A job of collectives breaks with any of them.
+    # A job of collectives also breaks with each of these bugs.
     broken = {*BUGS.values(), *(name for name, _ in BUGS_OF_LINKS.values())}
     assert broken == set(CHECKS) - {"collectives"}
 

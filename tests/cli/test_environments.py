@@ -1,4 +1,4 @@
-"""What the system may refuse is taken away from ranks, one facility after the other; the rest works as the table says.
+"""Each facility that a system may refuse is taken away from ranks; the rest works as the table says.
 
 The table is `CHECKS` of `unisono doctor`, which docs/environments.md shows.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.hosts import PlacedJob
+from support.hosts import PrefixedJob
 from support.launched import by_variables
 from support.refused_calls import refused
 
@@ -28,10 +28,10 @@ Say = Callable[[Any], None]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
 COUNT = 300_000
 
-# OpenBLAS starts threads when it is loaded, and brings the interpreter down where it cannot.
+# OpenBLAS starts threads when it is loaded, and ends the interpreter if it cannot.
 ONE_THREAD = ("env", "OPENBLAS_NUM_THREADS=1")
 HIDDEN_PROC = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
-# How each facility is taken away: the words before a command that runs without it.
+# For each facility, the words before a command that runs without it.
 TAKEN_AWAY: dict[str, tuple[Sequence[str], ...]] = {
     "wake-ups": (refused("eventfd", "ENOSYS"),),
     "threads": ([*ONE_THREAD, *refused("threads", "EAGAIN")],),
@@ -48,7 +48,7 @@ TAKEN_AWAY: dict[str, tuple[Sequence[str], ...]] = {
     "facts of the kernel": ((*HIDDEN_PROC, "/proc/sys/kernel/random"), (*HIDDEN_PROC, "/proc")),
     "cache folder": (("env", "-u", "XDG_CACHE_HOME", "HOME=/dev/null"),),
 }
-# What cannot be taken away from a process that is to import numpy and to meet others on this machine.
+# A process that imports numpy and meets other ranks on this machine cannot do without these facilities.
 ALWAYS_THERE = {"native core", "TCP loopback"}
 CASES = [(name, words) for name, ways in TAKEN_AWAY.items() for words in ways]
 IDS = [f"{name}: {' '.join(words[-2:])}" for name, words in CASES]
@@ -59,7 +59,7 @@ def check_of(name: str) -> Check:
 
 
 def runnable(words: Sequence[str]) -> Sequence[str]:
-    """Return the words, or skip the test where they cannot be run."""
+    """Return the words, or skip the test if they cannot run a command here."""
     try:
         ended = subprocess.run([*words, "true"], capture_output=True, timeout=DEADLINE_S, check=False)
     except OSError as error:
@@ -100,7 +100,7 @@ def test_ranks_without_a_system_facility_behave_as_documented(tmp_path: Path, na
             assert ended.returncode == 1, ended
             assert ended.stderr.splitlines()[-1].startswith("unisono.errors."), ended.stderr
         return
-    with PlacedJob(use_everything, [runnable(words)] * 2, tmp_path, timeout_s=DEADLINE_S) as job:
+    with PrefixedJob(use_everything, [runnable(words)] * 2, tmp_path, timeout_s=DEADLINE_S) as job:
         assert job.hear_all() == [({transports[check.messages]}, check.memory)] * 2
 
 

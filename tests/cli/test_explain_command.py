@@ -1,4 +1,4 @@
-"""``unisono explain``: it tells what a job does that is started here, and wrong input is refused in one line."""
+"""``unisono explain``: it shows the choices of a job on this machine, and refuses wrong input in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINE_S = 60
 
 
 def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """Return what the command prints as JSON."""
+    """Return the JSON that the command prints."""
     assert main(["explain", *arguments, "--json"]) == 0
     return dict(json.loads(capsys.readouterr().out))
 

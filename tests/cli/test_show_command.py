@@ -1,4 +1,4 @@
-"""``unisono show`` and what it draws: schedules told rank by rank, costs, pictures, and refusals in one line."""
+"""``unisono show`` and its pictures: schedules of each rank, costs, and refusals in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Campaigns and calibrations that do not end: they are given up in time, and keep what they have."""
+"""Campaigns and calibrations that hang: they end at their time limit, and keep the measurements made so far."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEPT = Measurement(Context("here", "allreduce", "shm", "plain", 2, 2), "ring", 8
 
 
 def keep_and_hang(comm: un.Communicator, request: tune.Request, observe: object = None) -> list[tuple[str, int]]:
-    """Do as a campaign that has measured something, and then waits for a rank that hangs."""
+    """Run a campaign that makes one measurement, and then waits for a rank that hangs."""
     if comm.rank == 0:
         Store(Path(request.store)).append([KEPT])
     else:

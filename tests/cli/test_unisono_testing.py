@@ -1,4 +1,4 @@
-"""`unisono.testing` and `unisono test`: what is right passes, and what is wrong is found, on every rank alike."""
+"""`unisono.testing` and `unisono test`: right communicators pass, and every rank finds the fault of a wrong one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ SPOILT = {
 
 
 def judge_broken(world: un.Communicator, collective: str, spoil: Any) -> tuple[str, str | None, Case | None]:
-    """Return the text of the error, as it is on this rank, its program and its case."""
+    """Return the text of the error on this rank, its program and its case."""
     try:
         un.testing.check_collectives(Broken(world, collective, spoil), cases=2000, seed=5)
     except CheckError as error:
@@ -125,7 +125,7 @@ def test_all_ranks_report_the_error_of_one_rank_in_the_same_words(name: str, siz
 
 def judge_some(world: un.Communicator) -> Summary:
     broken = Broken(world, "allreduce", lambda result: result)
-    broken.send_object = None  # a communicator that has not all methods
+    broken.send_object = None  # a communicator that lacks a method
     return un.testing.check_collectives(broken, cases=40, seed=1, methods=["send", "scan"])
 
 
@@ -136,7 +136,7 @@ def test_check_collectives_calls_only_the_named_methods() -> None:
 
 
 class Swapped:
-    """A communicator that gives functions of Python what comes from higher ranks first."""
+    """A communicator that passes the contributions of higher ranks first to Python functions."""
 
     def __init__(self, inner: un.Communicator) -> None:
         self._inner = inner
@@ -152,7 +152,7 @@ class Swapped:
 
 
 def judge_swapped(world: un.Communicator) -> tuple[dict[str, int], str | None]:
-    """Return what was right of commutative functions, and the program of what was wrong of another."""
+    """Return the verdict on commutative functions, and the program of the fault of another function."""
     right = un.testing.check_collectives(Swapped(world), cases=40, seed=2, methods=["allreduce"], ops=["maximum"])
     try:
         un.testing.check_collectives(Swapped(world), cases=200, seed=2, methods=["allreduce"], ops=["composition"])
@@ -166,7 +166,7 @@ def test_check_collectives_detects_swapped_operands_of_a_function(tmp_path: Path
     assert right == {"allreduce": 40}
     assert program is not None
     assert "op='composition'" in program
-    assert run_program(program, tmp_path, ranks=3).returncode == 0  # of the communicator itself, which is right
+    assert run_program(program, tmp_path, ranks=3).returncode == 0  # the program runs on the right communicator
 
 
 def test_check_collectives_uses_only_the_named_ops() -> None:
@@ -258,7 +258,7 @@ def test_random_cases_are_reproducible_and_cover_every_method() -> None:
     assert {case.way for case in drawn} == {"new", "out", "in place", "plan"}
     assert {case.rows < 4 for case in drawn} == {case.wait for case in drawn} == {True, False}
     assert {case.root for case in drawn} == {0, 1, 2, 3}
-    assert eval(str(drawn[7])) == drawn[7]  # as a program would write it
+    assert eval(str(drawn[7])) == drawn[7]  # the text is a Python expression for the case
 
 
 @pytest.mark.parametrize("size", [8, 100])
@@ -274,7 +274,7 @@ def test_contributions_of_many_ranks_have_exact_partial_results(dtype: str, op: 
     assert difference(state, exact) == ""
     takes_part = (stack != (op == "prod")).sum(axis=0)
     assert takes_part.max() <= MOST_TERMS
-    assert (stack != (op == "prod")).any(axis=1).all()  # every rank matters
+    assert (stack != (op == "prod")).any(axis=1).all()  # each rank's contribution changes the result
 
 
 def test_expected_result_is_computed_from_the_inputs_of_all_ranks() -> None:
@@ -357,7 +357,7 @@ def test_unisono_test_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["seconds"] > 0
 
 
-# With a seed whose first case that hangs comes early: each that does takes all of the time that a call has.
+# With this seed, the first case that hangs comes early. Each hanging case takes the whole time limit of a call.
 FAULTS = {
     "wrong_scan": (5, 60, Case("scan", rows=3), "rank 1 of 3: element", "CheckError: element [2]"),
     "hanging_alltoall": (7, 3, Case("alltoall"), "[1] hangs in Case('alltoall'", "in sleep"),
@@ -406,7 +406,7 @@ def test_unisono_test_reports_ranks_that_cannot_be_started(capsys: pytest.Captur
 
 
 def wrong_where(**least: Any) -> Callable[[Case, int], bool]:
-    """Return a judge that finds wrong what has at least these numbers, or just these values."""
+    """Return a judge that finds a fault in cases with at least these numbers, or with exactly these values."""
 
     def is_wrong(case: Case, size: int) -> bool:
         fields = {**dataclasses.asdict(case), "size": size}

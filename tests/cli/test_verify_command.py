@@ -1,4 +1,4 @@
-"""``unisono verify``: what is proved is told in a table, what is wrong with a picture and exit code 1."""
+"""``unisono verify``: it shows proofs in a table, and the fault of a wrong plan in a picture, with exit code 1."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIRECT = find("allreduce", "direct")
 
 
 def forgetful(size: int, rank: int, root: int = 0) -> Plan:
-    """The direct allreduce, in which rank 1 of five or more does not combine what the last rank has sent."""
+    """The direct allreduce, in which rank 1 of five or more omits the contribution of the last rank."""
     plan = DIRECT.build(size, rank, root)
     if size < 5 or rank != 1:
         return plan
@@ -49,7 +49,7 @@ def _path_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def a_few(monkeypatch: pytest.MonkeyPatch) -> dict[str, Algorithm]:
-    """Let there be two algorithms of allreduce only."""
+    """Register only two algorithms of allreduce."""
     few = {name: ALGORITHMS["allreduce"][name] for name in ("ring", "direct")}
     for collective in ALGORITHMS:
         monkeypatch.setitem(ALGORITHMS, collective, few if collective == "allreduce" else {})

@@ -1,4 +1,4 @@
-"""Receives of any rank and any tag, and probes: by a model on every executor, and by the public calls of real ranks."""
+"""Receives from any rank and of any tag, and probes: against a model on every executor, and by `recv` of real ranks."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ EXECUTORS: dict[str, Any] = {
     "tcp": lambda: NativeRanks(SIZE, "tcp"),
 }
 
-# Who sends what: the tags of the messages of each rank, in order.
+# The messages of each sending rank, as a list of their tags in order.
 Sent = list[list[int]]
-# What a receive or a probe asks for: source and tag, or None for any.
+# The request of a receive or a probe: (source, tag). None stands for any source or any tag.
 Wanted = tuple[int | None, int | None]
 
 
@@ -77,7 +77,10 @@ def test_message_goes_to_the_first_matching_receive(
 
 
 def run_model(executor: Any, sent: Sent, windows: list[tuple[Wanted, list[Wanted]]], in_order: bool) -> int:
-    """Ranks send to rank 0, which posts windows of receives, each after a probe, and then what gets all the rest."""
+    """Ranks send to rank 0.
+
+    It posts windows of receives, each after a probe, and at the end receives all other messages.
+    """
     if executor.rank == 0:
         model = Model(executor, sent, in_order)
         for probed, window in windows:
@@ -92,7 +95,7 @@ def run_model(executor: Any, sent: Sent, windows: list[tuple[Wanted, list[Wanted
     arrays = [np.array([executor.rank, tag, place]) for place, tag in enumerate(tags_to_send)]
     for operation in [executor.send(x, INT64, 0, tag) for x, tag in zip(arrays, tags_to_send, strict=True)]:
         operation.wait(WAIT_S)
-    # Nobody leaves before rank 0 has looked for what is not there.
+    # A rank that has ended fails rank 0's probes. So all senders wait until rank 0 has made its last one.
     executor.recv(np.zeros(3, np.int64), INT64, 0, 0).wait(WAIT_S)
     return 0
 
@@ -102,12 +105,13 @@ def accepts(want: Wanted, source: int, tag: int) -> bool:
 
 
 class Model:
-    """What rank 0 has not received yet, and what it must get from a receive."""
+    """The messages that rank 0 has not received yet, and the checks of probes and receives against them."""
 
     def __init__(self, executor: Any, sent: Sent, in_order: bool) -> None:
         self.executor = executor
         self.in_order = in_order
-        self.places = {  # by source and tag, where in all messages of the source the next ones are
+        # By source and tag: the positions of the remaining messages among all messages of their source.
+        self.places = {
             (source, tag): [place for place, its in enumerate(of_source) if its == tag]
             for source, of_source in enumerate(sent, start=1)
             for tag in range(TAGS)
@@ -138,7 +142,7 @@ class Model:
     def receive(self, window: Sequence[Wanted]) -> None:
         posted: list[tuple[Wanted, Any, Any]] = []
         for want in window:
-            # Earlier ones may take as many of those that this may have.
+            # Earlier receives of the window may take as many of the messages that this receive may have.
             enough = sum(len(places) for key, places in self.places.items() if accepts(want, *key))
             if enough > len(posted):
                 out = np.zeros(3, np.int64)
@@ -212,7 +216,10 @@ def run_reserved(executor: Any) -> list[int]:
 
 
 def serve_numbers(world: un.Communicator, tasks: int) -> Any:
-    """Rank 0 hands out numbers to whoever has returned the square of the one before; tag 2 says that it is enough."""
+    """Rank 0 sends a number to each rank, and the next one when the rank has returned its square.
+
+    A message of tag 2 ends it.
+    """
     x = np.zeros(1)
     if world.rank > 0:
         world.send(x, 0, tag=1)
@@ -315,7 +322,7 @@ def test_wrong_recv_and_probe_calls_are_refused(four: NativeRanks) -> None:
 
 
 def wait_for_any(world: un.Communicator, say: Any, kind: str, timeout_s: float) -> None:
-    """Rank 0 waits for a message that nobody sends; the others leave when they are told to, one after the other."""
+    """Rank 0 waits for a message that no rank sends. The other ranks depart one by one, each when the test lets it."""
     if world.rank == 1:
         world.send(np.ones(1), 0, tag=3)
     if world.rank == 0:

@@ -1,4 +1,7 @@
-"""Arrays of every library go in, and come back as what they were; what cannot be used is refused with advice."""
+"""Arrays of every library are accepted, and results have their library's class.
+
+Unusable arrays are refused with advice.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
-from support.array_kinds import INSTALLED, KINDS, Exported, Interfaced, Namespace, OnDevice, Standard
+from support.array_kinds import (
+    INSTALLED,
+    KINDS,
+    StandardArray,
+    StandardNamespace,
+    WithArrayInterface,
+    WithCudaInterface,
+    WithDlpack,
+)
 from support.collective_calls import COLLECTIVES, cases
 from support.native_ranks import NativeRanks
 
@@ -46,7 +57,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 
 
 def call_in_kind(world: un.Communicator, case: Case, name: str) -> None:
-    """Make a call with arrays of numpy, and the same with arrays of another kind, and compare what comes of them."""
+    """Make a call with numpy arrays and the same call with arrays of another kind, and compare the results."""
     kind = KINDS[name]
     xs = inputs(case, world.size)
     values, wanted = xs[world.rank], result_of(case, xs, world.rank)
@@ -56,7 +67,7 @@ def call_in_kind(world: un.Communicator, case: Case, name: str) -> None:
     needs_out = case.name == "scatter" and world.rank != case.root % world.size
     empty = None if wanted is None else np.zeros(wanted.shape, case.dtype)
     expected = call(x, **arguments, **({"out": empty} if needs_out else {}))
-    # Every rank makes the same calls, with or without an out of its own.
+    # All ranks make the same three calls, even if some of them pass no `out`.
     for has_out in (False, True, True):
         out = None
         if needs_out or (has_out and empty is not None and case.layout != "F"):
@@ -117,7 +128,7 @@ def test_arrays_of_every_library_are_sent_and_received(ranks: NativeRanks, name:
 
 
 def kinds_mixed(world: un.Communicator) -> Any:
-    x = [memoryview, np.asarray, Interfaced][world.rank % 3](np.array([1.0, world.rank]))
+    x = [memoryview, np.asarray, WithArrayInterface][world.rank % 3](np.array([1.0, world.rank]))
     out = bytearray(16)
     assert world.allreduce(x, out=np.frombuffer(out)) is not None
     result = world.allreduce(x, "max")
@@ -134,8 +145,8 @@ def test_ranks_may_pass_arrays_of_different_libraries(ranks: NativeRanks) -> Non
 
 LENDERS: dict[str, Callable[[Any], Any]] = {
     "memoryview": memoryview,
-    "interface": Interfaced,
-    "DLPack": Exported,
+    "interface": WithArrayInterface,
+    "DLPack": WithDlpack,
     "ctypes": (ctypes.c_double * 6).from_buffer,
 }
 
@@ -152,12 +163,14 @@ def test_adapter_view_shares_memory_and_keeps_it_alive(lender: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "lent", [b"abc", memoryview(b"abc"), Interfaced(np.frombuffer(b"abc", "u1"))], ids=lambda lent: type(lent).__name__
+    "buffer",
+    [b"abc", memoryview(b"abc"), WithArrayInterface(np.frombuffer(b"abc", "u1"))],
+    ids=lambda buffer: type(buffer).__name__,
 )
-def test_read_only_memory_is_accepted_as_input_and_refused_as_out(alone: un.Communicator, lent: Any) -> None:
-    assert alone.allreduce(lent).tolist() == [97, 98, 99]
+def test_read_only_memory_is_accepted_as_input_and_refused_as_out(alone: un.Communicator, buffer: Any) -> None:
+    assert alone.allreduce(buffer).tolist() == [97, 98, 99]
     with pytest.raises(un.UsageError, match="read-only"):
-        alone.allreduce(np.zeros(3, "u1"), out=lent)
+        alone.allreduce(np.zeros(3, "u1"), out=buffer)
 
 
 def test_mmap_and_ctypes_arrays_are_accepted(alone: un.Communicator) -> None:
@@ -168,7 +181,7 @@ def test_mmap_and_ctypes_arrays_are_accepted(alone: un.Communicator) -> None:
 
 
 def test_partial_array_interface_is_read_by_rules_of_numpy(alone: un.Communicator) -> None:
-    described = Interfaced(np.zeros(2, "<i4"))
+    described = WithArrayInterface(np.zeros(2, "<i4"))
     described.__array_interface__ = {"shape": (2,), "typestr": "<i4", "data": b"\1\0\0\0\2\0\0\0", "version": 3}
     assert alone.allreduce(described).tolist() == [1, 2]
 
@@ -189,19 +202,19 @@ VIEWS = {
 @pytest.mark.parametrize("dtype", sorted(set(DTYPES) - {"bfloat16", "float8_e4m3fn", "float8_e5m2"}))
 def test_device_memory_keeps_shape_dtype_strides_and_pointer(dtype: str, how: str) -> None:
     array = VIEWS[how](np.arange(12).astype(dtype).reshape(3, 4))
-    for memory in (from_cuda_interface(OnDevice(array), "x"), from_dlpack(Exported(array, (2, 3)), "x")):
+    for memory in (from_cuda_interface(WithCudaInterface(array), "x"), from_dlpack(WithDlpack(array, (2, 3)), "x")):
         assert (memory.pointer, memory.shape, memory.dtype) == (array.ctypes.data, array.shape, array.dtype)
         assert array.size < 2 or memory.strides == array.strides
         assert memory.stream is None
         assert not memory.is_on_host
-        # It is the host's in truth.
+        # The double's address is one of host memory.
         assert memory.view().tobytes() == array.tobytes()
         assert memory.view().flags.writeable == array.flags.writeable
-    assert from_dlpack(Exported(array, (2, 3)), "x").device == ("cuda", 3)
+    assert from_dlpack(WithDlpack(array, (2, 3)), "x").device == ("cuda", 3)
 
 
 def test_cuda_array_interface_reports_stream_and_device() -> None:
-    memory = from_cuda_interface(OnDevice(np.zeros(3), stream=7, strides=None), "x")
+    memory = from_cuda_interface(WithCudaInterface(np.zeros(3), stream=7, strides=None), "x")
     assert (memory.stream, memory.device, memory.strides) == (7, ("cuda", -1), (8,))
 
 
@@ -218,11 +231,11 @@ WRONG_INTERFACES: dict[str, tuple[dict[str, Any], str]] = {
 def test_invalid_cuda_array_interface_is_refused(what: str) -> None:
     changes, why = WRONG_INTERFACES[what]
     with pytest.raises(un.UsageError, match=why):
-        from_cuda_interface(OnDevice(np.zeros(3), **changes), "x")
+        from_cuda_interface(WithCudaInterface(np.zeros(3), **changes), "x")
 
 
 def test_dlpack_exporter_that_raises_is_refused_with_its_reason() -> None:
-    class Refusing(Exported):
+    class Refusing(WithDlpack):
         def __dlpack__(self, **arguments: Any) -> Any:
             raise BufferError("it is lazy")
 
@@ -231,7 +244,7 @@ def test_dlpack_exporter_that_raises_is_refused_with_its_reason() -> None:
 
 
 def test_dlpack_exporter_without_versions_is_accepted() -> None:
-    class Old(Exported):
+    class Old(WithDlpack):
         def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
             return self.values.__dlpack__()
 
@@ -242,7 +255,7 @@ def test_dlpack_exporter_without_versions_is_accepted() -> None:
 
 # --- what is refused -----------------------------------------------------------------------------------------------
 
-ON_DEVICE = {"ROCm": Exported(np.zeros((2, 2)), (10, 1)), "oneAPI": Exported(np.zeros((2, 2)), (14, 0))}
+ON_DEVICE = {"ROCm": WithDlpack(np.zeros((2, 2)), (10, 1)), "oneAPI": WithDlpack(np.zeros((2, 2)), (14, 0))}
 
 
 def one_call(world: un.Communicator, collective: str, **arrays: Any) -> Any:
@@ -269,7 +282,7 @@ REFUSED = {
     "nothing": (None, "not NoneType"),
     "a class": (np.ndarray, "array"),
     "a mask": (np.ma.masked_array([1.0], [True]), "masks"),
-    "another byte order": (Interfaced(np.zeros(2, ">f4")), "byte order"),
+    "another byte order": (WithArrayInterface(np.zeros(2, ">f4")), "byte order"),
     "letters": (memoryview(b"ab").cast("c"), "cannot be sent"),
     "an interface that is none": (type("Wrong", (), {"__array_interface__": 5})(), "cannot be read"),
     "a buffer of text": (array.array("u", "ab"), "."),
@@ -285,11 +298,11 @@ def test_objects_that_are_no_numeric_arrays_are_refused(alone: un.Communicator, 
 
 
 def test_persistent_call_in_place_on_unwritable_array_is_refused(alone: un.Communicator) -> None:
-    with pytest.raises(un.UsageError, match="Standard cannot be written"):
-        alone.plan("allreduce", Standard(np.zeros(3)))
+    with pytest.raises(un.UsageError, match="StandardArray cannot be written"):
+        alone.plan("allreduce", StandardArray(np.zeros(3)))
     out = np.zeros(3)
-    assert alone.plan("allreduce", Standard(np.ones(3)), out=out)() is out
-    assert Namespace.asarray(out).values.tolist() == [1, 1, 1]
+    assert alone.plan("allreduce", StandardArray(np.ones(3)), out=out)() is out
+    assert StandardNamespace.asarray(out).values.tolist() == [1, 1, 1]
 
 
 def test_persistent_call_reads_current_contents_of_its_array(alone: un.Communicator) -> None:
@@ -307,7 +320,7 @@ def test_torch_tensors_of_every_dtype_are_viewed_without_a_copy(name: str) -> No
     torch = pytest.importorskip("torch")
     tensor = torch.ones(2, 3).to(getattr(torch, name))
     for x in (tensor, tensor.T, tensor[:, ::2], tensor[0, 0], tensor[:0]):
-        for seen in (adapters.view(x, "x"), adapters.view_to_write(x, "x"), adapters.view(Exported(x), "x")):
+        for seen in (adapters.view(x, "x"), adapters.view_to_write(x, "x"), adapters.view(WithDlpack(x), "x")):
             assert (seen.shape, seen.dtype) == (tuple(x.shape), np.dtype(name))
             assert x.numel() == 0 or seen.ctypes.data == x.data_ptr()
         back = adapters.adapter_of(x, "x").wrap(adapters.view(x, "x"), x)

@@ -73,7 +73,7 @@ CHANGED_ALLREDUCES: dict[str, tuple[Callable[[un.Communicator], Any], Any]] = {
     "collective": (lambda world: world.scan(x_of(world.rank), "sum", out=np.zeros(SHAPE)), None),
 }
 
-# Calls that differ in one argument, and are wrong.
+# Calls that differ in one argument and are refused.
 REFUSED_ALLREDUCES: dict[str, tuple[Callable[[un.Communicator], Any], str]] = {
     "read-only out": (lambda world: world.allreduce(x_of(world.rank), "sum", out=read_only()), "read-only"),
     "overlap": (allreduce_with_overlap, "overlap"),

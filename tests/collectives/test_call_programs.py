@@ -1,4 +1,7 @@
-"""Calls on several communicators, in flight at the same time and waited for in any order: a machine makes them up."""
+"""Random programs of calls on several communicators.
+
+Calls are in flight together, and ranks wait for them in any order.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ GROUPED = st.one_of(COLLECTIVE, SEND, BARRIER).map(
 
 
 class Calls(RuleBasedStateMachine):
-    """Makes a program up, step by step, and has all ranks run it in the end."""
+    """Makes up a program step by step. At the end, all ranks run it."""
 
     ranks: Any
     made = Bundle("made")
@@ -111,7 +114,7 @@ class Calls(RuleBasedStateMachine):
 
 
 class Processes:
-    """Ranks that stay from one program to the next."""
+    """Ranks in processes, which run one program after the other."""
 
     def __init__(self, size: int, transport: str, backend: Backend | None = None, timeout_s: float = HANG_S) -> None:
         self._size, self._backend = size, backend
@@ -131,13 +134,13 @@ class Processes:
             raise error
 
     def wrong(self, program: Program, most_s: float = HANG_S) -> str | Failure:
-        """Return what is wrong with a program, nothing if nothing is."""
+        """Return the fault of a program; "" if it has none."""
         told = self._judges.run(verdict, program, self._size, most_s)
         return told if isinstance(told, Failure) else next(filter(None, told), "")
 
 
 def verdict(comm: Any, program: Program) -> str:
-    """Return what is wrong on this rank, which can go on then."""
+    """Return the fault of the program on this rank. The rank can run other programs afterwards."""
     try:
         check_program(comm, program)
     except CheckError as error:
@@ -146,7 +149,7 @@ def verdict(comm: Any, program: Program) -> str:
 
 
 class Threads:
-    """Ranks over the generic executor, new ones for each program."""
+    """Ranks over the generic executor, with new threads for each program."""
 
     def __init__(self, size: int) -> None:
         self._ranks = LocalRanks(size, 8)
@@ -186,7 +189,8 @@ def make_calls(ranks: Any, most: int) -> None:
             stateful_step_count=25,
             deadline=None,
             derandomize=True,
-            phases=[Phase.generate],  # programs are made simpler by themselves, which takes less time
+            # Hypothesis need not shrink, because our own code simplifies a failing program in less time.
+            phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         ),
     )
@@ -197,7 +201,7 @@ def test_random_programs_of_concurrent_calls_give_right_results(ranks: Any) -> N
 
 
 def test_backend_that_confuses_calls_is_caught_with_a_short_program(tmp_path: Path) -> None:
-    ranks = Processes(2, "shm", Backend("support.faulty_backends", "Confused"))
+    ranks = Processes(2, "shm", Backend("support.faulty_backends", "MixesCalls"))
     with contextlib.closing(ranks), pytest.raises(CheckError, match=r"step \d: element") as raised:
         make_calls(ranks, 400)
     program = raised.value.program
@@ -225,7 +229,7 @@ def test_program_shrinks_to_relevant_steps_and_their_references() -> None:
     program = Program((other, scan, other, WaitForAny(), scan, Again(1), other, Wait(4), Again(4)), seed=3)
 
     def is_wrong(program: Program) -> bool:
-        """Whether a scan that is called again is waited for by its number."""
+        """Return whether the call waits by its number for a scan that is called a second time."""
         scans = {index for index, step in enumerate(program.steps) if isinstance(step, Make) and step.on == "dup"}
         again = {step.step for step in program.steps if isinstance(step, Again)}
         return bool(scans & again & {step.step for step in program.steps if isinstance(step, Wait)})

@@ -1,4 +1,4 @@
-"""Trials: how long a call takes, by the clocks of one host and of several."""
+"""Trials measure the time of a call with the clocks of one or several hosts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from unisono.collectives.measurement import call_trials
 from unisono.collectives.measurement.call_trials import PlannedCall, Trials
 
 LATE_S = 0.02
-# By how much the clock of the second host is ahead.
+# The clock of the second host is ahead by this time.
 AHEAD_S = 1000.0
 COUNT = 3
 
 
 class Seen:
-    """A communicator whose ranks are on these hosts, and leave each barrier so many seconds late.
+    """A communicator with simulated `hosts`, whose planned calls return `late_s` seconds late on this rank.
 
     Attributes:
-        results: the arrays for results of the calls that were planned.
+        results: the `out` arrays of the planned calls.
     """
 
     def __init__(self, world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late_s: float) -> None:
@@ -47,7 +47,7 @@ class Seen:
 
 
 def times(world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late: int, busy: int) -> list[float]:
-    """Return the times of calls in which the rank `busy` has something to do; the rank `late` begins late."""
+    """Return the times of calls that take the rank `busy` longer than others. The rank `late` begins each call late."""
     if world.rank in hosts[-1] and len(hosts) > 1:
         call_trials.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + AHEAD_S)  # type: ignore[assignment]
     comm: Any = Seen(world, hosts, LATE_S if world.rank == late else 0.0)
@@ -56,7 +56,7 @@ def times(world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late: int,
 
 
 def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
-    """Return the result of calls by one algorithm after calls by another, and whether both had the same arrays."""
+    """Return the result of the second of two algorithms, and whether both algorithms used the same arrays."""
     comm: Any = Seen(world, world.hosts, 0.0)
     measured = Trials(comm)
     for turns in [measured.planned("allreduce", 64, name) for name in ("ring", "recursive_doubling")]:
@@ -67,7 +67,7 @@ def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
 
 
 def sums_of_several_runs(world: un.Communicator) -> list[float]:
-    """Return the first element of each array with results, after fewer runs than there are, and after as many."""
+    """Return the first element of each result array, after all runs but the last one, and after the last one."""
     comm: Any = Seen(world, world.hosts, 0.0)
     measured = Trials(comm)
     turns = measured.planned("allreduce", 64, "ring")

@@ -1,4 +1,4 @@
-"""Wrong calls of collectives, plans and sendrecv are refused before a byte is sent, also after right ones like them."""
+"""Wrong calls of collectives, plans and sendrecv are refused before a byte is sent, also after similar right calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
         yield started
 
 
-# The last rank makes these calls.
+# The last rank makes these wrong calls.
 WRONG = {
     "rows that cannot be shared": lambda world: world.reduce_scatter(np.ones(7)),
     "no rows to share": lambda world: world.alltoall(np.array(1.0)),
@@ -99,7 +99,7 @@ def test_wrong_collective_is_refused_locally_and_later_calls_work(three: NativeR
 
 
 def gather_in_and_out_of_place(world: un.Communicator) -> list[Any]:
-    """Make the same call with arrays that lie in every way; those that overlap wrongly are refused each time."""
+    """Make the same call with arrays in every position. An `out` that overlaps wrongly is refused each time."""
     memory = np.zeros(8 * SIZE)
     apart, own = np.full(8, float(world.rank)), memory[8 * world.rank : 8 * world.rank + 8]
     wrong = memory[4:12] if world.rank else memory[8:16]
@@ -139,7 +139,10 @@ def test_an_array_in_neither_order_is_reduced(three: NativeRanks) -> None:
 
 
 def leave_alone(world: un.Communicator) -> tuple[Any, Any, Any]:
-    """Give every rank an out, though only the root gets something, twice."""
+    """Pass an `out` on every rank, although only the root has a result.
+
+    The other ranks' arrays must stay as they are.
+    """
     out, gathered = np.full(2, -1.0), np.full(2 * SIZE, -1.0)
     for _ in range(2):
         results = world.reduce(np.ones(2), root=1, out=out), world.gather(np.ones(2), root=1, out=gathered)
@@ -173,7 +176,7 @@ def gather_by_other_counts(world: un.Communicator) -> str:
 def exchange_other_lengths(world: un.Communicator) -> str:
     try:
         world.alltoallv(np.ones(4), (2, 2), (2, 2) if world.rank == 0 else (1, 2))
-        world.barrier()  # where a rank is told that had ended before
+        world.barrier()  # the next call of a rank that had ended its call before raises the error
     except un.MismatchError as error:
         return error.message
     return ""
@@ -230,7 +233,10 @@ def test_persistent_call_of_a_closed_communicator_is_refused() -> None:
 
 
 def plan_in_a_child(world: un.Communicator) -> tuple[str, float]:
-    """A child of the last rank runs the plan that it has inherited, is refused and ends; then all run it."""
+    """Fork a child of the last rank.
+
+    Its inherited plan refuses to run and the child ends; then all ranks run the plan.
+    """
     plan, told = world.plan("allreduce", np.ones(4)), ""
     if world.rank == SIZE - 1:
         reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""Every collective by its method, on real ranks and over the generic executor, against numpy."""
+"""Every collective method, on real ranks and over the generic executor, against numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.collectives.communicator import Communicator
 from unisono.options import Options
 from unisono.testing import Case
 
-# A failure ends the ranks, so that there is nothing to be gained by smaller examples.
+# A failure ends the ranks. So shrinking an example would start them again each time, and is turned off.
 GENERATE = [Phase.explicit, Phase.generate]
 JOBS = [(size, transport) for size in range(1, 6) for transport in ("shm", "tcp")]
 
@@ -36,7 +36,7 @@ def run_cases(world: Communicator, several: Sequence[Case]) -> list[str]:
 @settings(max_examples=4, deadline=None, derandomize=True, phases=GENERATE)
 @given(data=st.data())
 def test_every_collective_equals_numpy_on_real_ranks(ranks: Any, collective: str, data: Any) -> None:
-    # Several in one job, because most of the time of one goes into handing it to the ranks.
+    # One job makes several calls, because sending a task to the ranks takes most of the time of a single call.
     several = data.draw(st.lists(cases(collective), min_size=4, max_size=4))
     for case, outcomes in zip(several, zip(*ranks.run_calls(run_cases, several), strict=True), strict=True):
         check_refusals(case, list(outcomes), ranks.size, ranks.link)

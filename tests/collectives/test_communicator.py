@@ -1,4 +1,4 @@
-"""The public calls on real ranks: results, what travels for them, and wrong calls, which harm nobody."""
+"""The public calls on real ranks: their results and messages, and wrong calls, after which the ranks still work."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.covering import pairwise
 from support.deadlines import DEADLINE_S
-from support.harness import by_messages
+from support.harness import message_algorithms
 from support.native_ranks import NativeRanks
 
 import unisono as un
 
-ALLREDUCES = by_messages("allreduce")
+ALLREDUCES = message_algorithms("allreduce")
 bounded = settings(max_examples=20, deadline=None, derandomize=True)
 
 
@@ -44,7 +44,7 @@ def four(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 
 
 def array_of(rank: int, shape: tuple[int, ...], dtype: str, layout: str) -> Any:
-    """Return small whole numbers that differ by rank and place, in one of the layouts that arrays come in."""
+    """Return small whole numbers that differ by rank and position, in one of the memory layouts."""
     values = np.asarray(np.arange(int(np.prod(shape))).reshape(shape) % 7 + rank).astype(dtype)
     if layout == "F":
         return np.array(values, order="F")
@@ -180,7 +180,7 @@ def test_messages_are_received_by_tag_and_in_order(four: NativeRanks) -> None:
 
 
 def to_and_fro(world: un.Communicator, count: int) -> bool:
-    """Even ranks send first, odd ones receive first; then the other way round."""
+    """Even ranks send first, and odd ranks receive first. Then they do it the other way round."""
     other = world.rank ^ 1
     mine = np.full(count, world.rank, "uint8")
     theirs = np.full(count, 255, "uint8")
@@ -209,7 +209,10 @@ def test_a_strided_array_is_packed_to_be_sent(four: NativeRanks) -> None:
 
 
 def receive_while_reducing(world: un.Communicator) -> tuple[float, list[float]]:
-    """One thread waits for a message of the next rank, which sends it after many allreduces of the other threads."""
+    """One thread waits for a message of the next rank.
+
+    That rank sends it only after many allreduces in its other threads.
+    """
     received = np.zeros(4)
     thread = threading.Thread(target=lambda: world.recv(received, (world.rank + 1) % world.size, 9))
     thread.start()
@@ -230,15 +233,16 @@ def test_one_thread_may_receive_while_another_reduces(four: NativeRanks) -> None
 # --- what travels --------------------------------------------------------------------------------------------------
 
 
-# So few, because all ranks must be let run meanwhile; so many rounds, because a busy machine may not let them for long.
+# A round is short, so that the machine rarely interrupts a rank in it. There are many rounds, because at least one must
+# be free of interruptions.
 CALLS, MOST_ROUNDS = 5, 150
 
 
 def traffic_of(world: un.Communicator, algorithm: str) -> tuple[list[tuple[int, int]], list[int], set[str]]:
-    """Return what this rank sends in rounds of calls, up to one in which no rank sends a control frame.
+    """Return the traffic of this rank in rounds of calls. In the last round, no rank sends a control frame.
 
     Returns:
-        The messages and bytes of each round, the control frames of each, and the transports.
+        The messages and bytes of each round, the number of control frames of each round, and the transports.
     """
     x = np.ones(1000, np.float32)
     world.allreduce(x, algorithm=algorithm)
@@ -273,7 +277,7 @@ def test_traffic_of_allreduce_matches_its_plan(transport: str, algorithm: str, m
     for sent, frames, transports in told:
         assert sent == [(CALLS * messages, CALLS * nbytes)] * len(frames)
         assert transports == {transport}
-        # A rank that the machine holds up for 10 ms says so, but they cannot all be held up in every round.
+        # A rank that the machine holds up for 10 ms sends a control frame. In at least one round, no rank may do so.
         assert min(frames) == 0, frames
 
 
@@ -330,7 +334,7 @@ OF_THE_TUNER = {"an algorithm that does not exist"}
 
 
 def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, int, float]:
-    """The last rank errs where the others reduce; then it reduces as well, and all get the sum."""
+    """The last rank makes a wrong call while the others reduce. Then it reduces as well, and all ranks get the sum."""
     told, sent = "", totals(world)
     if world.rank == world.size - 1:
         try:
@@ -374,7 +378,7 @@ def test_a_closed_communicator_refuses_every_call() -> None:
 
 
 def fork_and_go_on(world: un.Communicator) -> tuple[str, float]:
-    """A child of the last rank calls, is refused and ends; then all reduce."""
+    """Fork a child of the last rank. A call of the child is refused and the child ends; then all ranks reduce."""
     told = ""
     if world.rank == world.size - 1:
         reading, writing = os.pipe()
@@ -450,7 +454,10 @@ def test_calls_with_ever_new_shapes_keep_working() -> None:
 
 
 def call_in_many_ways(world: un.Communicator) -> list[float]:
-    """Make one call twice in each way that Python has; the second time it is known."""
+    """Make one call twice, with its arguments passed in each way that Python has.
+
+    The second call hits the call cache.
+    """
     x, out = np.full(3, world.rank + 1.0), np.empty(3)
     by_class, bound = type(world).allreduce, world.allreduce
     ways: list[Any] = [

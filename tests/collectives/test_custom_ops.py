@@ -1,4 +1,4 @@
-"""Reductions by functions of Python: what they give, what they refuse, and what comes of functions that fail."""
+"""Reductions by Python functions: results, refusals, and functions that fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PRIME = 65521
 
 
 def affine(a: Any, b: Any) -> Any:
-    """Return the maps x → m·x + c modulo a prime, packed as (m, c), that apply `a` and then `b`."""
+    """Return the composition of two affine maps x → m·x + c modulo a prime, packed as (m, c): first `a`, then `b`."""
     (m, c), (n, d) = ((each.astype(np.uint64) >> 16, each.astype(np.uint64) & 0xFFFF) for each in (a, b))
     return ((m * n % PRIME) << 16 | (c * n + d) % PRIME).astype(np.uint32)
 
@@ -44,12 +44,12 @@ def first_nonzero(a: Any, b: Any) -> Any:
 
 
 def right(a: Any, b: Any) -> Any:
-    """Return an argument itself, which is then overwritten by the library."""
+    """Return the argument itself, whose memory the library overwrites afterwards."""
     return b
 
 
 def as_list(a: Any, b: Any) -> Any:
-    """Return what numpy makes an array of float64 of."""
+    """Return a list, from which numpy makes an array of float64."""
     return [float(x + y) for x, y in zip(a, b, strict=True)]
 
 
@@ -57,11 +57,11 @@ SAME = np.empty(1 << 16, np.int64)
 
 
 def in_the_same_array(a: Any, b: Any) -> Any:
-    """Return the same memory each time."""
+    """Return a result in the same memory at each call."""
     return np.add(a, b, out=SAME[: a.size])
 
 
-# Functions, whether they are commutative, and dtypes.
+# For each function: the function, whether it is commutative, and its dtypes.
 FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], bool, tuple[str, ...]]] = {
     "affine": (affine, False, ("uint32",)),
     "first_nonzero": (first_nonzero, False, tuple(DTYPES)),
@@ -77,7 +77,10 @@ WAYS = ("new", "out", "in place", "later", "plan", "plan later", "list", "group"
 
 @dataclass(frozen=True)
 class Case:
-    """A call, how it is made, and whether each rank combines all elements or a share; None for what is predicted."""
+    """A call and the way of making it.
+
+    `is_whole` says whether each rank combines all elements or a share; None leaves it open.
+    """
 
     collective: str
     function: str
@@ -112,7 +115,7 @@ def cases(collective: str) -> st.SearchStrategy[Case]:
 
 
 def contributions(case: Case, size: int) -> list[Any]:
-    """Return what each rank contributes: many zeros, and in two dimensions."""
+    """Return the contributions of all ranks, with two dimensions and many zeros."""
     random = np.random.default_rng(case.seed)
     counted = case.collective == "reduce_scatterv"
     rows = sum(case.counts[:size]) if counted else case.rows * (size if case.collective == "reduce_scatter" else 1)
@@ -133,7 +136,7 @@ def combined(fn: Callable[[Any, Any], Any], a: Any, *b: Any) -> Any:
 
 
 def expected(case: Case, xs: Sequence[Any], rank: int) -> Any:
-    """Return what a rank gets; None for nothing."""
+    """Return the expected result of a rank; None if it has no result."""
     fn, size = FUNCTIONS[case.function][0], len(xs)
     if case.collective in PREFIXES:
         before = xs[: rank + 1] if case.collective == "scan" else xs[:rank]
@@ -148,7 +151,7 @@ def expected(case: Case, xs: Sequence[Any], rank: int) -> Any:
 
 
 def made(world: Any, case: Case, x: Any) -> Any:
-    """Return the result of a call that is made in the way of the case; `x` may be overwritten."""
+    """Make a call in the way of the case; return its result. The call may overwrite `x`."""
     fn, commutative, _ = FUNCTIONS[case.function]
     op = un.Op.from_function(fn, commutative)
     arguments: dict[str, Any] = {"op": op, "reproducible": case.reproducible}
@@ -202,10 +205,10 @@ def check(world: Any, case: Case) -> None:
 
 
 def check_fresh(world: Any, case: Case) -> None:
-    """Check a case on a communicator that has not chosen how to carry out such calls."""
+    """Check a case on a new communicator, which has not yet chosen the way of carrying out such calls."""
     with world.dup() as fresh:
         check(fresh, case)
-        world.barrier()  # nobody may leave before the others have opened the channels that they do not use
+        world.barrier()  # a rank must not depart before the others have opened their channels to it
 
 
 def check_several(world: Any, several: Sequence[Any]) -> None:
@@ -248,7 +251,7 @@ def test_generic_executor_gives_the_same_custom_reductions(collective: str, size
 
 # --- beside other calls ---------------------------------------------------------------------------------------------
 
-# Few elements are combined by everybody, and many in shares.
+# Every rank combines all elements if there are few. Of many elements, each rank combines a share.
 SIZES = (3, 300_000)
 
 
@@ -319,7 +322,7 @@ def test_custom_ops_run_in_two_threads_on_separate_communicators(ranks: NativeRa
 
 
 def elsewhere(world: Any) -> None:
-    """Reduce buffers and parts of arrays, on a communicator of some ranks in another order, by scalars of a dtype."""
+    """Reduce buffers, scalars and strided arrays, and reduce on a communicator with the ranks in reverse order."""
     op = un.Op.from_function(first_nonzero, commutative=False)
     buffer = array.array("q", [0, world.rank + 1])
     assert world.allreduce(buffer, op).tolist() == [0, 1]
@@ -350,7 +353,7 @@ def test_algorithm_option_does_not_apply_to_custom_ops() -> None:
 
 
 def counted(world: Any) -> tuple[int, int]:
-    """Return how much a rank sends for many elements, and how often a function is called for none."""
+    """Return the bytes that a rank sends for many elements, and how often the function is called for an empty array."""
     calls = []
 
     def fn(a: Any, b: Any) -> Any:
@@ -439,7 +442,7 @@ def test_custom_op_has_the_name_of_its_function() -> None:
 
 
 def told_by(call: Callable[[], Any]) -> tuple[str, str, str]:
-    """Return the kind, the text and the cause of what a call raises."""
+    """Return the class, the text and the cause of the error that a call raises."""
     try:
         call()
     except (un.UnisonoError, KeyboardInterrupt) as error:
@@ -464,7 +467,7 @@ def raise_on_one_rank(world: Any, count: int, way: str) -> list[tuple[str, str, 
             world.allreduce(x, op, wait=False, timeout_s=DEADLINE_S).wait()
         else:
             world.plan("allreduce", x, op=op, timeout_s=DEADLINE_S)()
-        world.barrier(timeout_s=DEADLINE_S)  # ranks that have returned are told by their next call
+        world.barrier(timeout_s=DEADLINE_S)  # the next call of a rank that had ended its call before raises the error
 
     return [told_by(call), told_by(world.barrier), told_by(lambda: world.allreduce(np.ones(count), op))]
 
@@ -534,7 +537,7 @@ def test_ranks_with_different_custom_ops_get_a_mismatch_error(which: str, count:
 
 
 def be_interrupted(world: un.Communicator, say: Say, wait: bool) -> None:
-    """Be in a function for ever on rank 1, which is interrupted there, or waits for the call that is."""
+    """Rank 1 is in an endless function, or waits for a call with one, and is interrupted there."""
 
     def fn(a: Any, b: Any) -> Any:
         if world.rank == 1:

@@ -1,4 +1,4 @@
-"""Arrays on a GPU go into every call and come back as what they were, ordered with their streams; on a double."""
+"""Arrays on a GPU double: every call takes them, returns arrays of their class, and keeps the order of streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unisono.testing.oracles import inputs, result_of
 pytestmark = pytest.mark.timeout(120)
 
 
-# Without cuda_ipc everything is staged.
+# Without cuda_ipc, all data is staged through the host.
 WAYS = [(2, "shm"), (3, "tcp"), (3, "cuda_ipc,shm")]
 
 
@@ -38,7 +38,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 
 
 def call_on_device(world: un.Communicator, case: Case, seed: int, parts: int) -> None:
-    """Make a call with arrays of numpy, and the same on a device, and compare what comes of them."""
+    """Make a call with numpy arrays and the same call on a device, and compare the results."""
     xs = inputs(case, world.size)
     wanted = result_of(case, xs, world.rank)
     x, _ = laid_out(xs[world.rank], case.layout)

@@ -1,4 +1,4 @@
-"""Calls on arrays of a GPU, on a double: streams are honoured, arrays live as long as needed, what is wrong is told."""
+"""Calls on arrays of a GPU double: the order of streams, the lifetime of arrays, failures and refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unittest import mock
 import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 import pytest
-from support.array_kinds import OnDevice
+from support.array_kinds import WithCudaInterface
 from support.deadlines import DEADLINE_S
 from support.native_ranks import Job, NativeRanks
 
@@ -50,7 +50,10 @@ def by_ipc() -> Iterator[NativeRanks]:
 
 
 def on_double(world: un.Communicator, body: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
-    """Return ``body(comm, gpu, stream, *args)`` of a double with these arguments; all of its arrays end with it."""
+    """Return ``body(comm, gpu, stream, *args)`` on a new double.
+
+    `arguments` go to the double, which frees all arrays at the end.
+    """
     with device_double(**arguments) as gpu:
         stream = gpu.device().new_stream()
         with world.dup() as comm:
@@ -70,7 +73,10 @@ def launched_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcome_without(method: str, index: int) -> str:
-    """Leave out one call of a method of the device, and return what comes of a call in place of another's result."""
+    """Make a call on a device that omits the `index`-th call of `method`.
+
+    Return "right", "wrong", or the class of the error.
+    """
     left, whole = [index], getattr(DeviceDouble, method)
 
     def leaves_one_out(self: DeviceDouble, *args: Any) -> Any:
@@ -92,7 +98,7 @@ def outcome_without(method: str, index: int) -> str:
             gpu.close()
 
 
-# Of the copies for the caller's stream, and of that for them; and the events of these, and of the first copy.
+# The waits and records of the copies before the caller's stream and after it, and the record of the first copy.
 @pytest.mark.parametrize(("method", "index"), [("wait", 0), ("wait", 1), ("record", 0), ("record", 1), ("record", 3)])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_device_call_goes_wrong_without_any_stream_wait_or_record(
@@ -119,7 +125,7 @@ def test_device_works_order_the_stream_and_synchronize_the_host(ranks: NativeRan
 
 
 def overtaken(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
-    """Start calls on a device, and make calls on the host before their end, in the same order on all ranks."""
+    """Start calls on a device, and make a call on the host before they end. The order is the same on all ranks."""
     x = DoubleArray(gpu, np.full(5, 1.0 + comm.rank), stream)
     work = comm.allreduce(x, wait=False)
     between = comm.allreduce(np.ones(2))
@@ -147,11 +153,12 @@ def test_device_arrays_of_one_call_may_be_used_on_several_streams(ranks: NativeR
 
 
 def dropped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> None:
-    """Drop everything while it is under way: the double traps memory that is used after it was freed."""
+    """Drop all arrays while the device uses them. The double traps a use of memory that has been freed."""
     for _ in range(5):
         comm.allreduce(DoubleArray(gpu, np.ones(5000), stream))
         comm.allreduce(DoubleArray(gpu, np.ones(5000), stream), wait=False)
-    comm.allreduce(DoubleArray(gpu, np.ones(1), stream))  # which ends after those that nobody has waited for
+    # this call ends after the calls for which no thread has waited
+    comm.allreduce(DoubleArray(gpu, np.ones(1), stream))
     gc.collect()
 
 
@@ -163,7 +170,7 @@ def lent_by_dlpack(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any:
     y = comm.allreduce(DoubleArray(gpu, np.arange(6.0).reshape(2, 3), stream))
     assert isinstance(y, DeviceArray)
     z = comm.allreduce(Exported(y))
-    capsule = y.__dlpack__(stream=-1)  # which nobody takes
+    capsule = y.__dlpack__(stream=-1)  # no consumer takes the capsule
     memory = from_dlpack(y, "y", stream=int(stream))
     assert (memory.pointer, memory.shape) == (y.__cuda_array_interface__["data"][0], (2, 3))
     del capsule, memory
@@ -171,7 +178,7 @@ def lent_by_dlpack(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any:
 
 
 class Exported:
-    """An array that only exports itself by DLPack."""
+    """An array whose only interface is DLPack."""
 
     def __init__(self, inner: Any) -> None:
         self.__dlpack__ = inner.__dlpack__
@@ -192,12 +199,12 @@ def test_pooled_and_managed_device_memory_is_accepted(ranks: NativeRanks, kind: 
 
 
 def rests(gpu: Gpu) -> None:
-    """Let a device do nothing more by itself, nor when it is asked for an event."""
+    """Let a device do no further work, not even when the host queries an event."""
     gpu._schedule.run_some = lambda: None  # type: ignore[method-assign]
 
 
 class Freed:
-    """Memory that is freed as soon as nothing holds it, whatever its stream is to do."""
+    """An array whose memory is freed as soon as no object holds it, even if a stream still uses it."""
 
     def __init__(self, gpu: Gpu, count: int, stream: Stream) -> None:
         self._device, self._memory = gpu.device(), gpu.memory(8 * count)
@@ -231,7 +238,7 @@ def test_device_arrays_in_use_outlive_an_unclosed_communicator(launched_alone: N
 
 
 def given_up(world: un.Communicator) -> list[str]:
-    """Send, and give up before the device has copied anything; return what it traps."""
+    """Let a send time out before the device has copied any data; return the traps of the double."""
     gpu, trapped = Gpu(1, background=False), list[str]()
     hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
 
@@ -252,7 +259,7 @@ def test_abandoned_device_send_frees_no_memory_in_use(by_ipc: NativeRanks) -> No
 
 
 def lost_at_work(world: un.Communicator, say: Callable[[Any], None], gives_up: bool) -> None:
-    """Call until somebody is killed, and free everything; say what came of it, and what the device trapped."""
+    """Call until a rank is killed, then free all arrays. Report the error of the call and the traps of the double."""
     gpu, trapped = Gpu(world.rank, gives_up=gives_up), list[str]()
     sys.unraisablehook = lambda unraised: trapped.append(repr(unraised.exc_value))
     error = ""
@@ -285,7 +292,7 @@ def test_death_of_a_rank_frees_no_device_array_in_use(tmp_path: Path, transports
 
 
 def wait_for_work_that_is_never_done(world: un.Communicator, say: Callable[[Any], None]) -> None:
-    """Make a call of which all is issued, while the device of rank 1 does nothing; say what comes of it."""
+    """Start a call whose work the device of rank 1 never does; report the error of the wait."""
     gpu = Gpu(world.rank, background=world.rank == 0, gives_up=False)
     if world.rank == 1:
         rests(gpu)
@@ -433,7 +440,7 @@ def wrong(comm: un.Communicator, gpu: Gpu, stream: Stream, what: str) -> str:
 
 
 class Changed:
-    """An array whose interface says something else."""
+    """An array whose CUDA array interface has changed entries."""
 
     def __init__(self, inner: Any, **changes: Any) -> None:
         self.inner = inner
@@ -505,8 +512,8 @@ def test_device_call_without_a_driver_says_so(launched_alone: None) -> None:
 
     with devices.replaced(no_driver), un.init() as world:
         for call in (
-            lambda: world.allreduce(OnDevice(np.ones(3))),
-            lambda: world.plan("allreduce", OnDevice(np.ones(3))),
+            lambda: world.allreduce(WithCudaInterface(np.ones(3))),
+            lambda: world.plan("allreduce", WithCudaInterface(np.ones(3))),
         ):
             with pytest.raises(
                 un.TransportUnavailableError, match=r"x is on the device cuda, .*there is no driver.*copy it"
@@ -518,7 +525,7 @@ def test_device_call_without_a_driver_says_so(launched_alone: None) -> None:
 
 
 class LikeCupys(DoubleArray):
-    """An array as CuPy has them, whose stream is that which is current."""
+    """An array that behaves as CuPy's arrays do: its stream is CuPy's current stream."""
 
     __cuda_array_interface__: Any
 

@@ -1,4 +1,7 @@
-"""Devices keep their rules, and the double traps who breaks them: each rule fails a test when it is left out."""
+"""Devices keep the contract.
+
+The double traps callers that break its rules, and each rule makes a test fail if it is off.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def test_memory_and_events_are_shared_by_processes(make: Callable[[], Bench]) ->
         assert ranks.run_calls(device_contract.share_memory_and_an_event, make) == ["", ""]
 
 
-# What only the double can show. Each of these fails when its rule is left out.
+# Checks that need the double. Each fails if the rule of its name is off.
 
 
 def work_is_late(lenient: tuple[str, ...]) -> None:
@@ -96,7 +99,7 @@ def a_wait_is_for_what_was_recorded(lenient: tuple[str, ...]) -> None:
 
 def own_handles_do_not_open(lenient: tuple[str, ...]) -> None:
     bench = Bench.of_double(lenient=lenient)
-    CHECKS["handles_do_not_open_in_their_process"](bench)
+    CHECKS["handles_do_not_open_in_their_own_process"](bench)
 
 
 def freed_memory_is_not_used(lenient: tuple[str, ...]) -> None:
@@ -134,7 +137,7 @@ def accesses_are_ordered(lenient: tuple[str, ...]) -> None:
     _, device, (a, b, c), stream = scene(lenient)
     other, event = device.new_stream(), device.new_event()
     device.copy(b, a, N, stream)
-    device.copy(c, a, N, other)  # two that read need no order
+    device.copy(c, a, N, other)  # two readers need no order between them
     with pytest.raises(DeviceTrapError, match="ordered behind"):
         device.copy(a, b, N, other)
     device.record(event, stream)
@@ -143,7 +146,7 @@ def accesses_are_ordered(lenient: tuple[str, ...]) -> None:
     device.record(event, other)
     while not device.done(event):
         pass
-    device.copy(a, c, N, stream)  # the host has seen that all before is over
+    device.copy(a, c, N, stream)  # the host has waited for all earlier work
 
 
 def captured_streams_are_left_alone(lenient: tuple[str, ...]) -> None:
@@ -157,7 +160,7 @@ def captured_streams_are_left_alone(lenient: tuple[str, ...]) -> None:
 
 
 def nothing_is_issued_after_an_abort(lenient: tuple[str, ...]) -> None:
-    CHECKS["after_an_abort_things_are_given_back_only"](Bench.of_double(lenient=lenient))
+    CHECKS["an_aborted_device_takes_no_new_work"](Bench.of_double(lenient=lenient))
 
 
 def only_dedicated_memory_is_exported(lenient: tuple[str, ...]) -> None:
@@ -196,7 +199,7 @@ BETWEEN_PROCESSES = {
 
 
 def scene(lenient: tuple[str, ...]) -> tuple[Gpu, Any, list[int], Any]:
-    """Return a double that does only what it is asked for, its device, three pieces of memory, and a stream."""
+    """Return a double that works only on request, its device, three pieces of memory, and a stream."""
     gpu = Gpu(1, lenient, background=False)
     device = gpu.device()
     return gpu, device, [device.allocate(N).pointer for _ in range(3)], device.new_stream()

@@ -1,4 +1,4 @@
-"""Messages of arrays of a GPU over UCX that knows CUDA: they go as they lie, in order with the work of the device."""
+"""Messages of GPU arrays over a UCX with CUDA support, which gets device memory, in the order of the device's work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from unisono.transports.ucx import library
 
 pytestmark = pytest.mark.timeout(120)
 
-# What goes as a letter, which is put together by the processor; and more than one piece.
+# The longest payload that lies in an envelope, into which the host's processor copies it, and a length that UCX moves
+# in several pieces.
 MOST_SMALL_NBYTES = 3992
 SEVERAL_PIECES_NBYTES = 40 << 20
 
@@ -55,7 +56,7 @@ def staged(comm: un.Communicator) -> tuple[int, int]:
 
 
 def direct_since(before: tuple[int, int]) -> tuple[int, int]:
-    now = cuda_ucx.counted()
+    now = cuda_ucx.device_traffic()
     return now[0] - before[0], now[1] - before[1]
 
 
@@ -67,7 +68,7 @@ def of_rank(comm: un.Communicator, rank: int, count: int) -> Any:
 
 
 def exchange(comm: un.Communicator, gpu: Gpu, stream: Stream, nbytes: int, kind: str) -> tuple[bool, Any, Any, str]:
-    peer, count, before = 1 - comm.rank, nbytes // 4, cuda_ucx.counted()
+    peer, count, before = 1 - comm.rank, nbytes // 4, cuda_ucx.device_traffic()
     x = DoubleArray(gpu, of_rank(comm, comm.rank, count), stream, kind)
     out = DoubleArray(gpu, np.zeros(count, np.int32), stream, kind)
     assert comm.sendrecv(x, peer, out, peer) is out
@@ -102,8 +103,8 @@ def test_device_arrays_are_staged_when_ucx_lacks_cuda(run: Callable[..., list[An
 
 
 def one_side(comm: un.Communicator, gpu: Gpu, stream: Stream, on_device: int) -> tuple[bool, Any]:
-    """Exchange messages between arrays of the host and of the device of one rank, both ways."""
-    count, peer, before = 300_000, 1 - comm.rank, cuda_ucx.counted()
+    """Exchange messages in both directions between host arrays of one rank and device arrays of the other."""
+    count, peer, before = 300_000, 1 - comm.rank, cuda_ucx.device_traffic()
     x, out = of_rank(comm, comm.rank, count), np.zeros(count, np.int32)
     if comm.rank != on_device:
         comm.sendrecv(x, peer, out, peer)
@@ -124,8 +125,8 @@ def test_host_array_on_one_side_matches_device_array_on_the_other(
 
 
 def late_receive(comm: un.Communicator, gpu: Gpu, stream: Stream, wildcards: bool) -> tuple[bool, Any, Any]:
-    """Receive messages after others that were sent behind them, so that these had to be put aside."""
-    count, before = 100_000, cuda_ucx.counted()
+    """Receive messages after later ones, so that the rank has to buffer the earlier ones."""
+    count, before = 100_000, cuda_ucx.device_traffic()
     if comm.rank == 1:
         works = [comm.send(DoubleArray(gpu, of_rank(comm, tag, count), stream), 0, tag, wait=False) for tag in (1, 2)]
         comm.send(np.zeros(1), 0, 3)
@@ -146,7 +147,7 @@ def test_unexpected_message_is_copied_to_the_device(run: Callable[..., list[Any]
 
 
 def without_ucx(world: un.Communicator, store: str) -> tuple[bool, Any, Any]:
-    """Send from a rank that has no UCX to one that expects messages by it."""
+    """Send from a rank without UCX to a rank that prefers UCX."""
 
     def none(_: str) -> Any:
         raise un.TransportUnavailableError("there is none")
@@ -157,7 +158,7 @@ def without_ucx(world: un.Communicator, store: str) -> tuple[bool, Any, Any]:
 
 
 def one_way(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[bool, Any, Any]:
-    count, before = 300_000, cuda_ucx.counted()
+    count, before = 300_000, cuda_ucx.device_traffic()
     array = DoubleArray(gpu, of_rank(comm, comm.rank, count), stream)
     if comm.rank == 1:
         comm.send(array, 0)
@@ -175,7 +176,7 @@ def test_message_by_another_transport_is_copied_to_the_device(ranks: NativeRanks
 
 
 def unordered(comm: un.Communicator, gpu: Gpu, stream: Stream, rank: int) -> bool:
-    """Send from rank 0 to rank 1, of which one does not wait for its device."""
+    """Send from rank 0 to rank 1, where one of the two does not wait for its device."""
     skipped = mock.patch.object(point_to_point, "_await_streams")
     with skipped if comm.rank == rank else nullcontext():
         array = DoubleArray(gpu, of_rank(comm, comm.rank, 50_000), stream)
@@ -221,7 +222,10 @@ def test_device_messages_progress_without_waiting(run: Callable[..., list[Any]])
 
 
 def synchronized(comm: un.Communicator, gpu: Gpu, stream: Stream, tag: int) -> tuple[int, int]:
-    """Receive, after `synchronize`, what is looked at by no work of the device any more; with tag 1, after another."""
+    """Receive into device memory, call `synchronize`, and read the memory on the host without any device work.
+
+    With tag 1, the message has been buffered before, because the rank receives the later one first.
+    """
     count = 100_000
     if comm.rank == 0:
         for number in (1, 2):
@@ -259,7 +263,7 @@ def test_device_messages_work_in_a_group(run: Callable[..., list[Any]]) -> None:
 
 
 def dropped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[int, int]:
-    """Keep nothing of what is under way: the double traps memory that is used after it was freed."""
+    """Drop all arrays while messages are in flight. The double traps a use of memory that has been freed."""
     peer = 1 - comm.rank
     for _ in range(5):
         comm.recv(DoubleArray(gpu, np.zeros(500_000), stream), peer, wait=False)
@@ -273,7 +277,7 @@ def test_device_arrays_live_until_their_messages_end(run: Callable[..., list[Any
 
 
 class Allocated:
-    """An array in memory of the driver's."""
+    """An array in memory of the driver, not of the double's own allocator."""
 
     def __init__(self, device: Device, values: Any) -> None:
         self._pinned = device.pin(values.nbytes)
@@ -301,14 +305,14 @@ class Allocated:
 
 def by_the_driver(world: un.Communicator, store: str) -> tuple[bool, tuple[int, int]]:
     peer, count, device = 1 - world.rank, 500_000, devices.device_of(0)
-    with cuda_ucx.known(), cuda_ucx.joined(world, store) as comm:
+    with cuda_ucx.cuda_support(), cuda_ucx.joined(world, store) as comm:
         x, out = Allocated(device, of_rank(comm, comm.rank, count)), Allocated(device, np.zeros(count, np.int32))
         for _ in range(3):
             receiving = comm.recv(out, peer, wait=False)
             comm.send(x, peer, wait=False).wait()
             receiving.wait()
-        assert cuda_ucx.counted() == (12 * count, 12 * count)
-        return bool((out.values(device) == of_rank(comm, peer, count)).all()), cuda_ucx.entries()
+        assert cuda_ucx.device_traffic() == (12 * count, 12 * count)
+        return bool((out.values(device) == of_rank(comm, peer, count)).all()), cuda_ucx.calls_after_device_memory()
 
 
 def test_every_thread_that_enters_ucx_has_a_cuda_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +329,7 @@ def test_every_thread_that_enters_ucx_has_a_cuda_context(tmp_path: Path, monkeyp
 
 
 def late_device(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
-    """Call while the device does not go on."""
+    """Make calls while the device does no work."""
     found = []
     array = DoubleArray(gpu, np.zeros(100_000), stream)
     for call in (comm.send, comm.recv):
@@ -347,9 +351,9 @@ def test_late_device_times_out_before_its_message_is_sent(run: Callable[..., lis
 def failing(
     world: un.Communicator, say: Callable[[Any], None], store: str, body: Callable[..., None], *args: Any
 ) -> None:
-    """Say "ready", and then what error `body` raises; the memory of what has failed may never be given back."""
+    """Report "ready", then the error of `body`. The memory of a failed message may never be freed."""
     gpu = Gpu(world.rank, background=False)
-    with cuda_ucx.known(), devices.replaced(gpu.device), cuda_ucx.joined(world, store) as comm:
+    with cuda_ucx.cuda_support(), devices.replaced(gpu.device), cuda_ucx.joined(world, store) as comm:
         try:
             body(comm, gpu, gpu.device().new_stream(), lambda: say("ready"), *args)
         except un.UnisonoError as error:
@@ -376,7 +380,7 @@ def test_device_message_of_wrong_dtype_or_count_is_a_mismatch(tmp_path: Path, dt
 
 def until_the_end(comm: un.Communicator, gpu: Gpu, stream: Stream, ready: Callable[[], None], sends: bool) -> None:
     array, first = (DoubleArray(gpu, np.zeros(count), stream) for count in (8 << 20, 100_000))
-    if sends:  # the channel must be there before the other rank is killed, or the array would be copied to the host
+    if sends:  # this opens the channel, because without it the array would be copied to the host
         comm.recv(first, 0) if comm.rank else comm.send(first, 1)
     comm.barrier()
     ready()

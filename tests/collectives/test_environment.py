@@ -208,7 +208,7 @@ SRUN = {
     **{"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
     "SLURM_STEP_NODELIST": "node0",
 }
-# In the order in which they are asked.
+# The order in which Unisono looks at the launchers' variables.
 LAUNCHERS = {
     "Unisono's variables": UNISONO,
     "torchrun": TORCHRUN,

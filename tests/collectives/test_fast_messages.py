@@ -1,4 +1,4 @@
-"""Messages that the native core passes on by itself: no Python between the call and the core, and all else the same."""
+"""Small messages run in the native core without a Python frame, and behave as all other messages do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 
 
 def frames_of(call: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
-    """Return what a call returns, and which functions of Python it entered."""
+    """Return the result of a call, and the Python functions that the call entered."""
     entered: list[str] = []
     sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_name) if event == "call" else None)
     try:
@@ -36,7 +36,7 @@ def frames_of(call: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
 
 
 def opened(world: un.Communicator) -> int:
-    """Open the channels between the two ranks by a message each way; return the other rank."""
+    """Open the channels between the two ranks by a message in each direction; return the other rank."""
     peer = 1 - world.rank
     world.sendrecv(np.zeros(1), peer, np.zeros(1), peer)
     return peer
@@ -126,7 +126,7 @@ def test_message_of_an_unusual_array_takes_the_python_path(ranks: NativeRanks) -
 
 
 def large_and_small(world: un.Communicator) -> bool:
-    """Large messages overtake nothing, and many small ones are on the way before anybody receives."""
+    """Large messages keep their order, and many small ones are in flight before the peer receives any."""
     peer = opened(world)
     works = [world.send(np.full(100 if i % 5 else 300_000, float(i)), peer, i % 3, wait=False) for i in range(40)]
     for tag in (2, 0, 1):
@@ -191,7 +191,7 @@ def refused(world: un.Communicator) -> list[str]:
             call(world, peer)
         except un.UsageError:
             told.append(name)
-    opened(world)  # nothing has been sent
+    opened(world)  # opens the channels; no array has been sent before
     return told
 
 

@@ -1,4 +1,7 @@
-"""Groups and lists of arrays: they give what single calls give, in few messages, or nothing is sent at all."""
+"""Groups of calls, and lists of arrays: the results of single calls, in few messages.
+
+An error sends no message at all.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.array_kinds import Standard
+from support.array_kinds import StandardArray
 from support.harness import LocalRanks
 from support.native_ranks import NativeRanks
 
@@ -63,7 +66,7 @@ def arrays_of(rank: int) -> list[Any]:
 
 
 def every_call(world: Any) -> list[Any]:
-    """Make calls of each kind; what they return is a result, or, in a group, its work."""
+    """Make calls of every kind. Each returns its result or, in a group, its work."""
     x = np.arange(2.0 * world.size) + world.rank
     counts = [1] * world.size
     made = [world.allreduce(each, op) for each, (_, op) in zip(arrays_of(world.rank), KINDS, strict=True)]
@@ -77,7 +80,7 @@ def every_call(world: Any) -> list[Any]:
 
 def in_group_and_alone(world: Any) -> None:
     wanted = [each.wait() if isinstance(each, un.Work) else each for each in every_call(world)]
-    for _ in range(3):  # what has been prepared once is known later
+    for _ in range(3):  # the second time, the call is in the cache
         with world.group():
             works = every_call(world)
         same([work.result() for work in works], wanted)
@@ -122,7 +125,8 @@ def lists_and_alone(world: Any, collective: str, kind: type, wait: bool) -> None
         for _ in range(2):
             x = kind(arrays_of(world.rank))
             out = make_out(x)
-            if (collective, where, world.rank) == ("exscan", "in place", 0):  # rank 0 leaves its out as it is
+            # rank 0 of an exscan leaves its `out` as it is
+            if (collective, where, world.rank) == ("exscan", "in place", 0):
                 wanted = arrays_of(0)
             found = call(x, out=out) if wait else call(x, out=out, wait=False).wait()
             if wanted[0] is None:
@@ -143,7 +147,7 @@ SHARED = ["allgather", "reduce_scatter", "alltoall", "gather", "scatter"]
 
 
 def share_lists(world: Any, collective: str, where: str) -> tuple[list[Any], list[Any] | None]:
-    """Return arrays that ranks can share, of unequal shapes and dtypes, and outs for their results, if any."""
+    """Return arrays of different shapes and dtypes with rows for all ranks, and an `out` for each on request."""
     size, rank = world.size, world.rank
     rows = {"allgather": 2, "gather": 2}.get(collective, 2 * size)
     x = [
@@ -169,7 +173,7 @@ def share_lists_and_alone(world: Any, collective: str, where: str) -> None:
     call = getattr(world, collective)
     if collective == "reduce_scatter":
         call = partial(call, op="sum")
-    # What has been prepared once is known later.
+    # The second call finds the prepared call in the cache.
     for kind, wait in [(list, True), (tuple, True), (list, False), (list, True)]:
         x, out = share_lists(world, collective, where)
         outs = [None] * len(x) if out is None else out
@@ -236,7 +240,7 @@ def test_group_may_mix_lists_and_arrays(run: Run) -> None:
 
 
 def equal_roots(world: Any) -> None:
-    """Roots that are equal are one root, whether or not they are one object."""
+    """Pass equal roots as different objects. Calls with equal roots are fused."""
     roots = [0, np.int64(0)] if world.rank else [np.int64(0), 0]
     with world.group():
         works = [world.broadcast(np.full(2, world.rank + index), root=roots[index % 2]) for index in range(10)]
@@ -248,7 +252,7 @@ def test_group_treats_equal_roots_of_different_types_alike(run: Run) -> None:
 
 
 def kept_arrays(world: Any) -> None:
-    for _ in range(2):  # what has been prepared once is known later
+    for _ in range(2):  # the second time, the call is in the cache
         x = np.ones(3)
         kept = weakref.ref(x)
         with world.group():
@@ -322,12 +326,12 @@ def test_nested_group_ends_with_the_outer_group(run: Run) -> None:
 
 
 def arrays_of_others(world: Any) -> None:
-    x = [Standard(np.ones(3)), array.array("q", [1, 2]), np.ones(2, "float32")]
+    x = [StandardArray(np.ones(3)), array.array("q", [1, 2]), np.ones(2, "float32")]
     out = [memoryview(bytearray(16)).cast("q"), np.zeros(2, "float32")]
     with world.group():
         works = [world.allreduce(each, un.Op.premul_sum(2)) for each in x]
     for found in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
-        assert [type(each) for each in found] == [Standard, np.ndarray, np.ndarray]
+        assert [type(each) for each in found] == [StandardArray, np.ndarray, np.ndarray]
         assert found[0].values.tolist() == [2.0 * world.size] * 3
         assert found[1].tolist() == [2 * world.size, 4 * world.size]
     assert world.allreduce(x[1:], out=out)[0].tolist() == [world.size, 2 * world.size]
@@ -414,7 +418,7 @@ def test_hundred_fused_share_calls_send_no_more_messages_than_two(size: int, tra
 CALLS = st.fixed_dictionaries(
     {
         "collective": st.sampled_from([name for name in CONTRACTS if name != "barrier"]),
-        "dtype": st.sampled_from(["int32", "uint8", "int64"]),  # which are never rounded
+        "dtype": st.sampled_from(["int32", "uint8", "int64"]),  # sums of these dtypes are never rounded
         "op": st.sampled_from(["sum", "max", "prod"]),
         "root": st.integers(0, 2),
         "shape": st.lists(st.integers(0, 3), max_size=2).map(tuple),
@@ -424,7 +428,7 @@ CALLS = st.fixed_dictionaries(
 
 
 def make(world: Any, call: dict[str, Any], seed: int) -> Any:
-    """Make a call; return its result, or its work in a group."""
+    """Make a call; return its result or, in a group, its work."""
     contract = CONTRACTS[call["collective"]]
     root = call["root"] % world.size
     shape = (2 * world.size, *call["shape"])
@@ -454,10 +458,10 @@ def any_group(world: Any, calls: list[dict[str, Any]]) -> None:
         with world.group():
             works[:] = [make(world, call, seed) for seed, call in enumerate(calls)]
 
-    for _ in range(2):  # what has been prepared once is known later
+    for _ in range(2):  # the second time, the call is in the cache
         messages = messages_of(world, group)
         same([work.result() for work in works], wanted)
-        # No algorithm of so small calls sends a rank more than two messages and two flags.
+        # Each algorithm for so small calls sends a rank two messages and two flags at most.
         assert messages <= 4 * len(kinds) * (world.size - 1)
 
 

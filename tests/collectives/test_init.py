@@ -1,4 +1,4 @@
-"""Meeting: how `init` finds the other ranks, what it agrees on with them, and how it gives up."""
+"""The rendezvous: how `init` finds the other ranks, which settings they agree on, and how it fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S, eventually
-from support.harness import by_messages
+from support.harness import message_algorithms
 from support.launched import by_variables
 from support.native_ranks import Job
 from support.ports import free_port
@@ -64,7 +64,7 @@ def world_of_a_plan() -> Callable[[], Any]:
 
 
 def opened() -> tuple[int, int]:
-    """Return how many descriptors and threads this process has, without garbage."""
+    """Return the numbers of descriptors and threads of this process, after a garbage collection."""
     gc.collect()
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
@@ -107,7 +107,7 @@ def test_concurrent_closes_of_a_world_all_return_after_it_is_closed(monkeypatch:
     threads[0].start()
     begun.wait()
     threads[1].start()
-    threads[1].join(0.2)  # long enough for one that does not wait
+    threads[1].join(0.2)  # long enough for a thread that does not wait
     go_on.set()
     for each in threads:
         each.join()
@@ -140,7 +140,7 @@ def test_open_world_is_closed_at_exit_without_a_warning(tmp_path: Path, program:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("algorithm", by_messages("allreduce"))
+@pytest.mark.parametrize("algorithm", message_algorithms("allreduce"))
 def test_algorithm_option_applies_to_collectives_that_have_it(algorithm: str) -> None:
     with un.init(un.Options(algorithm=algorithm)) as world:
         choice = world.explain("allreduce", 1 << 20).choice
@@ -220,7 +220,7 @@ def resident_nbytes() -> int:
 
 def test_closed_communicators_do_not_leak_memory() -> None:
     with un.init() as world:
-        loop = world._executor.session._listener.loop  # which hears of each that is closed
+        loop = world._executor.session._listener.loop  # the event loop is notified of each closed connection
         for count in (2_000, 20_000):
             gc.collect()
             before = resident_nbytes()
@@ -235,7 +235,7 @@ def test_closed_communicators_do_not_leak_memory() -> None:
 
 
 def meet_again(world: un.Communicator, say: Say, stores: list[str]) -> None:
-    """Meet at one store after the other, while the first world stays open."""
+    """Start one job after the other at one store, while the first job stays open."""
     for store in stores:
         with un.init(store=store, rank=world.rank, size=world.size) as other:
             say(other.allreduce(np.array([other.rank + 1])).tolist())
@@ -249,7 +249,7 @@ def test_ranks_rendezvous_at_tcp_and_file_stores(tmp_path: Path) -> None:
 
 
 def differ(world: un.Communicator, say: Say, store: str) -> None:
-    """Only rank 0 asks for TCP, the ring and segments."""
+    """Let rank 0 alone request TCP, the ring and segments."""
     asked = un.Options(transports="tcp", algorithm="ring", segment_nbytes=4096) if world.rank == 0 else un.Options()
     with un.init(asked, store=store, rank=world.rank, size=world.size) as other:
         other.allreduce(np.ones(100_000))
@@ -264,7 +264,7 @@ def test_all_ranks_adopt_the_settings_of_rank_0(tmp_path: Path) -> None:
 
 
 def wait_in_vain(world: un.Communicator, say: Say, store: str) -> None:
-    """Rank 2 does not come to the second meeting."""
+    """Rank 2 does not come to the second rendezvous."""
     if world.rank == 2:
         say("absent")
         return
@@ -326,7 +326,7 @@ def test_file_store_is_removed_after_the_rendezvous(tmp_path: Path) -> None:
 
 
 def fail_to_listen(world: un.Communicator, say: Say, store: str, failing: int) -> None:
-    """One rank cannot come to the second meeting, and the others would wait for it for minutes."""
+    """One rank cannot listen at the second rendezvous, for which the others would wait for minutes."""
     address = "192.0.2.1" if world.rank == failing else "127.0.0.1"
     options = un.Options(rendezvous_timeout_s=3 * DEADLINE_S, bind_address=address)
     rendezvous._LINGER_S = DEADLINE_S
@@ -348,7 +348,7 @@ def test_rank_that_fails_in_init_tells_the_others_why(tmp_path: Path, kind: str,
 
 
 def count_mappings_of_meetings(world: un.Communicator, say: Say, store: str) -> None:
-    """Each meeting has a key of its own, which must not be kept."""
+    """Count mappings after many rendezvous. Each has a key of its own, which must not stay in memory."""
     for _ in range(2):
         for _ in range(20):
             with un.init(store=store, rank=world.rank, size=world.size) as other:

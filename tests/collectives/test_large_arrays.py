@@ -1,4 +1,4 @@
-"""More elements than 31 bits count. Each rank needs 2 GiB and as much again on the way; run by ``pytest -m slow``."""
+"""Arrays with more than 2^31 elements. Each rank needs 4 GiB in all, so these tests run only by ``pytest -m slow``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import unisono as un
 
 COUNT = (1 << 31) + 7
 NEEDED_GIB = 16
-# Before, at and after the places where a count of 31 bits would end or begin again.
+# Positions before, at and after those where a 31-bit count would overflow.
 PLACES = (0, 6, 7, COUNT // 2, (1 << 31) - 1, 1 << 31, COUNT - 1)
 
 

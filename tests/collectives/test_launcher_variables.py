@@ -1,4 +1,4 @@
-"""The places that mpirun and srun give to processes."""
+"""The ranks that mpirun and srun assign to processes by environment variables."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ def test_tasks_of_a_fake_srun_form_a_job() -> None:
     program = (
         "import numpy as np, unisono as un\n"
         "with un.init() as world: total = int(world.allreduce(np.array(world.rank)))\n"
-        "print(f'{world.rank} {world.size} {total}\\n', end='')"  # at once, for all write to one pipe
+        # one write for each line, because all ranks write to one pipe
+        "print(f'{world.rank} {world.size} {total}\\n', end='')"
     )
     command = [sys.executable, str(FAKE_SRUN), "-n", "3", sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -180,7 +181,7 @@ def test_tasks_of_a_fake_srun_form_a_job() -> None:
 
 
 def test_every_task_reports_a_store_port_held_by_another_process() -> None:
-    """Whoever squats it does not speak like a store, and lets nobody wait for long."""
+    """The other process does not answer as a store does, and no rank may wait for it for long."""
     environ = {**fake_srun.variables(0, 2), "SLURM_JOB_ID": "4712"}
     port = int(str(detect(environ).store).rpartition(":")[2])
     program = (

@@ -1,4 +1,4 @@
-"""Arrays of `unisono.empty`: what they are, and that calls on them give what calls on ordinary arrays give."""
+"""Arrays of `unisono.empty`: their properties, and calls on them, which have the same results as on other arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.harness import by_messages
+from support.harness import message_algorithms
 from support.native_ranks import Job, NativeRanks
 
 import unisono as un
@@ -103,7 +103,7 @@ def test_forked_child_has_its_own_copy_of_an_array_of_empty() -> None:
 
 
 def array_in(where: str, count: int, offset: int, room: Any) -> Any:
-    """Return `count` elements at `offset` of ordinary memory, of an arena of their own, or of one that stays."""
+    """Return `count` elements at `offset` in ordinary memory, in a new arena, or in an arena for all calls."""
     if where == "ordinary":
         return np.empty(count + offset, np.int32)[offset:]
     if where == "own":
@@ -111,7 +111,7 @@ def array_in(where: str, count: int, offset: int, room: Any) -> Any:
     return room[offset : offset + count]
 
 
-_ROOMS: dict[int, Any] = {}  # of each rank, for arrays that share an arena from call to call
+_ROOMS: dict[int, Any] = {}  # the shared arena of each rank, by its rank
 
 
 def contribution(rank: int, count: int) -> Any:
@@ -142,7 +142,7 @@ COUNTS = st.one_of(st.integers(0, 5000), st.integers(2000, 900_000))
 @given(
     count=COUNTS,
     places=st.lists(PLACE, min_size=3, max_size=3),
-    algorithm=st.sampled_from(by_messages("allreduce")),
+    algorithm=st.sampled_from(message_algorithms("allreduce")),
     in_place=st.booleans(),
 )
 @bounded
@@ -201,7 +201,7 @@ def called_often(world: un.Communicator) -> tuple[int, int, int]:
 
 def test_calls_on_many_arenas_leave_few_mappings(ranks: NativeRanks) -> None:
     for mapped in ranks.run_calls(called_often):
-        assert mapped < 20  # far fewer than there were arrays
+        assert mapped < 20  # far fewer mappings than arrays
 
 
 def sums_while_a_rank_dies(world: un.Communicator, say: Any) -> None:

@@ -1,4 +1,4 @@
-"""Python objects: what arrives, in which memory, and what happens to those that cannot be pickled."""
+"""Python objects as messages: the received objects, their memory, and objects that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ plain = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
     max_leaves=5,
 )
-# Lengths of arrays of bytes in an object: none, those that go with all else, and those that go by themselves.
+# Lengths of byte arrays in an object: empty, inside the pickle, and in a message of their own.
 lengths = st.lists(st.sampled_from([0, 3, (1 << 16) - 1, 1 << 16, 200_001]), max_size=3)
 objects = st.tuples(plain, lengths)
 
@@ -48,7 +48,7 @@ def told(call: Callable[[], Any]) -> tuple[str, str]:
 
 
 def made(recipe: Any) -> Any:
-    """Return the object of a recipe: something plain, beside arrays, of which every other one is read-only."""
+    """Make the object of a recipe: a plain value beside arrays, of which every second one is read-only."""
     value, sizes = recipe
     arrays = [np.arange(size).astype("uint8") for size in sizes]
     for array in arrays[::2]:
@@ -86,7 +86,7 @@ def test_objects_arrive_equal_in_object_collectives(ranks: NativeRanks, recipes:
 
 
 def hand_around(world: un.Communicator, recipe: Any) -> bool:
-    """Send objects and an array of the same tag to the next rank, from another thread."""
+    """Send objects and an array with the same tag to the next rank, from another thread."""
     after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
 
     def send() -> None:
@@ -134,8 +134,8 @@ def test_large_array_in_an_object_arrives_in_its_own_memory(three: NativeRanks) 
 
 
 def carriers(world: un.Communicator, recipe: Any) -> Any:
-    """Return what has carried arrays and objects, and how much, after all calls on objects, and whether all is well."""
-    if world.rank < 2:  # the others know nothing of it
+    """Make all calls on objects; return the transports and bytes of arrays and of objects, and whether all is right."""
+    if world.rank < 2:  # the other ranks take no part
         world.sendrecv(np.zeros(1), 1 - world.rank, np.zeros(1), 1 - world.rank)
         world.send_object("first", 1) if world.rank == 0 else world.recv_object(0)
     other = world.dup()
@@ -177,7 +177,7 @@ class Unpicklable:
 
 
 class Poisonous:
-    """Can be pickled, but not unpickled."""
+    """An object that can be pickled, and raises when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return float, ("not a number",)

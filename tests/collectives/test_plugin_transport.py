@@ -1,4 +1,4 @@
-"""Transports of installed packages, of which the tutorial's is one, in whole jobs; and what is told where one fails."""
+"""Transports of installed packages in whole jobs, such as the tutorial's, and the errors of transports that fail."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NAMES = {
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install the tutorial's transport, and broken ones, where this process and its children look for packages."""
+    """Install the tutorial's transport and broken ones where this process and its children find packages."""
     place = tmp_path / "site"
     folder = place / "sockets-1.dist-info"
     folder.mkdir(parents=True)
@@ -95,7 +95,7 @@ def test_all_calls_work_over_an_installed_transport(tmp_path: Path) -> None:
     with Job(use_everything, 3, tmp_path, transports="sockets") as job:
         for rank, (cases, ways, sent, told) in enumerate(job.hear_all()):
             assert (cases, ways) == (60, {"sockets"})
-            # A ring allreduce of 9600 bytes; barriers are of single bytes.
+            # The messages and bytes of a ring allreduce of 9600 bytes. Each message of a barrier has one byte.
             assert 12_800 <= sent[(rank + 1) % 3] < 12_900
             assert sent[(rank + 2) % 3] < 100
             assert ": sockets" in told
@@ -124,14 +124,14 @@ def test_end_of_a_rank_on_a_plugin_transport_is_an_error_on_others(number: int, 
         job.hear_all()
         job.signal(1, number)
         for kind, text in job.hear_all(but=1):
-            # Who is interrupted in a call aborts it, and leaves the job in any case.
+            # An interrupted rank aborts its call, or has departed already.
             assert kind == "PeerLostError" or (kind, number) == ("AbortedError", signal.SIGINT), text
             assert "rank 1" in text
 
 
 def disagree(world: un.Communicator, say: Say) -> None:
     try:
-        world.barrier()  # no rank is still in init(), which would raise it there
+        world.barrier()  # all ranks have left init(), which would raise the error
         world.allreduce(np.ones(4, np.int32 if world.rank == 2 else np.int64), timeout_s=DEADLINE_S)
         world.barrier()
         say(("", "no error"))
@@ -149,7 +149,7 @@ def test_mismatch_on_a_plugin_transport_is_an_error_on_all_ranks(tmp_path: Path)
 
 
 def errors_of(name: str, place: Path, ranks: int = 3, **more: str) -> tuple[int, str]:
-    """Return how a job that is to use a transport ends, and what it writes to its standard error."""
+    """Return the exit code of a job with this transport, and the text of its standard error."""
     program = "import unisono as un, numpy as np; un.init().allreduce(np.ones(3))"
     command: Sequence[str] = [
         sys.executable,
@@ -180,7 +180,8 @@ def errors_of(name: str, place: Path, ranks: int = 3, **more: str) -> tuple[int,
 )
 def test_every_rank_reports_a_transport_that_cannot_be_opened(name: str, what: str, installed: Path) -> None:
     code, told = errors_of(name, installed)
-    assert code == (1 if name in NAMES else 2), told  # a setting that cannot be is refused before any rank is started
+    # the launcher refuses an impossible setting before it starts a rank
+    assert code == (1 if name in NAMES else 2), told
     assert what in told
 
 
@@ -191,7 +192,7 @@ def test_transport_that_one_rank_never_opens_fails_at_the_deadline(installed: Pa
 
 
 def open_where_only_rank_0_has_it(world: un.Communicator, say: Say, place: str, port: int) -> None:
-    """The option is rank 0's, and so is the package."""
+    """Rank 0 alone has the option and the package."""
     if world.rank == 0:
         sys.path.insert(0, place)
     options = un.Options(transports="sockets") if world.rank == 0 else un.Options()

@@ -1,4 +1,4 @@
-"""`un.reduce_local`, and sums of contributions that each rank multiplies."""
+"""`un.reduce_local`, and sums whose contributions are multiplied by a factor of each rank."""
 
 from __future__ import annotations
 

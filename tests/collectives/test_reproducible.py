@@ -1,4 +1,4 @@
-"""Reductions whose bits are promised: reproducible ones, and those that round each element once."""
+"""Reductions with promised bits: reproducible ones, and those that round each element once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from itertools import product
 from typing import Any, TypeAlias
 
-import ml_dtypes  # it also gives numpy the names bfloat16 and float8
+import ml_dtypes  # it also registers the dtypes bfloat16 and float8 with numpy
 import numpy as np
 import pytest
 from support.float_modes import MODES, mode
@@ -27,14 +27,14 @@ NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
 CANONICAL = {"reproducible": True}
 ONCE = {"accumulate": "float32"}
-# Values of each dtype are up to this power of ten and down to its inverse.
+# The values of each dtype lie between this power of ten and its inverse.
 DIGITS = {"float16": 3, "bfloat16": 6, "float32": 6, "float64": 12, "float8_e4m3fn": 2, "float8_e5m2": 3}
 
 
 def values_of(rank: int, count: int, dtype: str) -> Any:
-    """Return numbers of all magnitudes and both signs, of which neighbouring ranks have the same in half of the places.
+    """Return numbers of all magnitudes and both signs. At every second position, two neighbouring ranks nearly cancel.
 
-    So sums cancel, and every order of combination gives bits of its own. A longer array begins with a shorter one.
+    So each order of combination gives other bits. A longer array begins with the elements of a shorter one.
     """
     draw, shared = (np.random.default_rng(seed) for seed in (rank, 1000 + rank // 2))
     numbers, common = (
@@ -46,7 +46,7 @@ def values_of(rank: int, count: int, dtype: str) -> Any:
 
 
 def combined(op: str, one: Any, other: Any, dtype: str) -> Any:
-    """Return a combination, computed in float32 for narrower dtypes and not rounded."""
+    """Return a combination of two arrays without rounding. Narrower dtypes than float32 are computed in float32."""
     wide = "float32" if dtype in NARROW else dtype
     combine = {"sum": np.add, "avg": np.add, "prod": np.multiply, "max": np.maximum}[op]
     with np.errstate(all="ignore"):
@@ -58,7 +58,10 @@ def divided(op: str, total: Any, size: int) -> Any:
 
 
 def by_tree(xs: Sequence[Any], op: str) -> Any:
-    """Return the reduction by the balanced tree, whose combinations are rounded, the last one when divided."""
+    """Return the reduction by the balanced tree.
+
+    Each combination is rounded, and for an average the last one is divided first.
+    """
     dtype, level = xs[0].dtype.name, list(xs)
     while len(level) > 1:
         pairs = [combined(op, *level[first : first + 2], dtype) for first in range(0, len(level) - 1, 2)]
@@ -84,7 +87,7 @@ MANY: list[Case] = [(1, "sum", ALL_WAYS), (7, "avg", ALL_WAYS), (3001, "sum", ["
 
 
 def made(world: un.Communicator, collective: str, x: Any, op: str, way: str, given: dict[str, Any]) -> Any:
-    """Return the result of a call that is made in one way."""
+    """Make a call in one of the ways; return its result."""
     call: Callable[..., Any] = getattr(world, collective)
     rows = len(x) // world.size
     copy = x.copy()
@@ -115,7 +118,7 @@ def reduced(model: Callable[..., Any], size: int, count: int, dtype: str, op: st
 def wanted(
     size: int, rank: int, cases: Sequence[Case], dtypes: Sequence[str], model: Callable[..., Any]
 ) -> list[bytes | None]:
-    """Return what `results` must be on a rank."""
+    """Return the expected value of `results` on a rank."""
     found: list[bytes | None] = []
     for dtype, collective, (rows, op, ways) in product(dtypes, REDUCTIONS, cases):
         total = reduced(model, size, rows * size, dtype, op)
@@ -134,7 +137,7 @@ def check(
 
 
 def local(size: int, **options: Any) -> Callable[..., list[Any]]:
-    """Return what runs a function on communicators over the generic executor."""
+    """Return a function that runs another one on communicators over the generic executor."""
 
     def call(executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
         place = HostLayout((tuple(range(size)),), "local")
@@ -143,7 +146,7 @@ def local(size: int, **options: Any) -> Callable[..., list[Any]]:
     return lambda fn, *args: LocalRanks(size, deadline_s=100.0).run(call, fn, *args)
 
 
-# The verifier proves the order of the plans for every size to 32; here it is run.
+# The verifier proves the order of the plans for every size up to 32. This test runs the plans of some sizes.
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 8, 13])
 def test_reproducible_result_equals_the_balanced_tree(size: int) -> None:
     check(local(size), size, FEW, ["float16", "bfloat16", "float32"], CANONICAL)
@@ -168,7 +171,7 @@ def test_native_ranks_give_reproducible_bits_over_every_transport(size: int, tra
 
 
 def test_tree_and_sequential_orders_give_different_bits() -> None:
-    """Otherwise the tests above would show nothing."""
+    """The orders must give different bits, because the tests above could not tell them apart otherwise."""
     xs = [values_of(rank, 100, "float16") for rank in range(5)]
     orders = [by_tree(xs, "sum"), at_once(xs, "sum"), by_tree(xs[::-1], "sum"), at_once(xs[::-1], "sum")]
     assert len({each.tobytes() for each in orders}) == 4
@@ -194,7 +197,7 @@ def test_reproducible_scan_combines_from_rank_to_rank(three: NativeRanks) -> Non
 
 
 def scanned_once(world: un.Communicator) -> list[bytes]:
-    """Return what scans that round once give, made in every way; rank 0 of an exscan keeps its `out` as it is."""
+    """Return the results of scans that round once, made in every way. Rank 0 of an exscan leaves its `out` as it is."""
     found = []
     for dtype, count, op in product(NARROW, (0, 1, 1001), ("sum", "prod")):
         x = values_of(world.rank, count, dtype)
@@ -211,7 +214,7 @@ def scanned_once(world: un.Communicator) -> list[bytes]:
 
 
 def prefixes_once(size: int, rank: int) -> list[bytes]:
-    """Return what `scanned_once` must be on a rank."""
+    """Return the expected value of `scanned_once` on a rank."""
     found: list[Any] = []
     for dtype, count, op in product(NARROW, (0, 1, 1001), ("sum", "prod")):
         xs = [values_of(each, count, dtype) for each in range(size)]
@@ -266,7 +269,7 @@ def grouped(world: un.Communicator, x: Any) -> Any:
     return np.concatenate([work.result() for work in works])
 
 
-# What is called twice is found by its arguments the second time, without Python.
+# The second call runs from the call cache, without Python.
 CALLS: dict[str, Callable[[un.Communicator, Any], Any]] = {
     "sum": lambda world, x: world.allreduce(x),
     "sum again": lambda world, x: world.allreduce(x),
@@ -289,7 +292,10 @@ CALLS: dict[str, Callable[[un.Communicator, Any], Any]] = {
 
 
 def in_mode(world: un.Communicator, name: str, repeats: Sequence[int]) -> dict[tuple[str, str, int], bytes]:
-    """Return the results of all calls, with rank 0 in a mode, on subnormal, rounded and large numbers."""
+    """Make all calls on subnormal, rounded and large numbers, with rank 0 in a floating-point mode.
+
+    Return the results.
+    """
     numbers = []
     for dtype in ("float16", "bfloat16", "float32", "float64"):
         limits = ml_dtypes.finfo(dtype) if dtype == "bfloat16" else np.finfo(dtype)
@@ -304,7 +310,7 @@ def in_mode(world: un.Communicator, name: str, repeats: Sequence[int]) -> dict[t
 def test_floating_point_mode_of_the_program_does_not_change_bits(size: int, transport: str) -> None:
     with NativeRanks(size, transport) if transport != "generic" else nullcontext() as ranks:
         run = local(size) if ranks is None else ranks.run_calls
-        repeats = (4,) if ranks is None else (4, 8000)  # of which the second goes in several pieces
+        repeats = (4,) if ranks is None else (4, 8000)  # the longer arrays are processed in several pieces
         wanted = run(in_mode, "default", repeats)
         for name in MODES:
             for got, expected in zip(run(in_mode, name, repeats), wanted, strict=True):
@@ -370,7 +376,7 @@ def test_reproducible_integers_use_the_default_algorithm(three: NativeRanks) -> 
 
 
 def known_to_the_cache(world: un.Communicator) -> bool:
-    """Make calls that take the long way; then the same ones, with that way closed."""
+    """Make calls that take the dispatcher's path. Then block that path, and make the same calls from the cache."""
     x = np.ones(100, "float16")
     kinds: list[dict[str, Any]] = [CANONICAL, ONCE, {**CANONICAL, **ONCE}, {}]
     first = [world.allreduce(x, **given) for given in kinds]
@@ -449,7 +455,7 @@ def test_wrong_reproducible_call_is_refused_and_later_calls_work(three: NativeRa
 def disagreeing(world: un.Communicator, dtype: str, given: dict[str, Any]) -> str:
     try:
         world.allreduce(np.ones(100, dtype), **(given if world.rank == 1 else {}))
-        world.barrier()  # where a rank is told that had ended before
+        world.barrier()  # the next call of a rank that had ended its call before raises the error
     except un.MismatchError as error:
         return error.message
     return ""

@@ -1,4 +1,4 @@
-"""Going on after a loss: ranks that are left agree, whoever died and whenever, and nobody waits in vain."""
+"""Jobs that go on after losses: the survivors agree, whichever ranks die and whenever, and no rank waits for ever."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Say = Callable[[Any], None]
 
 
 def meet(world: un.Communicator, folder: Path, me: int, dying: Sequence[int], round_: int = 0) -> None:
-    """Meet in a barrier, after which those that are `dying` do, once all others are through with it.
+    """Meet in a barrier. The ranks in `dying` kill themselves as soon as all other ranks have left the barrier.
 
     Args:
-        world: the ranks that meet.
-        folder: where they leave marks.
-        me: the number of this rank in the first communicator, as in `dying`.
-        dying: the ranks of `world` that die.
-        round_: which meeting in this folder it is.
+        world: the communicator.
+        folder: where the ranks leave marks for each other.
+        me: the number of this rank in the first communicator, by which `dying` names ranks.
+        dying: the ranks that die.
+        round_: the number of this barrier, which makes its marks unique.
     """
     world.barrier()
     if me not in dying:
@@ -48,7 +48,7 @@ def fail(world: un.Communicator) -> str:
 
 
 def summed(world: un.Communicator, value: int) -> int:
-    """Return the sum of all ranks' `value`, by calls of several kinds that must all give the same."""
+    """Return the sum of `value` over all ranks, by several collectives that must agree."""
     total = world.allreduce(np.full(1000, value, np.int64))
     assert (total == world.allgather(np.array([value])).sum()).all()
     world.barrier()
@@ -56,7 +56,7 @@ def summed(world: un.Communicator, value: int) -> int:
 
 
 def lose_and_go_on(world: un.Communicator, say: Say, folder: Path, rounds: list[list[int]]) -> None:
-    """In each round, the ranks of the world that it names die; the others shrink."""
+    """Run rounds. In each one, the ranks that it names die, and the others shrink the communicator."""
     me = world.rank
     for round_, dying in enumerate(rounds):
         meet(world, folder, me, dying, round_)
@@ -70,7 +70,7 @@ def lose_and_go_on(world: un.Communicator, say: Say, folder: Path, rounds: list[
 
 
 def expected(size: int, rounds: list[list[int]]) -> list[tuple[list[int], int]]:
-    """Return the ranks that are left after each round, and the sum of their numbers from 1."""
+    """Return the surviving ranks after each round, and the sum of their numbers from 1."""
     found = []
     left = list(range(size))
     for dying in rounds:
@@ -100,7 +100,7 @@ def test_survivors_shrink_to_dense_ranks(tmp_path: Path, transport: str, size: i
                 assert rest == [place, len(left), total]
 
 
-# Where a second rank dies, while it shrinks: a function that is called there, and whether it is the leader who does.
+# The place in `shrink` where a second rank dies: the function that is called there, and whether the leader calls it.
 MOMENTS = {
     "before it looks": ("unisono.collectives.bootstrap.shrink", "_Attempt", "agree"),
     "when it has an answer": ("unisono.collectives.bootstrap.shrink", "_Attempt", "meet"),
@@ -120,7 +120,7 @@ def die_again(world: un.Communicator, say: Say, folder: Path, first: int, second
         module, owner, name = MOMENTS[moment]
         setattr(getattr(importlib.import_module(module), owner), name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     smaller = world.shrink(timeout_s=DEADLINE_S)
-    if smaller.size == 3:  # the second died too late to be missed: a failure of the new communicator, like any other
+    if smaller.size == 3:  # the second rank died after the agreement, so the new communicator fails as after any loss
         fail(smaller)
         smaller = smaller.shrink(timeout_s=DEADLINE_S)
     say((smaller.rank, smaller.size, summed(smaller, me + 1)))
@@ -212,7 +212,7 @@ def be_stopped(world: un.Communicator, say: Say, folder: Path) -> None:
     say("ready")
     await_marks(folder, "stopped")
     with contextlib.suppress(un.UnisonoError):
-        while True:  # what the others have sent before they gave up is enough for a first call
+        while True:  # a first call may succeed, because the others have sent their messages before their errors
             world.allreduce(np.ones(10), timeout_s=1.0)
     try:
         smaller = world.shrink(timeout_s=DEADLINE_S)
@@ -221,7 +221,7 @@ def be_stopped(world: un.Communicator, say: Say, folder: Path) -> None:
     say((smaller.rank, smaller.size, summed(smaller, 1)))
     say("going on")
     smaller.barrier()
-    await_marks(folder, "told")  # the old communicator is still there to tell the late one
+    await_marks(folder, "told")  # the old communicator still exists, and tells the late rank of the failure
     smaller.close()
     return None
 

@@ -1,4 +1,4 @@
-"""What communicators count: every call, whichever way it is made."""
+"""The statistics of communicators count every call, whichever way it is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Communicators of some of the ranks: who is in them, that their calls keep apart, and how they end."""
+"""Communicators of some of the ranks: their members, the separation of their calls, and their end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.deadlines import DEADLINE_S
 from support.native_ranks import Job, NativeRanks
-from support.outcomes import told
+from support.outcomes import error_of
 
 import unisono as un
 
@@ -34,7 +34,7 @@ def four(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 
 @pytest.fixture(params=["shm", "tcp"])
 def fresh(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    """Ranks of one test, whose job may end with it."""
+    """Start ranks for one test, which may end their job."""
     with NativeRanks(4, request.param) as started:
         yield started
 
@@ -56,7 +56,7 @@ def split_and_compute(world: un.Communicator, colors: list[Any], keys: list[Any]
 
 
 def split_by_model(colors: list[Any], keys: list[Any]) -> list[Any]:
-    """Return what `split_and_compute` must, by numpy."""
+    """Return the expected value of `split_and_compute`, by numpy."""
     models: list[Any] = [None] * len(colors)
     for color in {color for color in colors if color is not None}:
         members = [rank for rank, its in enumerate(colors) if its == color]
@@ -138,7 +138,7 @@ def test_subgroup_has_its_own_persistent_calls_stats_and_choices(four: NativeRan
 
 
 def gather_nothing(world: un.Communicator) -> int:
-    """Gather empty arrays on a new communicator, which the first rank has left when the others begin."""
+    """Gather empty arrays on a new communicator, which its first rank closes before the others begin."""
     with world.dup() as copy:
         if world.rank != 0:
             time.sleep(0.3)
@@ -174,7 +174,7 @@ def test_overlapping_communicators_may_be_called_in_any_order(four: NativeRanks,
 
 
 def cross(world: un.Communicator) -> list[int]:
-    """Each rank calls two duplicates from two threads, and begins with the one or the other."""
+    """Each rank calls two duplicates from two threads. Ranks differ in the duplicate on which they begin."""
     groups, results = [world.dup(), world.dup()], [0, 0]
     order = [0, 1] if world.rank % 2 == 0 else [1, 0]
 
@@ -198,7 +198,7 @@ def test_two_threads_on_two_communicators_do_not_wait_for_each_other(four: Nativ
 
 
 def share(world: un.Communicator) -> list[float]:
-    """Two threads make the same calls on one communicator, of a kind that is new to it."""
+    """Two threads make the same calls on one communicator, which has not made such a call before."""
     totals = [0.0, 0.0]
 
     def reduce(index: int) -> None:
@@ -234,7 +234,7 @@ WRONG = {
 
 
 def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, int]:
-    error = told(lambda: WRONG[what](world)) if world.rank == 1 else ("", "")
+    error = error_of(lambda: WRONG[what](world)) if world.rank == 1 else ("", "")
     part = world.split(0)
     assert part is not None
     with part:
@@ -256,9 +256,9 @@ def close_in_turn(world: un.Communicator) -> list[str]:
     grandchild, other = child.dup(), world.dup()
     child.close()
     child.close()
-    kinds = [told(lambda each=each: each.barrier())[0] for each in (child, grandchild, other, world)]  # type: ignore[misc]
+    kinds = [error_of(lambda each=each: each.barrier())[0] for each in (child, grandchild, other, world)]  # type: ignore[misc]
     world.close()
-    return [*kinds, told(other.barrier)[0], told(lambda: world.split(0))[0], told(world.dup)[0]]
+    return [*kinds, error_of(other.barrier)[0], error_of(lambda: world.split(0))[0], error_of(world.dup)[0]]
 
 
 def test_closing_a_communicator_closes_its_descendants_only(fresh: NativeRanks) -> None:
@@ -266,14 +266,14 @@ def test_closing_a_communicator_closes_its_descendants_only(fresh: NativeRanks) 
 
 
 def leave_one(world: un.Communicator) -> tuple[str, str]:
-    """Rank 2 leaves a subgroup, whose other ranks go on with it."""
+    """Rank 2 closes a subgroup, and the other ranks of the subgroup go on without it."""
     if world.rank == 0:
-        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+        return error_of(lambda: world.barrier(timeout_s=DEADLINE_S))
     with world.subgroup([1, 2, 3]) as three:
         three.barrier()
         if world.rank != 2:
-            return told(lambda: three.allreduce(X, algorithm="ring", timeout_s=DEADLINE_S))
-    return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+            return error_of(lambda: three.allreduce(X, algorithm="ring", timeout_s=DEADLINE_S))
+    return error_of(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
 def test_peer_lost_error_of_a_subgroup_names_the_world_rank(fresh: NativeRanks) -> None:
@@ -283,14 +283,14 @@ def test_peer_lost_error_of_a_subgroup_names_the_world_rank(fresh: NativeRanks) 
 
 
 def come_late(world: un.Communicator) -> tuple[str, str]:
-    """Rank 1 has left a subgroup again before rank 3 opens the first link of it."""
+    """Rank 1 closes a subgroup before rank 3 opens its first link there."""
     pair = world.subgroup([1, 3]) if world.rank % 2 else world
     if world.rank == 1:
         pair.close()
     world.barrier()
     if world.rank == 3:
-        return told(lambda: pair.allreduce(X, timeout_s=DEADLINE_S))
-    return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+        return error_of(lambda: pair.allreduce(X, timeout_s=DEADLINE_S))
+    return error_of(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
 def test_late_call_on_a_subgroup_says_that_the_peer_departed(fresh: NativeRanks) -> None:
@@ -300,14 +300,17 @@ def test_late_call_on_a_subgroup_says_that_the_peer_departed(fresh: NativeRanks)
 
 
 def fork_and_go_on(world: un.Communicator) -> tuple[str, int]:
-    """A child of the last rank calls on a subgroup, is refused and ends; then all reduce on it."""
+    """Fork a child of the last rank.
+
+    A call of the child on a subgroup is refused; then all ranks reduce on the subgroup.
+    """
     text = ""
     with world.dup() as group:
         if world.rank == world.size - 1:
             reading, writing = os.pipe()
             child = os.fork()
             if child == 0:
-                os.write(writing, told(group.barrier)[1].encode())
+                os.write(writing, error_of(group.barrier)[1].encode())
                 os._exit(0)
             os.close(writing)
             os.waitpid(child, 0)
@@ -325,11 +328,11 @@ def test_subgroup_call_in_a_forked_child_is_refused(fresh: NativeRanks) -> None:
 
 
 def disagree(world: un.Communicator) -> tuple[str, str]:
-    """Ranks 3 and 2, which are 0 and 1 there, disagree; ranks 0 and 1 are elsewhere."""
+    """Ranks 3 and 2 are ranks 0 and 1 of a subgroup, and make different calls on it. The other ranks call the world."""
     if world.rank < 2:
-        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+        return error_of(lambda: world.barrier(timeout_s=DEADLINE_S))
     pair = world.subgroup([3, 2])
-    return told(lambda: pair.allreduce(X if world.rank == 2 else X[:7]))
+    return error_of(lambda: pair.allreduce(X if world.rank == 2 else X[:7]))
 
 
 def test_mismatch_error_of_a_subgroup_names_world_ranks(fresh: NativeRanks) -> None:
@@ -341,9 +344,11 @@ def test_mismatch_error_of_a_subgroup_names_world_ranks(fresh: NativeRanks) -> N
 
 def send_too_much(world: un.Communicator) -> tuple[str, str]:
     if world.rank < 2:
-        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+        return error_of(lambda: world.barrier(timeout_s=DEADLINE_S))
     pair = world.subgroup([3, 2])
-    return told(lambda: pair.send(X, 1, 5) if pair.rank == 0 else pair.recv(X[:3].copy(), 0, 5)) or told(pair.barrier)
+    return error_of(lambda: pair.send(X, 1, 5) if pair.rank == 0 else pair.recv(X[:3].copy(), 0, 5)) or error_of(
+        pair.barrier
+    )
 
 
 def test_wrong_message_in_a_subgroup_names_the_world_rank_of_its_sender(fresh: NativeRanks) -> None:
@@ -353,14 +358,14 @@ def test_wrong_message_in_a_subgroup_names_the_world_rank_of_its_sender(fresh: N
 
 
 def call_parent_and_child(world: un.Communicator) -> tuple[str, str]:
-    """Rank 3 calls the parent where rank 2 calls the child; ranks 0 and 1 are outside of both."""
+    """Rank 3 calls the parent while rank 2 calls the child. Ranks 0 and 1 are in neither call."""
     if world.rank < 2:
-        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+        return error_of(lambda: world.barrier(timeout_s=DEADLINE_S))
     parent = world.subgroup([2, 3])
     with parent.dup() as child:
         if world.rank == 2:
-            return told(lambda: child.barrier(timeout_s=SHORT_S))
-        return told(lambda: parent.allreduce(X, timeout_s=DEADLINE_S))
+            return error_of(lambda: child.barrier(timeout_s=SHORT_S))
+        return error_of(lambda: parent.allreduce(X, timeout_s=DEADLINE_S))
 
 
 def test_deadlock_of_parent_and_subgroup_times_out_naming_both_calls(fresh: NativeRanks) -> None:
@@ -381,8 +386,8 @@ def die_in_a_subgroup(world: un.Communicator, say: Say) -> None:
     deadline = time.monotonic() + DEADLINE_S
     error = ("", "")
     while not error[0] and time.monotonic() < deadline:
-        error = told(lambda: half.allreduce(X))
-    say((*error, told(world.barrier)[0]))
+        error = error_of(lambda: half.allreduce(X))
+    say((*error, error_of(world.barrier)[0]))
 
 
 def test_a_death_ends_all_communicators_of_the_job(tmp_path: Path) -> None:

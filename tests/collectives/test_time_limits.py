@@ -1,4 +1,4 @@
-"""Limits of time: what cannot be one is refused everywhere, and one that no system call takes stands for "never"."""
+"""Time limits: invalid ones are refused everywhere, and limits beyond those of system calls mean "never"."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def exchange(world: un.Communicator, limit_s: Any) -> None:
     world.sendrecv(np.ones(3), other, out, other, timeout_s=limit_s)
 
 
-# What takes a limit of time, by its name: called with a world and the limit.
+# The calls with a time limit, by name. Each function takes a world and the limit.
 TAKERS: dict[str, Callable[[un.Communicator, Any], Any]] = {
     "allreduce": lambda world, limit_s: world.allreduce(np.ones(3), timeout_s=limit_s),
     "barrier": lambda world, limit_s: world.barrier(timeout_s=limit_s),
@@ -75,11 +75,11 @@ def test_ranks_accept_infinite_timeouts() -> None:
 
 
 def test_deadline_clamps_waits_to_values_of_system_calls() -> None:
-    assert [Deadline(limit_s).left_s() for limit_s in (-1.0, 0.0, 1e300, math.inf)] == [0.001, 0.001, 2e6, 2e6]
+    assert [Deadline(limit_s).remaining_s() for limit_s in (-1.0, 0.0, 1e300, math.inf)] == [0.001, 0.001, 2e6, 2e6]
     assert not Deadline(math.inf).has_passed()
     assert Deadline(0.0).has_passed()
     with pytest.raises(TimeoutError):
-        Deadline(0.0).remaining_s()
+        Deadline(0.0).checked_remaining_s()
 
 
 @pytest.mark.parametrize("limit_s", [0.1, 20.0, 900_000_000.0, math.inf])

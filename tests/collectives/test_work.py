@@ -1,4 +1,4 @@
-"""Calls that go on by themselves, as the program sees them: `Work`, on real ranks and over the generic executor."""
+"""Background calls and their `Work`, on real ranks and over the generic executor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.array_kinds import INSTALLED, KINDS
 from support.deadlines import DEADLINE_S, await_marks, eventually, leave_mark
 from support.harness import LocalRanks
 from support.native_ranks import Job, NativeRanks
-from support.outcomes import told
+from support.outcomes import error_of
 
 import unisono as un
 from unisono.collectives.calls.planning import HostLayout
@@ -63,7 +63,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture(params=list(JOBS.values()), ids=list(JOBS))
 def fresh_ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Ranks of one test, whose communicator may end with it."""
+    """Start ranks for one test, which may end their communicator."""
     size, transport = request.param
     if transport is None:
         yield LocalCommunicators(size)
@@ -73,7 +73,7 @@ def fresh_ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def never(world: un.Communicator, tag: int = 99, **given: Any) -> un.Work[Any]:
-    """Return the work of a message that nobody sends."""
+    """Return the work of a receive for which no rank sends a message."""
     return world.recv(np.zeros(4), (world.rank + 1) % world.size, tag, wait=False, **given)
 
 
@@ -81,7 +81,7 @@ def never(world: un.Communicator, tag: int = 99, **given: Any) -> un.Work[Any]:
 
 
 def results_of_every_way(world: un.Communicator) -> None:
-    """Each is made twice, for the second call of a kind takes another way."""
+    """Make each call twice, because the second one takes the path of the call cache."""
     x, total = np.full(5, world.rank + 1.0), world.size * (world.size + 1) / 2
     for _ in range(2):
         made = world.allreduce(x, wait=False).wait()
@@ -139,7 +139,7 @@ def test_messages_may_run_without_waiting(ranks: Any, count: int) -> None:
 
 
 def call_by_both_ways(world: un.Communicator) -> list[float]:
-    """Blocking calls and others take turns; each result goes into the next call."""
+    """Alternate blocking and background calls. The result of each call is the input of the next one."""
     x, works = np.ones(2000), []
     for call in range(40):
         if call % 3:
@@ -204,7 +204,7 @@ def is_let_go(array: weakref.ref[Any]) -> bool:
 
 
 def watch_arrays(world: un.Communicator, waits: bool) -> None:
-    """Rank 0 calls long before the others; its arrays must be there till then, and no longer."""
+    """Rank 0 calls long before the others. Its arrays must live until they call, and no longer."""
     world.barrier()
     if world.rank == 0:
         x, out = np.ones(50_000), np.zeros(50_000)
@@ -221,7 +221,7 @@ def watch_arrays(world: un.Communicator, waits: bool) -> None:
             assert eventually(lambda: is_let_go(watched[0]))
             del work
         world.barrier()
-        # What nobody waits for is let go when other calls are started.
+        # Starting other calls drops the works of ended calls that the program does not hold.
         for _ in range(3):
             world.barrier(wait=False).wait()
         assert eventually(lambda: all(is_let_go(array) for array in watched))
@@ -246,11 +246,11 @@ def ask_too_early(world: un.Communicator) -> None:
     out = np.zeros(1)
     work = world.recv(out, (world.rank + 1) % world.size, 8, wait=False)
     assert not work.done()
-    kind, text = told(work.result)
+    kind, text = error_of(work.result)
     assert kind == "UsageError"
     assert "wait()" in text
     for wrong in (-1, float("nan"), "soon"):
-        assert told(lambda wrong=wrong: work.wait(wrong))[0] == "UsageError"
+        assert error_of(lambda wrong=wrong: work.wait(wrong))[0] == "UsageError"
     world.barrier()
     world.send(np.ones(1), (world.rank - 1) % world.size, 8)
     assert eventually(work.done)
@@ -287,7 +287,7 @@ def wait_for_any(world: un.Communicator) -> None:
     world.send(np.ones(1), (world.rank - 1) % world.size, 1)
     late.wait()
     assert un.wait_any([late, soon]) == 0
-    assert told(lambda: un.wait_any([]))[0] == "UsageError"
+    assert error_of(lambda: un.wait_any([]))[0] == "UsageError"
 
 
 def test_wait_any_returns_the_first_work_that_ends(ranks: Any) -> None:
@@ -341,7 +341,7 @@ def add_callbacks(world: un.Communicator) -> None:
     assert work.result() is out
     assert any("callback" in record for record in records)
     here: list[Any] = []
-    work.add_done_callback(lambda _: here.append(threading.current_thread()))  # added late
+    work.add_done_callback(lambda _: here.append(threading.current_thread()))  # added after the end of the call
     assert here == [threading.current_thread()]
     logging.getLogger("unisono").removeHandler(handler)
     world.barrier()
@@ -352,7 +352,7 @@ def test_callbacks_of_a_work_run_in_order_and_may_raise(ranks: Any) -> None:
 
 
 def chain_calls_by_callbacks(world: un.Communicator) -> None:
-    """A callback may read the result and call again, while this thread waits for what comes of it."""
+    """A callback reads the result and makes another call, while this thread waits for the result of that call."""
     ended, seen = threading.Event(), []
 
     def again(work: un.Work[Any]) -> None:
@@ -374,7 +374,7 @@ def test_callback_of_a_work_may_start_another_call(ranks: Any) -> None:
 
 def call_back_at_a_failure(world: un.Communicator) -> tuple[str, str]:
     failed: list[tuple[str, str]] = []
-    never(world).add_done_callback(lambda work: failed.append(told(work.result)))
+    never(world).add_done_callback(lambda work: failed.append(error_of(work.result)))
     if world.rank == 0:
         world.abort("out of patience")
     assert eventually(lambda: bool(failed))
@@ -431,7 +431,7 @@ def test_works_may_be_awaited(ranks: Any, task: Any) -> None:
 
 
 def leave_an_event_loop(world: un.Communicator) -> list[str]:
-    """The loop is closed before the call ends, of which nobody needs to know."""
+    """The event loop is closed before the call ends. The end of the call must not raise an error then."""
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -459,8 +459,8 @@ def test_event_loop_may_close_before_an_awaited_work_ends(ranks: Any) -> None:
 def time_out_unattended(world: un.Communicator, way: str, folder: Path) -> tuple[tuple[str, str], tuple[str, str], str]:
     if world.rank == world.size - 1:
         await_marks(folder, *range(world.rank))
-        last = told(lambda: world.barrier(timeout_s=DEADLINE_S))
-        return last, last, told(world.barrier)[0]
+        last = error_of(lambda: world.barrier(timeout_s=DEADLINE_S))
+        return last, last, error_of(world.barrier)[0]
     if way == "message":
         work = never(world, timeout_s=SHORT_S)
     elif way == "collective":
@@ -470,9 +470,9 @@ def time_out_unattended(world: un.Communicator, way: str, folder: Path) -> tuple
     waits = {"wait": lambda: work.wait(SHORT_S), "wait_all": lambda: un.wait_all([work, work], SHORT_S)}
     if way not in waits:
         assert eventually(work.done)
-    first = told(waits.get(way, work.wait))
+    first = error_of(waits.get(way, work.wait))
     leave_mark(folder, world.rank)
-    return first, told(work.wait), told(world.barrier)[0]
+    return first, error_of(work.wait), error_of(world.barrier)[0]
 
 
 @pytest.mark.parametrize("way", ["collective", "message", "wait", "wait_all"])
@@ -489,9 +489,14 @@ def disagree(world: un.Communicator) -> list[str]:
     count = 3 if world.rank else 4
     work = world.allreduce(np.ones(count), wait=False)
     assert eventually(work.done)
-    first = told(work.wait)
+    first = error_of(work.wait)
     assert f"float64[{count}]" in first[1] or "allreduce" in first[1]
-    return [first[0], told(work.wait)[0], told(work.result)[0], told(lambda: world.barrier(wait=False).wait())[0]]
+    return [
+        first[0],
+        error_of(work.wait)[0],
+        error_of(work.result)[0],
+        error_of(lambda: world.barrier(wait=False).wait())[0],
+    ]
 
 
 def test_work_raises_mismatch_and_later_calls_are_aborted(fresh_ranks: Any) -> None:
@@ -504,7 +509,7 @@ def lose_a_peer(world: un.Communicator) -> list[str]:
         world.close()
         return []
     work = world.allreduce(np.ones(4), wait=False)
-    return [told(work.wait)[0], told(work.wait)[0], told(world.barrier)[0]]
+    return [error_of(work.wait)[0], error_of(work.wait)[0], error_of(world.barrier)[0]]
 
 
 def test_work_raises_peer_lost_when_a_peer_departs(fresh_ranks: Any) -> None:
@@ -516,11 +521,15 @@ def close_with_calls_in_flight(world: un.Communicator) -> list[str]:
     called = threading.Event()
     works = [never(world, 4), never(world, 5)]
     works[1].add_done_callback(lambda _: called.set())
-    told(world.barrier)  # nobody closes before all have called
+    error_of(world.barrier)  # all ranks have made their calls before one closes
     world.close()
     assert called.wait(DEADLINE_S)
     assert all(work.done() for work in works)
-    return [told(works[0].wait)[0], told(lambda: world.barrier(wait=False))[0], told(lambda: never(world))[0]]
+    return [
+        error_of(works[0].wait)[0],
+        error_of(lambda: world.barrier(wait=False))[0],
+        error_of(lambda: never(world))[0],
+    ]
 
 
 def test_closing_a_communicator_ends_its_works(fresh_ranks: Any) -> None:
@@ -535,7 +544,7 @@ def be_killed_or_lose(world: un.Communicator, say: Say) -> None:
     say(os.getpid())
     if world.rank == 0:
         time.sleep(DEADLINE_S)
-    say((told(work.wait), told(world.barrier)[0]))
+    say((error_of(work.wait), error_of(world.barrier)[0]))
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -552,8 +561,8 @@ def be_interrupted(world: un.Communicator, say: Say) -> None:
     world.barrier()
     work = never(world) if world.rank else world.allreduce(np.ones(4), wait=False)
     say("ready")
-    first = told(work.wait)
-    say((first, told(work.wait)[0], told(world.barrier)[0]))
+    first = error_of(work.wait)
+    say((first, error_of(work.wait)[0], error_of(world.barrier)[0]))
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -570,19 +579,26 @@ def test_an_interrupt_ends_the_wait_for_a_work_and_aborts_the_others(tmp_path: P
 
 
 def fork_with_calls_in_flight(world: un.Communicator, say: Say) -> None:
-    """A child of rank 1 finds its works ended, is refused, lets go of all, and ends as a program does."""
+    """A forked child has the works of rank 1.
+
+    Their waits are refused, and the child drops them and ends without an error.
+    """
     world.barrier()
     work = world.allreduce(np.ones(50_000), wait=False) if world.rank == 1 else None
     plan = world.plan("allreduce", np.ones(3))
     for attempt in range(5 if world.rank == 1 else 0):
-        work.add_done_callback(lambda _: None)  # so that there is a thread of callbacks
+        work.add_done_callback(lambda _: None)  # this starts the thread of callbacks
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
             called: list[Any] = []
             work.add_done_callback(called.append)
-            found = [work.done(), called == [work], told(work.wait)[0], told(lambda: plan(wait=False))[0]]
-            found += [told(lambda: world.barrier(wait=False))[0], told(lambda: never(world))[0], un.wait_any([work])]
+            found = [work.done(), called == [work], error_of(work.wait)[0], error_of(lambda: plan(wait=False))[0]]
+            found += [
+                error_of(lambda: world.barrier(wait=False))[0],
+                error_of(lambda: never(world))[0],
+                un.wait_any([work]),
+            ]
             os.write(writing, repr(found).encode())
             del work, world, plan, called
             gc.collect()

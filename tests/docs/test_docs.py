@@ -1,4 +1,4 @@
-"""What the documents and docstrings show is run; their links lead somewhere."""
+"""Runs the examples of documents and docstrings, and checks the links of documents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Block:
-    """A block of Python in a document; `reason` says why it is not run, if it is not."""
+    """A block of Python in a document. `reason` says why it is not run, if it is not."""
 
     document: Path
     line: int
@@ -80,7 +80,7 @@ def test_a_program_in_a_document_runs(block: Block, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def launch() -> Iterator[Callable[..., list[Any]]]:
-    """Do what `un.launch` does, by ranks that stay: to start them takes longer than what most examples show."""
+    """Run `fn` as `un.launch` does, but on ranks that stay, because starting ranks takes longer than most examples."""
     start, pools = un.launch, dict[int, Pool]()
     with contextlib.ExitStack() as stack:
 
@@ -109,7 +109,8 @@ def ranks_that_stay(launch: Callable[..., list[Any]], monkeypatch: pytest.Monkey
     "document", [path for path in DOCUMENTS if any(">>>" in block.code for block in blocks_of(path))], ids=name_of
 )
 def test_examples_in_a_document_print_the_shown_results(document: Path) -> None:
-    names: dict[str, object] = {}  # shared, as a reader goes on from one example to the next
+    # shared by the examples of a document, because a reader runs them one after the other
+    names: dict[str, object] = {}
     runner = doctest.DocTestRunner(optionflags=DOCTEST_FLAGS)
     for block in blocks_of(document):
         if ">>>" in block.code:

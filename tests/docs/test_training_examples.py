@@ -1,4 +1,4 @@
-"""The example that trains with torch's tensors: its losses on one rank and on several."""
+"""The example that trains with torch tensors: its losses on one rank and on several."""
 
 from __future__ import annotations
 

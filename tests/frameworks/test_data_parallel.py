@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from support.deadlines import DEADLINE_S
 from support.float_modes import MODES, mode
 from support.native_ranks import NativeRanks
-from support.outcomes import told
+from support.outcomes import error_of
 
 import unisono as un
 from unisono.data_parallel import (
@@ -88,9 +88,9 @@ def diverge(world: un.Communicator, what: str) -> tuple[tuple[str, str], tuple[s
     named = {"a": np.arange(5), "b": np.array([1.0, np.nan, -0.0]), "c": np.zeros(0)}
     if world.rank == 2:
         named |= DIVERGENT[what][0]
-    error = told(lambda: verify_sync(world, named))
+    error = error_of(lambda: verify_sync(world, named))
     # The communicator is as good as before.
-    return error, told(lambda: verify_sync(world, {"a": world.allreduce(np.ones(2))}))
+    return error, error_of(lambda: verify_sync(world, {"a": world.allreduce(np.ones(2))}))
 
 
 @pytest.mark.parametrize("what", DIVERGENT)
@@ -142,8 +142,11 @@ def broadcast_foreign(world: un.Communicator) -> list[Any]:
     given = broadcast_parameters(world, {str(index): x for index, x in enumerate(shared)}, root=1)
     assert list(given.values()) == shared
     copied = Wrapped(np.full(3, float(world.rank)), copies=True)
-    errors = [told(lambda: broadcast_parameters(world, {"w": copied})), told(lambda: clip_global_norm([copied], 0.1))]
-    errors.append(told(lambda: HybridGroups(world, {"w": copied}, groups=1, staleness=0)))
+    errors = [
+        error_of(lambda: broadcast_parameters(world, {"w": copied})),
+        error_of(lambda: clip_global_norm([copied], 0.1)),
+    ]
+    errors.append(error_of(lambda: HybridGroups(world, {"w": copied}, groups=1, staleness=0)))
     return [[x.values.tolist() for x in shared], errors]
 
 
@@ -158,11 +161,11 @@ def refuse(world: un.Communicator) -> list[tuple[str, str]]:
     frozen = np.zeros(2)
     frozen.flags.writeable = False
     wrong: list[Any] = [[np.zeros(2)], np.zeros(2), {"a": "text"}, {"a": np.array([None])}, {"a": np.zeros(2, ">f4")}]
-    errors = [told(lambda x=x: verify_sync(world, x)) for x in [*wrong, [("a", frozen), ("a", frozen)], 3]]
-    errors.append(told(lambda: broadcast_parameters(world, {"frozen": frozen})))
-    errors.append(told(lambda: broadcast_parameters(world, {"frozen": np.float64(1.0)})))
+    errors = [error_of(lambda x=x: verify_sync(world, x)) for x in [*wrong, [("a", frozen), ("a", frozen)], 3]]
+    errors.append(error_of(lambda: broadcast_parameters(world, {"frozen": frozen})))
+    errors.append(error_of(lambda: broadcast_parameters(world, {"frozen": np.float64(1.0)})))
     shapes = {"w": np.zeros(2 + (world.rank == 1))}
-    errors.append(told(lambda: broadcast_parameters(world, shapes)))
+    errors.append(error_of(lambda: broadcast_parameters(world, shapes)))
     world.barrier()
     return errors
 
@@ -245,7 +248,7 @@ def of_keras(world: un.Communicator) -> list[Any]:
         broadcast_parameters(world, named)
         return x
 
-    return [before is not None, model.variables[0].numpy().tolist(), told(lambda: traced(tf.constant(1.0)))[1]]
+    return [before is not None, model.variables[0].numpy().tolist(), error_of(lambda: traced(tf.constant(1.0)))[1]]
 
 
 def test_keras_variables_are_assigned_in_place(ranks: NativeRanks) -> None:
@@ -268,11 +271,11 @@ def average(world: un.Communicator) -> tuple[dict[str, float], list[tuple[str, s
     found = average_metrics(world, {name: np.nan if world.rank == 1 else mine[name] for name in names}, samples)
     other = {"loss": 1.0} if world.rank else {"cost": 1.0}
     wrong = [
-        told(lambda: average_metrics(world, other)),
-        told(lambda: average_metrics(world, {"loss": 1.0}, samples=0)),
-        told(lambda: average_metrics(world, {"loss": "much"})),
-        told(lambda: average_metrics(world, {"loss": 1.0}, samples=-1)),
-        told(lambda: average_metrics(world, {"loss": 1.0}, samples=math.nan)),
+        error_of(lambda: average_metrics(world, other)),
+        error_of(lambda: average_metrics(world, {"loss": 1.0}, samples=0)),
+        error_of(lambda: average_metrics(world, {"loss": "much"})),
+        error_of(lambda: average_metrics(world, {"loss": 1.0}, samples=-1)),
+        error_of(lambda: average_metrics(world, {"loss": 1.0}, samples=math.nan)),
     ]
     assert average_metrics(world, {}) == {}
     return found, wrong

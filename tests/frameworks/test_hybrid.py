@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.deadlines import DEADLINE_S
 from support.native_ranks import Job, NativeRanks
-from support.outcomes import told
+from support.outcomes import error_of
 
 import unisono as un
 from unisono.data_parallel import HybridGroups, broadcast_parameters, fingerprint, verify_sync
@@ -215,7 +215,7 @@ def misuse(world: un.Communicator) -> list[tuple[str, str]]:
     ]
 
     def refused(named: Any, **more: Any) -> tuple[str, str]:
-        return told(lambda: HybridGroups(world, named, **{"groups": 2, "staleness": 1, **more}))
+        return error_of(lambda: HybridGroups(world, named, **{"groups": 2, "staleness": 1, **more}))
 
     wrong: list[Any] = [{"n": np.zeros(2, int)}, {}, np.zeros(2), {"w": np.zeros(2, np.complex64)}]
     errors = [refused(good, **each) for each in arguments] + [refused(each) for each in wrong]
@@ -223,11 +223,11 @@ def misuse(world: un.Communicator) -> list[tuple[str, str]]:
     errors.append(refused(good, groups=1 + (world.rank == 1)))
     errors.append(refused(iter({"w": np.full(2, float(world.rank == 2))}.items())))
     with HybridGroups(world, good, groups=2, staleness=1) as hybrid:
-        errors.append(told(lambda: hybrid.exchange({"w": np.zeros(3)})))
-        errors.append(told(lambda: hybrid.exchange({"v": np.zeros(2)})))
-        errors.append(told(lambda: hybrid.exchange({**good, "more": np.zeros(2)})))
+        errors.append(error_of(lambda: hybrid.exchange({"w": np.zeros(3)})))
+        errors.append(error_of(lambda: hybrid.exchange({"v": np.zeros(2)})))
+        errors.append(error_of(lambda: hybrid.exchange({**good, "more": np.zeros(2)})))
         hybrid.finish(good)
-        errors.append(told(lambda: hybrid.exchange(good)))
+        errors.append(error_of(lambda: hybrid.exchange(good)))
     hybrid.close()
     return errors
 
@@ -274,7 +274,7 @@ def exchange_for_ever(world: un.Communicator, say: Say, servers: list[int]) -> N
     say(os.getpid())
     began = time.monotonic()
     while time.monotonic() < began + DEADLINE_S:
-        error = told(lambda: hybrid.exchange(mine))
+        error = error_of(lambda: hybrid.exchange(mine))
         if error[0]:
             break
     say(error)

@@ -1,4 +1,4 @@
-"""What a child that a rank forks holds open: nothing that a new process would not."""
+"""The open files and memory of a child that a rank forks: a new process would have no fewer."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ COUNT = 200_000
 
 
 def held() -> set[str]:
-    """Return what this process has open, by what the kernel calls it."""
+    """Return the names that the kernel gives to the open descriptors of this process."""
     names = set()
     for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the folder itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the folder itself
             names.add(os.readlink(f"/proc/self/fd/{each}"))
     return names
 
 
 def shared_mappings() -> list[str]:
-    """Return the lines of memory of Unisono that this process shares with others."""
+    """Return the lines of this process's memory map that are shared memory of Unisono."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return [line for line in lines if "/memfd:unisono" in line and line.split()[1].endswith("s")]
 
 
 def use_everything(world: un.Communicator) -> tuple[Any, Any]:
-    """Open channels of all kinds; return memory for peers, and a call that goes on."""
+    """Open channels of all kinds; return an array that peers can map, and a background call."""
     neighbour = (world.rank + 1) % world.size
     x = un.empty(COUNT, "f8")
     x[:] = 1
@@ -77,7 +77,7 @@ def fork_while_everything_is_open(world: un.Communicator, say: Say, store: str, 
 
 
 def refusals(world: un.Communicator) -> int:
-    """Return how many calls are refused in a child."""
+    """Return the number of calls that are refused in a forked child."""
     refused = 0
     for call in (world.barrier, lambda: world.abort("why"), world.dup):
         try:

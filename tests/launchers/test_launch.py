@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("started_ranks_of_pools")
 
 
 class OwnError(Exception):
-    """An exception of a module that ranks cannot import, with arguments of its own."""
+    """An exception with special arguments, of a module that the launcher's other processes cannot import."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{reason} ({code})")
@@ -145,7 +145,7 @@ def test_launch_raises_peer_lost_error_when_a_rank_exits_or_is_killed(end: Any, 
 
 
 def test_launch_kills_all_ranks_after_its_timeout() -> None:
-    # The others may not have begun by then.
+    # The other ranks may not have begun when the error comes.
     with pytest.raises(un.CollectiveTimeoutError, match=r"ranks? (0, )?1(, 2)? had not answered"):
         un.launch(sleep_on_rank_1, 3, timeout_s=3.0)
 

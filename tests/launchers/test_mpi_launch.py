@@ -1,4 +1,4 @@
-"""Ranks that mpirun has started: they meet by MPI, and what does not fit together is told by each of them."""
+"""Ranks that mpirun has started: they meet by MPI, and each rank reports settings that do not fit together."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_every_rank_reports_mpirun_of_another_mpi_library(launcher: str, library
 
 
 def test_every_rank_reports_mpi_library_that_counts_only_one_rank() -> None:
-    """Where the program has initialised the library before, it is by the number of ranks that it is found out."""
+    """If the program has initialised the library before, the number of ranks shows the mistake."""
     other = environment_of("openmpi") / "bin" / "python"
     before = "import warnings; warnings.simplefilter('ignore')\nfrom mpi4py import MPI"
     done = run("mpich", 2, program(TELL, before=before), python=other)
@@ -136,7 +136,7 @@ def test_every_rank_reports_wrong_use_of_mpi() -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_init_refuses_child_processes_of_an_mpi_rank(library: str) -> None:
-    """MPI would let it wait for ever, or end it."""
+    """MPI would let the child wait for ever, or end it."""
     text = """
 import os, subprocess, sys
 import unisono as un

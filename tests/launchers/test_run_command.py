@@ -15,7 +15,7 @@ import pytest
 from support.deadlines import DEADLINE_S, eventually
 
 RUN = (sys.executable, "-m", "unisono", "run")
-# It gives ranks more time to notice a failure, and to end after they have told of it, than a busy machine can take.
+# With this setting, ranks have more time to notice a failure, and to end after their report, than a busy machine needs.
 PATIENT = """
 import sys
 from unisono.launchers import job, output
@@ -40,7 +40,7 @@ def preceded(statements: str) -> tuple[str, ...]:
 
 
 def ignoring(number: signal.Signals) -> tuple[str, ...]:
-    """Return a launcher that is started with a signal ignored."""
+    """Return a launcher that starts with a signal ignored."""
     code = f"import os, signal, sys; signal.signal({int(number)}, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     return (sys.executable, "-c", code, *RUN)
 
@@ -51,7 +51,7 @@ WAIT = "import time; time.sleep(600)"
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """Write a script in which `rank` is known and return its path."""
+    """Write a script that can use the variable `rank`; return its path."""
 
     def write(body: str) -> Path:
         path = tmp_path / "program.py"
@@ -97,7 +97,7 @@ def run(*arguments: object, launcher: Sequence[str] = RUN, **environ: str) -> su
 
 @contextmanager
 def started(*arguments: object, launcher: Sequence[str] = RUN) -> Iterator[subprocess.Popen[str]]:
-    """Start a job whose ranks say "ready" and wait until all have; kill it when the test is over."""
+    """Start a job, and wait until all its ranks have printed "ready". Kill the job at the end of the test."""
     command = [*launcher, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -433,7 +433,7 @@ def test_signals_ignored_by_the_launcher_are_ignored_by_ranks(script: Script, tm
         print("the end")
     """)
     with started("-n", 2, program, launcher=ignoring(signal.SIGHUP)) as job:
-        job.send_signal(signal.SIGHUP)  # as under nohup, when the terminal is closed
+        job.send_signal(signal.SIGHUP)  # nohup ignores the signal that a closed terminal sends
         for pid in ranks_of(tmp_path):
             os.kill(pid, signal.SIGHUP)
         end.touch()
@@ -474,7 +474,7 @@ def test_run_stops_ranks_after_its_timeout(script: Script) -> None:
     """)
     ended = run("-n", 3, "--timeout", "3", program)
     assert ended.returncode == 124
-    # Rank 0 may not have begun by then.
+    # Rank 0 may not have begun when the signal comes.
     assert re.search(r"unisono: stopped after 3 s \(--timeout\): ranks (0, )?1, 2 had not ended\n", ended.stderr)
 
 
@@ -515,7 +515,7 @@ def test_a_job_outlives_the_reader_of_its_output(script: Script, tmp_path: Path)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_run_loses_no_line_when_stdout_is_nonblocking(script: Script, unbuffered: str) -> None:
     reader, writer = os.pipe()
-    os.set_blocking(writer, False)  # as programs do that share the pipe
+    os.set_blocking(writer, False)  # programs that share the pipe may do so
     program = script("for line in range(3000): print(line, 'x' * 60)")
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with subprocess.Popen([*RUN, "-n", "2", str(program)], stdout=writer, stderr=subprocess.PIPE, env=environ) as job:

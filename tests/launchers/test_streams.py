@@ -18,7 +18,7 @@ LONG = b"0123456789" * 50_000
 
 
 class Pipe:
-    """A pipe that does not block, and a thread that reads it from `read` on."""
+    """A non-blocking pipe, and a thread that begins to read it when `read` is called."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
@@ -44,12 +44,12 @@ def test_write_all_writes_everything_to_a_nonblocking_pipe() -> None:
     pipe = Pipe()
     looks = iter(range(1_000_000))
 
-    def go_on() -> bool:
+    def keep_waiting() -> bool:
         if next(looks) == 2:
             pipe.read()
         return True
 
-    streams.write_all(pipe.writer, LONG, go_on)
+    streams.write_all(pipe.writer, LONG, keep_waiting)
     assert pipe.close() == LONG
 
 

@@ -1,7 +1,7 @@
-"""The protocol of transports/native/core/shm_channel.cpp, operation by operation, for the checker of `weak_memory`.
+"""The protocol of transports/native/core/shm_channel.cpp, operation by operation, for the checker in `weak_memory`.
 
-Two sides, 0 and 1, have a ring of slots for each direction. Names are those of the C++ code. What can be left out or
-weakened is a `Mutation`, so that the checker is seen to find what it is there to find.
+Two sides, 0 and 1, have a ring of slots for each direction. Names are those of the C++ code. Each `Mutation` leaves out
+or weakens one operation, to test that the checker finds the fault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Steps = Generator[Operation, int, bool]
 
 
 class Mutation(Enum):
-    """What is wrong with a protocol."""
+    """A fault in the protocol."""
 
     NONE = "nothing"
     TURN_STORED_RELAXED = "the turn of a slot is stored without release"
@@ -34,7 +34,7 @@ class Mutation(Enum):
 
 @dataclass
 class Side:
-    """One end of a channel: the state that ShmChannel keeps for itself, and its steps."""
+    """One end of a channel: the private state of `ShmChannel`, and its steps."""
 
     me: int
     slots: int
@@ -63,7 +63,7 @@ class Side:
             yield RemoteFence(self.peer)
 
     def change_and_wake(self, change: Operation, flag: str) -> Generator[Operation, int, None]:
-        """Make a change visible and ring if the other side may be asleep for want of it."""
+        """Make a change visible, and ring if the other side may be asleep waiting for it."""
         waits = 0
         if self.is_(Mutation.FLAG_READ_FIRST):
             waits = yield Load(flag)
@@ -75,7 +75,7 @@ class Side:
             yield Exchange(f"bell{self.peer}", 1)
 
     def send(self, payload: int) -> Steps:
-        """Send one message of one slot, if there is room."""
+        """Send one message of one slot, if a slot is free."""
         room = self.slots + self.is_(Mutation.ONE_SLOT_TOO_MANY)
         if self.published - self.known_consumed == room:
             self.known_consumed = yield Load(f"consumed{self.me}", acquire=True)
@@ -91,7 +91,10 @@ class Side:
         return True
 
     def receive(self, payload: int, meanwhile: Callable[[], Steps] | None = None) -> Steps:
-        """Receive one message and expect `payload` in it, if it has come. `meanwhile` is done before it is read."""
+        """Receive one message and expect `payload` in it, if one has arrived.
+
+        `meanwhile` runs before the payload is read.
+        """
         slot = f"{self.peer}.{self.released % self.slots}"
         turn = yield Load(f"turn{slot}", acquire=not self.is_(Mutation.TURN_LOADED_RELAXED))
         if turn != self.released + 1:
@@ -109,15 +112,15 @@ class Side:
         return True
 
     def until_sent(self, payload: int) -> Steps:
-        """Send, however long that takes."""
+        """Send, and wait for a free slot as long as necessary."""
         return self.until(lambda: self.send(payload), f"sender_waits{self.me}")
 
     def until_received(self, payload: int, meanwhile: Callable[[], Steps] | None = None) -> Steps:
-        """Receive, however long that takes."""
+        """Receive, and wait for a message as long as necessary."""
         return self.until(lambda: self.receive(payload, meanwhile), f"receiver_waits{self.peer}")
 
     def until(self, attempt: Callable[[], Steps], flag: str) -> Steps:
-        """Try, and sleep between attempts, as Endpoint::sleep does."""
+        """Try repeatedly, and sleep between the attempts, as Endpoint::sleep does."""
         while not (yield from attempt()):
             yield Store(flag, 1)
             yield from self.heavy_fence()
@@ -135,7 +138,7 @@ Script = Callable[[Side], Generator[Operation, int, None]]
 
 
 def streams(messages: int) -> tuple[Script, Script]:
-    """One side sends and the other one receives."""
+    """One side sends, and the other one receives."""
 
     def sender(side: Side) -> Generator[Operation, int, None]:
         for payload in range(1, messages + 1):
@@ -149,7 +152,7 @@ def streams(messages: int) -> tuple[Script, Script]:
 
 
 def ping_pongs(messages: int) -> tuple[Script, Script]:
-    """Each side answers the other one, and learns of free slots by the answers."""
+    """The sides answer each other, and an answer also reports free slots."""
 
     def side_of(first: bool) -> Script:
         def script(side: Side) -> Generator[Operation, int, None]:
@@ -166,7 +169,7 @@ def ping_pongs(messages: int) -> tuple[Script, Script]:
 
 
 def answers_first(messages: int) -> tuple[Script, Script]:
-    """One side sends twice; the other one takes the first message, answers, and reads its payload only then."""
+    """One side sends twice. The other one receives the first header, answers, and reads the first payload only then."""
 
     def sender(side: Side) -> Generator[Operation, int, None]:
         yield from side.until_sent(1)
@@ -183,7 +186,7 @@ def answers_first(messages: int) -> tuple[Script, Script]:
 
 
 def checker_of(scripts: tuple[Script, Script], slots: int, *, membarrier: bool, mutation: Mutation) -> Checker:
-    """Return a checker of two sides that follow `scripts`."""
+    """Return a checker of two sides that run `scripts`."""
 
     def program(index: int) -> Callable[[], Generator[Operation, int, None]]:
         return lambda: scripts[index](Side(index, slots, membarrier, mutation))

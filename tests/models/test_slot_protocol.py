@@ -1,4 +1,4 @@
-"""The shared-memory protocol is right on weakly ordered processors, and the checker finds what would make it wrong."""
+"""The shared-memory protocol is right on weakly ordered processors, and the checker finds each mutation's fault."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_checker_finds_each_mutation_of_the_slot_protocol(
 
 
 def outcomes(left: list[Operation], right: list[Operation]) -> bool:
-    """Return whether two threads that end with a load each can both read 0."""
+    """Return whether two threads, whose last operation is a load, can both read 0."""
 
     def thread(mine: str, operations: list[Operation]):
         def program():
@@ -63,7 +63,7 @@ def outcomes(left: list[Operation], right: list[Operation]) -> bool:
         first = yield Load("left", acquire=True)
         second = yield Load("right", acquire=True)
         if first and second:
-            yield Load("both", expect=1)  # which nobody writes
+            yield Load("both", expect=1)  # no thread writes it
 
     try:
         Checker([thread("left", left), thread("right", right), judge], {"x": (0, 1), "y": (0, 1)}).run()

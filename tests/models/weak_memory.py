@@ -1,14 +1,18 @@
 """A checker of small concurrent programs on a weakly ordered memory: every execution, one by one.
 
-Theory of operation. Memory is one for all threads (as on x86-64, aarch64 and RISC-V: what one other thread sees, all
-see), but each thread performs its operations in any order that the rules of `must_wait` leave open. A thread issues
-operations in the order of its program into a window, and any operation there may be performed that need not wait for an
-earlier one. A load whose value the program needs before it has been performed is guessed: the execution goes on with
-every value that the place can have, and is dropped when the load turns out otherwise. So loads run ahead of branches,
-as they do on processors, and stores do not.
+Theory of operation
+-------------------
+All threads share one memory: a store becomes visible to all other threads at once, as on x86-64, aarch64 and RISC-V.
+But a thread may perform its operations out of order. It issues them in the order of its program into a window. From
+there, it may perform any operation that need not wait for an earlier one by the rules of `must_wait`.
 
-A program is a generator function: it yields operations and is sent the values of its loads. Its state is what it has
-read, and so it is replayed instead of copied. States are met once; programs must read finitely often.
+A program may need the value of a load that has not been performed. Then the checker guesses: it continues one execution
+for every value that the place can have, and drops an execution when the load returns another value. So loads run ahead
+of branches, as on processors, and stores do not.
+
+A program is a generator function: it yields operations, and the checker sends it the values of its loads. The values
+read determine its state, so the checker replays a program instead of copying it. It visits each state once, so a
+program may have only a finite number of loads.
 """
 
 from __future__ import annotations
@@ -22,9 +26,9 @@ Place = str
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read a place; later operations wait for an `acquire`.
+    """Read a place. An `acquire` load is performed before all later operations.
 
-    With `expect`, the value is data: no branch depends on it, and another one is a `Violation`.
+    With `expect`, the value is data: no branch depends on it, and any other value is a `Violation`.
     """
 
     place: Place
@@ -34,7 +38,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Write a place; a `release` waits for all earlier operations."""
+    """Write a place. A `release` store is performed after all earlier operations."""
 
     place: Place
     value: int
@@ -48,7 +52,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFence:
-    """Be a fence here and let another thread pass one, wherever it is: membarrier(2)."""
+    """A fence here and, at any point of its program, in the other thread: membarrier(2)."""
 
     thread: int
 
@@ -62,7 +66,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Set a place in a system call that takes its lock, and so orders what is before and after: eventfd read, write."""
+    """Set a place in a system call that takes a lock, which orders earlier and later operations: eventfd."""
 
     place: Place
     value: int
@@ -76,12 +80,12 @@ MASK = (1 << BITS) - 1
 
 
 class Violation(Exception):  # noqa: N818 — what a checker finds is no error of its own
-    """An execution breaks what the program promises."""
+    """An execution that breaks a promise of the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """An operation in the window; `guess` is the value that the program has gone on with."""
+    """An operation in the window. `guess` is the value with which the program has continued."""
 
     operation: Operation
     guess: int | None = None
@@ -90,23 +94,23 @@ class Issued:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Thread:
-    """What a thread has read, how many operations it has issued, and those that still are in the window.
+    """The state of a thread: the values that it has read, the number of issued operations, and its window.
 
-    A checker makes each of them once, so that they are compared by identity.
+    A checker makes only one object for equal threads, so that it can compare threads by identity.
     """
 
     index: int
     read: tuple[int, ...] = ()
     issued: int = 0
     window: tuple[Issued, ...] = ()
-    needs_value: bool = False  # the last operation issued is a load without a value yet
+    needs_value: bool = False  # the operation issued last is a load without a value yet
 
 
-State = tuple[tuple[Thread, ...], int]  # the memory is an integer, some bits for each place
+State = tuple[tuple[Thread, ...], int]  # the memory is an integer with some bits for each place
 
 
 def must_wait(earlier: Operation, later: Operation) -> bool:
-    """Return whether `later` cannot be performed before `earlier`, which is before it in the program."""
+    """Return whether `later` cannot be performed before `earlier`, which precedes it in the program."""
     if isinstance(earlier, Fence | RemoteFence | Await | Exchange) or isinstance(later, Fence | RemoteFence | Exchange):
         return True
     if isinstance(earlier, Load) and earlier.acquire:
@@ -115,19 +119,19 @@ def must_wait(earlier: Operation, later: Operation) -> bool:
         return True
     if getattr(earlier, "place", None) == getattr(later, "place", None):
         return True
-    # Before a branch is decided, nothing is done that others could see.
+    # While a branch is undecided, no operation that other threads could see is performed.
     decides = isinstance(earlier, Load) and earlier.expect is None
     return decides and isinstance(later, Store | Await)
 
 
 @dataclass
 class Checker:
-    """Runs `programs`, one a thread, in every order from a memory of zeros.
+    """Runs `programs` in every order, beginning with a memory of zeros.
 
     Attributes:
-        programs: what the threads do.
-        values: of each place that a load may guess, those that it can have; all values are small.
-        window: how many operations of a thread may be under way.
+        programs: one program for each thread.
+        values: for each place whose loads may be guessed, the values that it can have. All values are small.
+        window: the largest number of operations in the window of a thread.
     """
 
     programs: Sequence[Program]
@@ -135,7 +139,7 @@ class Checker:
     window: int = 4
 
     def __post_init__(self) -> None:
-        # Threads are few and states are many: what follows from a thread alone is found out once.
+        # There are few threads and many states. So results that depend on one thread alone are cached.
         self._next = cache(self._replay)
         self._thread = cache(Thread)
         self._guesses = cache(self._guessed)
@@ -148,7 +152,7 @@ class Checker:
         """Return the number of states.
 
         Raises:
-            Violation: a load got data that it must not get, or all threads sleep.
+            Violation: a load has returned other data than expected, or all threads sleep.
         """
         start: State = (tuple(self._issue(Thread(index)) for index in range(len(self.programs))), 0)
         met = {start}
@@ -166,7 +170,7 @@ class Checker:
         return len(met)
 
     def _replay(self, index: int, read: tuple[int, ...], issued: int) -> Operation | None:
-        """Return the operation after the first `issued` ones, or None if there is none."""
+        """Return the operation after the first `issued` ones; None at the end of the program."""
         program = self.programs[index]()
         values = iter(read)
         try:
@@ -182,7 +186,7 @@ class Checker:
         return not thread.window and self._next(thread.index, thread.read, thread.issued) is None
 
     def _issue(self, thread: Thread) -> Thread:
-        """Fill the window, as far as that needs no value."""
+        """Fill the window, up to an operation that needs a value."""
         first = next((i for i, issued in enumerate(thread.window) if not issued.performed), len(thread.window))
         window = thread.window[first:]
         count, needs_value = thread.issued, thread.needs_value
@@ -199,7 +203,7 @@ class Checker:
         return self._thread(thread.index, thread.read, count, window, needs_value)
 
     def _successors(self, state: State) -> Iterator[State | None]:
-        """Give the states after each possible next step; None stands for one that cannot have been."""
+        """Yield the states after each possible next step, and None for a step that turns out to be impossible."""
         threads, memory = state
         for index, thread in enumerate(threads):
             before, behind = threads[:index], threads[index + 1 :]
@@ -209,7 +213,7 @@ class Checker:
                 kind, there, changed = type(operation), memory >> shift & MASK, memory
                 if kind is Await and there == 0:
                     continue
-                # A thread passes the fence where what it has performed is all that it has issued before.
+                # The other thread passes the fence at a point where it has performed all operations that it has issued.
                 if kind is RemoteFence and any(other.performed for other in threads[operation.thread].window):
                     continue
                 if kind is Store or kind is Exchange:
@@ -218,13 +222,13 @@ class Checker:
                 yield moved and ((*before, moved, *behind), changed)
 
     def _guessed(self, thread: Thread) -> list[Thread]:
-        """Return the threads that `thread` may become by going on before a load has been performed."""
+        """Return the threads that `thread` may become by guessing the value of a load."""
         if not thread.needs_value:
             return []
         operation = thread.window[-1].operation
         assert isinstance(operation, Load)
         if operation.acquire or len(thread.window) == self.window:
-            return []  # nothing could come before it
+            return []  # no operation can be performed before this one
         window = thread.window[:-1]
         return [
             self._issue(
@@ -234,7 +238,7 @@ class Checker:
         ]
 
     def _not_waiting(self, thread: Thread) -> list[tuple[int, Operation, int]]:
-        """Return what need not wait for an earlier operation, with its places in the window and in memory."""
+        """Return the operations that need not wait for an earlier one, with their positions and their places."""
         return [
             (place, issued.operation, self._shift(issued.operation))
             for place, issued in enumerate(thread.window)
@@ -251,7 +255,7 @@ class Checker:
         return self._shifts.setdefault(operation.place, BITS * len(self._shifts))
 
     def _performed(self, thread: Thread, place: int, value: int) -> Thread | None:
-        """Return the thread that has performed an operation, a load of `value`; None if it has guessed another one."""
+        """Return the thread after it has performed an operation; None if it has guessed another value of a load."""
         issued = thread.window[place]
         operation = issued.operation
         read, count, needs_value = thread.read, thread.issued, thread.needs_value

@@ -17,7 +17,7 @@
 
 namespace unisono::testing {
 
-// SIGALRM kills a program whose tests have not ended by then.
+// SIGALRM kills a program whose tests run for longer.
 inline constexpr unsigned deadline_s = 300;
 
 struct Test {
@@ -57,7 +57,7 @@ class Dice {
   explicit Dice(std::uint64_t seed) : engine_(seed) {}
   std::size_t below(std::size_t limit) { return static_cast<std::size_t>(engine_() % limit); }
   std::uint64_t word() { return engine_(); }
-  // An unusual number: small, near a limit, or any other.
+  // Returns a number that often breaks bounds: a small one, one near a power of two or the maximum, or any other.
   std::uint64_t awkward() {
     const std::uint64_t near_power = (std::uint64_t{1} << below(64)) + below(3) - 1;
     const std::uint64_t choices[] = {below(4), near_power, ~std::uint64_t{0} - below(4), word()};

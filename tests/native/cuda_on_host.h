@@ -55,7 +55,7 @@ inline void run_lane() {
 // Runs each lane until it exchanges a value or ends.
 inline void run_round(uint32_t first_thread) {
   for (warp.lane = 0; warp.lane < lanes; ++warp.lane) {
-    if (warp.ended[warp.lane]) __builtin_trap();  // other lanes wait for it
+    if (warp.ended[warp.lane]) __builtin_trap();  // other lanes wait for its value for ever
     threadIdx.x = first_thread + warp.lane;
     swapcontext(&warp.scheduler, &warp.contexts[warp.lane]);
   }
@@ -79,10 +79,10 @@ inline void run_warp(uint32_t first_thread) {
   }
   while (!has_ended()) run_round(first_thread);
   for (const bool ended : warp.ended)
-    if (!ended) __builtin_trap();  // it waits for other lanes
+    if (!ended) __builtin_trap();  // it waits for the value of a lane that has ended
 }
 
-inline void others_turn() { swapcontext(&warp.contexts[warp.lane], &warp.scheduler); }
+inline void switch_to_next_lane() { swapcontext(&warp.contexts[warp.lane], &warp.scheduler); }
 
 template <class Body>
 void run_block(const Body& body) {
@@ -123,9 +123,9 @@ void launch(void (*kernel)(Parameters...), uint32_t blocks, void* const* argumen
 inline uint32_t __shfl_xor_sync(uint32_t, uint32_t value, int distance) {
   const uint32_t lane = on_host::warp.lane;
   on_host::warp.values[lane] = value;
-  on_host::others_turn();
+  on_host::switch_to_next_lane();
   const uint32_t others = on_host::warp.values[lane ^ static_cast<uint32_t>(distance)];
-  on_host::others_turn();
+  on_host::switch_to_next_lane();
   return others;
 }
 

@@ -35,8 +35,8 @@ void note_entry() {
 }
 
 // Returns the parameters for the real library; counts messages whose memory is declared as CUDA's.
-ucp_request_param_t on_host(const ucp_request_param_t* given, size_t nbytes, std::atomic<size_t>& counter) {
-  ucp_request_param_t param = *given;
+ucp_request_param_t on_host(const ucp_request_param_t* original, size_t nbytes, std::atomic<size_t>& counter) {
+  ucp_request_param_t param = *original;
   const bool is_cuda = (param.op_attr_mask & UCP_OP_ATTR_FIELD_MEMORY_TYPE) != 0 &&
                        (param.memory_type == UCS_MEMORY_TYPE_CUDA || param.memory_type == UCS_MEMORY_TYPE_CUDA_MANAGED);
   if (!is_cuda) return param;

@@ -35,8 +35,8 @@ struct Exchange {
     std::deque<Expected> expected;
   };
   struct Side {
-    std::map<std::uint64_t, Tag> tags;      // to this side
-    std::vector<Transfer*> sent_and_moved;  // by this side
+    std::map<std::uint64_t, Tag> tags;      // the messages to this side
+    std::vector<Transfer*> sent_and_moved;  // transfers of this side's sends that the next `test` reports as done
     Doorbell bell;
   };
 
@@ -127,12 +127,12 @@ class ExchangeMessenger final : public Messenger {
   }
 
   bool withdraw(Transfer& transfer) {
-    std::size_t found = 0;
+    std::size_t erased = 0;
     for (auto& [number, tag] : us_.tags)
-      found += std::erase_if(tag.expected, [&](const Exchange::Expected& each) { return each.transfer == &transfer; });
+      erased += std::erase_if(tag.expected, [&](const Exchange::Expected& each) { return each.transfer == &transfer; });
     for (auto& [number, tag] : them_.tags)
-      found += std::erase_if(tag.sent, [&](const Exchange::Sent& each) { return each.transfer == &transfer; });
-    return found != 0;
+      erased += std::erase_if(tag.sent, [&](const Exchange::Sent& each) { return each.transfer == &transfer; });
+    return erased != 0;
   }
 
   const std::shared_ptr<Exchange> exchange_;

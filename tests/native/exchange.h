@@ -1,7 +1,7 @@
 // A library of tagged messages within one process, which behaves like real libraries where a channel depends on it.
 // Messages with one tag keep their order, and messages with different tags do not. Small messages are sent at once, and
-// large ones when they are received. Data move only when a side looks, and a moved message is reported at the next
-// look.
+// large ones when they are received. Data move only when a side calls `test`, and its next `test` reports the transfer
+// as done.
 #pragma once
 
 #include <memory>

@@ -37,13 +37,13 @@ class Segment {
   }
   // Returns the number of times that `value` occurred.
   std::size_t replace(std::uint32_t value, std::uint32_t by) {
-    std::size_t found = 0;
+    std::size_t replaced = 0;
     for (const std::size_t place : bookkeeping()) {
       if (words_[place] != value) continue;
       set(place, by);
-      ++found;
+      ++replaced;
     }
-    return found;
+    return replaced;
   }
 
  private:

@@ -85,14 +85,14 @@ class Caller {
       const std::span<std::byte* const> place(&places_[rank], 1);
       if (!endpoint(rank).try_now(calls_[rank], {place, place}, {}, 1, requests_[rank])) std::abort();
     }
-    for (bool going_on = true; going_on;) {
-      going_on = false;
+    for (bool is_pending = true; is_pending;) {
+      is_pending = false;
       for (std::size_t rank = 0; rank < calls_.size(); ++rank) {
         if (!requests_[rank]) continue;
         const Outcome outcome = endpoint(rank).poll(*requests_[rank]);
         if (outcome == Outcome::failed) std::abort();
         if (outcome == Outcome::done) requests_[rank].reset();
-        going_on |= requests_[rank] != nullptr;
+        is_pending |= requests_[rank] != nullptr;
       }
     }
   }

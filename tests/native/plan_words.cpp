@@ -135,10 +135,10 @@ PlanWords two_lane_allreduce(std::int64_t rank) {
   return {2, rank, 2, 2, 0, {{{1, {exchange(1 - rank, 0)}}}, {{1, {second}}}}};
 }
 
-PlanWords hollow_allreduce(std::int64_t rank) {
-  const ItemWords hollow{3, {GroupWords{}, GroupWords{}}};
+PlanWords empty_groups_allreduce(std::int64_t rank) {
+  const ItemWords empty{3, {GroupWords{}, GroupWords{}}};
   const ItemWords never{0, {exchange(1 - rank, 0)}};
-  return {2, rank, 1, 1, 0, {{hollow, never, {1, {exchange(1 - rank, 0)}}, hollow}, {}}};
+  return {2, rank, 1, 1, 0, {{empty, never, {1, {exchange(1 - rank, 0)}}, empty}, {}}};
 }
 
 }  // namespace unisono::testing

@@ -51,6 +51,6 @@ PlanWords ring_allreduce(std::int64_t size, std::int64_t rank);
 PlanWords direct_allreduce(std::int64_t size, std::int64_t rank);    // everything to every rank, summed in rank order
 PlanWords doubling_allreduce(std::int64_t size, std::int64_t rank);  // size 2 or 4
 PlanWords two_lane_allreduce(std::int64_t rank);                     // size 2: the second lane waits for the first one
-PlanWords hollow_allreduce(std::int64_t rank);  // size 2: with groups without steps, and repeats of 0 times
+PlanWords empty_groups_allreduce(std::int64_t rank);  // size 2: some groups have no steps, and one runs 0 times
 
 }  // namespace unisono::testing

@@ -1,4 +1,4 @@
-// Ranks as threads of one process. Each has its own control and endpoint, linked as those of processes are.
+// Ranks as threads of one process. Each has its own control and endpoint, with the links and channels of a real job.
 #pragma once
 
 #include <functional>
@@ -32,7 +32,7 @@ struct ChannelPair {
 // `peers` is the number of peers that each of the two ranks has.
 ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b, std::int32_t peers = 1);
 
-// Sealed as a channel requires.
+// Returns shared memory for a channel, sealed as the channel requires.
 Descriptor sealed_memory();
 
 // Ranks with a channel for each of `lanes` lanes between every two of them, and for messages in both directions.
@@ -55,7 +55,7 @@ class Ranks {
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 
-// Waits until `condition` holds, for some seconds at most; returns whether it holds.
+// Waits until `condition` holds, for 20 s at most. Returns whether it holds.
 bool eventually(const std::function<bool()>& condition);
 
 // A call whose INPUT and OUTPUT have one extent each; `words` are its plan.

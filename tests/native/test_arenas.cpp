@@ -38,16 +38,16 @@ void write_pattern(std::byte* data, std::size_t nbytes) {
   for (std::size_t i = 0; i < nbytes; ++i) data[i] = static_cast<std::byte>(i * 31 + (i >> 8));
 }
 
-void an_address_is_found_in_its_arena_as_long_as_that_lives() {
+void an_address_is_found_in_its_arena_while_the_arena_lives() {
   Dice dice(1);
   std::vector<std::unique_ptr<Arena>> arenas;
   for (int round = 0; round < 400; ++round) {
     if (arenas.empty() || dice.below(3) != 0) {
       arenas.push_back(std::make_unique<Arena>(page * (1 + dice.below(4))));
     } else {
-      const auto gone = arenas.begin() + static_cast<std::ptrdiff_t>(dice.below(arenas.size()));
-      const std::uint64_t id = find_arena((*gone)->data(), 1).id;
-      arenas.erase(gone);
+      const auto victim = arenas.begin() + static_cast<std::ptrdiff_t>(dice.below(arenas.size()));
+      const std::uint64_t id = find_arena((*victim)->data(), 1).id;
+      arenas.erase(victim);
       CHECK(!arena_exists(id) && !arena_memory(id).valid());
     }
     for (const auto& arena : arenas) {
@@ -80,12 +80,12 @@ void arenas_are_found_while_others_come_and_go() {
   other.join();
 }
 
-void memory_that_no_machine_has_is_refused() {
+void an_arena_that_exceeds_the_memory_is_refused() {
   CHECK(throws<std::bad_alloc>([] { Arena(std::size_t{1} << 46); }));
   CHECK(throws<std::bad_alloc>([] { Arena(~std::size_t{0} >> 1); }));
 }
 
-void a_forked_child_cannot_change_what_the_parent_has() {
+void a_forked_child_cannot_change_an_arena_of_its_parent() {
   Arena arena(page);
   arena.data()[3] = std::byte{1};
   const ::pid_t child = ::fork();
@@ -99,7 +99,7 @@ void a_forked_child_cannot_change_what_the_parent_has() {
   CHECK(arena.data()[3] == std::byte{1} && find_arena(arena.data(), 1).id != 0);
 }
 
-// Sends a payload in an arena, and receives it in parts of many lengths.
+// Sends a payload that lies in an arena, and receives it in parts of random lengths.
 void carry(Channel& from, Channel& to, const std::byte* data, std::size_t nbytes, Dice& dice) {
   CHECK(from.begin(header_of(nbytes), data));
   CHECK(from.write(data, nbytes) == nbytes);
@@ -120,7 +120,7 @@ void carry(Channel& from, Channel& to, const std::byte* data, std::size_t nbytes
   CHECK(from.flush() && to.front() == nullptr && std::equal(got.begin(), got.end(), data));
 }
 
-void messages_from_an_arena_are_read_where_they_lie() {
+void messages_from_an_arena_are_read_in_place() {
   Dice dice(2);
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   Arena arena(5 << 20);
@@ -137,7 +137,7 @@ void memory_outside_of_arenas_is_copied() {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   const Bytes outside(100000, std::byte{9});
   CHECK(pair.a->begin(header_of(100000), outside.data()) && pair.a->write(outside.data(), 100000) == 100000);
-  CHECK(pair.a->flush());  // no rank has received it
+  CHECK(pair.a->flush());  // done before a rank has received the message, because it was copied
 }
 
 std::size_t entries(const char* directory) {
@@ -152,7 +152,7 @@ std::size_t arena_mappings() {
   return count;
 }
 
-void arenas_that_go_leave_nothing_behind() {
+void destroyed_arenas_leave_no_mapping_and_no_descriptor() {
   Dice dice(3);
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   const std::size_t descriptors = entries("/proc/self/fd");
@@ -167,7 +167,7 @@ void arenas_that_go_leave_nothing_behind() {
   CHECK(arena_mappings() == 0);
 }
 
-void what_was_sent_can_be_received_when_its_arena_and_its_sender_are_gone() {
+void a_message_outlives_its_arena_and_its_sender() {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   auto arena = std::make_unique<Arena>(64 << 10);
   write_pattern(arena->data(), arena->nbytes());
@@ -191,7 +191,7 @@ struct Link {
   }
 };
 
-void references_outside_what_was_passed_are_refused() {
+void references_outside_of_passed_arenas_are_refused() {
   Link link;
   const Arena arena(4 * page);
   const auto good = link.passed.refer(arena.data() + 100, page, link.sockets.a.get());
@@ -231,7 +231,7 @@ Descriptor memory_of(std::size_t nbytes, int seals) {
   return memory;
 }
 
-void what_is_passed_wrongly_is_refused_and_closed() {
+void invalid_passed_descriptors_are_refused_and_closed() {
   const Descriptor good = memory_of(page, F_SEAL_SHRINK);
   const Descriptor unsealed = memory_of(page, F_SEAL_GROW);
   const Descriptor empty = memory_of(0, F_SEAL_SHRINK);
@@ -250,7 +250,7 @@ void what_is_passed_wrongly_is_refused_and_closed() {
   [[maybe_unused]] const std::size_t before = entries("/proc/self/fd");
   send_with(link.sockets.a.get(), 0, {good.get(), file.get(), file.get()});  // only the first descriptor is taken
   CHECK(link.taken.at({0, 1, 0}, page, link.sockets.b.get()) != nullptr);
-#if defined(__x86_64__)  // elsewhere the tests run under an emulator, which takes the other descriptors itself
+#if defined(__x86_64__)  // other processors are emulated, and the emulator itself keeps the other descriptors
   CHECK(entries("/proc/self/fd") == before);
 #endif
   CHECK(link.refuses({0, 1, 0}, page + 1));  // the memory is shorter than the sender claims
@@ -287,7 +287,7 @@ void scribbled_references_do_no_harm() {
   CHECK(refused > 20);
 }
 
-void slots_are_filled_exactly_whatever_the_alignment() {
+void slots_are_filled_exactly_at_any_alignment() {
   Dice dice(5);
   Bytes from(70000);
   write_pattern(from.data(), from.size());
@@ -308,7 +308,8 @@ void slots_are_filled_exactly_whatever_the_alignment() {
   }
 }
 
-// How often each way is chosen in a number of fills, given the times for writing and reading 64 KiB.
+// Returns how often the policy chooses each kind of stores in `fills` fills, if writing and reading 64 KiB take these
+// times.
 constexpr int fills = 2560;
 std::array<int, store_ways> chosen(StorePolicy& policy, std::array<int, store_ways> write_ns,
                                    const StorePolicy::ReadTimes& read_ns) {
@@ -317,14 +318,14 @@ std::array<int, store_ways> chosen(StorePolicy& policy, std::array<int, store_wa
     const Way way = policy.choose(64 << 10, [&] { return read_ns; });
     const auto stores = static_cast<std::size_t>(way.stores);
     ++times[stores];
-    // Some times are longer because of interruptions.
+    // An interruption makes every seventh time longer.
     if (way.timed)
       policy.observe(way.stores, std::chrono::nanoseconds(i % 7 == 0 ? 900'000 : write_ns[stores]), 64 << 10);
   }
   return times;
 }
 
-void the_quicker_way_of_storing_is_used_and_the_other_one_tried() {
+void the_faster_stores_are_used_and_the_other_ones_are_tried() {
   CHECK(StorePolicy().choose(100, [] { return StorePolicy::ReadTimes{1, 1}; }).stores == Stores::ordinary);
   StorePolicy policy;
   const auto near = chosen(policy, {5000, 4000}, {1500, 3500});
@@ -333,7 +334,7 @@ void the_quicker_way_of_storing_is_used_and_the_other_one_tried() {
   const auto far = chosen(policy, {26000, 2000}, {3000, 3500});  // as if the cores had been moved
   CHECK(far[1] > fills - 600 && far[0] >= 1);
   const auto settled = chosen(policy, {26000, 2000}, {3000, 3500});
-  CHECK(settled[0] >= 1 && settled[0] <= 2);  // the worse a way is, the more rarely it is tried
+  CHECK(settled[0] >= 1 && settled[0] <= 2);  // the slower stores are, the more rarely the policy tries them
   const auto slow_reader = chosen(policy, {6000, 4000}, {4000, 9000});  // faster to write, but slower in sum
   CHECK(slow_reader[0] > fills - 1000 && slow_reader[1] >= 5);
   StorePolicy another;
@@ -344,7 +345,7 @@ void the_quicker_way_of_storing_is_used_and_the_other_one_tried() {
 #endif
 }
 
-void most_fills_are_not_timed_and_ask_for_nothing() {
+void most_fills_are_not_timed() {
   StorePolicy policy;
   int asked = 0, timed = 0;
   for (int i = 0; i < fills; ++i) {
@@ -361,7 +362,7 @@ void most_fills_are_not_timed_and_ask_for_nothing() {
 #endif
 }
 
-void nothing_is_decided_before_the_reader_has_spoken() {
+void ordinary_stores_are_used_until_the_reader_reports_times() {
   StorePolicy policy;
   const auto unknown = chosen(policy, {26000, 2000}, {0, 0});
   CHECK(unknown[0] > fills - 30);
@@ -371,23 +372,23 @@ void nothing_is_decided_before_the_reader_has_spoken() {
 
 int main() {
   return run_tests({
-      {"an address is found in its arena as long as that lives",
-       an_address_is_found_in_its_arena_as_long_as_that_lives},
+      {"an address is found in its arena while the arena lives",
+       an_address_is_found_in_its_arena_while_the_arena_lives},
       {"arenas are found while others come and go", arenas_are_found_while_others_come_and_go},
-      {"memory that no machine has is refused", memory_that_no_machine_has_is_refused},
-      {"a forked child cannot change what the parent has", a_forked_child_cannot_change_what_the_parent_has},
-      {"messages from an arena are read where they lie", messages_from_an_arena_are_read_where_they_lie},
+      {"an arena that exceeds the memory is refused", an_arena_that_exceeds_the_memory_is_refused},
+      {"a forked child cannot change an arena of its parent", a_forked_child_cannot_change_an_arena_of_its_parent},
+      {"messages from an arena are read in place", messages_from_an_arena_are_read_in_place},
       {"memory outside of arenas is copied", memory_outside_of_arenas_is_copied},
-      {"arenas that go leave nothing behind", arenas_that_go_leave_nothing_behind},
-      {"what was sent can be received when its arena and its sender are gone",
-       what_was_sent_can_be_received_when_its_arena_and_its_sender_are_gone},
-      {"references outside what was passed are refused", references_outside_what_was_passed_are_refused},
-      {"what is passed wrongly is refused and closed", what_is_passed_wrongly_is_refused_and_closed},
+      {"destroyed arenas leave no mapping and no descriptor", destroyed_arenas_leave_no_mapping_and_no_descriptor},
+      {"a message outlives its arena and its sender", a_message_outlives_its_arena_and_its_sender},
+      {"references outside of passed arenas are refused", references_outside_of_passed_arenas_are_refused},
+      {"invalid passed descriptors are refused and closed", invalid_passed_descriptors_are_refused_and_closed},
       {"scribbled references do no harm", scribbled_references_do_no_harm},
-      {"the quicker way of storing is used and the other one tried",
-       the_quicker_way_of_storing_is_used_and_the_other_one_tried},
-      {"most fills are not timed and ask for nothing", most_fills_are_not_timed_and_ask_for_nothing},
-      {"nothing is decided before the reader has spoken", nothing_is_decided_before_the_reader_has_spoken},
-      {"slots are filled exactly whatever the alignment", slots_are_filled_exactly_whatever_the_alignment},
+      {"the faster stores are used and the other ones are tried",
+       the_faster_stores_are_used_and_the_other_ones_are_tried},
+      {"most fills are not timed", most_fills_are_not_timed},
+      {"ordinary stores are used until the reader reports times",
+       ordinary_stores_are_used_until_the_reader_reports_times},
+      {"slots are filled exactly at any alignment", slots_are_filled_exactly_at_any_alignment},
   });
 }

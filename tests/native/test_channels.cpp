@@ -29,7 +29,7 @@ Header header_of(std::size_t nbytes, std::uint32_t group = 0) { return {11, nbyt
 
 std::byte pattern(std::size_t i) { return static_cast<std::byte>(i * 31 + (i >> 8)); }
 
-// Moves a message from one end to the other, alternating between them as two processes would.
+// Sends a message from one end and receives it at the other, by turns, as two processes do.
 void carry(Channel& from, Channel& to, std::size_t nbytes, bool in_place) {
   Bytes data(nbytes);
   for (std::size_t i = 0; i < nbytes; ++i) data[i] = pattern(i);
@@ -78,7 +78,7 @@ void messages_arrive_whole_and_in_order() {
   }
 }
 
-void what_was_sent_before_the_end_can_still_be_received() {
+void messages_sent_before_the_end_can_still_be_received() {
   for (const Transport transport : transports) {
     ChannelPair pair = channel_pair(transport, 0, 1);
     const Bytes data(1000, std::byte{5});
@@ -92,7 +92,7 @@ void what_was_sent_before_the_end_can_still_be_received() {
   }
 }
 
-void shared_memory_tells_what_stirs() {
+void may_progress_follows_sends_and_receives() {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   const std::byte payload{};
   CHECK(!pair.b->may_progress(true, true));
@@ -153,7 +153,7 @@ void scribbled_shared_memory_does_no_harm() {
   CHECK(refused > 5);
 }
 
-void a_fragment_lies_in_its_cache_lines_as_where_it_comes_from() {
+void a_fragment_keeps_its_offset_in_a_cache_line() {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   const Bytes memory(10000);
   for (const std::size_t from : {0, 1, 16, 63}) {
@@ -205,7 +205,7 @@ void a_peer_that_scribbles_all_the_time_does_no_harm() {
 }
 
 // A peer that follows the protocol can put any header on the wire. A channel may accept only the expected one.
-void any_header_from_a_peer_ends_as_a_failure_of_the_call() {
+void an_unexpected_header_fails_the_call() {
   Dice dice(10);
   const Bytes zeros(70000);
   for (const Transport transport : transports) {
@@ -218,11 +218,11 @@ void any_header_from_a_peer_ends_as_a_failure_of_the_call() {
       try {
         CHECK(pair.b->begin(header));
       } catch (const std::invalid_argument&) {
-        continue;  // a tagged message that does not lie in one piece
+        continue;  // the sender of a tagged channel refuses a point-to-point message that does not lie in one piece
       }
       pair.b->write(zeros.data(), std::min(zeros.size(), header.nbytes));
       pair.b->flush();
-      Bytes room(10);  // no unusual length
+      Bytes room(10);  // `awkward` never returns this length
       const auto request = endpoint.start(Message::to_receive(1, DType::uint8, 1, room.data(), room.size()), {});
       CHECK(endpoint.wait(*request, 20, nullptr) == Outcome::failed);
       CHECK(endpoint.control().failure().kind != FailureKind::timeout);
@@ -230,7 +230,7 @@ void any_header_from_a_peer_ends_as_a_failure_of_the_call() {
   }
 }
 
-void a_sleeping_rank_is_woken_by_what_arrives_and_by_room() {
+void a_sleeping_rank_is_woken_by_messages_and_by_space() {
   using namespace std::chrono_literals;
   for (const Transport transport : transports) {
     ChannelPair pair = channel_pair(transport, 0, 1);
@@ -277,16 +277,15 @@ void a_sleeping_rank_is_woken_by_what_arrives_and_by_room() {
 int main() {
   return run_tests({
       {"messages arrive whole and in order", messages_arrive_whole_and_in_order},
-      {"what was sent before the end can still be received", what_was_sent_before_the_end_can_still_be_received},
-      {"shared memory tells what may_progress", shared_memory_tells_what_stirs},
+      {"messages sent before the end can still be received", messages_sent_before_the_end_can_still_be_received},
+      {"may progress follows sends and receives", may_progress_follows_sends_and_receives},
       {"memory that is not sealed or has another size is refused",
        memory_that_is_not_sealed_or_has_another_size_is_refused},
       {"scribbled shared memory does no harm", scribbled_shared_memory_does_no_harm},
-      {"a fragment lies in its cache lines as where it comes from",
-       a_fragment_lies_in_its_cache_lines_as_where_it_comes_from},
+      {"a fragment keeps its offset in a cache line", a_fragment_keeps_its_offset_in_a_cache_line},
       {"a fragment outside of its ring is refused", a_fragment_outside_of_its_ring_is_refused},
       {"a peer that scribbles all the time does no harm", a_peer_that_scribbles_all_the_time_does_no_harm},
-      {"any header from a peer ends as a failure of the call", any_header_from_a_peer_ends_as_a_failure_of_the_call},
-      {"a sleeping rank is woken by what arrives and by room", a_sleeping_rank_is_woken_by_what_arrives_and_by_room},
+      {"an unexpected header fails the call", an_unexpected_header_fails_the_call},
+      {"a sleeping rank is woken by messages and by space", a_sleeping_rank_is_woken_by_messages_and_by_space},
   });
 }

@@ -32,7 +32,7 @@ const std::vector<Family>& families() {
       {2, 1, [](std::int64_t rank) { return doubling_allreduce(2, rank); }},
       {4, 1, [](std::int64_t rank) { return doubling_allreduce(4, rank); }},
       {2, 2, [](std::int64_t rank) { return two_lane_allreduce(rank); }},
-      {2, 2, [](std::int64_t rank) { return hollow_allreduce(rank); }},
+      {2, 2, [](std::int64_t rank) { return empty_groups_allreduce(rank); }},
   };
   return all;
 }

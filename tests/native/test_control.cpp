@@ -15,7 +15,7 @@ using namespace unisono::testing;
 
 namespace {
 
-void note(Control& control, std::uint64_t sequence, std::uint64_t digest, const char* text) {
+void begin_call(Control& control, std::uint64_t sequence, std::uint64_t digest, const char* text) {
   control.recorder().begin(Ranks::communicator, sequence, digest, std::make_shared<const std::string>(text),
                            {"train.py", 12});
 }
@@ -29,7 +29,7 @@ void a_failure_reaches_all_ranks_and_the_first_one_stays() {
   CHECK(ranks.control(1).failure().text == "enough" && ranks.control(1).failure().sequence == 5);
 }
 
-void a_departure_is_known_to_all_with_its_farewell() {
+void all_ranks_learn_of_a_departure_and_its_farewell() {
   Ranks ranks(3, Transport::shm);
   ranks.control(2).leave("its work was done");
   for (const std::int32_t rank : {0, 1}) {
@@ -38,8 +38,8 @@ void a_departure_is_known_to_all_with_its_farewell() {
   }
 }
 
-// The reason for a rank's end may arrive after its channels have ended.
-void a_loss_is_told_by_the_failure_for_which_the_peer_left() {
+// The failure that a rank reported may arrive after its channels have ended.
+void a_lost_peer_is_reported_by_its_own_failure() {
   Ranks ranks(3, Transport::shm);
   std::thread later([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -51,7 +51,7 @@ void a_loss_is_told_by_the_failure_for_which_the_peer_left() {
   CHECK(ranks.control(2).failure().text == "nothing reaches rank 2");
 }
 
-void a_loss_is_told_by_what_the_peer_said_or_by_what_was_seen() {
+void a_lost_peer_is_reported_by_its_farewell_or_else_by_its_channel() {
   for (const bool leaves : {false, true}) {
     Ranks ranks(3, Transport::shm);
     if (leaves) ranks.control(1).leave("its work was done");
@@ -62,7 +62,7 @@ void a_loss_is_told_by_what_the_peer_said_or_by_what_was_seen() {
   }
 }
 
-void a_link_that_ends_without_a_word_is_a_lost_peer() {
+void a_link_that_ends_without_a_farewell_is_a_lost_peer() {
   Control hub(0, 3);
   SocketPair first = unix_pair();
   SocketPair second = unix_pair();
@@ -75,7 +75,7 @@ void a_link_that_ends_without_a_word_is_a_lost_peer() {
   CHECK(survivor.failure().kind == FailureKind::peer_lost && survivor.failure().peer == 2);
 }
 
-void who_links_late_is_told_who_has_left_and_what_has_failed() {
+void a_late_rank_learns_of_departures_and_failures() {
   Control hub(0, 3);
   SocketPair early = unix_pair();
   SocketPair late = unix_pair();
@@ -95,7 +95,7 @@ void who_links_late_is_told_who_has_left_and_what_has_failed() {
 void ranks_that_disagree_are_named_with_their_calls() {
   Ranks ranks(3, Transport::shm);
   for (std::int32_t rank = 0; rank < 3; ++rank)
-    note(ranks.control(rank), 4, rank == 1 ? 8 : 9, rank == 1 ? "barrier()" : "broadcast()");
+    begin_call(ranks.control(rank), 4, rank == 1 ? 8 : 9, rank == 1 ? "barrier()" : "broadcast()");
   ranks.control(0).report_blocked(Ranks::communicator, {}, 4);
   for (std::int32_t rank = 0; rank < 3; ++rank) {
     CHECK(eventually([&] { return ranks.control(rank).failed(); }));
@@ -108,8 +108,8 @@ void ranks_that_disagree_are_named_with_their_calls() {
 
 constexpr auto late_time = std::chrono::milliseconds(400);
 
-// Waits for an outlook of a late call with the expected text.
-bool eventually_says(Control& control, std::int64_t sequence, std::int64_t number, const std::string& expected) {
+// Waits until the outlook of a late call has the expected text.
+bool eventually_reports(Control& control, std::int64_t sequence, std::int64_t number, const std::string& expected) {
   std::string text;
   return eventually([&] {
     control.report_late(Ranks::communicator, {}, sequence, number, -1, Control::Clock::now() + late_time);
@@ -119,12 +119,12 @@ bool eventually_says(Control& control, std::int64_t sequence, std::int64_t numbe
   });
 }
 
-// A judge does not ask ranks outside of the communicator, nor wait for them.
-void the_ranks_of_a_communicator_are_those_that_are_asked() {
+// A judge neither asks ranks outside of the communicator nor waits for their answers.
+void a_judge_asks_only_ranks_of_the_communicator() {
   Ranks ranks(4, Transport::shm);
   ranks.control(1).recorder().name(Ranks::communicator, " in ranks 1 and 3");
   ranks.control(3).recorder().name(Ranks::communicator, " in ranks 1 and 3");
-  note(ranks.control(1), 0, 9, "barrier()");
+  begin_call(ranks.control(1), 0, 9, "barrier()");
   ranks.control(3).recorder().begin(8, 5, 7, std::make_shared<const std::string>("scan()"), {"other.py", 3});
   ranks.control(1).report_late(Ranks::communicator, {1, 3}, 0, -1, -1, Control::Clock::now() + late_time);
   Outlook outlook;
@@ -137,7 +137,7 @@ void the_ranks_of_a_communicator_are_those_that_are_asked() {
                                  "rank 3 has not called it (it is in scan() at other.py:3)");
 }
 
-// Rank 1 judges instead of a stopped rank 0, and names it.
+// Rank 0 is stopped. So rank 1 judges, and names rank 0.
 void a_silent_hub_is_named_by_its_stand_in() {
   SocketPair to_hub[2] = {unix_pair(), unix_pair()};
   SocketPair link = unix_pair();
@@ -147,9 +147,10 @@ void a_silent_hub_is_named_by_its_stand_in() {
   late.add_link(0, std::move(to_hub[1].a), Descriptor());
   stand_in.add_link(2, std::move(link.a), Descriptor());
   late.add_link(1, std::move(link.b), Descriptor());
-  note(stand_in, 5, 9, "barrier()");
-  note(late, 5, 9, "barrier()");
-  CHECK(eventually_says(late, 5, -1, " in call #5 barrier() at train.py:12: rank 0 does not answer (is it stopped?)"));
+  begin_call(stand_in, 5, 9, "barrier()");
+  begin_call(late, 5, 9, "barrier()");
+  CHECK(
+      eventually_reports(late, 5, -1, " in call #5 barrier() at train.py:12: rank 0 does not answer (is it stopped?)"));
 }
 
 void ranks_that_wait_for_each_others_messages_are_shown() {
@@ -177,7 +178,8 @@ void ranks_that_wait_for_each_others_messages_are_shown() {
   }));
 }
 
-// A program that repeats one call has one run, however often. One that alternates keeps its last 65,536 calls.
+// The recorder stores equal calls in a row as one run, so it keeps all calls of a program that repeats one. Of a
+// program that alternates between two calls, it keeps the last 65,536.
 void calls_of_ranks_that_run_ahead_are_remembered() {
   FlightRecorder recorder;
   const auto text = std::make_shared<const std::string>("broadcast()");
@@ -192,19 +194,19 @@ void calls_of_ranks_that_run_ahead_are_remembered() {
 void a_rank_that_has_run_far_ahead_is_not_called_silent() {
   Ranks ranks(2, Transport::shm);
   for (std::uint64_t sequence = 0; sequence < 70'000; ++sequence)
-    note(ranks.control(0), sequence, sequence % 2, "broadcast()");
-  note(ranks.control(1), 0, 0, "broadcast()");
-  CHECK(eventually_says(ranks.control(1), 0, -1,
-                        " in call #0 broadcast() at train.py:12: all ranks have called it, and it did not end"));
+    begin_call(ranks.control(0), sequence, sequence % 2, "broadcast()");
+  begin_call(ranks.control(1), 0, 0, "broadcast()");
+  CHECK(eventually_reports(ranks.control(1), 0, -1,
+                           " in call #0 broadcast() at train.py:12: all ranks have called it, and it did not end"));
 }
 
 void a_rank_that_closes_learns_that_others_have_made_its_last_call() {
   for (const bool agree : {true, false}) {
     Ranks ranks(3, Transport::shm);
-    for (std::int32_t rank = 0; rank < 2; ++rank) note(ranks.control(rank), 3, 9, "broadcast()");
+    for (std::int32_t rank = 0; rank < 2; ++rank) begin_call(ranks.control(rank), 3, 9, "broadcast()");
     std::thread last([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
-      note(ranks.control(2), 3, agree ? 9 : 8, "broadcast()");
+      begin_call(ranks.control(2), 3, agree ? 9 : 8, "broadcast()");
     });
     ranks.control(1).settle(Ranks::communicator, {}, std::chrono::seconds(20), nullptr);
     last.join();
@@ -213,21 +215,21 @@ void a_rank_that_closes_learns_that_others_have_made_its_last_call() {
   }
 }
 
-// A rank that has closed cannot be asked any more. Its report about its last call still counts.
-void the_last_call_of_a_rank_that_has_left_is_compared() {
+// No judge can ask a departed rank. The report that the rank made about its last call still counts.
+void the_last_call_of_a_departed_rank_is_compared() {
   Ranks ranks(3, Transport::shm);
-  note(ranks.control(1), 3, 8, "broadcast(root=1)");
+  begin_call(ranks.control(1), 3, 8, "broadcast(root=1)");
   ranks.control(1).settle(Ranks::communicator, {}, std::chrono::milliseconds(20), nullptr);
   ranks.control(1).leave("");
-  for (const std::int32_t rank : {0, 2}) note(ranks.control(rank), 3, 9, "broadcast(root=0)");
+  for (const std::int32_t rank : {0, 2}) begin_call(ranks.control(rank), 3, 9, "broadcast(root=0)");
   CHECK(eventually([&] { return ranks.control(2).departed(1); }));
   ranks.control(2).report_blocked(Ranks::communicator, {}, 3);
   CHECK(eventually([&] { return ranks.control(2).failed(); }));
   CHECK(ranks.control(2).failure().kind == FailureKind::mismatch && ranks.control(2).failure().peer == 1);
 }
 
-// Rank 0 raises. Rank 1, which needs it, ends soon after. Rank 2 needs rank 1.
-void the_first_rank_that_left_with_an_error_is_the_cause() {
+// Rank 0 departs with an error. Rank 1 needs rank 0, and ends soon after. Rank 2 needs rank 1, and must name rank 0.
+void the_first_rank_that_departed_with_an_error_is_the_cause() {
   Ranks ranks(3, Transport::shm);
   ranks.control(0).leave("ZeroDivisionError: division by zero");
   CHECK(eventually([&] { return ranks.control(2).departed(0) && ranks.control(1).departed(0); }));
@@ -237,19 +239,19 @@ void the_first_rank_that_left_with_an_error_is_the_cause() {
   CHECK(ranks.control(2).failure().peer == 0);
 }
 
-void the_next_rank_takes_the_place_of_a_hub_that_has_left() {
+void the_next_rank_replaces_a_departed_hub() {
   Ranks ranks(4, Transport::shm);
   ranks.control(0).leave("");
   for (std::int32_t rank = 1; rank < 4; ++rank)
     CHECK(eventually([&] { return ranks.control(rank).judges() == std::vector<std::int32_t>{1, 2}; }));
-  for (std::int32_t rank = 1; rank < 4; ++rank) note(ranks.control(rank), 4, rank == 3 ? 8 : 9, "barrier()");
+  for (std::int32_t rank = 1; rank < 4; ++rank) begin_call(ranks.control(rank), 4, rank == 3 ? 8 : 9, "barrier()");
   ranks.control(2).report_blocked(Ranks::communicator, {1, 2, 3}, 4);
   CHECK(eventually([&] { return ranks.control(2).failed() && ranks.control(3).failed(); }));
   CHECK(ranks.control(2).failure().kind == FailureKind::mismatch && ranks.control(3).failure().peer == 3);
 }
 
-// Frames that do not fit into the socket at once are sent when there is space again.
-void a_failure_waits_for_room() {
+// A full socket does not take the frame of a failure. The service thread sends the frame when the peer has read.
+void a_failure_waits_for_space_in_the_socket() {
   Control control(1, 2);
   SocketPair link = unix_pair();
   const Descriptor same(::dup(link.a.get()));
@@ -262,11 +264,11 @@ void a_failure_waits_for_room() {
   control.fail({FailureKind::aborted, 1, -1, 5, "enough"});
   for (ssize_t got; before != 0; before -= static_cast<std::size_t>(got))
     CHECK((got = ::recv(link.b.get(), bytes.data(), std::min(bytes.size(), before), 0)) > 0);
-  std::string told;
-  for (Frame frame; !decode(told, frame);) {
+  std::string received;
+  for (Frame frame; !decode(received, frame);) {
     const auto got = ::recv(link.b.get(), bytes.data(), bytes.size(), 0);
     CHECK(got > 0);
-    told.append(bytes, 0, static_cast<std::size_t>(got));
+    received.append(bytes, 0, static_cast<std::size_t>(got));
   }
 }
 
@@ -297,7 +299,7 @@ void hostile_frames_do_no_harm() {
     const std::int32_t rank = round % 2;
     Control control(rank, 3);
     SocketPair link = unix_pair();
-    note(control, 1, 1, "barrier()");
+    begin_call(control, 1, 1, "barrier()");
     control.add_link(rank == 0 ? 2 : 0, std::move(link.a), Descriptor());
     for (int i = 0; i < 20; ++i) {
       const std::string bytes = hostile_bytes(dice);
@@ -309,7 +311,7 @@ void hostile_frames_do_no_harm() {
   }
 }
 
-void a_forked_child_lets_go_without_a_word() {
+void a_forked_child_abandons_its_links_silently() {
   Ranks ranks(2, Transport::shm);
   const pid_t child = ::fork();
   if (child == 0) {
@@ -327,26 +329,26 @@ void a_forked_child_lets_go_without_a_word() {
 int main() {
   return run_tests({
       {"a failure reaches all ranks and the first one stays", a_failure_reaches_all_ranks_and_the_first_one_stays},
-      {"a departure is known to all with its farewell", a_departure_is_known_to_all_with_its_farewell},
-      {"a loss is told by the failure for which the peer left", a_loss_is_told_by_the_failure_for_which_the_peer_left},
-      {"a loss is told by what the peer said or by what was seen",
-       a_loss_is_told_by_what_the_peer_said_or_by_what_was_seen},
-      {"a link that ends without a word is a lost peer", a_link_that_ends_without_a_word_is_a_lost_peer},
-      {"who links late is told who has left and what has failed",
-       who_links_late_is_told_who_has_left_and_what_has_failed},
+      {"all ranks learn of a departure and its farewell", all_ranks_learn_of_a_departure_and_its_farewell},
+      {"a lost peer is reported by its own failure", a_lost_peer_is_reported_by_its_own_failure},
+      {"a lost peer is reported by its farewell or else by its channel",
+       a_lost_peer_is_reported_by_its_farewell_or_else_by_its_channel},
+      {"a link that ends without a farewell is a lost peer", a_link_that_ends_without_a_farewell_is_a_lost_peer},
+      {"a late rank learns of departures and failures", a_late_rank_learns_of_departures_and_failures},
       {"ranks that disagree are named with their calls", ranks_that_disagree_are_named_with_their_calls},
-      {"the ranks of a communicator are those that are asked", the_ranks_of_a_communicator_are_those_that_are_asked},
+      {"a judge asks only ranks of the communicator", a_judge_asks_only_ranks_of_the_communicator},
       {"a silent hub is named by its stand-in", a_silent_hub_is_named_by_its_stand_in},
       {"ranks that wait for each other's messages are shown", ranks_that_wait_for_each_others_messages_are_shown},
       {"calls of ranks that run ahead are remembered", calls_of_ranks_that_run_ahead_are_remembered},
       {"a rank that has run far ahead is not called silent", a_rank_that_has_run_far_ahead_is_not_called_silent},
       {"a rank that closes learns that others have made its last call",
        a_rank_that_closes_learns_that_others_have_made_its_last_call},
-      {"the last call of a rank that has left is compared", the_last_call_of_a_rank_that_has_left_is_compared},
-      {"the first rank that left with an error is the cause", the_first_rank_that_left_with_an_error_is_the_cause},
-      {"the next rank takes the place of a hub that has left", the_next_rank_takes_the_place_of_a_hub_that_has_left},
-      {"a failure waits for room", a_failure_waits_for_room},
+      {"the last call of a departed rank is compared", the_last_call_of_a_departed_rank_is_compared},
+      {"the first rank that departed with an error is the cause",
+       the_first_rank_that_departed_with_an_error_is_the_cause},
+      {"the next rank replaces a departed hub", the_next_rank_replaces_a_departed_hub},
+      {"a failure waits for space in the socket", a_failure_waits_for_space_in_the_socket},
       {"hostile frames do no harm", hostile_frames_do_no_harm},
-      {"a forked child lets go without a word", a_forked_child_lets_go_without_a_word},
+      {"a forked child abandons its links silently", a_forked_child_abandons_its_links_silently},
   });
 }

@@ -23,7 +23,7 @@ Frame sample() {
   return frame;
 }
 
-void a_frame_comes_back_as_it_was() {
+void a_decoded_frame_equals_the_encoded_one() {
   std::string bytes = encode(sample()) + encode(Frame{});
   Frame frame;
   CHECK(decode(bytes, frame));
@@ -35,7 +35,7 @@ void a_frame_comes_back_as_it_was() {
   CHECK(bytes.empty() && !decode(bytes, frame));
 }
 
-void a_frame_is_whole_or_not_there() {
+void an_incomplete_frame_is_not_decoded() {
   const std::string whole = encode(sample());
   for (std::size_t nbytes = 0; nbytes < whole.size(); ++nbytes) {
     std::string part = whole.substr(0, nbytes);
@@ -53,7 +53,7 @@ void a_long_text_is_cut() {
   CHECK(back.text == frame.text.substr(0, back.text.size()) && !back.text.empty() && back.text.size() < 1 << 14);
 }
 
-void bytes_that_are_no_frame_are_refused() {
+void invalid_bytes_are_refused() {
   for (const std::size_t place : {0, 1, 2, 19, 23}) {  // type, failure, state, length, number of members
     std::string bytes = encode(sample());
     bytes[place] = '\xff';
@@ -82,10 +82,10 @@ void mutated_frames_are_decoded_or_refused() {
 
 int main() {
   return run_tests({
-      {"a frame comes back as it was", a_frame_comes_back_as_it_was},
-      {"a frame is whole or not there", a_frame_is_whole_or_not_there},
+      {"a decoded frame equals the encoded one", a_decoded_frame_equals_the_encoded_one},
+      {"an incomplete frame is not decoded", an_incomplete_frame_is_not_decoded},
       {"a long text is cut", a_long_text_is_cut},
-      {"bytes that are no frame are refused", bytes_that_are_no_frame_are_refused},
+      {"invalid bytes are refused", invalid_bytes_are_refused},
       {"mutated frames are decoded or refused", mutated_frames_are_decoded_or_refused},
   });
 }

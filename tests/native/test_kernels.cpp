@@ -17,7 +17,8 @@ using namespace unisono::testing;
 
 namespace {
 
-// Arrays end where their allocations end, so that the address sanitizer detects a kernel that accesses too much.
+// The sources of a kernel, with random bits. An array ends where its allocation ends, so that the address sanitizer
+// detects a kernel that reads beyond the array.
 struct Operands {
   std::vector<std::vector<std::byte>> memory;
   std::vector<const std::byte*> sources;
@@ -76,7 +77,7 @@ void a_destination_may_be_any_of_the_sources() {
   });
 }
 
-// For every offset of both arrays in their pages. For some of them `rep movsb` is not used.
+// Covers many offsets of both arrays in their pages, because `copy_array` uses `rep movsb` only for some of them.
 void a_copy_is_exact_at_any_offset_and_length() {
   constexpr std::align_val_t page{4096};
   const auto free = [](std::byte* memory) { ::operator delete(memory, page); };
@@ -154,9 +155,9 @@ void halves_are_summed_in_float32_and_rounded_once() {
     find_kernel(format.dtype, Combine::sum)(reinterpret_cast<std::byte*>(sum.data()), sources, 2, x.size(), 1);
     for (std::size_t i = 0; i < x.size(); ++i) {
       if (!format.finite(x[i]) || !format.finite(y[i])) continue;
-      const double wanted = format.round(static_cast<float>(format.decode(x[i]) + format.decode(y[i])));
-      const double got = format.finite(sum[i]) ? format.decode(sum[i]) : std::copysign(HUGE_VAL, wanted);
-      CHECK(got == wanted && (y[i] != 0x8000 || sum[i] == x[i]));
+      const double expected = format.round(static_cast<float>(format.decode(x[i]) + format.decode(y[i])));
+      const double got = format.finite(sum[i]) ? format.decode(sum[i]) : std::copysign(HUGE_VAL, expected);
+      CHECK(got == expected && (y[i] != 0x8000 || sum[i] == x[i]));
     }
   }
 }
@@ -185,7 +186,7 @@ void logical_operations_make_0_or_1_of_a_single_source() {
   }
 }
 
-void operations_that_are_not_defined_have_no_kernel() {
+void undefined_operations_have_no_kernel() {
   for (const Combine combine : {Combine::sum, Combine::prod, Combine::minloc})
     CHECK(!find_kernel(DType::boolean, combine));
   for (const Combine combine : {Combine::min, Combine::max, Combine::bxor})
@@ -261,11 +262,11 @@ void kernels_give_the_same_bits_in_every_mode() {
     for (const std::size_t sources_count : {1, 2, 3}) {
       Operands operands(sources_count, count * itemsize, 0, dice);
       make_small(operands, itemsize, dice);
-      std::vector<std::byte> wanted(count * itemsize), result(count * itemsize);
-      kernel(wanted.data(), operands.sources.data(), sources_count, count, 3);
+      std::vector<std::byte> expected(count * itemsize), result(count * itemsize);
+      kernel(expected.data(), operands.sources.data(), sources_count, count, 3);
       check_in_each_mode([&] {
         kernel(result.data(), operands.sources.data(), sources_count, count, 3);
-        return result == wanted;
+        return result == expected;
       });
     }
   });
@@ -289,12 +290,12 @@ void codecs_give_the_same_bits_in_every_mode() {
       codec.decode(residual + count, all.data(), count, false);
       codec.decode(residual + count, all.data(), count, true);
     };
-    std::vector<std::byte> wanted, result;
-    coded(wanted);
-    result.reserve(wanted.size());
+    std::vector<std::byte> expected, result;
+    coded(expected);
+    result.reserve(expected.size());
     check_in_each_mode([&] {
       coded(result);
-      return result == wanted;
+      return result == expected;
     });
   }
 }
@@ -312,6 +313,6 @@ int main() {
       {"logical operations make 0 or 1 of a single source", logical_operations_make_0_or_1_of_a_single_source},
       {"kernels give the same bits in every mode", kernels_give_the_same_bits_in_every_mode},
       {"codecs give the same bits in every mode", codecs_give_the_same_bits_in_every_mode},
-      {"operations that are not defined have no kernel", operations_that_are_not_defined_have_no_kernel},
+      {"undefined operations have no kernel", undefined_operations_have_no_kernel},
   });
 }

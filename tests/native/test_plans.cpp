@@ -17,10 +17,10 @@ using Words = std::vector<std::int64_t>;
 
 std::vector<Words> samples() {
   return {ring_allreduce(3, 1).encode(), direct_allreduce(4, 3).encode(), doubling_allreduce(4, 2).encode(),
-          two_lane_allreduce(0).encode(), hollow_allreduce(1).encode()};
+          two_lane_allreduce(0).encode(), empty_groups_allreduce(1).encode()};
 }
 
-// Calls everything that the interpreter calls on a plan, with bounds on the amount.
+// Calls every method of a plan that a run calls, for a few groups and blocks.
 void walk(const Plan& plan) {
   for (std::size_t lane = 0; lane < plan.lanes().size(); ++lane) {
     const std::int64_t groups = plan.lanes()[lane].groups_as_run;
@@ -53,7 +53,7 @@ void hand_written_plans_decode() {
   CHECK(ring.size() == 5 && ring.rank() == 2 && ring.lanes().size() == 1 && ring.lanes()[0].groups_as_run == 1 + 4 + 4);
 }
 
-void a_plan_that_ends_early_or_late_is_refused() {
+void a_plan_that_is_too_short_or_too_long_is_refused() {
   for (const Words& words : samples()) {
     for (std::size_t length = 0; length < words.size(); ++length)
       CHECK(throws<std::invalid_argument>([&] { Plan(std::span(words).first(length)); }));
@@ -103,7 +103,7 @@ void blocks_cover_their_buffer_without_gaps() {
 
 // A step whose operands wrap around their buffers, one of them with three extents. It must reach each element of each
 // segment exactly once.
-void a_program_meets_every_element_once() {
+void a_program_covers_every_element_once() {
   PlanWords words;
   words.input_blocks = words.output_blocks = 4;
   const Operand to{BufferKind::output, 3, 4, 1, 0};
@@ -114,7 +114,7 @@ void a_program_meets_every_element_once() {
       {5, DType::float32, Combine::sum}, {0, DType::float32, Combine::sum}, {6, DType::float32, Combine::sum}};
   const AllBlocks blocks{Blocks::even(11, 4), Blocks::even(11, 4), Blocks()};
   const Program program(std::make_shared<const Plan>(words.encode()), blocks, {one, three}, 3);
-  std::array<int, 11> met{};
+  std::array<int, 11> times_covered{};
   for (std::int64_t segment = 0; segment < 3; ++segment) {
     Work room;
     const Work& work = program.work(0, 0, segment, room);
@@ -124,13 +124,14 @@ void a_program_meets_every_element_once() {
         const Place* places = work.places_of(action, i);
         const std::size_t first = places[0].offset / 4 + (places[0].base == 3 ? 5 : 0);
         CHECK(places[0].base != 2 && places[1].base == 0 && places[1].offset == first * 4);
-        for (std::int64_t k = 0; k < work.piece(action, i).count; ++k) ++met.at(first + static_cast<std::size_t>(k));
+        for (std::int64_t k = 0; k < work.piece(action, i).count; ++k)
+          ++times_covered.at(first + static_cast<std::size_t>(k));
         nbytes += work.piece(action, i).nbytes();
       }
       CHECK(nbytes == action.nbytes);
     }
   }
-  CHECK(std::all_of(met.begin(), met.end(), [](int times) { return times == 1; }));
+  CHECK(std::all_of(times_covered.begin(), times_covered.end(), [](int times) { return times == 1; }));
 }
 
 void a_program_refuses_arrays_and_steps_that_do_not_fit() {
@@ -158,11 +159,11 @@ void a_program_refuses_arrays_and_steps_that_do_not_fit() {
 int main() {
   return run_tests({
       {"hand-written plans decode", hand_written_plans_decode},
-      {"a plan that ends early or late is refused", a_plan_that_ends_early_or_late_is_refused},
+      {"a plan that is too short or too long is refused", a_plan_that_is_too_short_or_too_long_is_refused},
       {"lanes of too many groups are refused", lanes_of_too_many_groups_are_refused},
       {"mutated plans are walked or refused", mutated_plans_are_walked_or_refused},
       {"blocks cover their buffer without gaps", blocks_cover_their_buffer_without_gaps},
-      {"a program meets every element once", a_program_meets_every_element_once},
+      {"a program covers every element once", a_program_covers_every_element_once},
       {"a program refuses arrays and steps that do not fit", a_program_refuses_arrays_and_steps_that_do_not_fit},
   });
 }

@@ -81,8 +81,9 @@ void a_receive_takes_the_first_message_of_its_tag() {
   }
 }
 
-// In both cases: the message arrives after its receive was posted, or it was buffered before.
-void what_a_channel_cannot_receive_in_place_is_left_on_the_host() {
+// A receive into GPU memory by a channel that cannot write there. `is_late`: the message was buffered before its
+// receive was posted. Otherwise it arrives afterwards.
+void a_message_that_cannot_be_received_in_place_stays_on_the_host() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
@@ -111,7 +112,7 @@ void what_a_channel_cannot_receive_in_place_is_left_on_the_host() {
 
 void a_message_of_another_length_is_a_mismatch() {
   for (const Transport transport : transports) {
-    for (const bool aside : {false, true}) {
+    for (const bool buffered : {false, true}) {
       Ranks ranks(2, transport);
       Bytes first = pattern(100, 0);
       Bytes second = pattern(50, 0);
@@ -120,7 +121,7 @@ void a_message_of_another_length_is_a_mismatch() {
       CHECK(done(ranks.endpoint(0), *a) && done(ranks.endpoint(0), *b));
       Endpoint& receiver = ranks.endpoint(1);
       Bytes room(50);
-      if (aside) CHECK(done(receiver, *receive(receiver, 2, room)));
+      if (buffered) CHECK(done(receiver, *receive(receiver, 2, room)));
       const auto wrong = receive(receiver, 1, room);
       CHECK(receiver.wait(*wrong, timeout_s, nullptr) == Outcome::failed);
       CHECK(receiver.control().failure().kind == FailureKind::mismatch);
@@ -129,7 +130,7 @@ void a_message_of_another_length_is_a_mismatch() {
   }
 }
 
-void a_message_that_can_end_at_once_does() {
+void try_now_ends_a_message_at_once_if_possible() {
   Ranks ranks(2, Transport::shm);
   Endpoint& sender = ranks.endpoint(0);
   Endpoint& receiver = ranks.endpoint(1);
@@ -148,8 +149,8 @@ void a_message_that_can_end_at_once_does() {
   }
 }
 
-// Earlier messages come first, and any waiting thread finds a failure.
-void a_message_is_not_begun_where_something_stands_in_its_way() {
+// A message with the wrong length stays pending until a thread waits for it, which then reports the mismatch.
+void try_now_starts_no_message_behind_another_one_or_a_failure() {
   Ranks ranks(2, Transport::shm);
   Endpoint& receiver = ranks.endpoint(1);
   Bytes data(50);
@@ -165,7 +166,7 @@ void a_message_is_not_begun_where_something_stands_in_its_way() {
   CHECK(receiver.try_now(Message::to_receive(0, DType::uint8, 2, data.data(), 50), {}, 1) == nullptr);
 }
 
-void a_peer_that_cannot_be_leaves_the_endpoint_usable() {
+void an_invalid_peer_leaves_the_endpoint_usable() {
   Ranks ranks(2, Transport::shm);
   Bytes data(1);
   Endpoint& endpoint = ranks.endpoint(0);
@@ -202,7 +203,7 @@ void a_receive_times_out_naming_its_peer() {
   CHECK(eventually([&] { return ranks.control(1).failed(); }));
 }
 
-void a_receive_from_a_rank_that_left_fails() {
+void a_receive_from_a_departed_rank_fails() {
   Ranks ranks(2, Transport::shm);
   Bytes data(1);
   const auto request = receive(ranks.endpoint(1), 0, data);
@@ -228,12 +229,12 @@ bool is_from(const Request& request, std::int32_t source, std::uint32_t tag) {
   return request.matched() && request.matched()->source == source && request.matched()->header.group == tag;
 }
 
-void a_receive_of_any_rank_gets_what_comes() {
+void a_receive_from_any_rank_gets_messages_of_all() {
   for (const Transport transport : transports) {
     Ranks ranks(3, transport);
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
       for (const std::size_t nbytes : {0, 1, 17, 3 << 20}) {
-        const auto tag = static_cast<std::uint32_t>(nbytes);  // a rank may be ahead of the other
+        const auto tag = static_cast<std::uint32_t>(nbytes);  // tells the rounds apart, because one sender may be ahead
         Bytes data = rank == 0 ? Bytes(nbytes) : pattern(nbytes, static_cast<std::size_t>(rank));
         if (rank != 0) {
           CHECK(done(endpoint, *endpoint.start(Message::to_send(0, DType::uint8, tag, data.data(), nbytes), {})));
@@ -252,7 +253,7 @@ void a_receive_of_any_rank_gets_what_comes() {
   }
 }
 
-void receives_of_any_and_of_one_rank_take_turns_as_posted() {
+void receives_from_any_and_from_one_rank_match_in_posted_order() {
   for (const Transport transport : transports) {
     Ranks ranks(3, transport);
     Bytes data = pattern(100, 1);
@@ -269,14 +270,14 @@ void receives_of_any_and_of_one_rank_take_turns_as_posted() {
       CHECK(done(receiver, *fourth));
     }
     for (const auto* request : {&first, &second, &third}) CHECK(done(receiver, **request));
-    // Both messages for rank 2 have arrived. Of the two receives from any rank, one has the third message of rank 2,
-    // and one that of rank 1.
+    // The two receives from rank 2 have a message each. Of the two receives from any rank, one has the third message of
+    // rank 2, and the other one the message of rank 1.
     CHECK(is_from(*first, 2, 5) && is_from(*third, 2, 5));
     CHECK(second->matched()->source + fourth->matched()->source == 3);
   }
 }
 
-void a_receive_of_any_tag_leaves_reserved_ones() {
+void a_receive_of_any_tag_skips_reserved_tags() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
     Bytes data = pattern(10, 3);
@@ -292,7 +293,7 @@ void a_receive_of_any_tag_leaves_reserved_ones() {
   }
 }
 
-void a_probe_leaves_the_message_where_it_is() {
+void a_probe_does_not_consume_the_message() {
   for (const Transport transport : transports) {
     Ranks ranks(3, transport);
     Endpoint& receiver = ranks.endpoint(0);
@@ -318,14 +319,14 @@ void a_probe_leaves_the_message_where_it_is() {
   }
 }
 
-void a_mismatched_receive_of_any_rank_fails() {
-  for (const bool aside : {false, true}) {
+void a_mismatched_receive_from_any_rank_fails() {
+  for (const bool buffered : {false, true}) {
     Ranks ranks(3, Transport::shm);
     Bytes data = pattern(100, 0);
     Endpoint& sender = ranks.endpoint(2);
     Endpoint& receiver = ranks.endpoint(0);
     CHECK(done(sender, *sender.start(Message::to_send(0, DType::uint8, 1, data.data(), 100), {})));
-    if (aside) CHECK(!probed(receiver, {}, 9, true));
+    if (buffered) CHECK(!probed(receiver, {}, 9, true));
     Bytes room(50);
     const auto wrong = receive_any(receiver, room);
     CHECK(receiver.wait(*wrong, timeout_s, nullptr) == Outcome::failed);
@@ -334,7 +335,7 @@ void a_mismatched_receive_of_any_rank_fails() {
   }
 }
 
-void what_waits_for_any_rank_fails_when_all_have_left() {
+void a_receive_from_any_rank_fails_when_all_have_departed() {
   for (const bool probes : {false, true}) {
     Ranks ranks(3, Transport::shm);
     Bytes data(1);
@@ -348,7 +349,7 @@ void what_waits_for_any_rank_fails_when_all_have_left() {
     ranks.endpoint(2).close();
     ranks.control(2).leave("finished too");
     if (probes) {
-      // A probe that looks once has ended, or has not begun and fails like all later calls.
+      // The probe looks only once. So it has ended before the departures, or it fails as all later calls do.
       endpoint.wait(*request, timeout_s, nullptr);
       CHECK(eventually([&] {
         const auto again = endpoint.start(Message::to_probe({}, 4, true), {});
@@ -361,7 +362,7 @@ void what_waits_for_any_rank_fails_when_all_have_left() {
   }
 }
 
-void a_receive_of_any_rank_times_out() {
+void a_receive_from_any_rank_times_out() {
   Ranks ranks(2, Transport::tcp);
   Bytes data(1);
   const auto request = receive_any(ranks.endpoint(0), data);
@@ -377,22 +378,23 @@ int main() {
       {"messages of any length arrive", messages_of_any_length_arrive},
       {"both directions move at once", both_directions_move_at_once},
       {"a receive takes the first message of its tag", a_receive_takes_the_first_message_of_its_tag},
-      {"what a channel cannot receive in place is left on the host",
-       what_a_channel_cannot_receive_in_place_is_left_on_the_host},
+      {"a message that cannot be received in place stays on the host",
+       a_message_that_cannot_be_received_in_place_stays_on_the_host},
       {"a message of another length is a mismatch", a_message_of_another_length_is_a_mismatch},
-      {"a message that can end at once does", a_message_that_can_end_at_once_does},
-      {"a message is not begun where something stands in its way",
-       a_message_is_not_begun_where_something_stands_in_its_way},
-      {"a peer that cannot be leaves the endpoint usable", a_peer_that_cannot_be_leaves_the_endpoint_usable},
+      {"try now ends a message at once if possible", try_now_ends_a_message_at_once_if_possible},
+      {"try now starts no message behind another one or a failure",
+       try_now_starts_no_message_behind_another_one_or_a_failure},
+      {"an invalid peer leaves the endpoint usable", an_invalid_peer_leaves_the_endpoint_usable},
       {"closing ends a receive that another thread waits for", closing_ends_a_receive_that_another_thread_waits_for},
       {"a receive times out naming its peer", a_receive_times_out_naming_its_peer},
-      {"a receive from a rank that left fails", a_receive_from_a_rank_that_left_fails},
-      {"a receive of any rank gets what comes", a_receive_of_any_rank_gets_what_comes},
-      {"receives of any and of one rank take turns as posted", receives_of_any_and_of_one_rank_take_turns_as_posted},
-      {"a receive of any tag leaves reserved ones", a_receive_of_any_tag_leaves_reserved_ones},
-      {"a probe leaves the message where it is", a_probe_leaves_the_message_where_it_is},
-      {"a mismatched receive of any rank fails", a_mismatched_receive_of_any_rank_fails},
-      {"what waits for any rank fails when all have left", what_waits_for_any_rank_fails_when_all_have_left},
-      {"a receive of any rank times out", a_receive_of_any_rank_times_out},
+      {"a receive from a departed rank fails", a_receive_from_a_departed_rank_fails},
+      {"a receive from any rank gets messages of all", a_receive_from_any_rank_gets_messages_of_all},
+      {"receives from any and from one rank match in posted order",
+       receives_from_any_and_from_one_rank_match_in_posted_order},
+      {"a receive of any tag skips reserved tags", a_receive_of_any_tag_skips_reserved_tags},
+      {"a probe does not consume the message", a_probe_does_not_consume_the_message},
+      {"a mismatched receive from any rank fails", a_mismatched_receive_from_any_rank_fails},
+      {"a receive from any rank fails when all have departed", a_receive_from_any_rank_fails_when_all_have_departed},
+      {"a receive from any rank times out", a_receive_from_any_rank_times_out},
   });
 }

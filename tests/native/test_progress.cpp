@@ -102,9 +102,10 @@ std::unique_ptr<Request> receive(Endpoint& endpoint, std::uint32_t tag, Bytes& d
 
 bool ended(const Request& request) { return request.outcome() != Outcome::pending; }
 
-// --- nobody waits ----------------------------------------------------------------------------------------------------
+// --- background calls on which no thread waits
+// ------------------------------------------------------------------------
 
-void collectives_end_with_nobody_waiting() {
+void background_collectives_end_without_a_waiter() {
   for (const Transport transport : transports) {
     for (const std::size_t count : {1, 20000, 100000}) {
       Ranks ranks(3, transport);
@@ -118,7 +119,7 @@ void collectives_end_with_nobody_waiting() {
   }
 }
 
-void messages_end_with_nobody_waiting() {
+void background_messages_end_without_a_waiter() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
@@ -136,20 +137,20 @@ void messages_end_with_nobody_waiting() {
   }
 }
 
-// One rank starts all of them before the other one begins.
+// Rank 0 starts all calls before rank 1 starts its first.
 void hundreds_of_queued_calls_end_in_their_order() {
   constexpr std::size_t number = 300;
   for (const Transport transport : {Transport::shm, Transport::tcp}) {
     Ranks ranks(2, transport);
-    std::atomic<bool> handed_in{false};
+    std::atomic<bool> all_started{false};
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
       Sums sums(endpoint, number, 16);
-      if (rank == 1) CHECK(eventually([&] { return handed_in.load(); }));
+      if (rank == 1) CHECK(eventually([&] { return all_started.load(); }));
       for (std::size_t index = 0; index < number; ++index) sums.run_in_background(index);
-      handed_in = true;
+      all_started = true;
       CHECK(eventually([&] {
         for (std::size_t index = number, later = 0; index-- != 0;) {  // the last one is checked first
-          later += sums.ended(index);
+          later += sums.ended(index);                                 // no call ends before an earlier one
           CHECK(later == 0 || sums.ended(index));
         }
         return sums.all_ended();
@@ -159,7 +160,7 @@ void hundreds_of_queued_calls_end_in_their_order() {
   }
 }
 
-void the_ends_of_calls_are_counted_and_wake() {
+void wait_for_end_counts_the_ended_calls() {
   Ranks ranks(2, Transport::shm);
   ranks.run([&](std::int32_t, Endpoint& endpoint) {
     constexpr std::size_t number = 20;
@@ -172,10 +173,11 @@ void the_ends_of_calls_are_counted_and_wake() {
   });
 }
 
-// --- beside calls that are waited for --------------------------------------------------------------------------------
+// --- background calls beside calls on which a thread waits
+// -------------------------------------------------------------
 
 // Each rank has one thread for collectives, some of them in the background, and two threads for messages.
-void blocking_calls_and_those_that_go_on_may_be_mixed_by_threads() {
+void threads_may_mix_blocking_and_background_calls() {
   constexpr std::size_t number = 30;
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
@@ -214,11 +216,12 @@ void blocking_calls_and_those_that_go_on_may_be_mixed_by_threads() {
   }
 }
 
-// Rank 0 waits for a message during a background collective, which can end only after that wait.
+// Rank 0 waits for a message during a background collective. The collective can end only after that wait, because rank
+// 1 starts it only then.
 void a_waiter_takes_the_lead_and_gives_it_back() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
-    std::atomic<std::size_t> told{0};
+    std::atomic<std::size_t> received{0};
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
       constexpr std::size_t number = 100;
       Sums sums(endpoint, number, 10);
@@ -228,12 +231,12 @@ void a_waiter_takes_the_lead_and_gives_it_back() {
           sums.run_in_background(index);
           const auto request = receive(endpoint, 0, data);
           CHECK(endpoint.wait(*request, timeout_s, nullptr) == Outcome::done);
-          told = index + 1;
+          received = index + 1;
           CHECK(eventually([&] { return sums.ended(index); }));
         } else {
           const auto request = send(endpoint, 0, data);
           CHECK(endpoint.wait(*request, timeout_s, nullptr) == Outcome::done);
-          CHECK(eventually([&] { return told.load() > index; }));
+          CHECK(eventually([&] { return received.load() > index; }));
           sums.run(index);
         }
         CHECK(sums.right(index));
@@ -242,7 +245,7 @@ void a_waiter_takes_the_lead_and_gives_it_back() {
   }
 }
 
-void a_call_that_goes_on_may_be_waited_for_by_two_threads() {
+void two_threads_may_wait_for_one_background_call() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
     ranks.run([&](std::int32_t, Endpoint& endpoint) {
@@ -261,7 +264,7 @@ void a_call_that_goes_on_may_be_waited_for_by_two_threads() {
   }
 }
 
-void nothing_is_run_at_once_while_something_goes_on() {
+void try_now_fails_while_a_background_call_runs() {
   Ranks ranks(2, Transport::shm);
   Endpoint& endpoint = ranks.endpoint(0);
   Sums sums(endpoint, 2, 10);
@@ -279,20 +282,21 @@ void nothing_is_run_at_once_while_something_goes_on() {
   CHECK(began && sums.all_right());
 }
 
-// --- limits, and ends before the end ---------------------------------------------------------------------------------
+// --- time limits, and calls that end early
+// ----------------------------------------------------------------------------
 
-void a_collective_that_nobody_waits_for_times_out() {
+void a_background_collective_times_out() {
   Ranks ranks(2, Transport::tcp);
   Sums sums(ranks.endpoint(0), 2, 10);
   sums.run_in_background(0, timeout_s);
-  sums.run_in_background(1, short_s);  // which has not begun yet
+  sums.run_in_background(1, short_s);  // it is queued behind call 0, and not begun when its time is over
   CHECK(eventually([&] { return sums.all_ended(); }));
   CHECK(sums.outcome(0) == Outcome::failed && sums.outcome(1) == Outcome::failed);
   CHECK(ranks.control(0).failure().kind == FailureKind::timeout);
   CHECK(ranks.control(0).failure().text.find("rank 1 has not called it") != std::string::npos);
 }
 
-void a_message_that_nobody_waits_for_times_out() {
+void a_background_message_times_out() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
     Bytes data(100);
@@ -303,7 +307,7 @@ void a_message_that_nobody_waits_for_times_out() {
   }
 }
 
-void a_limit_holds_while_another_thread_waits_for_something_else() {
+void a_background_call_times_out_while_another_thread_leads() {
   Ranks ranks(2, Transport::shm);
   Endpoint& endpoint = ranks.endpoint(0);
   Bytes data(100);
@@ -317,7 +321,7 @@ void a_limit_holds_while_another_thread_waits_for_something_else() {
   CHECK(failed && waited->outcome() == Outcome::failed);
 }
 
-void closing_ends_calls_that_go_on() {
+void closing_ends_background_calls() {
   for (const Transport transport : transports) {
     for (int attempt = 0; attempt < 8; ++attempt) {
       Ranks ranks(2, transport);
@@ -331,7 +335,7 @@ void closing_ends_calls_that_go_on() {
         for (std::uint64_t seen = 0; seen < 4;) seen = endpoint.wait_for_end(seen, 1h);
       });
       Sums theirs(ranks.endpoint(1), 1, 100000);
-      theirs.run_in_background(0);  // the other rank may be in the middle of it
+      theirs.run_in_background(0);  // rank 1 may be in the middle of call 0 when rank 0 closes
       if (attempt % 2 == 0) std::this_thread::sleep_for(1ms);
       endpoint.close();
       listener.join();
@@ -344,7 +348,7 @@ void closing_ends_calls_that_go_on() {
   }
 }
 
-void calls_may_be_handed_in_while_another_thread_closes() {
+void calls_may_be_started_while_another_thread_closes() {
   for (int attempt = 0; attempt < 50; ++attempt) {
     Ranks ranks(2, Transport::shm);
     Endpoint& endpoint = ranks.endpoint(0);
@@ -357,7 +361,7 @@ void calls_may_be_handed_in_while_another_thread_closes() {
   }
 }
 
-void dropping_a_call_that_goes_on_aborts_on_all_ranks() {
+void dropping_a_background_call_aborts_all_ranks() {
   for (const Transport transport : transports) {
     for (int attempt = 0; attempt < 8; ++attempt) {
       Ranks ranks(2, transport);
@@ -376,7 +380,7 @@ void dropping_a_call_that_goes_on_aborts_on_all_ranks() {
   }
 }
 
-void a_failure_ends_calls_that_go_on() {
+void a_failure_ends_background_calls() {
   for (const Transport transport : transports) {
     Ranks ranks(3, transport);
     Sums first(ranks.endpoint(0), 3, 1000);
@@ -392,7 +396,7 @@ void a_failure_ends_calls_that_go_on() {
   }
 }
 
-void a_mismatch_is_found_with_nobody_waiting() {
+void a_mismatch_ends_background_messages() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
     Bytes out = pattern(100, 0);
@@ -406,7 +410,7 @@ void a_mismatch_is_found_with_nobody_waiting() {
   }
 }
 
-void a_peer_that_leaves_is_lost_with_nobody_waiting() {
+void a_peer_that_closes_ends_background_calls() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
     Sums sums(ranks.endpoint(0), 1, 10);
@@ -419,8 +423,8 @@ void a_peer_that_leaves_is_lost_with_nobody_waiting() {
 
 // --- fork ------------------------------------------------------------------------------------------------------------
 
-// The child has none of the threads: neither the server nor a follower.
-void a_forked_child_lets_go_of_calls_that_go_on() {
+// A forked child has only the thread that forked: no service thread, and no follower of a leader.
+void a_forked_child_abandons_background_calls() {
   constexpr unsigned child_deadline_s = 100;
   for (const Transport transport : transports) {
     for (int attempt = 0; attempt < 5; ++attempt) {
@@ -453,25 +457,24 @@ void a_forked_child_lets_go_of_calls_that_go_on() {
 
 int main() {
   return run_tests({
-      {"collectives end with nobody waiting", collectives_end_with_nobody_waiting},
-      {"messages end with nobody waiting", messages_end_with_nobody_waiting},
+      {"background collectives end without a waiter", background_collectives_end_without_a_waiter},
+      {"background messages end without a waiter", background_messages_end_without_a_waiter},
       {"hundreds of queued calls end in their order", hundreds_of_queued_calls_end_in_their_order},
-      {"the ends of calls are counted, and wake", the_ends_of_calls_are_counted_and_wake},
-      {"blocking calls and those that go on may be mixed by threads",
-       blocking_calls_and_those_that_go_on_may_be_mixed_by_threads},
+      {"wait for end counts the ended calls", wait_for_end_counts_the_ended_calls},
+      {"threads may mix blocking and background calls", threads_may_mix_blocking_and_background_calls},
       {"a waiter takes the lead and gives it back", a_waiter_takes_the_lead_and_gives_it_back},
-      {"a call that goes on may be waited for by two threads", a_call_that_goes_on_may_be_waited_for_by_two_threads},
-      {"nothing is run at once while something goes on", nothing_is_run_at_once_while_something_goes_on},
-      {"a collective that nobody waits for times out", a_collective_that_nobody_waits_for_times_out},
-      {"a message that nobody waits for times out", a_message_that_nobody_waits_for_times_out},
-      {"a limit holds while another thread waits for something else",
-       a_limit_holds_while_another_thread_waits_for_something_else},
-      {"closing ends calls that go on", closing_ends_calls_that_go_on},
-      {"calls may be handed in while another thread closes", calls_may_be_handed_in_while_another_thread_closes},
-      {"dropping a call that goes on aborts on all ranks", dropping_a_call_that_goes_on_aborts_on_all_ranks},
-      {"a failure ends calls that go on", a_failure_ends_calls_that_go_on},
-      {"a mismatch is found with nobody waiting", a_mismatch_is_found_with_nobody_waiting},
-      {"a peer that leaves is lost with nobody waiting", a_peer_that_leaves_is_lost_with_nobody_waiting},
-      {"a forked child lets go of calls that go on", a_forked_child_lets_go_of_calls_that_go_on},
+      {"two threads may wait for one background call", two_threads_may_wait_for_one_background_call},
+      {"try now fails while a background call runs", try_now_fails_while_a_background_call_runs},
+      {"a background collective times out", a_background_collective_times_out},
+      {"a background message times out", a_background_message_times_out},
+      {"a background call times out while another thread leads",
+       a_background_call_times_out_while_another_thread_leads},
+      {"closing ends background calls", closing_ends_background_calls},
+      {"calls may be started while another thread closes", calls_may_be_started_while_another_thread_closes},
+      {"dropping a background call aborts all ranks", dropping_a_background_call_aborts_all_ranks},
+      {"a failure ends background calls", a_failure_ends_background_calls},
+      {"a mismatch ends background messages", a_mismatch_ends_background_messages},
+      {"a peer that closes ends background calls", a_peer_that_closes_ends_background_calls},
+      {"a forked child abandons background calls", a_forked_child_abandons_background_calls},
   });
 }

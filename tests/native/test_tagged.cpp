@@ -26,13 +26,13 @@ Header header_of(std::size_t nbytes, std::uint32_t kind = kind_collective) { ret
 struct End {
   MessengerPair messengers = messenger_pair();
   SocketPair sockets = unix_pair();
-  std::vector<std::unique_ptr<Transfer>> tickets;
+  std::vector<std::unique_ptr<Transfer>> transfers;
   std::unique_ptr<TaggedChannel> channel =
       std::make_unique<TaggedChannel>(1, messengers.a, TaggedChannel::Route{0, to_b, to_a}, std::move(sockets.a));
 
   void send(std::uint64_t tag, const Bytes& bytes) {
-    tickets.push_back(std::make_unique<Transfer>());
-    messengers.b->send(0, tag, bytes.data(), bytes.size(), MemoryType::host, *tickets.back());
+    transfers.push_back(std::make_unique<Transfer>());
+    messengers.b->send(0, tag, bytes.data(), bytes.size(), MemoryType::host, *transfers.back());
   }
   void send_envelope(const Header& header, std::size_t payload_nbytes, std::uint32_t acknowledged = 0,
                      std::uint32_t type = message_envelope) {
@@ -49,7 +49,7 @@ struct End {
   }
 };
 
-void envelopes_that_cannot_be_right_are_refused() {
+void invalid_envelopes_are_refused() {
   const auto refused = [](auto&& send) {
     End end;
     send(end);
@@ -64,7 +64,7 @@ void envelopes_that_cannot_be_right_are_refused() {
   CHECK(refused([](End& end) { end.send_envelope(header_of(5), 5, 1); }));
 }
 
-void envelopes_without_credit_are_refused_or_stay_with_the_library() {
+void envelopes_without_credit_are_refused() {
   End end;
   for (std::size_t i = 0; i < 2 * TaggedChannel::most_envelopes; ++i) end.send_envelope(header_of(1), 1);
   CHECK(end.refuses());
@@ -94,7 +94,7 @@ void a_chunk_that_is_too_long_closes_the_channel() {
   CHECK(eventually([&] { return end.channel->read(room.data(), room.size()) == 0 && end.channel->closed(); }));
 }
 
-void whatever_a_peer_sends_does_no_harm() {
+void random_envelopes_do_no_harm() {
   Dice dice(12);
   int refused = 0;
   for (int round = 0; round < 300; ++round) {
@@ -113,7 +113,7 @@ void whatever_a_peer_sends_does_no_harm() {
   CHECK(refused > 20);
 }
 
-// Only envelopes carry acknowledgements. So a peer that never answers gets no more than its credit.
+// Only envelopes carry acknowledgements. So a sender whose peer never answers sends no more than its credit.
 void a_sender_stops_when_its_credit_is_used_up() {
   MessengerPair messengers = messenger_pair();
   SocketPair sockets = unix_pair();
@@ -139,7 +139,7 @@ void a_sender_stops_when_its_credit_is_used_up() {
   CHECK(sent == 1000 && b.front() == nullptr);
 }
 
-// A payload of any size, from its memory to its destination.
+// The library moves a payload of any size from the sender's memory to its destination by one message.
 void a_point_to_point_message_is_one_message_of_the_library() {
   constexpr std::size_t nbytes = 3 << 20;
   const Header header = header_of(nbytes, kind_point_to_point);
@@ -174,8 +174,9 @@ void a_point_to_point_message_lies_in_one_piece() {
   CHECK(throws<ProtocolError>([&] { end.channel->readable(); }));
 }
 
-// The memory of failed calls is freed, and nothing may access it any more (the address sanitizer would report it).
-void what_is_on_the_way_is_let_go() {
+// A program may free the memory of a failed call. Afterwards no transfer may access it: the address sanitizer reports
+// an access.
+void release_memory_ends_transfers_in_flight() {
   for (const std::uint32_t kind : {kind_collective, kind_point_to_point})
     for (const bool sends : {true, false}) {
       End end;
@@ -198,10 +199,10 @@ void what_is_on_the_way_is_let_go() {
     }
 }
 
-// A library that cannot cancel anything.
-class Stubborn final : public Messenger {
+// A library that cannot cancel a transfer.
+class WithoutCancel final : public Messenger {
  public:
-  explicit Stubborn(std::shared_ptr<Messenger> inner) : inner_(std::move(inner)) {}
+  explicit WithoutCancel(std::shared_ptr<Messenger> inner) : inner_(std::move(inner)) {}
   const char* name() const override { return inner_->name(); }
   std::vector<std::byte> address() override { return inner_->address(); }
   Peer connect(std::span<const std::byte> address) override { return inner_->connect(address); }
@@ -224,11 +225,11 @@ class Stubborn final : public Messenger {
   std::shared_ptr<Messenger> inner_;
 };
 
-void memory_that_a_library_keeps_is_told_of() {
+void release_memory_reports_memory_that_the_library_keeps() {
   MessengerPair messengers = messenger_pair();
   SocketPair sockets = unix_pair();
   const Bytes memory(TaggedChannel::chunk_nbytes);
-  TaggedChannel channel(1, std::make_shared<Stubborn>(messengers.a), {0, to_b, to_a}, std::move(sockets.a));
+  TaggedChannel channel(1, std::make_shared<WithoutCancel>(messengers.a), {0, to_b, to_a}, std::move(sockets.a));
   const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(10); };
   CHECK(channel.begin(header_of(memory.size()), memory.data()));
   CHECK(!channel.release_memory(soon()));
@@ -238,17 +239,16 @@ void memory_that_a_library_keeps_is_told_of() {
 
 int main() {
   return run_tests({
-      {"envelopes that cannot be right are refused", envelopes_that_cannot_be_right_are_refused},
-      {"envelopes without credit are refused or stay with the library",
-       envelopes_without_credit_are_refused_or_stay_with_the_library},
+      {"invalid envelopes are refused", invalid_envelopes_are_refused},
+      {"envelopes without credit are refused", envelopes_without_credit_are_refused},
       {"chunks of a wrong length are refused", chunks_of_a_wrong_length_are_refused},
       {"a chunk that is too long closes the channel", a_chunk_that_is_too_long_closes_the_channel},
-      {"whatever a peer sends does no harm", whatever_a_peer_sends_does_no_harm},
+      {"random envelopes do no harm", random_envelopes_do_no_harm},
       {"a sender stops when its credit is used up", a_sender_stops_when_its_credit_is_used_up},
       {"a point-to-point message is one message of the library",
        a_point_to_point_message_is_one_message_of_the_library},
       {"a point-to-point message lies in one piece", a_point_to_point_message_lies_in_one_piece},
-      {"what is on the way is let go", what_is_on_the_way_is_let_go},
-      {"memory that a library keeps is told of", memory_that_a_library_keeps_is_told_of},
+      {"release memory ends transfers in flight", release_memory_ends_transfers_in_flight},
+      {"release memory reports memory that the library keeps", release_memory_reports_memory_that_the_library_keeps},
   });
 }

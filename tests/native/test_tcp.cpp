@@ -102,7 +102,7 @@ void damaged_bytes_are_refused_or_end() {
   CHECK(refused > 150);
 }
 
-void every_flipped_bit_of_a_header_is_found() {
+void every_flipped_bit_of_a_header_is_detected() {
   const Bytes good = wire_bytes({100}, {});
   CHECK(accepts(good, {}));
   for (std::size_t bit = 0; bit < 64 * 8; ++bit) {
@@ -112,7 +112,7 @@ void every_flipped_bit_of_a_header_is_found() {
   }
 }
 
-void a_flipped_bit_of_a_checked_payload_is_found_wherever_it_is() {
+void any_flipped_bit_of_a_checked_payload_is_detected() {
   Dice dice(11);
   const TcpTerms terms{0, true};
   const Bytes good = wire_bytes({2 * block_nbytes + 1000, 3000}, terms);
@@ -125,7 +125,7 @@ void a_flipped_bit_of_a_checked_payload_is_found_wherever_it_is() {
   }
 }
 
-void nothing_of_a_damaged_block_is_handed_out() {
+void no_byte_of_a_damaged_block_is_delivered() {
   const TcpTerms terms{0, true};
   Bytes bytes = wire_bytes({block_nbytes}, terms);
   bytes[bytes.size() / 2] ^= std::byte{1};
@@ -143,7 +143,7 @@ void nothing_of_a_damaged_block_is_handed_out() {
   CHECK(eventually(refused));
 }
 
-void messages_of_another_epoch_and_out_of_turn_are_refused() {
+void messages_of_another_epoch_and_out_of_order_are_refused() {
   const Bytes old = wire_bytes({10}, {4, false});
   CHECK(accepts(old, {4, false}) && !accepts(old, {5, false}));
   const Bytes three = wire_bytes({0, 0, 0}, {});
@@ -161,19 +161,20 @@ void a_channel_has_at_least_one_stream() {
   CHECK(throws<std::invalid_argument>([] { TcpChannel(1, std::vector<Descriptor>(17), {}); }));
 }
 
-// Times of a whole message, alternately direct and through the stage. The test checks only which way each receive took.
-std::vector<bool> staged_receives(ReceivePolicy& policy, std::chrono::nanoseconds straight,
+// Returns, for 100 receives of a message, whether the policy chose the stage, if direct and staged receives take these
+// times.
+std::vector<bool> staged_receives(ReceivePolicy& policy, std::chrono::nanoseconds direct,
                                   std::chrono::nanoseconds staged) {
-  std::vector<bool> found;
+  std::vector<bool> choices;
   policy.begin_message(1 << 20);
   for (int i = 0; i < 100; ++i) {
-    found.push_back(policy.is_staged());
-    policy.note(found.back(), found.back() ? staged : straight, policy.most(ReceivePolicy::first_nbytes));
+    choices.push_back(policy.is_staged());
+    policy.note(choices.back(), choices.back() ? staged : direct, policy.most(ReceivePolicy::first_nbytes));
   }
-  return found;
+  return choices;
 }
 
-void what_is_received_slowly_goes_by_the_stage() {
+void slow_receives_go_through_the_stage() {
   using std::chrono::microseconds;
   ReceivePolicy policy;
   policy.begin_message(1 << 20);
@@ -187,28 +188,28 @@ void what_is_received_slowly_goes_by_the_stage() {
   CHECK(std::count(alike.begin(), alike.end(), true) <= 2);
   policy.begin_message(2 * ReceivePolicy::first_nbytes);
   policy.note(false, microseconds(20), ReceivePolicy::first_nbytes);
-  CHECK(!policy.is_staged());  // too little remains
+  CHECK(!policy.is_staged());  // too little of the message remains to use the stage
 }
 
-void a_stage_moves_in_its_line_after_what_was_slow() {
+void a_stage_changes_its_offset_in_a_line_after_slow_receives() {
   using std::chrono::microseconds;
   StagingPolicy policy;
-  const auto lead_after = [&](int us) {
+  const auto offset_after = [&](int us) {
     return policy.note(microseconds(us), ReceivePolicy::first_nbytes), policy.line_offset();
   };
-  CHECK(policy.line_offset() == 0 && lead_after(10) == 0 && lead_after(12) == 0);
-  CHECK(lead_after(30) == 32 && lead_after(10) == 32 && lead_after(30) == 0);
+  CHECK(policy.line_offset() == 0 && offset_after(10) == 0 && offset_after(12) == 0);
+  CHECK(offset_after(30) == 32 && offset_after(10) == 32 && offset_after(30) == 0);
   policy.note(microseconds(30), 1000);  // too short to count
   CHECK(policy.line_offset() == 0);
   int moved = 0;
   for (int i = 0; i < 100; ++i) {
     const std::size_t before = policy.line_offset();
-    moved += lead_after(30) != before;
+    moved += offset_after(30) != before;
   }
-  CHECK(0 < moved && moved < 30);  // until it has found that every offset takes as long
+  CHECK(0 < moved && moved < 30);  // the stage stays once every offset has taken as long
 }
 
-void a_long_message_is_whole_whichever_way_its_parts_are_received() {
+void a_long_message_arrives_whole_in_direct_and_staged_parts() {
   Dice dice(5);
   SocketPair sockets = unix_pair();
   const auto sender = open(std::move(sockets.a), {});
@@ -216,19 +217,19 @@ void a_long_message_is_whole_whichever_way_its_parts_are_received() {
   for (const std::size_t from : {0, 1, 16, 40}) {
     Bytes payload(3 * block_nbytes + 17);
     for (std::byte& byte : payload) byte = static_cast<std::byte>(dice.word());
-    Bytes found(from + payload.size());
+    Bytes received(from + payload.size());
     CHECK(sender->begin(header_of(payload.size())));
     std::size_t sent = 0, got = 0;
     CHECK(eventually([&] {
       sent += sender->write(payload.data() + sent, payload.size() - sent);
-      if (receiver->front() != nullptr) got += receiver->read(found.data() + from + got, payload.size() - got);
+      if (receiver->front() != nullptr) got += receiver->read(received.data() + from + got, payload.size() - got);
       return got == payload.size();
     }));
-    CHECK(std::equal(payload.begin(), payload.end(), found.begin() + static_cast<std::ptrdiff_t>(from)));
+    CHECK(std::equal(payload.begin(), payload.end(), received.begin() + static_cast<std::ptrdiff_t>(from)));
   }
 }
 
-void checksums_are_those_of_the_standard_however_the_data_is_cut() {
+void checksums_follow_the_standard_for_any_parts_of_the_data() {
   const char* digits = "123456789";
   const auto* data = reinterpret_cast<const std::byte*>(digits);
   CHECK(crc32c(0, data, 9) == 0xe3069283);  // RFC 3720, B.4, and below
@@ -255,17 +256,18 @@ void checksums_are_those_of_the_standard_however_the_data_is_cut() {
 int main() {
   return run_tests({
       {"damaged bytes are refused or end", damaged_bytes_are_refused_or_end},
-      {"every flipped bit of a header is found", every_flipped_bit_of_a_header_is_found},
-      {"a flipped bit of a checked payload is found wherever it is",
-       a_flipped_bit_of_a_checked_payload_is_found_wherever_it_is},
-      {"nothing of a damaged block is handed out", nothing_of_a_damaged_block_is_handed_out},
-      {"messages of another epoch and out of turn are refused", messages_of_another_epoch_and_out_of_turn_are_refused},
+      {"every flipped bit of a header is detected", every_flipped_bit_of_a_header_is_detected},
+      {"any flipped bit of a checked payload is detected", any_flipped_bit_of_a_checked_payload_is_detected},
+      {"no byte of a damaged block is delivered", no_byte_of_a_damaged_block_is_delivered},
+      {"messages of another epoch and out of order are refused",
+       messages_of_another_epoch_and_out_of_order_are_refused},
       {"a channel has at least one stream", a_channel_has_at_least_one_stream},
-      {"what is received slowly goes by the stage", what_is_received_slowly_goes_by_the_stage},
-      {"a stage moves in its line after what was slow", a_stage_moves_in_its_line_after_what_was_slow},
-      {"a long message is whole whichever way its parts are received",
-       a_long_message_is_whole_whichever_way_its_parts_are_received},
-      {"checksums are those of the standard however the data is cut",
-       checksums_are_those_of_the_standard_however_the_data_is_cut},
+      {"slow receives go through the stage", slow_receives_go_through_the_stage},
+      {"a stage changes its offset in a line after slow receives",
+       a_stage_changes_its_offset_in_a_line_after_slow_receives},
+      {"a long message arrives whole in direct and staged parts",
+       a_long_message_arrives_whole_in_direct_and_staged_parts},
+      {"checksums follow the standard for any parts of the data",
+       checksums_follow_the_standard_for_any_parts_of_the_data},
   });
 }

@@ -1,4 +1,4 @@
-"""Entry points of packages that are really installed, and what is not imported where there are none."""
+"""Entry points of installed packages, and the modules that are not imported when there are none."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: 1\n"
 
 
 def run(program: str, *places: Path) -> str:
-    """Return what `program` prints in a new process that also finds modules and packages in `places`."""
+    """Return the output of `program` in a new process that also finds modules and packages in `places`."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
     return subprocess.check_output([sys.executable, "-c", program], env=environ, text=True, timeout=DEADLINE_S).strip()
 
 
 def files_of(name: str, group: str) -> dict[str, str]:
-    """Return the files that say that package `name` has an entry point of `group`."""
+    """Return the files of a package `name` that has an entry point of `group`."""
     folder = f"{name}-1.dist-info"
     return {
         f"{folder}/METADATA": METADATA.format(name),

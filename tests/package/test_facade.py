@@ -1,4 +1,4 @@
-"""What `help`, `dir`, notebooks and editors show of the public names, and what wrong names are answered with."""
+"""The public names in `help`, `dir`, notebooks and editors, and the errors for wrong names."""
 
 from __future__ import annotations
 

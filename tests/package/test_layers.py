@@ -1,4 +1,4 @@
-"""The rules of the layers, read from the imports of every file, those inside functions included."""
+"""The rules of the layers, checked by the imports of every file, including those inside functions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ VOCABULARY = (
     *("unisono.errors", "unisono.dtypes", "unisono.operations", "unisono.options", "unisono.records"),
     *("unisono.deadlines", "unisono.log", "unisono.autograph"),
 )
-# What processes, their children and their standard streams need, in any layer that does I/O.
+# The modules for processes, their children and their standard streams, which any layer with I/O may import.
 OF_PROCESSES = ("unisono.forks", "unisono.processes", "unisono.program", "unisono.streams")
 _OUTSIDE = ("unisono.entry_points", "typing_extensions.dataclass_transform")
 LAYERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
 PUBLIC = tuple(f"unisono.{name}" for name in unisono.__all__)
 
-# Folder → the parts of Unisono that its files may import, with all that is inside them.
+# For each folder, the parts of Unisono that its files may import, with everything inside these parts.
 ALLOWED = {
     "algorithms": ("unisono.algorithms", *VOCABULARY),
     "tuning": ("unisono.tuning", "unisono.algorithms", *VOCABULARY),
@@ -40,7 +40,7 @@ ALLOWED = {
     "examples": (*PUBLIC, "unisono.torch", "unisono.compat"),
 }
 
-# File → the modules and names that it may import beyond its folder's rule, and why.
+# For each file, the modules and names that it may import beyond the rule of its folder, and the reason.
 EXCEPTIONS = {
     "algorithms/catalogue/flat.py": {
         "unisono.entry_points.entry_points": "installed packages may have algorithms; they come in here",
@@ -123,7 +123,7 @@ EXCEPTIONS = {
     },
 }
 
-# What would let an algorithm do more than compute a plan.
+# With these modules, an algorithm could do more than compute a plan.
 IMPURE = {
     "asyncio",
     "concurrent",
@@ -167,7 +167,7 @@ def violations(folder: str, source: str, exceptions: Iterable[str] = ()) -> list
 def is_permitted(folder: str, name: str) -> bool:
     top = name.partition(".")[0]
     if top == "":
-        return False  # relative
+        return False  # a relative import
     if top == "unisono":
         return is_inside(name, ALLOWED[folder]) or (name == "unisono" and folder in ("bench", "examples", "frameworks"))
     if folder == "algorithms":
@@ -182,7 +182,7 @@ def test_file_imports_only_modules_allowed_for_its_layer(path: Path) -> None:
 
 
 def test_native_core_is_imported_only_from_its_package() -> None:
-    """`from unisono.transports._core import x` would fail without advice where the core is missing."""
+    """`from unisono.transports._core import x` would fail without advice if the core is missing."""
     names = {(name_of(path), name) for path in (*FILES, *FACADE) for name in imports(path.read_text())}
     assert [each for each in sorted(names) if each[1].startswith("unisono.transports._core.")] == []
 

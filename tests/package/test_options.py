@@ -1,4 +1,7 @@
-"""Settings are checked alike wherever they come from; variables that are no settings are passed over or warned of."""
+"""Settings are checked in the same way, whatever their source.
+
+Variables that are no settings are ignored or warned about.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ TAKEN: dict[str, tuple[Any, Any]] = {
     "tcp_streams": (16, 16),
     "tcp_checksum": (True, True),
 }
-# What Kubernetes sets in every container of a namespace with services called "unisono" and "unisono-store".
+# Kubernetes sets these variables in every container of a namespace with services "unisono" and "unisono-store".
 OF_KUBERNETES = {
     f"{service}_{name}": value
     for service in ("UNISONO", "UNISONO_STORE")

@@ -23,7 +23,7 @@ USE = "import unisono as un; from unisono.transports import _core; un.init; un.l
 
 
 def run(*command: str | Path, cwd: Path, timeout_s: float = 300.0) -> str:
-    """Run the command without this environment's settings and return what it printed."""
+    """Run the command without the settings of this environment; return its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     ended = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -36,7 +36,8 @@ def run(*command: str | Path, cwd: Path, timeout_s: float = 300.0) -> str:
 @pytest.mark.timeout(900)
 def test_sdist_and_wheel_install_and_import_in_a_fresh_environment(tmp_path: Path) -> None:
     dist = tmp_path / "dist"
-    # The sdist, and the wheel from the sdist. The test is about their files, so the native core is compiled quickly.
+    # The sdist, and the wheel built from the sdist. The tests are about their files, so the native core is compiled
+    # quickly.
     quick = ("-Ccmake.build-type=RelWithDebInfo", "-Ccmake.define.CMAKE_UNITY_BUILD=ON")
     quick += ("-Ccmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1",)
     run(sys.executable, "-m", "build", *quick, "--outdir", dist, ROOT, cwd=tmp_path, timeout_s=600)
@@ -87,7 +88,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 def check_import_from_the_source_folder(python: Path) -> None:
-    """Use a regular install inside the repository: Python imports the folder, and the error says what to do."""
+    """Start Python in the repository with a regular install: it imports the source folder, and its error has advice."""
     for code in ("import unisono; unisono.init()", "from unisono.transports import _core"):
         ended = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
         assert ended.returncode == 1
@@ -102,9 +103,9 @@ def test_the_native_core_is_imported_from_anywhere(tmp_path: Path) -> None:
 
 
 def in_the_source_folder(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python where Unisono is imported from its source folder, without the native core.
+    """Run Python in the source folder, from which it imports Unisono without the native core.
 
-    -S leaves out the hook of the editable install, which would find the core.
+    -S disables the import hook of the editable install, which would find the core.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])}
     command = [sys.executable, "-S", *arguments]
@@ -160,7 +161,8 @@ def test_the_preflight_check_is_silent_when_nothing_is_missing() -> None:
 
 def test_preflight_check_lists_missing_tools_and_how_to_get_them(tmp_path: Path) -> None:
     old_python = tmp_path / "python"
-    old_python.write_text("#!/bin/sh\nexit 1\n")  # as one that is older than 3.10 answers the question
+    # a Python older than 3.10 ends with 1 when it is asked for its version
+    old_python.write_text("#!/bin/sh\nexit 1\n")
     old_python.chmod(0o755)
     ended = preflight(str(old_python), "no-such-compiler")
     assert ended.returncode == 1
@@ -181,7 +183,7 @@ def test_pip_without_cxx20_compiler_says_how_to_get_one(compiler: str, problem: 
     programs = Path(sys.executable).parent
     configure = [programs / "cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja", "-DUNISONO_MODULE=OFF"]
     environment = {**os.environ, "CXX": str(old) if compiler == old.name else compiler}
-    environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"  # where ninja is
+    environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"  # the folder that has ninja
     ended = subprocess.run(configure, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == 1
     assert "Unisono needs a C++20 compiler (g++ 11, clang++ 14 or newer)" in ended.stderr

@@ -1,4 +1,4 @@
-"""A record is a frozen data class with slots in all that can be seen of it."""
+"""A record behaves as a frozen data class with slots does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.records import record
 
 @record
 class Visit:
-    """Who came, and when."""
+    """A visitor and a time."""
 
     guest: str
     hour: int = 12
@@ -28,7 +28,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Who came, and when."""
+    """A visitor and a time."""
 
     guest: str
     hour: int = 12

@@ -1,4 +1,4 @@
-"""What a rank loads until its first result, of which its start consists for the most part."""
+"""The modules that a rank loads until its first result. They take most of the time in which it starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ with un.init() as world:
     world.allreduce(x, out=x)
 """
 
-# Of Python and of others, and parts of Unisono: what other calls need, or nobody whose program runs well.
+# Modules of Python, of packages and of Unisono that only some calls need, or only programs with an error.
 UNUSED = (
     *("asyncio", "concurrent", "difflib", "email", "importlib.metadata", "multiprocessing", "ssl", "sqlite3"),
     *("heapq", "ipaddress", "pathlib", "urllib"),
@@ -95,7 +95,7 @@ print(*sorted(each.__qualname__ for each in made if each.__init__.__module__ != 
 
 
 def printed(program: str, folder: Path) -> list[str]:
-    """Return the words that a program of one rank, for which no machine has been calibrated, writes."""
+    """Return the words that a program of one rank prints. No calibration of the machine exists."""
     ended = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,

@@ -16,7 +16,10 @@ Graph = Mapping[str, set[str]]
 
 
 def modules() -> dict[str, Path]:
-    """Return the path of each module of the source by its name, without what the namespace links repeat."""
+    """Return the path of each module of the source, by name.
+
+    Each file counts once, although links make it visible twice.
+    """
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path.resolve() == path]
     return {_module_of(path): path for path in paths}
 
@@ -83,7 +86,7 @@ def test_circles_finds_modules_that_import_each_other(sources: dict[str, str], e
     assert circles(import_graph(sources)) == expected
 
 
-# The docstring of the facade is the first page of `help(unisono)`, so it describes the library and not its files.
+# The docstring of the facade is the first page of `help(unisono)`. So it describes the library and not its files.
 FACADE = ROOT / "unisono" / "__init__.py"
 PACKAGES = sorted(path for path in modules().values() if path.name == "__init__.py" and path != FACADE)
 

@@ -1,4 +1,4 @@
-"""Kinds of arrays for tests: how to make one from a numpy array, what comes back for it, and how to read that."""
+"""Kinds of arrays for tests: how to make an array of each kind from a numpy array, and how to read a result of it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _CODES = {
 }
 
 
-class Interfaced:
-    """An array of nobody's, with `__array_interface__`."""
+class WithArrayInterface:
+    """An array of an unknown library, with `__array_interface__`."""
 
     def __init__(self, values: Any) -> None:
         self.values = values
         self.__array_interface__ = values.__array_interface__
 
 
-class Exported:
-    """An array of nobody's, with `__dlpack__`."""
+class WithDlpack:
+    """An array of an unknown library, with `__dlpack__`."""
 
     def __init__(self, values: Any, device: tuple[int, int] = (1, 0)) -> None:
         self.values = values
@@ -50,29 +50,32 @@ class Exported:
         return self._device
 
 
-class Standard(Exported):
-    """An array of a library that keeps to the standard of array libraries, and has no name in Unisono."""
+class StandardArray(WithDlpack):
+    """An array of an unknown library that follows the Python array API standard."""
 
     def __array_namespace__(self) -> Any:
-        return Namespace
+        return StandardNamespace
 
 
-class Namespace:
-    """That library."""
+class StandardNamespace:
+    """The namespace of the library of `StandardArray`."""
 
     @staticmethod
-    def asarray(values: Any) -> Standard:
-        return Standard(values)
+    def asarray(values: Any) -> StandardArray:
+        return StandardArray(values)
 
 
-class OnDevice:
-    """Memory of the host that calls itself a GPU's, by `__cuda_array_interface__`."""
+class WithCudaInterface:
+    """An array in host memory that claims to be on a GPU, by `__cuda_array_interface__`.
+
+    `changes` replaces entries of that interface.
+    """
 
     def __init__(self, values: Any, **changes: Any) -> None:
-        told = values.__array_interface__
+        interface = values.__array_interface__
         self.values = values
         self.__cuda_array_interface__ = {
-            **{key: told[key] for key in ("shape", "typestr", "data", "strides")},
+            **{key: interface[key] for key in ("shape", "typestr", "data", "strides")},
             "version": 3,
             **changes,
         }
@@ -83,13 +86,13 @@ class Kind:
     """One kind of arrays.
 
     Attributes:
-        make: an array of the kind with the elements of a numpy array, and in its memory if the library can.
-        read: a numpy array with the elements of such an array.
-        result: the name of the class that comes back.
-        dtypes: the types of elements that it can have.
-        writable: whether it may be an out.
-        library: what must be installed.
-        axes: the most axes that it can have.
+        make: makes an array from a numpy array. Both share their memory if the library can do that.
+        read: returns a numpy array with the elements of an array of this kind.
+        result: the name of the class of the results of collectives on such arrays.
+        dtypes: the dtypes that such an array can have.
+        writable: whether such an array may be the `out` of a collective.
+        library: the package that must be installed.
+        axes: the largest number of axes that such an array can have.
     """
 
     make: Callable[[Any], Any]
@@ -134,8 +137,8 @@ def tensorflow_tensor(values: Any) -> Any:
     return tf.constant(values)
 
 
-def field_of(values: Any) -> Any:
-    return values.values
+def values_of(array: Any) -> Any:
+    return array.values
 
 
 KINDS = {
@@ -150,9 +153,9 @@ KINDS = {
         dtypes=frozenset(_CODES),
         axes=1,
     ),
-    "__array_interface__": Kind(Interfaced, lambda x: np.asarray(getattr(x, "values", x))),
-    "__dlpack__": Kind(Exported, lambda x: getattr(x, "values", x)),
-    "the standard": Kind(Standard, field_of, "Standard"),
+    "__array_interface__": Kind(WithArrayInterface, lambda x: np.asarray(getattr(x, "values", x))),
+    "__dlpack__": Kind(WithDlpack, lambda x: getattr(x, "values", x)),
+    "the standard": Kind(StandardArray, values_of, "StandardArray"),
     "torch": Kind(torch_tensor, numpy_of_tensor, "Tensor", ALL, library="torch"),
     "JAX": Kind(jax_array, np.asarray, "ArrayImpl", WITHOUT_64_BITS, writable=False, library="jax"),
     "TensorFlow": Kind(tensorflow_tensor, np.asarray, "EagerTensor", ALL, writable=False, library="tensorflow"),

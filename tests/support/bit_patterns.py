@@ -1,4 +1,4 @@
-"""Arrays of any bit patterns, how two of them are compared, and arrays that notice what is written around them."""
+"""Arrays of random bit patterns, their comparison bit by bit, and arrays between guards that show stray writes."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ GUARD_NBYTES = 64
 GUARD = 0xA5
 
 
-def assert_same_values(got: Any, wanted: Any) -> None:
-    """Every bit must agree, except those of a NaN, which IEEE 754 leaves to the processor."""
-    if wanted.dtype.kind == "c":
-        got, wanted = got.view(wanted.real.dtype), wanted.view(wanted.real.dtype)
-    if DTYPES[wanted.dtype.name].kind in ("float", "float8"):
-        nan = np.isnan(wanted)
-        assert np.array_equal(np.isnan(got), nan)
-        got, wanted = got[~nan], wanted[~nan]
-    assert got.tobytes() == wanted.tobytes()
+def assert_same_values(result: Any, expected: Any) -> None:
+    """Assert that all bits are equal, except the bits of NaNs, which IEEE 754 leaves to the processor."""
+    if expected.dtype.kind == "c":
+        result, expected = result.view(expected.real.dtype), expected.view(expected.real.dtype)
+    if DTYPES[expected.dtype.name].kind in ("float", "float8"):
+        nan = np.isnan(expected)
+        assert np.array_equal(np.isnan(result), nan)
+        result, expected = result[~nan], expected[~nan]
+    assert result.tobytes() == expected.tobytes()
 
 
 def random_bits(generator: np.random.Generator, rows: int, count: int, dtype: str) -> Any:
-    """Return an array of any bit patterns: NaNs, infinities, subnormals and the extremes of integers among them."""
-    # Booleans of other bytes than 0 and 1 do not exist.
+    """Return an array (rows, count) of random bits. So floats include NaNs, infinities and subnormal numbers."""
+    # The byte of a boolean is 0 or 1.
     raw = generator.integers(0, 2 if dtype == "bool" else 256, (rows, count * DTYPES[dtype].itemsize), dtype=np.uint8)
     return raw.view(dtype) if count else np.zeros((rows, 0), dtype)
 
 
-def placed(row: Any, offset: int) -> Any:
-    """Return a copy of `row` that begins `offset` bytes behind a multiple of 16, with guards around it."""
+def guarded_copy(row: Any, offset: int) -> Any:
+    """Return a copy of `row` that begins `offset` bytes after a multiple of 16 bytes, with guard bytes around it."""
     memory = np.full(row.nbytes + 2 * GUARD_NBYTES + PACK_NBYTES, GUARD, np.uint8)
     start = GUARD_NBYTES + (-memory.ctypes.data) % PACK_NBYTES + offset
     memory[start : start + row.nbytes] = row.view(np.uint8)
     return memory[start : start + row.nbytes].view(row.dtype)
 
 
-def is_guarded(array: Any) -> bool:
-    """Whether nothing around a `placed` array has been written."""
+def has_intact_guards(array: Any) -> bool:
+    """Return whether the guard bytes around an array of `guarded_copy` are unchanged."""
     memory = array
     while isinstance(memory.base, np.ndarray):
         memory = memory.base

@@ -1,4 +1,4 @@
-"""Calls of the registered algorithms on integers, for every executor: what a rank has, and what it must get."""
+"""Calls of the registered algorithms on integers, for every executor, with the expected result of each rank."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ROOTED = ("reduce", "broadcast", "gather", "scatter")
 
 # --- moving data ---------------------------------------------------------------------------------------------------
 
-Block = tuple[int, int]  # data from a rank to a rank; to 0 if it is for all
+Block = tuple[int, int]  # (source rank, target rank); the target is 0 if all ranks get the same data
 
 
 def block(source: int, target: int, count: int) -> Any:
     return np.arange(count, dtype=np.int32) + 100 * source + 10000 * target
 
 
-# What each collective has in INPUT and OUTPUT of (size, rank, root).
+# The blocks in INPUT and OUTPUT of each collective, by (size, rank, root).
 INPUT_BLOCKS: dict[str, Callable[[int, int, int], list[Block]]] = {
     "broadcast": lambda size, rank, root: [(root, 0)] if rank == root else [],
     "allgather": lambda size, rank, root: [(rank, 0)],
@@ -45,23 +45,23 @@ OUTPUT_BLOCKS: dict[str, Callable[[int, int, int], list[Block]]] = {
 }
 
 
-def equal(source: int, target: int) -> int:
+def equal_count(source: int, target: int) -> int:
     return 7
 
 
-def differing(source: int, target: int) -> int:
+def differing_count(source: int, target: int) -> int:
     return (3 * source + 5 * target) % 4
 
 
 @dataclass(frozen=True)
 class Move:
-    """One call: `counts` is how many elements go from a rank to a rank."""
+    """One call that moves data. `counts` returns the number of elements that go from a source rank to a target rank."""
 
     algorithm: Algorithm
     size: int
     root: int = 0
     segments: int = 1
-    counts: Callable[[int, int], int] = equal
+    counts: Callable[[int, int], int] = equal_count
     in_place: bool = False
 
     def data(self, table: dict[str, Callable[[int, int, int], list[Block]]], rank: int) -> list[Any]:
@@ -69,8 +69,8 @@ class Move:
         return [block(*ends, self.counts(*ends)) for ends in blocks]
 
     def run(self, executor: Any) -> tuple[Any, Any]:
-        """Run it on one rank; return what is in OUTPUT and what should be."""
-        return self.carry_out(executor, self.plan(executor.rank))
+        """Run the call on one rank; return OUTPUT and the expected OUTPUT."""
+        return self.run_plan(executor, self.plan(executor.rank))
 
     def plan(self, rank: int) -> Plan:
         """Return the plan of a rank."""
@@ -79,16 +79,16 @@ class Move:
     @property
     def varying(self) -> bool:
         """Whether the shares of the ranks differ in length."""
-        return self.counts is differing
+        return self.counts is differing_count
 
-    def carry_out(self, executor: Any, plan: Plan) -> tuple[Any, Any]:
-        """Do what `run` does by another plan."""
+    def run_plan(self, executor: Any, plan: Plan) -> tuple[Any, Any]:
+        """Run the call by `plan` instead of the plan of its algorithm; return as `run` does."""
         rank, varying = executor.rank, self.varying
         inputs, outputs = self.data(INPUT_BLOCKS, rank), self.data(OUTPUT_BLOCKS, rank)
         source, expected = (np.concatenate([np.zeros(0, np.int32), *blocks]) for blocks in (inputs, outputs))
         target = np.full_like(expected, -1)
         if self.in_place:
-            source, target = shared(rank, inputs, source, outputs, target)
+            source, target = in_one_memory(rank, inputs, source, outputs, target)
         elements = (source.size, target.size) if varying else self.elements()
         call = call_of(
             plan, "int32", elements, root=self.root, segments=self.segments, counts=self.all_counts(rank, varying)
@@ -97,8 +97,8 @@ class Move:
         return target, expected
 
     def elements(self) -> tuple[int, int]:
-        """Return the elements of INPUT and OUTPUT, where they are equal on all ranks that have them."""
-        share = equal(0, 0)
+        """Return the numbers of elements of INPUT and OUTPUT, which are equal on all ranks if no counts are passed."""
+        share = equal_count(0, 0)
         whole = share * self.size
         return {
             "broadcast": (share, share),
@@ -119,8 +119,8 @@ class Move:
         return {Counts.RANKS: [self.counts(self.root, peer) if scatters else self.counts(peer, 0) for peer in ranks]}
 
 
-def shared(rank: int, inputs: list[Any], source: Any, outputs: list[Any], target: Any) -> tuple[Any, Any]:
-    """Return INPUT and OUTPUT in the same memory, where a rank has both: the shorter is block `rank` of the longer."""
+def in_one_memory(rank: int, inputs: list[Any], source: Any, outputs: list[Any], target: Any) -> tuple[Any, Any]:
+    """Return INPUT and OUTPUT in the same memory, if the rank has both: the shorter is block `rank` of the longer."""
     if not inputs or not outputs:
         return source, target
     longer, blocks = (source, inputs) if len(inputs) > len(outputs) else (target, outputs)
@@ -139,7 +139,7 @@ def contribution(rank: int, elements: int) -> Any:
     return np.arange(elements, dtype=np.int64) * 7 + 1000**rank % 997
 
 
-# What each collective gives a rank, from the contributions of all ranks; None if it gives nothing.
+# The result of each collective on a rank, from the contributions of all ranks; None if the rank has no result.
 RESULT: dict[str, Callable[[Any, int, int], Any]] = {
     "allreduce": lambda inputs, rank, root: inputs.sum(axis=0),
     "reduce": lambda inputs, rank, root: inputs.sum(axis=0) if rank == root else None,
@@ -151,9 +151,9 @@ RESULT: dict[str, Callable[[Any, int, int], Any]] = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """One call on vectors of so many `elements`; with `counts`, a reduce-scatter of so many to each rank.
+    """One reduction of vectors of `elements` elements. With `counts`, it is a reduce-scatter with these counts.
 
-    `op` is "sum", or "avg", which shows results that are lowered twice or not at all.
+    `op` is "sum" or "avg". The average shows a plan that divides by the number of ranks twice or never.
     """
 
     algorithm: Algorithm
@@ -166,7 +166,7 @@ class Reduction:
     op: str = "sum"
 
     def own(self, rank: int) -> slice:
-        """Return the part of the vector that a rank has the result of."""
+        """Return the part of the vector whose result a rank has."""
         if self.algorithm.collective != "reduce_scatter":
             return slice(0, self.elements)
         if self.counts:
@@ -176,15 +176,15 @@ class Reduction:
         return slice(start, start + length)
 
     def run(self, executor: Any) -> tuple[Any, Any]:
-        """Run it on one rank; return what is in OUTPUT and what should be."""
-        return self.carry_out(executor, self.plan(executor.rank))
+        """Run the call on one rank; return OUTPUT and the expected OUTPUT."""
+        return self.run_plan(executor, self.plan(executor.rank))
 
     def plan(self, rank: int) -> Plan:
         """Return the plan of a rank."""
         return self.algorithm.build(self.size, rank, self.root, **({"varying": True} if self.counts else {}))
 
-    def carry_out(self, executor: Any, plan: Plan) -> tuple[Any, Any]:
-        """Do what `run` does by another plan."""
+    def run_plan(self, executor: Any, plan: Plan) -> tuple[Any, Any]:
+        """Run the call by `plan` instead of the plan of its algorithm; return as `run` does."""
         rank = executor.rank
         inputs = np.stack([contribution(other, self.elements) for other in range(self.size)])
         source, own = inputs[rank].copy(), self.own(rank)
@@ -209,17 +209,17 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Barrier:
-    """One barrier, which has nothing in OUTPUT."""
+    """One barrier. Its OUTPUT is empty."""
 
     algorithm: Algorithm
     size: int
 
     def run(self, executor: Any) -> tuple[Any, Any]:
-        """Run it on one rank; return what is in OUTPUT and what should be: nothing."""
-        return self.carry_out(executor, self.algorithm.build(self.size, executor.rank))
+        """Run the barrier on one rank; return OUTPUT and the expected OUTPUT, which are both empty."""
+        return self.run_plan(executor, self.algorithm.build(self.size, executor.rank))
 
-    def carry_out(self, executor: Any, plan: Plan) -> tuple[Any, Any]:
-        """Do what `run` does by another plan."""
+    def run_plan(self, executor: Any, plan: Plan) -> tuple[Any, Any]:
+        """Run the barrier by `plan` instead of the plan of its algorithm; return as `run` does."""
         executor.start(call_of(plan, None, (0, 0)), None, None).wait(DEADLINE_S)
         return np.zeros(0), np.zeros(0)
 
@@ -235,23 +235,24 @@ def call_on_integers(
     in_place: bool = False,
     op: str = "sum",
 ) -> Move | Reduction | Barrier:
-    """Return a call of `algorithm`; `varying`: with shares of the ranks that differ in length, and may be empty."""
+    """Return a call of `algorithm`. If `varying`, the shares of the ranks differ in length, and some may be empty."""
     if algorithm.collective == "barrier":
         return Barrier(algorithm, size)
     if algorithm.collective in REDUCING:
         counts = tuple((5 * rank + 2) % 4 for rank in range(size)) if varying else ()
         length = sum(counts) if varying else elements
         return Reduction(algorithm, size, length, root, segments, counts, in_place, op)
-    return Move(algorithm, size, root, segments, differing if varying else equal, in_place)
+    return Move(algorithm, size, root, segments, differing_count if varying else equal_count, in_place)
 
 
 AnyCall: TypeAlias = "Move | Reduction | Barrier"
 
 
 def calls_in_every_form(algorithm: Algorithm, size: int, forms: Sequence[tuple[int, int]]) -> list[AnyCall]:
-    """Return calls in which every two of these go together: root, (elements, segments), equal shares or not, in place.
+    """Return calls of an algorithm that cover every pair of two parameters' values (`support.covering`).
 
-    There are none if the algorithm does not run on so many ranks.
+    The parameters are the root, the pair (elements, segments) of `forms`, equal or differing shares, and whether INPUT
+    and OUTPUT share memory. The list is empty if the algorithm does not support `size` ranks.
     """
     if algorithm.supports(size) is not None:
         return []
@@ -265,7 +266,7 @@ def calls_in_every_form(algorithm: Algorithm, size: int, forms: Sequence[tuple[i
 
 
 def run_all(executor: Any, calls: Sequence[AnyCall]) -> list[str]:
-    """Run calls one after the other on one rank; return what is wrong with each result that is not right."""
+    """Run calls one after the other on one rank; return a description of each wrong result."""
     problems = []
     for call in calls:
         try:
@@ -278,12 +279,12 @@ def run_all(executor: Any, calls: Sequence[AnyCall]) -> list[str]:
 
 
 def check_all(ranks: Any, calls: Sequence[AnyCall]) -> None:
-    """Check that ranks have the right results of all calls, which are made in one job."""
+    """Run all calls in one job of `ranks`, and assert that all results are right."""
     for rank, problems in enumerate(ranks.run(run_all, calls)):
         assert problems == [], f"rank {rank}"
 
 
 def assert_right(results: list[tuple[Any, Any]]) -> None:
-    """Check what `run` returned on each rank."""
-    for rank, (found, expected) in enumerate(results):
-        assert found.tolist() == expected.tolist(), f"rank {rank}"
+    """Assert that the results of `run`, by rank, are right."""
+    for rank, (result, expected) in enumerate(results):
+        assert result.tolist() == expected.tolist(), f"rank {rank}"

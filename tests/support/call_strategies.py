@@ -1,4 +1,4 @@
-"""The calls that Hypothesis tries executors with: the same for every executor, but for how many elements they have."""
+"""Hypothesis strategies for the calls of executors. Each executor's tests choose the numbers of elements."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Calls of every collective for Hypothesis, and where they must be refused. What must come of them is in `testing`."""
+"""Hypothesis strategies for calls of every collective, and the refusals to expect. `unisono.testing` checks results."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from support.harness import by_messages
+from support.harness import message_algorithms
 
 import unisono as un
 from unisono.algorithms.ir.contracts import CONTRACTS
@@ -18,7 +18,7 @@ MOST_RANKS = 5
 
 
 def cases(collective: str) -> st.SearchStrategy[Case]:
-    """Return calls of one method."""
+    """Return calls of one method of the communicator."""
     name = collective.removesuffix("v")
     reductions = [(dtype, op) for dtype, op in (*REDUCTIONS, *BY_FUNCTION) if name not in PREFIXES or op != "avg"]
     if CONTRACTS[name].reduces:
@@ -40,12 +40,14 @@ def _cases(collective: str, dtype: str, op: str) -> st.SearchStrategy[Case]:
         layout=st.sampled_from(["C", "C", "F", "strided"]),
         offset=st.sampled_from(OFFSETS),
         wait=st.booleans(),
-        algorithm=st.none() if op in FUNCTIONS else st.sampled_from([None, *by_messages(collective.removesuffix("v"))]),
+        algorithm=st.none()
+        if op in FUNCTIONS
+        else st.sampled_from([None, *message_algorithms(collective.removesuffix("v"))]),
     )
 
 
 def is_refused(case: Case, size: int, link: str) -> bool:
-    """Return whether the algorithm cannot be used there."""
+    """Return whether the tuner refuses the algorithm of `case` among `size` ranks over `link`."""
     everyone = (tuple(range(size)),)
     question = Question(
         *(case.name, 0, size, link),
@@ -62,7 +64,7 @@ def is_refused(case: Case, size: int, link: str) -> bool:
 
 
 def run_case(world: un.Communicator, case: Case) -> str:
-    """Make a call and check what comes of it on this rank; return the error by which it was refused, if it was."""
+    """Make a call and check its result on this rank; return the class of the error if the call was refused, else ""."""
     try:
         check_case(world, case)
     except (un.NoAlgorithmError, un.UsageError) as error:
@@ -70,10 +72,10 @@ def run_case(world: un.Communicator, case: Case) -> str:
     return ""
 
 
-def check_refusals(case: Case, told: list[str], size: int, link: str) -> None:
-    """Check what `run_case` returned on each rank."""
+def check_refusals(case: Case, errors: list[str], size: int, link: str) -> None:
+    """Assert that the results of `run_case`, by rank, are the expected refusals."""
     refusal = "NoAlgorithmError" if is_refused(case, size, link) else ""
-    for rank, error in enumerate(told):
-        # No algorithm exchanges in place.
+    for rank, error in enumerate(errors):
+        # No algorithm runs an alltoall in place.
         wrong = case.collective == "alltoall" and case.way == "in place" and 0 not in case.shape(size, rank)
         assert error == (refusal or ("UsageError" if wrong else "")), f"rank {rank}, {case}"

@@ -1,4 +1,4 @@
-"""The command `unisono`, run as users do, with a cache folder of its own."""
+"""Runs the command `unisono` as a user does, but with its own cache folder."""
 
 from __future__ import annotations
 

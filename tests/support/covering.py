@@ -21,12 +21,12 @@ is_product_wanted = False
 def pairwise(*parameters: Sequence[Any], allowed: Callable[..., bool] = lambda *_: True) -> list[Row]:
     """Return rows with one value of each parameter. Every allowed pair of values occurs in at least one row.
 
-    The rows are the same in every process, because the search is greedy and not random. Each step takes the first pair
-    that is still missing, and adds the row that contains this pair and the most other missing pairs.
+    The rows are the same in every process, because the search is greedy and not random. Each step takes the first
+    missing pair, and adds the row that contains this pair and the most other missing pairs.
 
     Args:
         parameters: the values of each parameter.
-        allowed: whether the values of a row go together; it is called with one value of each parameter.
+        allowed: returns whether a row is allowed; it is called with one value of each parameter.
 
     Returns:
         All allowed rows if there are fewer than three parameters, or if ``pytest --product`` runs.

@@ -1,4 +1,4 @@
-"""Kernels for GPUs, compiled for the host and run there: see tests/native/cuda_on_host.h."""
+"""Compiles kernels for GPUs as libraries for the host and runs them there, with tests/native/cuda_on_host.h."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "build" / "cuda_on_host"
 COMPILER = os.environ.get("CXX", "c++")
 TIMEOUT_S = 240
-# Accesses that are not aligned, which processors allow and GPUs do not, end the process.
+# The sanitizer ends the process at a misaligned access, because a GPU does not allow it, and the host's processor does.
 OPTIONS = (
     *("-std=c++20", "-shared", "-fPIC", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-DUNISONO_ISA=cuda"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"),
@@ -34,45 +34,46 @@ Run = Callable[..., None]
 
 @functools.cache
 def compiled(kernels: tuple[Kernel, ...], *options: str) -> dict[str, Run]:
-    """Return the kernels by name, as functions of the number of blocks and of the arguments, which are ctypes objects.
-
-    Libraries stay in `build/`, by a hash of everything that they are made of.
-    """
+    """Return the kernels by name, as functions of the number of blocks and of arguments, as ctypes objects."""
     library = ctypes.CDLL(str(library_of(kernels, *options)))
     return {kernel.name: functools.partial(_run, getattr(library, f"{kernel.name}_on_host")) for kernel in kernels}
 
 
 def library_of(kernels: Sequence[Kernel], *options: str) -> Path:
-    """Return the library that has each kernel as a function of the name with ``_on_host`` behind it."""
+    """Return a library that exports each kernel as the function ``<name>_on_host``."""
     source = "".join(f"{kernel.source}UNISONO_ON_HOST({kernel.name})\n" for kernel in kernels)
-    return built(source, (COMPILER, *OPTIONS, *options), BUILT)
+    return built_library(source, (COMPILER, *OPTIONS, *options), BUILT)
 
 
 def _run(function: Any, blocks: int, *arguments: Any) -> None:
     function(blocks, (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments)))
 
 
-def built(source: str, command: Sequence[str], folder: Path) -> Path:
-    """Return the library that a compiler's `command` makes of `source`, in `folder`, if it is not there."""
-    found = folder / f"{_hash(source, command)}.so"
+def built_library(source: str, command: Sequence[str], folder: Path) -> Path:
+    """Compile `source` by the compiler's `command` into `folder`, and return the library.
+
+    The library's name is a hash of the command, the compiler's version, and all sources and headers. So a library that
+    exists is returned without compiling it again.
+    """
+    library = folder / f"{_hash(source, command)}.so"
     folder.mkdir(parents=True, exist_ok=True)
-    # Tests that run at the same time compile it once.
-    with found.with_suffix(".lock").open("w") as lock:
+    # The lock lets only one of several concurrent tests compile the library.
+    with library.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
-            _compile(source, command, found)
-    return found
+        if not library.exists():
+            _compile(source, command, library)
+    return library
 
 
-def _compile(source: str, command: Sequence[str], found: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=found.parent) as folder:
-        text, made = Path(folder, "source.cpp"), Path(folder, "made.so")
+def _compile(source: str, command: Sequence[str], library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        text, output = Path(folder, "source.cpp"), Path(folder, "output.so")
         text.write_text(source)
-        ended = subprocess.run(
-            [*command, "-o", made, text], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        compiler = subprocess.run(
+            [*command, "-o", output, text], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
-        assert ended.returncode == 0, ended.stderr
-        made.rename(found)
+        assert compiler.returncode == 0, compiler.stderr
+        output.rename(library)
 
 
 def _hash(source: str, command: Sequence[str]) -> str:
@@ -89,21 +90,21 @@ def _hash(source: str, command: Sequence[str]) -> str:
 
 
 def addresses(arrays: Sequence[Any]) -> Any:
-    """Return the addresses of arrays as kernels take them as one argument."""
+    """Return the addresses of arrays as one argument of a kernel."""
     return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
 
 
 def reduce(run: Run, blocks: int, dst: Any, sources: Sequence[Any], divisor: int) -> None:
-    """Run a reduction by the kernel for as many sources as there are."""
-    count, by = ctypes.c_uint64(dst.size), ctypes.c_uint64(divisor)
+    """Run a kernel of a reduction. More than `MOST_SOURCES` sources are passed by a table of their addresses."""
+    count, divisor_argument = ctypes.c_uint64(dst.size), ctypes.c_uint64(divisor)
     pointers = addresses(sources)
     if len(sources) <= MOST_SOURCES:
-        run(blocks, address(dst), pointers, count, by)
+        run(blocks, address(dst), pointers, count, divisor_argument)
     else:
         table = ctypes.c_void_p(ctypes.addressof(pointers))
-        run(blocks, address(dst), table, ctypes.c_uint64(len(sources)), count, by)
+        run(blocks, address(dst), table, ctypes.c_uint64(len(sources)), count, divisor_argument)
 
 
 def address(array: Any) -> Any:
-    """Return the address of an array as kernels take it."""
+    """Return the address of an array as an argument of a kernel."""
     return ctypes.c_void_p(array.ctypes.data)

@@ -1,4 +1,4 @@
-"""A job over UCX that knows CUDA: see tests/native/cuda_ucx.cpp."""
+"""Jobs over a UCX with CUDA support, which tests/native/cuda_ucx.cpp pretends to be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from support.cuda_on_host import COMPILER, ROOT, built
+from support.cuda_on_host import COMPILER, ROOT, built_library
 from support.deadlines import DEADLINE_S
 
 import unisono as un
@@ -25,34 +25,33 @@ OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror
 
 @functools.cache
 def library() -> Path:
-    """Return the library that stands before the one that a package of UCX has loaded."""
+    """Compile the library that passes device memory to the real UCX as host memory; return it."""
     real = Path(ucx.library_path())
     include = next(folder for folder in (real.parents[1] / "include", real.parents[2] / "include") if folder.is_dir())
     link = (f"-Wl,--no-as-needed,-rpath,{real.parent}", f"-L{real.parent}", "-l:libucp.so.0")
-    # The source stands before what it is linked with.
-    return built(SOURCE.read_text(), (COMPILER, *OPTIONS, f"-I{include}", *link), BUILT)
+    return built_library(SOURCE.read_text(), (COMPILER, *OPTIONS, f"-I{include}", *link), BUILT)
 
 
-def counted() -> tuple[int, int]:
-    """Return the bytes of device memory that this process has given UCX to send and to receive."""
+def device_traffic() -> tuple[int, int]:
+    """Return the bytes of device memory that this process has passed to UCX to send, and to receive."""
     return _counter("cuda_nbytes_sent"), _counter("cuda_nbytes_received")
 
 
-def entries() -> tuple[int, int]:
-    """Return how often UCX has been entered since it has got device memory, and how often without a context of CUDA."""
+def calls_after_device_memory() -> tuple[int, int]:
+    """Return the number of calls of UCX since the first one with device memory, and how many had no CUDA context."""
     return _counter("cuda_entries"), _counter("cuda_entries_without_context")
 
 
 def _counter(name: str) -> int:
     counter = getattr(ctypes.CDLL(str(library())), name)
     counter.restype = ctypes.c_size_t
-    found: int = counter()
-    return found
+    value: int = counter()
+    return value
 
 
 @contextlib.contextmanager
-def known() -> Iterator[None]:
-    """Let UCX know CUDA for communicators that are made in a with-block."""
+def cuda_support() -> Iterator[None]:
+    """Let communicators that are created in a with-block use the UCX with CUDA support."""
     ucx.imported()
     before = ucx._messenger
     with (
@@ -64,12 +63,12 @@ def known() -> Iterator[None]:
 
 @functools.cache
 def _messenger_of(before: Any) -> Any:
-    """Return what makes the one messenger of this process by that library."""
+    """Return the function that creates the one messenger of this process, for the UCX with CUDA support."""
     return functools.cache(before.__wrapped__)
 
 
 def joined(world: un.Communicator, store: str, transports: str = "ucx") -> un.Communicator:
-    """Return the communicator of the ranks of `world` in a job of their own."""
+    """Start a new job of the ranks of `world`, which meet at the file `store`; return its communicator."""
     options = un.Options(transports=transports, timeout_s=DEADLINE_S)
     return un.init(options, store=f"file://{store}", rank=world.rank, size=world.size)
 
@@ -77,8 +76,8 @@ def joined(world: un.Communicator, store: str, transports: str = "ucx") -> un.Co
 def on_double(
     world: un.Communicator, store: str, body: Callable[..., Any], *args: Any, transports: str = "ucx", **double: Any
 ) -> Any:
-    """Return ``body(comm, gpu, stream, *args)`` on the ranks of `world` in a job of their own, each with a double."""
-    with known(), device_double(world.rank, **double) as gpu:
+    """Start a new job of the ranks of `world`, each with a device double; return ``body(comm, gpu, stream, *args)``."""
+    with cuda_support(), device_double(world.rank, **double) as gpu:
         stream = gpu.device().new_stream()
         with joined(world, store, transports) as comm:
             result = body(comm, gpu, stream, *args)

@@ -1,4 +1,4 @@
-"""How tests wait: for what has happened, not for a time, and so long that only what hangs is ended."""
+"""Waiting in tests: a test waits for an event, never for a time, and gives up after `DEADLINE_S`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Far more than anything takes on a machine that has ten times too much to do. A test has three times as much in all.
+# Nothing takes as long, even on a machine with ten times too much work. So only a test that hangs reaches it. pytest
+# ends a whole test after three times as long.
 DEADLINE_S = 100.0
 _PAUSE_S = 0.002
 
 
 def eventually(condition: Callable[[], object]) -> bool:
-    """Wait until `condition` holds, for `DEADLINE_S` at most; return whether it came to hold."""
+    """Wait until `condition` holds, for `DEADLINE_S` at most; return whether it holds."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         if time.monotonic() > deadline:
@@ -22,11 +23,11 @@ def eventually(condition: Callable[[], object]) -> bool:
 
 
 def leave_mark(folder: Path, name: object) -> None:
-    """Tell other processes that use `folder` that something has happened, without the library that is tested."""
+    """Create the mark `name` in `folder`, which processes await by `await_marks`. It uses no tested code."""
     (folder / f"mark {name}").touch()
 
 
 def await_marks(folder: Path, *names: object) -> None:
-    """Wait until each of these marks has been left in `folder`."""
+    """Wait until `leave_mark` has created all marks `names` in `folder`."""
     marks = [folder / f"mark {name}" for name in names]
     assert eventually(lambda: all(mark.exists() for mark in marks)), f"no {marks} yet"

@@ -1,7 +1,7 @@
-"""What every device must do: checks over a `Bench`, which is a device and how to see what it does.
+"""The contract of `Device`, as checks over a `Bench`, which holds a device and one stream.
 
-They hold for the double and for `CudaDevice`, on a GPU or on its driver's double. What runs on ranks, which are
-processes, is module-level and takes how to make the bench.
+The checks hold for the double of a device, and for `CudaDevice` on a GPU or on the driver's double. Functions that run
+on ranks in other processes are module-level and take a function that makes the bench.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FACTORS = [("float32", 0.5)]
 
 
 class Bench:
-    """A device under test, with one stream; `gpu` is what it is a double of, if it is one."""
+    """A device under test with one stream. `gpu` is the simulated GPU if the device is a double."""
 
     def __init__(self, device: Device, gpu: Gpu | None = None) -> None:
         self.device, self.gpu = device, gpu
@@ -41,46 +41,46 @@ class Bench:
         return cls(gpu.device(), gpu)
 
     def memory(self, values: Any) -> int:
-        """Return the address of a copy of `values`."""
+        """Return the device address of a copy of `values`."""
         values = np.ascontiguousarray(values)
-        made, pinned = self.device.allocate(values.nbytes), self.device.pin(values.nbytes)
-        self._memory.append(made)
+        allocation, pinned = self.device.allocate(values.nbytes), self.device.pin(values.nbytes)
+        self._memory.append(allocation)
         pinned[:] = values.view(np.uint8).reshape(-1)
-        self.device.copy(made.pointer, pinned.ctypes.data, values.nbytes, self.stream)
+        self.device.copy(allocation.pointer, pinned.ctypes.data, values.nbytes, self.stream)
         self.finish(self.stream)
         self.device.unpin(pinned)
-        return made.pointer
+        return allocation.pointer
 
     def zeros(self, count: int = N, dtype: str = "uint8") -> int:
         return self.memory(np.zeros(count, dtype))
 
     def values(self, pointer: int, like: Any) -> Any:
-        """Return what is at an address, when all that is on the stream of the bench has been done."""
+        """Wait for the stream of the bench, and return the values at a device address, as an array like `like`."""
         pinned = self.device.pin(like.nbytes)
         self.device.copy(pinned.ctypes.data, pointer, like.nbytes, self.stream)
         self.finish(self.stream)
-        found = pinned.copy().view(like.dtype)
+        values = pinned.copy().view(like.dtype)
         self.device.unpin(pinned)
-        return found
+        return values
 
     def finish(self, *streams: Stream) -> None:
-        """Wait until all that was issued to the streams has been done."""
+        """Wait until the device has done all work that was issued to the streams."""
         for stream in streams:
             event = self.device.new_event()
             self.device.record(event, stream)
-            self.until(lambda event=event: self.device.done(event))
+            self.wait_until(lambda event=event: self.device.done(event))
             self.device.end_event(event)
 
     @staticmethod
-    def until(condition: Callable[[], bool]) -> None:
+    def wait_until(condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < deadline, "it never happens"
+            assert time.monotonic() < deadline, f"the condition does not hold after {PATIENCE_S} s"
             time.sleep(0.0001)
 
     def close(self) -> None:
-        for made in self._memory:
-            self.device.free(made)
+        for allocation in self._memory:
+            self.device.free(allocation)
         self.device.end_stream(self.stream)
         if self.gpu is not None:
             leaks = self.gpu.leaks()
@@ -88,10 +88,10 @@ class Bench:
             assert leaks == []
 
 
-# What holds on any device.
+# Checks that hold on any device.
 
 
-def check_a_stream_does_things_in_order(bench: Bench) -> None:
+def check_a_stream_keeps_the_order_of_its_work(bench: Bench) -> None:
     ones, b, c = bench.memory(np.ones(N, np.uint8)), bench.zeros(), bench.zeros()
     bench.device.copy(b, ones, N, bench.stream)
     bench.device.copy(c, b, N, bench.stream)
@@ -113,30 +113,30 @@ def check_a_wait_orders_streams(bench: Bench) -> None:
     device.end_event(event)
 
 
-def check_an_event_that_was_not_recorded_is_no_hindrance(bench: Bench) -> None:
+def check_an_event_without_a_record_blocks_no_stream(bench: Bench) -> None:
     event, after = bench.device.new_event(), bench.device.new_event()
     assert bench.device.done(event)
     bench.device.wait(bench.stream, event)
     bench.device.record(after, bench.stream)
-    bench.until(lambda: bench.device.done(after))
+    bench.wait_until(lambda: bench.device.done(after))
     bench.device.end_event(event)
     bench.device.end_event(after)
 
 
-def check_reductions_are_those_of_the_definition(bench: Bench) -> None:
+def check_reductions_follow_the_definition(bench: Bench) -> None:
     for dtype, op, k in REDUCTIONS:
         rows = oracles.contributions(dtype, op, k, 333)
         sources = [bench.memory(row) for row in rows]
-        wanted = np.empty_like(rows[0])
-        reduce_into(wanted, list(rows), operation(op), k, lower=True)
+        expected = np.empty_like(rows[0])
+        reduce_into(expected, list(rows), operation(op), k, lower=True)
         target = bench.zeros(333, dtype)
         for dst in (target, sources[0]):
             bench.device.reduce(dst, sources, 333, DTYPES[dtype], operation(op), k, bench.stream)
-            found = bench.values(dst, wanted)
-            assert (found.view(np.uint8) == wanted.view(np.uint8)).all(), f"{op} of {k} {dtype}"
+            result = bench.values(dst, expected)
+            assert (result.view(np.uint8) == expected.view(np.uint8)).all(), f"{op} of {k} {dtype}"
 
 
-def check_contributions_are_lifted_as_the_definition_says(bench: Bench) -> None:
+def check_lifts_follow_the_definition(bench: Bench) -> None:
     for dtype, factor in FACTORS:
         op, row = Op.premul_sum(factor), oracles.contributions(dtype, "sum", 1, 333)[0]
         source, target = bench.memory(row), bench.zeros(333, dtype)
@@ -145,35 +145,35 @@ def check_contributions_are_lifted_as_the_definition_says(bench: Bench) -> None:
             assert (bench.values(dst, row) == lift(op, row)).all(), dtype
 
 
-def check_handles_do_not_open_in_their_process(bench: Bench) -> None:
-    made, event = bench.device.allocate(N), bench.device.new_event(shared=True)
+def check_handles_do_not_open_in_their_own_process(bench: Bench) -> None:
+    allocation, event = bench.device.allocate(N), bench.device.new_event(shared=True)
     with pytest.raises(TransportUnavailableError):
-        bench.device.open(bench.device.export(made))
+        bench.device.open(bench.device.export(allocation))
     with pytest.raises(TransportUnavailableError):
         bench.device.open_event(bench.device.export_event(event))
-    bench.device.free(made)
+    bench.device.free(allocation)
     bench.device.end_event(event)
 
 
-def check_addresses_are_known(bench: Bench) -> None:
-    made, pinned, ordinary = bench.device.allocate(N), bench.device.pin(N), np.zeros(N)
-    inside = bench.device.facts(made.pointer + 10)
+def check_facts_describe_addresses(bench: Bench) -> None:
+    allocation, pinned, ordinary = bench.device.allocate(N), bench.device.pin(N), np.zeros(N)
+    inside = bench.device.facts(allocation.pointer + 10)
     assert (inside.kind, inside.ordinal) == ("device", bench.device.ordinal)
-    assert inside.allocation.pointer == made.pointer
+    assert inside.allocation.pointer == allocation.pointer
     assert inside.allocation.nbytes >= N
     assert bench.device.facts(pinned.ctypes.data).kind == "pinned"
     assert bench.device.facts(ordinary.ctypes.data).kind == "host"
-    bench.device.free(made)
+    bench.device.free(allocation)
     bench.device.unpin(pinned)
 
 
-def check_only_what_can_be_reached_is(bench: Bench) -> None:
+def check_a_device_reaches_itself_and_no_unknown_device(bench: Bench) -> None:
     assert bench.device.can_reach(bench.device.uuid)
     assert not bench.device.can_reach("some other device")
     assert not bench.device.is_capturing(bench.stream)
 
 
-def check_after_an_abort_things_are_given_back_only(bench: Bench) -> None:
+def check_an_aborted_device_takes_no_new_work(bench: Bench) -> None:
     device, event = bench.device, bench.device.new_event()
     a, b = bench.zeros(), bench.zeros()
     device.abort()
@@ -192,18 +192,18 @@ def check_after_an_abort_things_are_given_back_only(bench: Bench) -> None:
 CHECKS = {name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")}
 
 
-# Between processes.
+# Functions for ranks in different processes.
 
 
 def share_memory_and_an_event(world: Any, make: Callable[[], Bench]) -> str:
-    """Rank 0 exports what rank 1 opens, uses behind an event, closes and opens again; return what went wrong."""
+    """Let rank 0 export memory and an event, and rank 1 open, use and close them twice; return a fault, or ""."""
     bench = make()
     device, event = bench.device, bench.device.new_event(shared=True)
     whole = device.allocate(1 << 16)
-    for turn in range(2):
+    for round_ in range(2):
         if world.rank == 0:
-            ones = bench.memory(np.full(N, turn + 1, np.uint8))
-            device.copy(whole.pointer + turn * N, ones, N, bench.stream)
+            values = bench.memory(np.full(N, round_ + 1, np.uint8))
+            device.copy(whole.pointer + round_ * N, values, N, bench.stream)
             device.record(event, bench.stream)
             world.broadcast_object((device.export(whole), device.export_event(event)), root=0)
             world.barrier()
@@ -211,13 +211,13 @@ def share_memory_and_an_event(world: Any, make: Callable[[], Bench]) -> str:
         handle, event_handle = world.broadcast_object(None, root=0)
         opened, theirs, mine = device.open(handle), device.open_event(event_handle), bench.zeros()
         device.wait(bench.stream, theirs)
-        device.copy(mine, opened.pointer + turn * N, N, bench.stream)
-        found = bench.values(mine, np.zeros(N, np.uint8))
+        device.copy(mine, opened.pointer + round_ * N, N, bench.stream)
+        result = bench.values(mine, np.zeros(N, np.uint8))
         device.close(opened)
         device.end_event(theirs)
         world.barrier()
-        if not (found == turn + 1).all():
-            return f"{found[:4]} in turn {turn}"
+        if not (result == round_ + 1).all():
+            return f"{result[:4]} in round {round_}"
     world.barrier()
     device.free(whole)
     device.end_event(event)
@@ -226,7 +226,11 @@ def share_memory_and_an_event(world: Any, make: Callable[[], Bench]) -> str:
 
 
 def order_of_processes(world: Any, make: Callable[[], Bench], waits: bool) -> str:
-    """Rank 1 reads what rank 0 writes, with a wait or without; return the trap, if there is one."""
+    """Let rank 1 read memory that rank 0 writes, after a wait for rank 0's event or without one.
+
+    Returns:
+        The text of the error by which the double reports the missing wait, on rank 1; otherwise "".
+    """
     bench = make()
     device, event = bench.device, bench.device.new_event(shared=True)
     said = ""
@@ -257,7 +261,7 @@ def order_of_processes(world: Any, make: Callable[[], Bench], waits: bool) -> st
 
 
 def outcome(run: Callable[[], Any]) -> str:
-    """Return what `run` raises."""
+    """Return the text of the error that `run` raises, or ""."""
     try:
         run()
     except (AssertionError, UnisonoError) as error:
@@ -265,8 +269,12 @@ def outcome(run: Callable[[], Any]) -> str:
     return ""
 
 
-def break_a_rule_between_processes(world: Any, lenient: tuple[str, ...], what: str) -> str:
-    """Let rank 0 export memory and an event to rank 1, and one of them break a rule; return the trap there."""
+def break_a_rule_between_processes(world: Any, lenient: tuple[str, ...], rule: str) -> str:
+    """Let rank 0 export memory and an event to rank 1, and let one of the two ranks break `rule`.
+
+    Returns:
+        The text of the error by which the double reports that, on the rank that broke the rule; otherwise "".
+    """
     bench = Bench.of_double(lenient=lenient)
     device, said = bench.device, ""
     whole, event = device.allocate(N), device.new_event(shared=True)
@@ -274,15 +282,15 @@ def break_a_rule_between_processes(world: Any, lenient: tuple[str, ...], what: s
     if world.rank == 1:
         device.open(handles[0])
         theirs = device.open_event(handles[1])
-        if what == "opens_twice":
+        if rule == "opens_twice":
             said = outcome(lambda: device.open(handles[0]))
     world.barrier()
-    if world.rank == 0 and what == "frees_opened":
+    if world.rank == 0 and rule == "frees_opened":
         said = outcome(lambda: device.free(whole))
-    if world.rank == 0 and what == "uses_ended":
+    if world.rank == 0 and rule == "uses_ended":
         device.end_event(event)
     world.barrier()
-    if world.rank == 1 and what == "uses_ended":
+    if world.rank == 1 and rule == "uses_ended":
         said = outcome(lambda: device.wait(bench.stream, theirs))
     assert bench.gpu is not None
     bench.gpu.close()

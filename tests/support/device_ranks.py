@@ -1,4 +1,4 @@
-"""Ranks with device doubles: what they call, on arrays in the memory of the device, in tests of `cuda_ipc`."""
+"""Ranks with device doubles, and the collectives that they call on arrays in device memory, for tests of `cuda_ipc`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GUARD_NBYTES = 64
 
 @dataclass(frozen=True)
 class DeviceCall:
-    """A collective on arrays of a device. `count` is that of the share of a rank where there are shares."""
+    """A collective on device arrays. `count` is the length of a vector, or of a share if the collective has shares."""
 
     collective: str = "allreduce"
     algorithm: str | None = None
@@ -50,15 +50,15 @@ class DeviceCall:
         return Op.premul_sum(rank + 1) if self.op == "premul_sum" else operation(self.op or "sum")
 
     def inputs(self, size: int) -> Any:
-        """Return what each rank has, exact in any order."""
+        """Return the INPUT of each rank, as rows. Their reductions are exact in any order."""
         length = self.lengths(size)[0]
         if self.reduces:
             return oracles.contributions(self.dtype, self.op or "sum", size, length)
         values = np.arange(size * length).reshape(size, length) * 7 % (2 if self.dtype == "bool" else 120)
         return values.astype(self.dtype)
 
-    def wanted(self, size: int, rank: int) -> Any:
-        """Return what a rank must have in the end; None where it has nothing."""
+    def expected(self, size: int, rank: int) -> Any:
+        """Return the expected OUTPUT of a rank; None if it has no OUTPUT."""
         contract, inputs, root = CONTRACTS[self.collective], self.inputs(size), self.root or 0
         if not contract.has_output(rank, root):
             return None
@@ -78,7 +78,7 @@ class DeviceCall:
 
 
 class DeviceRank:
-    """One rank: its device, and arrays of it, which end when it ends."""
+    """One rank with its device. Closing it frees its arrays."""
 
     def __init__(self, executor: Any, gpu: Gpu, **options: Any) -> None:
         self.executor, self.gpu = executor, gpu
@@ -90,7 +90,7 @@ class DeviceRank:
         self._arrays: list[Any] = []
 
     def array(self, values: Any, offset: int = 0) -> int:
-        """Return the address of a copy of `values` between guards."""
+        """Return the device address of a copy of `values`, which lies between guard bytes."""
         values = np.ascontiguousarray(values)
         whole = self.gpu.memory(values.nbytes + 2 * GUARD_NBYTES + offset)
         self._arrays.append(whole)
@@ -100,7 +100,7 @@ class DeviceRank:
         return pointer
 
     def values(self, pointer: int, count: int, dtype: str) -> Any:
-        """Return the elements of an array, when all that is on the stream has happened."""
+        """Wait for the stream, check the guard bytes around an array, and return its elements."""
         self.synchronize()
         nbytes = count * DTYPES[dtype].itemsize
         before, after = (self.gpu.view(at, GUARD_NBYTES // 2) for at in (pointer - GUARD_NBYTES // 2, pointer + nbytes))
@@ -109,7 +109,7 @@ class DeviceRank:
         return self.gpu.view(pointer, nbytes).copy().view(dtype)
 
     def synchronize(self) -> None:
-        """Wait until all that was issued to the stream has happened."""
+        """Wait until the device has done all work that was issued to the stream."""
         self.device.record(self.event, self.stream)
         deadline = time.monotonic() + WAIT_S
         while not self.device.done(self.event):
@@ -117,7 +117,7 @@ class DeviceRank:
             time.sleep(0.0002)
 
     def start(self, call: DeviceCall, source: int, target: int) -> Any:
-        """Start `call` on arrays."""
+        """Start `call` on the arrays at two device addresses."""
         extent = None
         if call.collective != "barrier":
             extent = Extent(call.lengths(self.size), DTYPES[call.dtype], call.operation(self.rank))
@@ -127,7 +127,7 @@ class DeviceRank:
         return self.collectives.start(signature, extent, source, target, self.stream, call.algorithm)
 
     def operands(self, call: DeviceCall) -> tuple[int, int]:
-        """Return the addresses of INPUT, as `call` has it, and OUTPUT."""
+        """Return the device addresses of INPUT, with the elements of `call`, and of OUTPUT."""
         source = self.array(call.inputs(self.size)[self.rank], call.offset)
         lengths = call.lengths(self.size)
         if call.in_place:
@@ -136,7 +136,7 @@ class DeviceRank:
         return source, self.array(np.zeros(lengths[1], call.dtype), call.offset)
 
     def run(self, call: DeviceCall) -> Any:
-        """Run `call`; return what is in OUTPUT then."""
+        """Run `call`; return the elements of OUTPUT."""
         if call.collective == "barrier":
             self.start(call, 0, 0).wait(WAIT_S)
             return None
@@ -145,13 +145,13 @@ class DeviceRank:
         return self.values(target, call.lengths(self.size)[1], call.dtype)
 
     def check(self, call: DeviceCall) -> None:
-        """Run `call`, and assert that it gives what numpy says."""
-        wanted, result = call.wanted(self.size, self.rank), self.run(call)
-        if wanted is not None and call.collective != "barrier":
-            np.testing.assert_array_equal(result, wanted, f"{call} on rank {self.rank} of {self.size}")
+        """Run `call`, and assert that its result is the one that numpy computes."""
+        expected, result = call.expected(self.size, self.rank), self.run(call)
+        if expected is not None and call.collective != "barrier":
+            np.testing.assert_array_equal(result, expected, f"{call} on rank {self.rank} of {self.size}")
 
     def close(self) -> None:
-        """End, and give all memory back."""
+        """Close the collectives, and free all memory."""
         self.synchronize()
         self.collectives.close(WAIT_S)
         for whole in self._arrays:
@@ -162,7 +162,7 @@ class DeviceRank:
 
 @contextlib.contextmanager
 def device_rank(executor: Any, seed: int, **options: Any) -> Iterator[DeviceRank]:
-    """Let a rank of a process have a device, of which nothing is left in the end."""
+    """Yield a rank of this process with a device double, and assert at the end that the double has no leaks."""
     gpu = Gpu(seed * 100 + executor.rank)
     rank = DeviceRank(executor, gpu, **options)
     yield rank
@@ -172,7 +172,7 @@ def device_rank(executor: Any, seed: int, **options: Any) -> Iterator[DeviceRank
 
 
 def check_calls(executor: Any, seed: int, calls: list[DeviceCall], options: Any) -> None:
-    """Run calls, each on arrays of its own, on a rank of a process."""
+    """Run calls on a rank of this process, each on its own arrays."""
     with device_rank(executor, seed, **options) as rank:
         for call in calls:
             rank.check(call)

@@ -1,4 +1,4 @@
-"""What every executor must do with a call of several arrays, beside the contract of `executor_contract`."""
+"""The contract of executors for a call on several arrays, in addition to `executor_contract`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from unisono.transports.contracts.call import Argument, Call, Extent, Signature
 
 
 @dataclass(frozen=True)
-class Several:
-    """One call on the arrays of `cases`, of which nothing but dtype, operation, count and place matters."""
+class SeveralArrays:
+    """One call on several arrays. Each case describes one array by its dtype, op, count, offset and `in_place`."""
 
     cases: tuple[Case, ...]
     collective: str = "allreduce"
@@ -45,27 +45,27 @@ class Several:
         )
 
 
-def several(cases: st.SearchStrategy[Case], algorithms: list[str]) -> st.SearchStrategy[Several]:
-    """Return allreduces of some arrays by any of the algorithms."""
+def several_arrays(cases: st.SearchStrategy[Case], algorithms: list[str]) -> st.SearchStrategy[SeveralArrays]:
+    """Return a strategy for allreduces of 1 to 6 arrays by one of the algorithms."""
     lists = st.lists(cases, min_size=1, max_size=6).map(tuple)
-    return st.builds(Several, lists, algorithm=st.sampled_from(algorithms), segments=st.integers(1, 4))
+    return st.builds(SeveralArrays, lists, algorithm=st.sampled_from(algorithms), segments=st.integers(1, 4))
 
 
-def check_several_are_reduced(ranks: Any, call: Several) -> None:
+def check_several_arrays_are_reduced(ranks: Any, call: SeveralArrays) -> None:
     stacks = [contributions(case, ranks.size) for case in call.cases]
     for rank, results in enumerate(ranks.run(run_several, call, stacks)):
         for index, (case, stack, result) in enumerate(zip(call.cases, stacks, results, strict=True)):
             assert_same_bits(result, reduced(case.op, stack), f"array {index} on rank {rank} of {ranks.size}, {call}")
 
 
-def check_several_are_broadcast(ranks: Any, call: Several) -> None:
+def check_several_arrays_are_broadcast(ranks: Any, call: SeveralArrays) -> None:
     stacks = [np.arange(ranks.size * case.count).reshape(ranks.size, -1).astype(case.dtype) for case in call.cases]
     for results in ranks.run(run_several, call, stacks):
         for stack, result in zip(stacks, results, strict=True):
             assert_same_bits(result, stack[call.root])
 
 
-def run_several(executor: Any, call: Several, stacks: list[Any]) -> list[Any]:
+def run_several(executor: Any, call: SeveralArrays, stacks: list[Any]) -> list[Any]:
     """Run a call on row `rank` of each of `stacks`; return the outputs."""
     sources, targets = [], []
     for case, stack in zip(call.cases, stacks, strict=True):

@@ -1,7 +1,7 @@
-"""Ranks that exchange messages by UCX or MPI, for the tests that ranks of shared memory and TCP pass.
+"""Ranks that exchange messages by UCX or MPI. They run the same tests as ranks over shared memory and TCP.
 
-Ranks over MPI are started by mpiexec, in the environments that ``make mpi`` makes, and take their tasks over sockets of
-the test. `SETS` names the sets of ranks, and `started` starts one; a set that cannot be had here skips the test.
+mpiexec starts ranks over MPI, in the environments that ``make mpi`` makes, and the test sends them tasks over sockets.
+`SETS` names the sets of ranks, and `started` starts one. If its library is not installed, the test is skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETS = ("ucx", "openmpi", "mpich")
 
 
 def require(name: str) -> None:
-    """Skip the test if the ranks of that name cannot be had here."""
+    """Skip the test if the library of the set `name` is not installed."""
     import pytest
 
     if name in ("openmpi", "mpich"):
@@ -42,11 +42,11 @@ def require(name: str) -> None:
 
         environment_of(name)
     elif name == "ucx":
-        pytest.importorskip("ucxx", reason="UCX is not there: `make ucx` installs it")
+        pytest.importorskip("ucxx", reason="UCX is not installed: `make ucx` installs it")
 
 
 def started(size: int, name: str, transports: str = "") -> NativeRanks | MpiRanks:
-    """Start `size` ranks by the transport, or under the MPI library, of that name."""
+    """Start `size` ranks over the transport `name`, or under the MPI library `name`."""
     require(name)
     if name in ("openmpi", "mpich"):
         return MpiRanks(size, name, transports or "mpi")
@@ -54,14 +54,14 @@ def started(size: int, name: str, transports: str = "") -> NativeRanks | MpiRank
 
 
 class MpiRanks:
-    """Ranks under mpiexec, as `NativeRanks` are without it.
+    """Ranks under mpiexec, with the interface of `NativeRanks`.
 
     Args:
-        size: how many.
-        library: whose launcher it is.
-        transports: the option of that name.
-        launcher: the words that call it, if not the usual ones.
-        variables: of the environment, besides those of this process.
+        size: the number of ranks.
+        library: the MPI library whose mpiexec starts the ranks.
+        transports: the option `transports` of the ranks.
+        launcher: the command line of mpiexec; the default is `mpi_ranks.launcher(library)`.
+        variables: environment variables of the ranks, in addition to those of this process.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class MpiRanks:
         address = f"{self._directory}/ranks"
         command = [*(launcher or mpi_ranks.launcher(library)), "-n", str(size)]
         command += [str(mpi_ranks.environment_of(library) / "bin" / "python"), "-c", SERVE]
-        own = {ADDRESS: address, "UNISONO_TRANSPORTS": transports, "PYTHONPATH": import_path()}
+        settings = {ADDRESS: address, "UNISONO_TRANSPORTS": transports, "PYTHONPATH": import_path()}
         self._connections: list[Connection] = []
         with Listener(address, "AF_UNIX") as listener:
             listener._listener._socket.settimeout(DEADLINE_S)  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
-                command, env={**os.environ, **mpi_ranks.AS_ROOT, **own, **variables}, start_new_session=True
+                command, env={**os.environ, **mpi_ranks.AS_ROOT, **settings, **variables}, start_new_session=True
             )
             try:
                 self._connections = sorted((listener.accept() for _ in range(size)), key=lambda each: each.recv())
@@ -109,14 +109,14 @@ class MpiRanks:
         return results
 
     def start(self, fn: Callable[..., Any], *args: Any) -> None:
-        """Have every rank run ``fn(world, *args)``, and go on."""
+        """Start ``fn(world, *args)`` on every rank; return at once."""
         inner = args[0] if fn is _with_executor else fn
         task = _by_value(inner, (fn, args))
         for connection in self._connections:
             connection.send_bytes(task)
 
     def hear(self, rank: int, timeout_s: float = DEADLINE_S) -> Any:
-        """Return what the function gave on a rank, or the exception that it raised."""
+        """Return the result of the function on a rank, or the exception that it raised."""
         connection = self._connections[rank]
         if not connection.poll(max(0.0, timeout_s)):
             self._kill()
@@ -124,8 +124,11 @@ class MpiRanks:
         return pickle.loads(connection.recv_bytes())
 
     @contextlib.contextmanager
-    def that_may_fail(self) -> Iterator[None]:
-        """End the ranks, and mpiexec, whatever has become of them, and remove what MPI leaves in shared memory then."""
+    def killed_at_end(self) -> Iterator[None]:
+        """Kill the ranks and mpiexec at the end of a with-block, and remove the files of MPI in shared memory.
+
+        A test whose ranks may fail or hang uses it, because MPI removes its files only when ranks end well.
+        """
         maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in self.pids)
         try:
             yield
@@ -159,7 +162,7 @@ class MpiRanks:
 
 
 def serve() -> None:
-    """Be a rank of `MpiRanks`, until the test closes the connection."""
+    """Run the tasks of a rank of `MpiRanks` until the test closes the connection."""
     world = un.init()
     with Client(os.environ[ADDRESS], "AF_UNIX") as connection:
         connection.send(world.rank)
@@ -175,8 +178,8 @@ def serve() -> None:
 
 def _outcome(world: un.Communicator, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
-        found: Any = fn(world, *args)
+        result: Any = fn(world, *args)
     except BaseException as error:  # noqa: BLE001  (it is raised again in the test)
-        found = error
-    data: bytes = cloudpickle.dumps(found)
+        result = error
+    data: bytes = cloudpickle.dumps(result)
     return data

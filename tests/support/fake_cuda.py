@@ -1,7 +1,7 @@
-"""The device that tests run on: the GPU of this machine, or its driver's double (tests/native/fake_libcuda.cpp).
+"""Selects the device of a test: the GPU of this machine, or a double of its driver (tests/native/fake_libcuda.cpp).
 
-The double is found under the driver's name by whatever asks for it: in this process because it is loaded already, in
-others because its folder stands in `LD_LIBRARY_PATH`. The binding above it is the real one.
+The double has the file name of the driver. So ``dlopen`` finds it in this process because it is loaded already, and in
+other processes because its folder is in `LD_LIBRARY_PATH`. The Python binding of the driver is the real one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.cuda_on_host import COMPILER, ROOT, built, library_of
+from support.cuda_on_host import COMPILER, ROOT, built_library, library_of
 
 from unisono.transports.cuda import kernel_launcher
 from unisono.transports.cuda.kernel_catalogue import Kernel
@@ -29,8 +29,8 @@ FAIL, VERSION, CAPABILITY, PEERS, KERNELS = (
 
 @functools.cache
 def has_gpu() -> bool:
-    """Whether the driver of a GPU is here, which sees one."""
-    if str(BUILT) in os.environ.get("LD_LIBRARY_PATH", ""):  # what a test has started, with the double
+    """Return whether this machine has a GPU and its driver."""
+    if str(BUILT) in os.environ.get("LD_LIBRARY_PATH", ""):  # a test has started this process with the double
         return False
     try:
         driver = ctypes.CDLL(NAME)
@@ -42,8 +42,8 @@ def has_gpu() -> bool:
 
 @functools.cache
 def folder() -> Path:
-    """Return the folder of the double."""
-    library = built(SOURCE.read_text(), (COMPILER, *OPTIONS), BUILT)
+    """Compile the double if necessary; return its folder."""
+    library = built_library(SOURCE.read_text(), (COMPILER, *OPTIONS), BUILT)
     beside = library.with_suffix("")
     beside.mkdir(exist_ok=True)
     named = beside / NAME
@@ -55,12 +55,12 @@ def folder() -> Path:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, kernels: Sequence[Kernel] = ()) -> None:
-    """Let this process, and those that it starts, find the double where there is no GPU; it can run `kernels`."""
+    """Use the double in this process and its children if the machine has no GPU. The double can run `kernels`."""
     if has_gpu():
         return
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder()), prepend=os.pathsep)
     ctypes.CDLL(str(folder() / NAME), ctypes.RTLD_GLOBAL)
     if kernels:
         monkeypatch.setenv(KERNELS, str(library_of(kernels)))
-        # What it runs is not what NVRTC makes, so that need not be made.
+        # The double runs kernels compiled for the host. So NVRTC need not compile them.
         monkeypatch.setattr(kernel_launcher, "built", lambda kernel, target, folder: b"\x7fELF")

@@ -8,7 +8,7 @@ import sys
 
 
 def variables(rank: int, tasks: int, *, nodes: str = "localhost") -> dict[str, str]:
-    """Return what srun sets for a task of a step."""
+    """Return the variables that srun sets for a task of a step."""
     return {
         "SLURM_JOB_ID": "4711",
         "SLURM_STEP_ID": "0",

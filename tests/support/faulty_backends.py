@@ -1,4 +1,4 @@
-"""Communicators that are wrong in one way each, as functions of one that is right."""
+"""Functions that wrap a right communicator into one with a single fault, for tests of `unisono.testing`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 
 class Broken:
-    """A communicator on whose rank 1 `spoil` makes something else of what one method returns; all that users see else.
+    """A communicator whose rank 1 passes the results of one method through `spoil`.
 
-    What a plan or a work gives is spoilt too.
+    That includes the results of a persistent call and of a `Work` of this method.
     """
 
     def __init__(self, inner: Any, method: str, spoil: Callable[[Any], Any]) -> None:
@@ -21,21 +21,21 @@ class Broken:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._inner, name)
         if name == "plan":
-            return lambda collective, *args, **given: self._wrapped(collective, method(collective, *args, **given))
+            return lambda collective, *args, **options: self._wrapped(collective, method(collective, *args, **options))
         return self._wrapped(name, method) if callable(method) else method
 
     def _wrapped(self, name: str, method: Any) -> Any:
-        def call(*args: Any, **given: Any) -> Any:
-            result = method(*args, **given)
+        def call(*args: Any, **options: Any) -> Any:
+            result = method(*args, **options)
             if name != self._method or self._inner.rank != 1:
                 return result
-            return Late(result, self._spoil) if given.get("wait") is False else self._spoil(result)
+            return SpoiltWork(result, self._spoil) if options.get("wait") is False else self._spoil(result)
 
         return call
 
 
-class Late:
-    """A work whose result is spoilt."""
+class SpoiltWork:
+    """A work whose `wait` passes the result through `spoil`."""
 
     def __init__(self, work: Any, spoil: Any) -> None:
         self._work, self._spoil = work, spoil
@@ -45,7 +45,10 @@ class Late:
 
 
 def other_element(result: Any) -> Any:
-    """Change the last element, also of what the ranks tell each other of their verdicts, and of the last in a list."""
+    """Change the last element of a result, or of the last result of a list.
+
+    The ranks exchange their verdicts by collectives as well, so a verdict is changed too.
+    """
     if isinstance(result, list):
         other_element(result[-1])
     elif result is not None and result.size and result.dtype.kind in "iuf":
@@ -59,7 +62,7 @@ def other_element_of_many(result: Any) -> Any:
 
 
 def sleep(result: Any) -> Any:
-    """Keep everybody waiting, if there is a result of any elements."""
+    """Sleep far beyond every deadline if the result has elements."""
     if result is not None and result.size:
         time.sleep(1000)
     return result
@@ -80,8 +83,8 @@ def hanging_alltoall(world: Any) -> Any:
     return Broken(world, "alltoall", sleep)
 
 
-class Confused:
-    """A communicator that mixes calls up: what waits has a spoilt result while something else is in flight."""
+class MixesCalls:
+    """A communicator with wrong results of blocking calls while a background call is in flight."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -92,15 +95,15 @@ class Confused:
         if name in ("plan", "group", "split", "subgroup", "dup") or not callable(method):
             return method
 
-        def call(*args: Any, **given: Any) -> Any:
-            result = method(*args, **given)
-            if given.get("wait", True):
+        def call(*args: Any, **options: Any) -> Any:
+            result = method(*args, **options)
+            if options.get("wait", True):
                 return other_element(result) if self._in_flight and isinstance(result, np.ndarray) else result
             self._in_flight += 1
-            return Late(result, self._landed)
+            return SpoiltWork(result, self._ended)
 
         return call
 
-    def _landed(self, result: Any) -> Any:
+    def _ended(self, result: Any) -> Any:
         self._in_flight -= 1
         return result

@@ -1,4 +1,4 @@
-"""Floating-point modes that a library can leave behind in a thread, set as one would: by the C library."""
+"""Sets floating-point modes of a thread by the C library, as some libraries do and forget to reset them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _libm = ctypes.CDLL("libm.so.6")
 _WORDS, _CONTROL = (8, 7) if _ON_X86 else (2, 0)
 _FLUSH_SUBNORMALS = 0x8040 if _ON_X86 else 1 << 24
 _UPWARD, _DOWNWARD = (0x800, 0x400) if _ON_X86 else (0x400000, 0x800000)
-# Invalid operations, divisions by zero, and overflows stop the program, as `feenableexcept` makes them.
+# `feenableexcept` with this mask lets invalid operations, divisions by zero, and overflows stop the program.
 _STOPPING = 1 | 4 | 8 if _ON_X86 else 1 | 2 | 4
 
 MODES = ("flush", "upward", "downward", "stop")
@@ -21,7 +21,7 @@ MODES = ("flush", "upward", "downward", "stop")
 
 @contextmanager
 def mode(name: str) -> Iterator[None]:
-    """Let this thread compute in one of `MODES` for a while; in "default" as it is."""
+    """Let this thread compute in one of `MODES` during a with-block. The mode "default" changes nothing."""
     before = _environment()
     if name == "flush":
         changed = _environment()
@@ -35,7 +35,7 @@ def mode(name: str) -> Iterator[None]:
     control = _environment()[_CONTROL]
     try:
         yield
-        assert _environment()[_CONTROL] & ~0x3F == control & ~0x3F, f"something has ended the mode {name!r}"
+        assert _environment()[_CONTROL] & ~0x3F == control & ~0x3F, f"the tested code has changed the mode {name!r}"
     finally:
         _libm.fesetenv(before)
 

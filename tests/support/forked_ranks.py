@@ -1,12 +1,18 @@
-"""Ranks that are forked by a process which has imported what they need, instead of each importing it again.
+"""A fork server that starts the ranks of tests. It has imported the library once, so the ranks need not.
 
-Importing takes a rank ten times as long as most tests of it. The fork server is started once by each process that runs
-tests, and has no threads. What it forks is told in the words of a command line, ``python -m MODULE …`` or ``python -c
-CODE …``, has the environment, the descriptors and the folder that it would have as a process of its own, and is killed
-by the kernel if the server dies, as that is if whoever runs the tests does. It differs in that ranks share the hashes
-of strings. Ranks are started where that is what is tested, or where the system's loader is to find other libraries.
+The reason is time: most tests of a rank take a tenth of the time that its imports take.
 
-Each rank has a pipe in which the server tells the starter what its process is, and how it has ended.
+Theory of operation
+-------------------
+Each process that runs tests starts one fork server, which has no threads. A request to the server has the words of a
+command line, ``python -m MODULE …`` or ``python -c CODE …``. The server forks, and the child runs that module or code
+with the requested environment, descriptors and folder. For each rank there is a pipe, into which the server writes the
+rank's process id and, when the rank has ended, its exit code.
+
+The kernel kills the ranks if the server dies, and the server if the process that runs tests dies.
+
+A forked rank differs from a started one in one respect: all ranks of a server hash strings alike. Tests of how ranks
+start, and ranks whose loader must find other libraries, start real processes instead.
 """
 
 from __future__ import annotations
@@ -34,9 +40,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from unisono.launchers.process import Command, start as started
+from unisono.launchers.process import Command, start as start_process
 
-# What ranks import: the library up to a first result, and what tests of ranks have at their beginnings.
+# The modules that ranks import: the library up to a first result, and the imports of tests that run on ranks.
 PRELOADED = (
     *("unisono.collectives." + name for name in ("communicator", "bootstrap.environment", "bootstrap.rendezvous")),
     *(
@@ -49,13 +55,13 @@ PRELOADED = (
     *("cloudpickle", "hypothesis.extra.numpy", "ml_dtypes", "numpy.random", "numpy.testing", "pytest"),
     *("support.executor_contract", "support.harness", "support.native_ranks", "numpy.linalg"),
 )
-# What takes longer to import, and ranks need only if the process that runs tests has needed it.
+# These modules take longer to import. Ranks need them only if the process that runs tests has imported them.
 PRELOADED_IF_USED = ("torch", "sklearn.datasets")
-# What the loader has read when a process begins.
-_OF_LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
+# The system's loader reads these variables only when a process starts.
+_LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 _NUMBER = struct.Struct("=i")
-_FIRST_FREE = 512  # descriptors from here on are not in the way of those that a rank is to have
-_GRACE_S = 10.0  # for ranks that are still there when tests have ended
+_FIRST_FREE = 512  # above all numbers that the descriptors of a rank are moved to
+_GRACE_S = 10.0  # time to end for ranks that still run when the tests have ended
 _KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -70,14 +76,17 @@ class _Request:
 
 
 class ForkedProcess:
-    """A forked rank, with what `subprocess.Popen` has that tests and launchers use."""
+    """A forked rank, with the methods of `subprocess.Popen` that tests and launchers use.
 
-    def __init__(self, told: int, stdout: Any, stderr: Any) -> None:
+    `status_pipe` is the descriptor from which the process id and the exit code are read.
+    """
+
+    def __init__(self, status_pipe: int, stdout: Any, stderr: Any) -> None:
         self.stdout = stdout
         self.stderr = stderr
         self.returncode: int | None = None
-        self._told = told
-        self.pid = self._hear(None)
+        self._status_pipe = status_pipe
+        self.pid = self._read_number(None)
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
@@ -89,8 +98,8 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         with self._lock:
             if self.returncode is None:
-                self.returncode = self._hear(timeout)
-                os.close(self._told)
+                self.returncode = self._read_number(timeout)
+                os.close(self._status_pipe)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -100,10 +109,10 @@ class ForkedProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def _hear(self, timeout_s: float | None) -> int:
-        if not select.select([self._told], [], [], timeout_s)[0]:
+    def _read_number(self, timeout_s: float | None) -> int:
+        if not select.select([self._status_pipe], [], [], timeout_s)[0]:
             raise subprocess.TimeoutExpired("a forked rank", timeout_s or 0.0)
-        data = os.read(self._told, _NUMBER.size)
+        data = os.read(self._status_pipe, _NUMBER.size)
         if not data:
             raise RuntimeError("the process that forks ranks has ended, and its ranks with it")
         return int(_NUMBER.unpack(data)[0])
@@ -113,13 +122,13 @@ Started: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
 
 
 class ForkServer:
-    """The process that forks ranks, as it is seen by the one that runs tests."""
+    """The fork server, as the process that runs tests uses it."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        own = {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
-        self._of_loader = [os.environ.get(name) for name in _OF_LOADER]
+        variables = {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
+        self._loader_values = [os.environ.get(name) for name in _LOADER_VARIABLES]
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -129,37 +138,37 @@ class ForkServer:
                     "from support import forked_ranks; forked_ranks.serve()",
                     str(theirs.fileno()),
                 ],
-                env={**os.environ, **own},
+                env={**os.environ, **variables},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The id of the server's process."""
         return self._process.pid
 
     def start(self, command: Command, core: int | None, environ: Mapping[str, str]) -> Started:
-        """Fork a rank as `unisono.launchers.process.start` starts one."""
-        if [environ.get(name) for name in _OF_LOADER] != self._of_loader:
-            return started(command, core, environ)
+        """Fork a rank with the interface of `unisono.launchers.process.start`."""
+        if [environ.get(name) for name in _LOADER_VARIABLES] != self._loader_values:
+            return start_process(command, core, environ)
         out, err = os.pipe(), os.pipe()
         try:
-            told = self._fork(command, environ, (out[1], err[1]), core=core, is_session=True)
+            status_pipe = self._fork(command, environ, (out[1], err[1]), core=core, is_session=True)
         finally:
             os.close(out[1])
             os.close(err[1])
-        return ForkedProcess(told, open(out[0], "rb", buffering=0), open(err[0], "rb", buffering=0))
+        return ForkedProcess(status_pipe, open(out[0], "rb", buffering=0), open(err[0], "rb", buffering=0))
 
     def start_plain(self, command: Command, environ: Mapping[str, str]) -> ForkedProcess:
-        """Fork a process that writes where this one writes."""
+        """Fork a process that shares the standard output and standard error of this one."""
         return ForkedProcess(self._fork(command, environ, (1, 2)), None, None)
 
     def close(self) -> None:
-        """End the server, and what is left of its ranks, which there should be none of."""
+        """End the server and its ranks. A rank that still runs is an error of its test."""
         self._socket.close()
-        left = self._process.wait()
-        assert not left, f"{left} ranks were left behind by the tests"
+        number = self._process.wait()
+        assert not number, f"{number} ranks outlived the tests"
 
     def _fork(
         self,
@@ -172,62 +181,67 @@ class ForkServer:
     ) -> int:
         preloaded = [name for name in PRELOADED_IF_USED if name in sys.modules]
         request = _Request(command, dict(environ), os.getcwd(), core, is_session, preloaded)
-        told, tell = os.pipe()
+        status_pipe, status_end = os.pipe()
         data = pickle.dumps(request)
         try:
             with self._lock:
-                passed = [tell, *outputs, *command.descriptors]
+                passed = [status_end, *outputs, *command.descriptors]
                 socket.send_fds(self._socket, [_NUMBER.pack(len(data))], passed)
                 self._socket.sendall(data)
         except BaseException:
-            os.close(told)
+            os.close(status_pipe)
             raise
         finally:
-            os.close(tell)
-        return told
+            os.close(status_end)
+        return status_pipe
 
 
 def import_path() -> str:
-    """Return the PYTHONPATH with which another process imports what this one can."""
+    """Return the PYTHONPATH with which another process can import all modules that this process can import."""
     return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
 
 
 @cache
 def server() -> ForkServer:
-    """Return the server of this process. The thread that calls it first has to live as long as it is needed."""
+    """Return the server of this process, and start it at the first call.
+
+    The kernel kills the server when the thread of the first call ends, so that thread must live as long as the server.
+    """
     return ForkServer()
 
 
 def serve() -> None:
-    """Fork ranks as they are asked for, until nobody can ask any more; return in a rank when it has been one.
+    """Run the server until the process that runs tests closes its socket. In a forked rank, run the rank and return.
 
-    Ranks that are left then are killed, after some time; how many they were is the exit code.
+    At the end, the server kills ranks that still run after `_GRACE_S`. Its exit code is the number of these ranks.
     """
     _die_with_parent()
     requests = socket.socket(fileno=int(sys.argv[1]))
     requests.set_inheritable(False)
-    woken, wake = _hear_of_children()
+    wakeup, wakeup_end = _wakeup_at_end_of_children()
     own_pid = os.getpid()
-    tells: dict[int, int] = {}
+    status_ends: dict[int, int] = {}  # by the rank's process id
     while True:
-        ready = select.select([requests, woken], [], [])[0]
-        if woken in ready:
-            _tell_of_ended(woken, tells)
+        ready = select.select([requests, wakeup], [], [])[0]
+        if wakeup in ready:
+            _report_ended(wakeup, status_ends)
         if requests not in ready:
             continue
-        if (asked := _next_request(requests)) is None:
+        if (received := _next_request(requests)) is None:
             break
-        request, (tell, *descriptors) = asked
-        # Only now, because many tests need no ranks, and should not wait while this takes the cores.
+        request, (status_end, *descriptors) = received
+        # The first request comes only from a test with ranks. Many tests have none, and should not wait for the
+        # imports.
         _preload((*PRELOADED, *request.preloaded))
         pid = os.fork()
         if pid == 0:
-            return _become(request, descriptors, (requests.detach(), woken, wake, tell, *tells.values()), own_pid)
-        os.write(tell, _NUMBER.pack(pid))
-        tells[pid] = tell
+            of_server = (requests.detach(), wakeup, wakeup_end, status_end, *status_ends.values())
+            return _run_rank(request, descriptors, of_server, own_pid)
+        os.write(status_end, _NUMBER.pack(pid))
+        status_ends[pid] = status_end
         for each in descriptors:
             os.close(each)
-    sys.exit(_end_all(woken, tells))
+    sys.exit(_end_all(wakeup, status_ends))
 
 
 def _preload(names: Sequence[str]) -> None:
@@ -239,18 +253,18 @@ def _preload(names: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _hear_of_children() -> tuple[int, int]:
-    """Return a pipe that has something to be read when a child has ended; others write nothing to it."""
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
+def _wakeup_at_end_of_children() -> tuple[int, int]:
+    """Return both ends of a new pipe, into which Python writes a byte whenever a child has ended."""
+    wakeup, wakeup_end = os.pipe()
+    os.set_blocking(wakeup_end, False)
+    signal.set_wakeup_fd(wakeup_end)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return woken, wake
+    return wakeup, wakeup_end
 
 
 def _next_request(requests: socket.socket) -> tuple[_Request, list[int]] | None:
-    """Return what is asked for next, and the descriptors that came along."""
+    """Return the next request and the descriptors that were passed with it; None if the socket was closed."""
     header, descriptors, *_ = socket.recv_fds(requests, _NUMBER.size, _FIRST_FREE // 2)
     if not header:
         return None
@@ -260,31 +274,39 @@ def _next_request(requests: socket.socket) -> tuple[_Request, list[int]] | None:
     return pickle.loads(data), descriptors
 
 
-def _end_all(woken: int, tells: dict[int, int]) -> int:
-    """Wait for the ranks that are left, and kill those that stay; return how many these were."""
+def _end_all(wakeup: int, status_ends: dict[int, int]) -> int:
+    """Wait until all ranks have ended, for `_GRACE_S` at most, and kill the others; return the number of these."""
     until = time.monotonic() + _GRACE_S
-    while tells and time.monotonic() < until:
-        if select.select([woken], [], [], 0.1)[0]:
-            _tell_of_ended(woken, tells)
-    for pid in tells:
+    while status_ends and time.monotonic() < until:
+        if select.select([wakeup], [], [], 0.1)[0]:
+            _report_ended(wakeup, status_ends)
+    for pid in status_ends:
         os.kill(pid, signal.SIGKILL)
-    return len(tells)
+    return len(status_ends)
 
 
-def _tell_of_ended(woken: int, tells: dict[int, int]) -> None:
-    os.read(woken, 4096)
-    while tells:
+def _report_ended(wakeup: int, status_ends: dict[int, int]) -> None:
+    """Write the exit code of every rank that has ended into its pipe."""
+    os.read(wakeup, 4096)
+    while status_ends:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        tell = tells.pop(pid)
-        with contextlib.suppress(BrokenPipeError):  # where nobody wants to know
-            os.write(tell, _NUMBER.pack(os.waitstatus_to_exitcode(status)))
-        os.close(tell)
+        status_end = status_ends.pop(pid)
+        with contextlib.suppress(BrokenPipeError):  # the test has dropped its `ForkedProcess`
+            os.write(status_end, _NUMBER.pack(os.waitstatus_to_exitcode(status)))
+        os.close(status_end)
 
 
-def _become(request: _Request, descriptors: Sequence[int], of_server: Sequence[int], parent: int) -> None:
-    """Be what is asked for, in a process that has just been forked."""
+def _run_rank(request: _Request, descriptors: Sequence[int], of_server: Sequence[int], parent: int) -> None:
+    """Run a requested command in the child that has just been forked.
+
+    Args:
+        request: the command, its environment and folder.
+        descriptors: the passed descriptors: standard output, standard error, and those of the command.
+        of_server: the descriptors of the server, which the rank closes.
+        parent: the process id of the server.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -298,8 +320,8 @@ def _become(request: _Request, descriptors: Sequence[int], of_server: Sequence[i
     moved = [fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST_FREE) for each in descriptors]
     for each in (*descriptors, *of_server):
         os.close(each)
-    for each, wanted in zip(moved, (1, 2, *request.command.descriptors), strict=True):
-        os.dup2(each, wanted, inheritable=True)
+    for each, number in zip(moved, (1, 2, *request.command.descriptors), strict=True):
+        os.dup2(each, number, inheritable=True)
         os.close(each)
     os.chdir(request.folder)
     os.environ.clear()
@@ -307,12 +329,12 @@ def _become(request: _Request, descriptors: Sequence[int], of_server: Sequence[i
     path = request.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [each for each in path if each not in sys.path]
     random.seed()
-    _, how, what, *arguments = request.command.argv
+    _, option, module_or_code, *arguments = request.command.argv
     sys.argv = ["-", *arguments]
-    if how == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    if option == "-m":
+        runpy.run_module(module_or_code, run_name="__main__", alter_sys=True)
     else:
-        exec(what, {"__name__": "__main__"})
+        exec(module_or_code, {"__name__": "__main__"})
 
 
 def _die_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""Plans that use what the registered algorithms do not: several lanes, `after`, permutation, wide spans, counts."""
+"""Plans with features that few registered algorithms use: several lanes, `after`, permutation, wide spans, counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from unisono.algorithms.ir.plan import (
 
 
 def shift_in_two_lanes(size: int, rank: int) -> Plan:
-    """OUTPUT is the INPUT of the predecessor: lane 0 moves each half to SCRATCH, lane 1 copies it when it is there."""
+    """OUTPUT is the INPUT of the predecessor. Lane 0 receives each half into SCRATCH, then lane 1 copies it."""
     move = Repeat(2, (_shift(size, rank),))
     collect = [Group((Copy(output_block(half), scratch_block(half)),), after=((0, half),)) for half in range(2)]
     return Plan(
@@ -63,7 +63,7 @@ def allgather_bruck(size: int, rank: int, permutation: tuple[int, ...]) -> Plan:
 
 
 def alltoallv_direct(size: int, rank: int) -> Plan:
-    """Block p of INPUT goes to rank p and block p of OUTPUT comes from there; each rank has its own counts."""
+    """Block p of INPUT goes to rank p, and block p of OUTPUT comes from rank p. Each rank has its own counts."""
     others = [peer for peer in range(size) if peer != rank]
     sends = [Send(peer, input_block(peer)) for peer in others]
     receives = [Recv(peer, output_block(peer)) for peer in others]
@@ -73,7 +73,7 @@ def alltoallv_direct(size: int, rank: int) -> Plan:
 
 
 def reduce_chain_of_wide_blocks(size: int, rank: int) -> Plan:
-    """Rank 0 gets the reduction of all INPUTs; the messages carry the second half of the vector before the first."""
+    """Rank 0 gets the reduction of all INPUTs. A message holds the second half of the vector before the first half."""
     whole, partial = input_block(1, count=2), scratch_block(1, count=2)
     groups = [Group(_chain_steps(size, rank, receiver)) for receiver in reversed(range(size - 1))]
     if rank == 0:
@@ -90,13 +90,13 @@ def _chain_steps(size: int, rank: int, receiver: int) -> tuple[Step, ...]:
 
 
 def allreduce_one_shot(size: int, rank: int) -> Plan:
-    """An allreduce out of mapped memory without any flag, so that it reads what may not be there yet."""
+    """An allreduce that reads mapped memory without waiting for a flag. So it may read before the peer has written."""
     read = ReadReduce(output_block(), tuple((peer, input_block()) for peer in range(size)), lower=True)
     return Plan("allreduce", "one_shot", size, rank, 0, even(1), even(1), lanes=((Group((read,)),),))
 
 
 def broadcast_by_writes(size: int, rank: int) -> Plan:
-    """The root writes to the OUTPUT of every rank that has said that it has begun, and says when it has."""
+    """Every other rank signals that it has begun. Then the root writes to all OUTPUTs, and signals the end."""
     others = range(1, size)
     if rank:
         steps: list[tuple[Step, ...]] = [(Signal(0),), (), (Wait(0),)]

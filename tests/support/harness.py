@@ -1,4 +1,4 @@
-"""What runs executors in tests: the ranks of a job, and calls for them."""
+"""Runs executors in tests: calls for them, ranks as threads (`LocalRanks`), and programs under ``unisono run``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from unisono.transports.message.faulty import Faults, FaultyTransport
 from unisono.transports.message.local import LocalNetwork
 
 
-def by_messages(collective: str) -> list[str]:
+def message_algorithms(collective: str) -> list[str]:
     """Return the names of the algorithms of a collective that need no mapped memory."""
     return [name for name, algorithm in ALGORITHMS[collective].items() if not algorithm.mapped]
 
@@ -44,7 +44,7 @@ def make_call(
     root: int | None = None,
     segments: int = 1,
 ) -> Call:
-    """Return the call of a registered algorithm; `dtype` is None for a barrier, `root` where there is no root."""
+    """Return the call of a registered algorithm. `dtype` is None for a barrier, and `root` if there is none."""
     plan = find(collective, algorithm).build(size, rank, root or 0)
     return call_of(plan, dtype, (count, count), op=op, root=root, segments=segments)
 
@@ -59,7 +59,7 @@ def call_of(
     segments: int = 1,
     counts: dict[Counts, Sequence[int]] | None = None,
 ) -> Call:
-    """Return the call of `plan` on INPUT and OUTPUT of so many `elements`, or of these `counts`, as in `Shape`."""
+    """Return the call of `plan`. `elements` are the lengths of INPUT and OUTPUT, and `counts` as in `Shape`."""
     shape = None if dtype is None or counts else (elements[0],)
     extent = None if dtype is None else Extent(elements, DTYPES[dtype], None if op is None else operation(op))
     return Call(
@@ -83,7 +83,8 @@ class LocalRanks:
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run ``fn(executor, *args)`` on every rank; return the results by rank, or raise the first error.
 
-        A rank closes its executor as soon as it is through. Ranks that outlive the deadline are aborted and reported.
+        A rank closes its executor as soon as it has finished. Ranks that still run at the deadline are aborted, and
+        then TimeoutError names them.
         """
         network = LocalNetwork(self.size, self.capacity)
         results: list[Any] = [None] * self.size
@@ -103,10 +104,10 @@ class LocalRanks:
         ]
         for thread in threads:
             thread.start()
-        stuck = _outlive(threads, time.monotonic() + self.deadline_s)
+        stuck = _join_until(threads, time.monotonic() + self.deadline_s)
         if stuck:
             network.fail(AbortedError(f"the test's deadline has passed; ranks {stuck} were still running"))
-            _outlive(threads, time.monotonic() + 1.0)
+            _join_until(threads, time.monotonic() + 1.0)
         if errors:
             raise errors[0]
         if stuck:
@@ -119,7 +120,7 @@ class LocalRanks:
 
 
 def run_program(text: str, directory: Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
-    """Run a program, kept in `directory`, by ``unisono run``; it may import what the tests may."""
+    """Write a program to `directory` and run it by ``unisono run``. It can import `support`."""
     file = directory / "program.py"
     file.write_text(text)
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -128,8 +129,8 @@ def run_program(text: str, directory: Path, ranks: int = 2) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
 
 
-def _outlive(threads: list[threading.Thread], deadline: float) -> list[int]:
-    """Wait for the threads until `deadline`; return the indices of those that still run."""
+def _join_until(threads: list[threading.Thread], deadline: float) -> list[int]:
+    """Wait for the threads until `deadline`; return the indices of the threads that still run."""
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return [index for index, thread in enumerate(threads) if thread.is_alive()]

@@ -1,4 +1,4 @@
-"""Jobs whose ranks are on hosts of their own: network namespaces, or anything else that a command can put them into."""
+"""Jobs whose ranks run on different hosts: in network namespaces, or wherever the command of a rank puts it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from unisono.launchers.process import Command
 needs_namespaces = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
-class PlacedJob(Job):
-    """A `Job` whose ranks are started by commands, one for each, which take the words of another one."""
+class PrefixedJob(Job):
+    """A `Job` that starts each rank by a command of its own, such as ``ip netns exec NAME``.
+
+    `prefixes` has the words of that command for each rank. The command line of the rank follows them.
+    """
 
     def __init__(
         self, fn: Callable[..., Any], prefixes: Sequence[Sequence[str]], directory: Path, *args: Any, **options: Any
@@ -35,8 +38,8 @@ class PlacedJob(Job):
         return subprocess.Popen([*self._prefixes[rank], *command.argv], env=environ, pass_fds=command.descriptors)
 
 
-class HostsJob(PlacedJob):
-    """A `Job` whose ranks are on the hosts of a `network`: `per_host` says how many are on each."""
+class HostsJob(PrefixedJob):
+    """A `Job` whose ranks run on the hosts of a `network`. `per_host` is the number of ranks on each host."""
 
     def __init__(
         self,
@@ -52,12 +55,12 @@ class HostsJob(PlacedJob):
         super().__init__(fn, prefixes, directory, *args, **options)
 
     def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
-        placed = dataclasses.replace(options, bind_address=address(self.host_of[rank]))
-        super()._start(rank, store, placed, task)
+        bound = dataclasses.replace(options, bind_address=address(self.host_of[rank]))
+        super()._start(rank, store, bound, task)
 
 
-# How a launcher of MPI starts its daemons by an agent, in place of ssh, and has them and the ranks use `eth0` alone.
-# (Open MPI, told that slots may be oversubscribed, fills them unevenly where there are several hosts.)
+# Options with which a launcher of MPI starts its daemons by `agent` instead of ssh, and with which daemons and ranks
+# use `eth0` alone. Slots are not oversubscribed, because Open MPI then fills several hosts unevenly.
 BETWEEN_HOSTS = {
     "openmpi": (
         *("--map-by", "slot", "--bind-to", "none"),
@@ -73,7 +76,7 @@ BY_TCP = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"}
 def mpi_ranks(
     library: str, namespaces: Sequence[str], per_host: Sequence[int], directory: Path, transports: str
 ) -> MpiRanks:
-    """Start ranks on the hosts of a `network` by the launcher of an MPI, whose messages go by TCP."""
+    """Start ranks on the hosts of a `network` by mpiexec. The messages of the MPI library go over TCP."""
     agent = directory / "agent"
     rows = [f'{address(host)}) exec {shlex.join(inside(name))} sh -c "$*" ;;' for host, name in enumerate(namespaces)]
     agent.write_text("\n".join(["#!/bin/sh", "host=$1; shift", 'case "$host" in', *rows, "esac", ""]))

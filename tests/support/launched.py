@@ -1,4 +1,4 @@
-"""Programs whose ranks are told torch's four variables, as scripts and operators of Kubernetes tell them."""
+"""Runs programs whose ranks have torch's four environment variables, which scripts and Kubernetes operators set."""
 
 from __future__ import annotations
 
@@ -23,31 +23,38 @@ def by_variables(
     before: Sequence[Sequence[str]] = (),
     **environ: str,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a program on ranks that meet at a port of this machine, and return how they ended.
+    """Run a program on ranks that meet at a port of this machine; return their exit codes and outputs.
 
-    `before` are the words before the command of each rank, if there are any.
+    Args:
+        program: the text of a Python program.
+        arguments: its arguments.
+        folder: its current folder.
+        port: where the ranks meet; a free port by default.
+        ranks: the number of ranks.
+        before: for each rank, the words before its command line; none by default.
+        environ: environment variables of the ranks, in addition to those of this process.
     """
     processes = []
     port = port or free_port()
     for rank in range(ranks):
-        told = dict(zip(NAMES, (str(rank), str(ranks), "127.0.0.1", str(port)), strict=True))
+        variables = dict(zip(NAMES, (str(rank), str(ranks), "127.0.0.1", str(port)), strict=True))
         processes.append(
             subprocess.Popen(
                 [*(before[rank] if before else ()), sys.executable, "-c", program, *arguments],
                 cwd=folder,
-                env={**os.environ, **told, **environ},
+                env={**os.environ, **variables, **environ},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
         )
     try:
-        texts = [process.communicate(timeout=DEADLINE_S) for process in processes]
+        outputs = [process.communicate(timeout=DEADLINE_S) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
     return [
-        subprocess.CompletedProcess(process.args, process.returncode, *said)
-        for process, said in zip(processes, texts, strict=True)
+        subprocess.CompletedProcess(process.args, process.returncode, *output)
+        for process, output in zip(processes, outputs, strict=True)
     ]

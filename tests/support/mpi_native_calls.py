@@ -1,4 +1,4 @@
-"""A program for ranks of MPI: every collective by mpi.native gives what it gives by an algorithm of Unisono."""
+"""A program for ranks of MPI. It compares mpi.native with Unisono's algorithms for every collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOVED = ("bool", "float16", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, "int64"
 
 
 def main() -> None:
-    """Compare, and say so."""
+    """Make all comparisons, and print that they were made."""
     with un.init() as world:
         for dtype in NUMBERS:
             reductions(world, dtype)
@@ -25,24 +25,24 @@ def main() -> None:
         for dtype in MOVED:
             moves(world, dtype)
         others(world)
-        going_on(world)
+        background_calls(world)
         some_ranks(world)
         counted(world)
         print(f"same on rank {world.rank}\n", end="", flush=True)
 
 
 def same(world: un.Communicator, collective: str, *args: Any, **kwargs: Any) -> None:
-    """Compare both ways."""
+    """Make a call by mpi.native and by Unisono, and compare the results."""
     call = getattr(world, collective)
     out = kwargs.pop("out", None)
     outs = [{} if out is None else {"out": out.copy()} for _ in range(2)]
-    by_mpi, by_us = call(*args, **kwargs, **outs[0], **BY_MPI), call(*args, **kwargs, **outs[1])
-    what = (collective, world.rank, args, by_mpi, by_us)
-    assert (by_mpi is None) == (by_us is None), what
-    if by_us is not None:
-        assert by_mpi.dtype == by_us.dtype, what
-        assert by_mpi.shape == by_us.shape, what
-        assert (by_mpi == by_us).all(), what
+    by_mpi, by_unisono = call(*args, **kwargs, **outs[0], **BY_MPI), call(*args, **kwargs, **outs[1])
+    what = (collective, world.rank, args, by_mpi, by_unisono)
+    assert (by_mpi is None) == (by_unisono is None), what
+    if by_unisono is not None:
+        assert by_mpi.dtype == by_unisono.dtype, what
+        assert by_mpi.shape == by_unisono.shape, what
+        assert (by_mpi == by_unisono).all(), what
 
 
 def reductions(world: un.Communicator, dtype: Any) -> None:
@@ -102,8 +102,8 @@ def others(world: un.Communicator) -> None:
     assert (x == world.size**3 * np.arange(4.0)).all()
 
 
-def going_on(world: un.Communicator) -> None:
-    """Start many calls by both ways, and wait for them in the other order; then leave one to its callback."""
+def background_calls(world: un.Communicator) -> None:
+    """Start many calls by both ways and wait for them in reverse or in order; then start one that has a callback."""
     import threading
 
     size, ranks = world.size, world.size * (world.size - 1) // 2
@@ -119,7 +119,7 @@ def going_on(world: un.Communicator) -> None:
 
 
 def some_ranks(world: un.Communicator) -> None:
-    """Call on communicators of some ranks, in another order than that in which they were made."""
+    """Call on communicators of some of the ranks, and not in the order in which they were created."""
     with world.split(world.rank % 2, key=-world.rank) as part, part.dup() as again, world.dup() as whole:
         for comm in (again, whole, part):
             same(comm, "allreduce", np.arange(5) + world.rank)
@@ -131,7 +131,7 @@ def some_ranks(world: un.Communicator) -> None:
 
 
 def counted(world: un.Communicator) -> None:
-    """Calls and bytes by MPI are counted once each."""
+    """Check that statistics count each call of mpi.native and its bytes once."""
     with world.dup() as comm:
         for _ in range(3):
             comm.allreduce(np.ones(1000), **BY_MPI)

@@ -14,20 +14,20 @@ from support.deadlines import DEADLINE_S
 ROOT = Path(__file__).parents[2] / ".mpi"
 LIBRARIES = ("openmpi", "mpich")
 OPTIONS: dict[str, tuple[str, ...]] = {"openmpi": ("--map-by", "slot:oversubscribe", "--bind-to", "none"), "mpich": ()}
-# Open MPI refuses to run as root unless told twice, which is how containers run.
+# Open MPI refuses to run as root unless both variables are set. Tests in containers often run as root.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def environment_of(library: str) -> Path:
-    """Return the folder of the environment of an MPI library; skips the test where it has not been made."""
+    """Return the folder of the environment of an MPI library. The test is skipped if the folder is missing."""
     folder = ROOT / library
     if not (folder / "complete").exists():
-        pytest.skip(f"{folder} is not there: `make mpi` makes it")
+        pytest.skip(f"{folder} is missing: `make mpi` makes it")
     return folder
 
 
 def launcher(library: str, *options: str) -> list[str]:
-    """Return the words that call the library's ``mpiexec``, with the usual options and these."""
+    """Return the command line of the library's ``mpiexec`` with the usual options and `options`."""
     return [str(environment_of(library) / "bin" / "mpiexec"), *OPTIONS[library], *options]
 
 
@@ -41,21 +41,21 @@ def run(
     variables: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of Python, given as text, on `ranks` ranks by the library's ``mpiexec``; nothing outlives it.
+    """Run a Python program on ranks under the library's ``mpiexec``. No process outlives this call.
 
     Args:
-        library: whose launcher it is.
-        ranks: how many.
-        program: its text.
-        python: the Python to run it with; by default that of the library's environment.
-        options: of the launcher, besides the usual ones.
-        variables: of the environment, besides those of this process.
-        deadline_s: seconds after which everything is killed, and the test fails.
+        library: the MPI library.
+        ranks: the number of ranks.
+        program: the text of the program.
+        python: the Python that runs it; by default the one of the library's environment.
+        options: options of mpiexec, in addition to the usual ones.
+        variables: environment variables of the ranks, in addition to those of this process.
+        deadline_s: seconds after which all processes are killed, and the test fails.
     """
     command = [*launcher(library, *options), "-n", str(ranks)]
     command += [str(python or environment_of(library) / "bin" / "python"), "-c", program]
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # A line is written in one go, so that those of several ranks do not mix.
+    # With buffering, a rank writes each of its lines at once, so that the lines of several ranks do not mix.
     env = {**os.environ, **AS_ROOT, "PYTHONUNBUFFERED": "", "PYTHONPATH": path, **(variables or {})}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True

@@ -1,4 +1,4 @@
-"""Ranks that are real processes: a pool of them for what must work, and a job of them that a test may harm."""
+"""Ranks in processes: `NativeRanks`, a pool for calls that must succeed, and `Job`, whose ranks a test may kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHILD = "from support import native_ranks; native_ranks.serve()"
 
 
 class NativeRanks:
-    """Ranks of the contract of executors, each with a `NativeExecutor`; they stay from one `run` to the next."""
+    """A harness for `executor_contract`, whose ranks have a `NativeExecutor` each and serve one `run` after another."""
 
     def __init__(self, size: int, transport: str) -> None:
         self.size = size
@@ -46,7 +46,7 @@ class NativeRanks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        with contextlib.suppress(un.MismatchError):  # a test may leave ranks behind that disagree
+        with contextlib.suppress(un.MismatchError):  # at the end of some tests, ranks have made different calls
             self._pool.close()
 
 
@@ -66,9 +66,10 @@ class _Executor:
 
 
 class Job:
-    """`size` processes that run ``fn(world, say, *args)`` and may be killed, stopped and interrupted one by one.
+    """`size` ranks that run ``fn(world, say, *args)``. The test may kill, stop and interrupt each of them.
 
-    `say(value)` hands a value to the test, which takes it by `hear`. Processes that are left are killed in the end.
+    A rank sends a value to the test by ``say(value)``, and the test receives it by ``hear(rank)``. At the end, ranks
+    have `DEADLINE_S` to end by themselves; then they are killed, and the test fails.
     """
 
     def __init__(self, fn: Callable[..., Any], size: int, directory: Path, *args: Any, **options: Any) -> None:
@@ -80,14 +81,19 @@ class Job:
             self._start(rank, f"file://{directory}/store", un.Options(**options), task)
 
     def hear(self, rank: int, timeout_s: float = DEADLINE_S) -> Any:
-        """Return the next value that `rank` says. Raises EOFError if it has ended, TimeoutError if it says nothing."""
+        """Return the next value that `rank` sends by `say`.
+
+        Raises:
+            EOFError: the rank has ended.
+            TimeoutError: the rank has sent no value for `timeout_s` seconds.
+        """
         connection = self._connections[rank]
         if not connection.poll(timeout_s):
-            raise TimeoutError(f"rank {rank} has said nothing for {timeout_s} s")
+            raise TimeoutError(f"rank {rank} has sent no value for {timeout_s} s")
         return connection.recv()
 
     def hear_all(self, *, but: int | None = None) -> list[Any]:
-        """Return the next value of every rank but one, in the order of the ranks."""
+        """Return the next value of every rank except the rank `but`, in the order of the ranks."""
         return [self.hear(rank) for rank in range(self.size) if rank != but]
 
     def signal(self, rank: int, number: int) -> None:
@@ -95,7 +101,7 @@ class Job:
         self._processes[rank].send_signal(number)
 
     def exit_code(self, rank: int) -> int:
-        """Return how `rank` ended, waiting for that."""
+        """Wait until `rank` has ended; return its exit code."""
         return self._processes[rank].wait(DEADLINE_S)
 
     def __enter__(self) -> Job:
@@ -136,7 +142,10 @@ class Job:
 
 
 def _by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Return the call as a pickle with what it needs of its module, which imports too much to start many ranks with."""
+    """Return a pickle of the call that contains the function's module by value.
+
+    So a rank need not import that module, whose other imports would take long on many ranks.
+    """
     module = sys.modules[fn.__module__]
     cloudpickle.register_pickle_by_value(module)
     try:
@@ -147,7 +156,7 @@ def _by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def serve() -> None:
-    """Be a rank of a `Job`. An exception of its function ends the process as one of a script would."""
+    """Run a rank of a `Job`. An exception of its function ends the process with a traceback, as in a script."""
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)

@@ -1,4 +1,4 @@
-"""What comes of calls and ranks that fail."""
+"""The errors of calls, and the output of ranks that survive another one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from support.deadlines import DEADLINE_S
 import unisono as un
 
 
-def told(call: Callable[[], Any]) -> tuple[str, str]:
-    """Return class and text of the error that `call` raises; both are empty if there is none.
+def error_of(call: Callable[[], Any]) -> tuple[str, str]:
+    """Return the class and the text of the error that `call` raises; both are "" if it raises none.
 
-    That is an error of Unisono, or Ctrl-C, which some tests send; others go on.
+    It catches errors of Unisono, and KeyboardInterrupt, because some tests send SIGINT. Other exceptions pass.
     """
     try:
         call()
@@ -26,19 +26,19 @@ def told(call: Callable[[], Any]) -> tuple[str, str]:
 
 
 def survivors_of_rank_1(program: str, *words: str) -> list[str]:
-    """Run a program of three ranks, of which rank 1 kills itself; return what the others have written, both well.
+    """Run a program on three ranks, of which rank 1 kills itself. Return the standard output of ranks 0 and 2.
 
-    Each gets its rank and then `words` as arguments.
+    The arguments of the program are its rank and `words`. Ranks 0 and 2 must end with exit code 0.
     """
     ranks = [
         subprocess.Popen([sys.executable, "-c", program, str(rank), *words], stdout=subprocess.PIPE, text=True)
         for rank in range(3)
     ]
     try:
-        written = [rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.communicate()
     assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL, 0]
-    return [written[0], written[2]]
+    return [outputs[0], outputs[2]]

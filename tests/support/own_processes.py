@@ -1,4 +1,4 @@
-"""The processes that this one has started and that have not been waited for."""
+"""The children of this process that run, or that have ended and whose parent has not waited for them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from support.forked_ranks import server
 
 
 def children() -> list[int]:
-    """Return the ids of the children of all threads of this process.
+    """Return the process ids of the children of all threads of this process, except the fork server of the tests.
 
-    They are found by their parent: the lists that ``/proc`` has by thread lose a child whose thread ends meanwhile. The
-    process that forks ranks for the tests is none of them.
+    It searches all processes for their parent's id. The lists of children in ``/proc`` would not do, because each
+    belongs to a thread, and loses the children of a thread that ends.
     """
-    found = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _parent(folder) == os.getpid()]
-    return [pid for pid in found if pid != server().pid]
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _parent(folder) == os.getpid()]
+    return [pid for pid in pids if pid != server().pid]
 
 
 def _parent(folder: Path) -> int | None:
-    """Return who the parent of the process of a folder of ``/proc`` is; None if it has ended."""
+    """Return the parent's id of the process that has `folder` in ``/proc``; None if the process has ended."""
     try:
         after_name = (folder / "stat").read_text().rpartition(")")[2]
     except OSError:

@@ -1,4 +1,4 @@
-"""Changing single steps of plans, for tests."""
+"""Functions that change single steps of plans."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,12 +21,12 @@ def groups_of(plan: Plan, lane: int = 0) -> list[Group]:
 
 
 def with_groups(plan: Plan, groups: Sequence[Group], lane: int = 0) -> Plan:
-    """Return the plan with a lane of these groups."""
+    """Return the plan with the groups of one lane replaced."""
     return replace(plan, lanes=(*plan.lanes[:lane], tuple(groups), *plan.lanes[lane + 1 :]))
 
 
 def with_step(plan: Plan, group: int, step: int, *changed: Step, lane: int = 0) -> Plan:
-    """Return the plan with one step of a lane replaced by those given, or by none."""
+    """Return the plan with one step of a lane replaced by the steps `changed`, which may be none."""
     groups = groups_of(plan, lane)
     steps = groups[group].steps
     groups[group] = replace(groups[group], steps=(*steps[:step], *changed, *steps[step + 1 :]))
@@ -34,7 +34,7 @@ def with_step(plan: Plan, group: int, step: int, *changed: Step, lane: int = 0) 
 
 
 def without_flag(plan: Plan, group: int, kind: type[Signal | Wait], peer: int) -> Plan:
-    """Return the plan without the flag for, or of, a peer in a group of lane 0."""
+    """Return the plan without the `Signal` or `Wait` of a peer in a group of lane 0."""
     steps = enumerate(groups_of(plan)[group].steps)
     return with_step(plan, group, next(at for at, step in steps if isinstance(step, kind) and step.peer == peer))
 

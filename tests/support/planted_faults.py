@@ -1,4 +1,4 @@
-"""Thirty faults that the tests must catch, and a command that plants one after the other and runs the tests.
+"""Thirty faults that the tests must catch, and a command that plants the faults one by one and runs their tests.
 
     python tests/support/planted_faults.py                      # all of them, in about a quarter of an hour
     python tests/support/planted_faults.py --only ring_order    # one of them
@@ -30,9 +30,9 @@ BINDINGS = "transports/native/bindings/"
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: in `file`, `text` becomes `replacement`, and one of `tests` must fail.
+    """A fault: `replacement` replaces `text` in `file`, and at least one of `tests` must then fail.
 
-    `tests` are arguments of pytest; ``native:NAME`` is a program of tests/native instead.
+    `tests` are arguments of pytest. ``native:NAME`` stands for the program NAME of tests/native.
     """
 
     name: str
@@ -269,7 +269,7 @@ def run(command: list[str], **options: object) -> subprocess.CompletedProcess[st
 
 
 def prepare() -> None:
-    """Bring the copy up to date, with an environment that borrows all packages but Unisono from this one."""
+    """Bring the copy up to date. Its environment uses the packages of this environment, but has its own Unisono."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -301,11 +301,11 @@ def prepare() -> None:
 
 
 def install() -> None:
-    """Install the copy, editable, which compiles what has changed of the native core."""
+    """Install the copy in editable mode. That compiles the changed files of the native core."""
     bin_ = Path(sys.executable).parent
     command = [str(COPY / ".venv/bin/python"), "-m", "pip", "-q", "--disable-pip-version-check", "install", "--no-deps"]
     command += ["--no-build-isolation", "--ignore-installed", "--editable", "."]
-    # Not optimised at link time, which takes longer than all the rest.
+    # This build type has no link-time optimisation, which takes longer than all other steps.
     command += ["-Ccmake.build-type=RelWithDebInfo", "-Ccmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1"]
     done = run(command, env={**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"})
     if done.returncode:
@@ -313,7 +313,7 @@ def install() -> None:
 
 
 def tests_fail(fault: Fault, jobs: int) -> tuple[bool, str]:
-    """Return whether the tests of a fault fail in the copy as it is, and by which one."""
+    """Return whether the tests of a fault fail in the copy, and the name of the first test that fails."""
     command = [str(COPY / ".venv/bin/python"), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=200"]
     command += ["-n", str(jobs if jobs > 1 else 0), "-m", "not packaging and not slow", *fault.tests]
     try:
@@ -323,7 +323,7 @@ def tests_fail(fault: Fault, jobs: int) -> tuple[bool, str]:
     if done.returncode == 0:
         return False, ""
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if done.returncode not in (1, 2) or not failed:  # with several jobs, the first failure is an interruption
+    if done.returncode not in (1, 2) or not failed:  # with several jobs, pytest reports a failure as an interruption
         raise SystemExit(f"{fault.name}: pytest has not run:\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
     return True, failed[0].split(" ")[1].rpartition("/")[2][:90]
 
@@ -347,13 +347,16 @@ def program_fails(name: str) -> tuple[bool, str]:
 
 
 class Copy:
-    """The copy, in which one fault at a time is planted; its native module is compiled when that is needed."""
+    """The copy of the repository. It compiles its native module only if a fault has changed the source."""
 
     def __init__(self) -> None:
         self._is_stale = False
 
     def try_out(self, fault: Fault, jobs: int, *, planted: bool) -> tuple[bool, str]:
-        """Return whether the tests of a fault fail with it, and by which; the files are as before then."""
+        """Plant a fault, run its tests, and restore the file; return whether they fail, and the first that fails.
+
+        If not `planted`, the tests run without the fault.
+        """
         path = COPY / fault.file
         text = path.read_text()
         is_module = fault.file.startswith("transports/native/")

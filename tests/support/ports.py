@@ -1,4 +1,4 @@
-"""Ports that ranks agree on before one of them listens there."""
+"""Free ports for jobs whose ranks are started with the port of rank 0."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import random
 import socket
 from pathlib import Path
 
-_HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 10_000
 _ATTEMPTS = 100
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port of `host` on which nobody listens.
+    """Return a port of `host` on which no process listens.
 
-    It is none of those that the kernel hands out by itself, if there are others: whoever connects or listens anywhere
-    on the machine, as the tests beside this one do all the time, could be given such a one before the rank comes.
+    If possible, the port is not one of the ephemeral ports that the kernel assigns by itself. Otherwise the kernel
+    could assign it to a concurrent test before the rank listens there.
     """
-    ports = range(_LOWEST, int(_HANDED_OUT.read_text().split()[0])) or range(_LOWEST, 1 << 16)
+    ports = range(_LOWEST, int(_EPHEMERAL_PORTS.read_text().split()[0])) or range(_LOWEST, 1 << 16)
     for _ in range(_ATTEMPTS):
         port = random.SystemRandom().choice(ports)
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

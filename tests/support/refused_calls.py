@@ -1,6 +1,6 @@
-"""Runs a command from which the kernel takes system calls away, as sandboxes, old kernels and containers do.
+"""Runs a command for which the kernel refuses system calls, as in sandboxes, on old kernels and in containers.
 
-``python refused_calls.py CALL[,CALL…] ERRNO COMMAND…`` runs the command where these calls fail with that error.
+``python refused_calls.py CALL[,CALL…] ERRNO COMMAND…`` runs the command, and these calls fail with that error.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_LOAD, _EQUAL, _GREATER, _ANY_BIT, _GIVE = 0x20, 0x15, 0x25, 0x45, 0x06
+_LOAD, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 _REFUSE, _ALLOW = 0x0005_0000, 0x7FFF_0000
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in what a filter sees
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in the kernel's struct seccomp_data
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NO_NEW_PRIVILEGES, _SET_FILTER, _BY_FILTER = 38, 22, 2  # of prctl
 
 
 class _Call(NamedTuple):
-    """A system call: its number by machine, and a test of an argument if it is refused for some arguments alone."""
+    """A system call: its number on each machine, and a test of one argument if only some arguments are refused."""
 
     numbers: dict[str, int]
     argument: int = 0
@@ -41,31 +41,31 @@ _CALLS = {
     "names_of_unix_sockets": _Call(_BIND, 2, _GREATER, 28),  # an address that is longer than those of IPv6
     "threads": _Call(_CLONE, 0, _ANY_BIT, 0x0001_0000),  # CLONE_THREAD
 }
-# glibc makes threads by it where it can, and its arguments cannot be seen.
+# glibc prefers clone3 for threads. A filter cannot read its arguments, because they are in memory.
 _CLONE3 = 435
 
 
 def refused(calls: str, error: str) -> list[str]:
-    """Return the words that, before those of a command, run it without these system calls."""
+    """Return the words that run a command without the system calls `calls` if they stand before the command's words."""
     return [sys.executable, str(Path(__file__).resolve()), calls, error]
 
 
 def refuse(names: Sequence[str], number: int) -> None:
-    """Let system calls fail with an error in this process and all that it starts."""
+    """Let system calls fail with the error `number` in this process and in all processes that it starts."""
     machine = os.uname().machine
-    lines = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, _ARCHITECTURES[machine]), (_GIVE, 0, 0, _ALLOW)]
+    lines = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, _ARCHITECTURES[machine]), (_RETURN, 0, 0, _ALLOW)]
     lines.append((_LOAD, 0, 0, _NUMBER))
     if "threads" in names:
-        lines += [(_EQUAL, 0, 1, _CLONE3), (_GIVE, 0, 0, _REFUSE | errno.ENOSYS)]
+        lines += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _REFUSE | errno.ENOSYS)]
     for name in names:
         call = _CALLS[name]
-        give = (_GIVE, 0, 0, _REFUSE | number)
+        refusal = (_RETURN, 0, 0, _REFUSE | number)
         if call.test is None:
-            lines += [(_EQUAL, 0, 1, call.numbers[machine]), give]
+            lines += [(_EQUAL, 0, 1, call.numbers[machine]), refusal]
         else:
             lines += [(_EQUAL, 0, 4, call.numbers[machine]), (_LOAD, 0, 0, _ARGUMENTS + 8 * call.argument)]
-            lines += [(call.test, 0, 1, call.value), give, (_LOAD, 0, 0, _NUMBER)]
-    lines.append((_GIVE, 0, 0, _ALLOW))
+            lines += [(call.test, 0, 1, call.value), refusal, (_LOAD, 0, 0, _NUMBER)]
+    lines.append((_RETURN, 0, 0, _ALLOW))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
     filters = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(lines), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)

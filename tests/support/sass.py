@@ -1,4 +1,4 @@
-"""What ptxas made of a kernel, read from its log and from the disassembly of its machine code."""
+"""Facts about a compiled kernel, from the log of ptxas and from the disassembly of its machine code (SASS)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ REGISTER = re.compile(r"\bR(\d+)\b")
 
 
 def disassembler() -> str | None:
-    """Return the path of nvdisasm, which comes with CUDA or as a wheel."""
+    """Return the path of nvdisasm, from a wheel or else from CUDA; None if it is not installed."""
     wheels = sorted(Path(sysconfig.get_path("purelib"), "nvidia").glob("*/bin/nvdisasm"))
     return str(wheels[-1]) if wheels else shutil.which("nvdisasm")
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas reported in its log."""
+    """The resources of a kernel that ptxas reports in its log."""
 
     registers: int
     stack_nbytes: int
@@ -34,8 +34,8 @@ class Resources:
 
 def resources(log: str) -> Resources:
     def number(pattern: str) -> int:
-        (found,) = re.findall(pattern, log)
-        return int(found)
+        (match,) = re.findall(pattern, log)
+        return int(match)
 
     return Resources(
         number(r"Used (\d+) registers"),
@@ -70,7 +70,10 @@ def disassembled(cubin: bytes, folder: Path) -> list[Instruction]:
 
 
 def loads_under_way(instructions: list[Instruction]) -> int:
-    """Return the most 16-byte loads in a row of which no instruction in between takes a result."""
+    """Return the largest number of 16-byte loads in flight at once.
+
+    That is the length of the longest series of loads in which no instruction uses the result of an earlier load.
+    """
     most, under_way, waited_for = 0, 0, set[int]()
     for instruction in instructions:
         if instruction.registers & waited_for:

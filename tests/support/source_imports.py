@@ -1,4 +1,4 @@
-"""The imports of a source file, for tests of layers and of circles."""
+"""The imports of a source file, for the tests of layers and of import circles."""
 
 from __future__ import annotations
 

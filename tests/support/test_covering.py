@@ -1,4 +1,4 @@
-"""Covering arrays have every pair of values that can occur, in few rows."""
+"""Covering arrays have every allowed pair of values, in few rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of planted faults is up to date: each text is in its file once, and what must catch a fault is there."""
+"""The list of planted faults is up to date: each text occurs once in its file, and the tests of each fault exist."""
 
 from __future__ import annotations
 

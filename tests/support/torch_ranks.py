@@ -1,4 +1,4 @@
-"""What starts ranks of torch.distributed in tests: plain processes that meet in a file."""
+"""Starts ranks of torch.distributed in tests, as processes that meet in a file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PROGRAMS = Path(__file__).parent / "torch_programs"
 
 @contextlib.contextmanager
 def started(program: str, ranks: int, folder: Path, *words: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start the ranks of a program of `torch_programs`; kill those that are left in the end.
+    """Start the ranks of a program of `torch_programs`; kill ranks that still run at the end of the with-block.
 
-    They are in `folder`, where the program `torch_programs.meeting` lets them meet.
+    `folder` is the current folder of the ranks. They meet in a file there (`torch_programs.meeting`).
     """
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     processes: list[subprocess.Popen[str]] = []
@@ -44,19 +44,19 @@ def started(program: str, ranks: int, folder: Path, *words: str) -> Iterator[lis
 
 
 def run(program: str, ranks: int, folder: Path, *words: str) -> list[str]:
-    """Run a program on so many ranks; return what each has written, once all have ended well.
+    """Run a program on `ranks` ranks; return the standard output of each rank. All must end with exit code 0.
 
-    Whoever has not ended in time is killed, so that what the others have written tells why.
+    A rank that still runs at the deadline is killed. Then the assertion shows the standard error of all ranks.
     """
     deadline = time.monotonic() + DEADLINE_S
     with started(program, ranks, folder, *words) as processes:
-        written = [_written_until(deadline, process) for process in processes]
+        outputs = [_output_until(deadline, process) for process in processes]
         codes = [process.returncode for process in processes]
-    assert codes == [0] * ranks, "\n".join(f"rank {rank}: {errors}" for rank, (_, errors) in enumerate(written))
-    return [output for output, _ in written]
+    assert codes == [0] * ranks, "\n".join(f"rank {rank}: {errors}" for rank, (_, errors) in enumerate(outputs))
+    return [output for output, _ in outputs]
 
 
-def _written_until(deadline: float, process: subprocess.Popen[str]) -> tuple[str, str]:
+def _output_until(deadline: float, process: subprocess.Popen[str]) -> tuple[str, str]:
     try:
         return process.communicate(timeout=max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -65,5 +65,5 @@ def _written_until(deadline: float, process: subprocess.Popen[str]) -> tuple[str
 
 
 def lines_of(outputs: Sequence[str]) -> list[list[str]]:
-    """Return the lines that each rank has written."""
+    """Return the lines of each rank's output."""
     return [output.splitlines() for output in outputs]

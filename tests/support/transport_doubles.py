@@ -1,4 +1,4 @@
-"""Transports that break one promise each, over our own `local` one, for the checks to find."""
+"""Transports over the `local` transport that break one promise of the contract each. The checks must detect them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from unisono.transports.contracts.transport import Traffic
 from unisono.transports.message.framed import FramedTransport
 from unisono.transports.message.plugin import Bootstrap
 
-kept: list[Any] = []  # what has leaked
-released = threading.Event()  # lets threads go that block
+kept: list[Any] = []  # leaked objects, which the test frees
+released = threading.Event()  # ends the loops of transports that block
 ANY_CALL = Signature("anything", "uint8", None, "C", None, None, "direct", 1)
 
 
 class Double:
-    """A transport over `inner` that breaks nothing."""
+    """A transport over `inner` that keeps every promise."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -81,26 +81,26 @@ class IsDoneEarly(Double):
         return Request(lambda: True)
 
 
-class LosesNothings(Double):
+class LosesEmptyMessages(Double):
     def post_send(self, peer: int, identity: Any, call: Any, pieces: Any) -> Any:
         return self.inner.post_send(peer, identity, call, pieces) if pieces else Request(lambda: True)
 
 
 class ReadsLate(Double):
-    """Says that it is done with the memory of a sender while it still reads it."""
+    """A send is done while the transport still reads the sender's memory."""
 
     def post_send(self, *message: Any) -> Any:
         self.inner.post_send(*message)
         return Request(lambda: True)
 
 
-class SaysThatItCopies(Double):
+class ClaimsToCopy(Double):
     capabilities = replace(
         local_factory(0)(Bootstrap(0, 1, (0,), lambda data: [data], 0)).capabilities, zero_copy=False
     )
 
 
-class KnowsFourPeers(Double):
+class SendsToFourPeersOnly(Double):
     def post_send(self, peer: int, *message: Any) -> Any:
         return self.inner.post_send(peer, *message) if peer < 4 else Request(lambda: True)
 
@@ -124,12 +124,12 @@ class SendBlocks(Double):
         return request
 
 
-class TwinsAreOne(Double):
+class EqualSubgroupsShareMessages(Double):
     def subgroup(self, ranks: tuple[int, ...], number: int) -> Any:
-        return TwinsAreOne(self.inner.subgroup(ranks, 0))
+        return EqualSubgroupsShareMessages(self.inner.subgroup(ranks, 0))
 
 
-class AnyCallWillDo(Double):
+class IgnoresTheCall(Double):
     def post_send(self, peer: int, identity: Any, call: Any, pieces: Any) -> Any:
         return self.inner.post_send(peer, identity, ANY_CALL, pieces)
 
@@ -137,7 +137,7 @@ class AnyCallWillDo(Double):
         return self.inner.post_recv(peer, identity, ANY_CALL, pieces)
 
 
-class AnyLengthWillDo(Double):
+class IgnoresTheLength(Double):
     def post_send(self, peer: int, identity: Any, call: Any, pieces: Sequence[memoryview]) -> Any:
         return self.inner.post_send(peer, identity, call, [memoryview(b"".join(pieces).ljust(64, b"\0"))])
 
@@ -152,7 +152,7 @@ class AbortBlocks(Double):
 
 
 class AbortWaitsForRoom(Double):
-    """Waits until what it has sent is received before it tells of an error."""
+    """`abort` waits until the last message has been received."""
 
     pending: Any = None
 
@@ -167,7 +167,7 @@ class AbortWaitsForRoom(Double):
 
 
 class AbortsAlone(Double):
-    """Tells no other rank."""
+    """`abort` ends the calls of this rank alone."""
 
     error: UnisonoError | None = None
 
@@ -192,13 +192,13 @@ class AbortsAlone(Double):
     post_send = post_recv
 
 
-class AbortForgetsWhy(Double):
+class AbortChangesTheError(Double):
     def abort(self, error: Exception) -> None:
         self.inner.abort(AbortedError("something went wrong"))
 
 
 class PendingHangs(Double):
-    """Requests that are pending when an error comes stay so."""
+    """An error does not end the requests that are pending."""
 
     def post_recv(self, *message: Any) -> Any:
         request = self.inner.post_recv(*message)
@@ -260,15 +260,15 @@ class LeaksThreads(Double):
 class LeaksMemory(Double):
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        # Pages of its own, for what Python allocates may come from what this process has freed before; and more than
-        # what the process may give back meanwhile of what earlier tests have used.
+        # New pages, because memory from Python's allocator may have been freed before. The number is larger than the
+        # memory of earlier tests that the process may free meanwhile.
         pages = mmap.mmap(-1, 1 << 20)
         pages.write(b"x" * (1 << 20))
         kept.append(pages)
 
 
 class QueueLinks:
-    """Frame links by queues between the ranks of a process, which keep every promise."""
+    """Frame links over queues between the ranks of one process. They keep every promise."""
 
     name = "queues"
 
@@ -311,7 +311,7 @@ class EndsWithAnyRank(QueueLinks):
 
 
 class CloseDropsFrames(QueueLinks):
-    """Takes back what has been sent and not yet received."""
+    """`close` drops all frames that have been sent and not yet received."""
 
     def close(self) -> None:
         for box in self.boxes:
@@ -335,7 +335,7 @@ class ReceivesNothing(QueueLinks):
         return None
 
 
-# Which check must find links with a bug, and what it says.
+# The check that must detect each bug of links, and the text of its report.
 BUGS_OF_LINKS: dict[type[QueueLinks], tuple[str, str]] = {
     NeverEnds: ("end of links", "as ended() must report: not within"),
     StaysOpen: ("end of links", "as ended() must report: not within"),
@@ -348,7 +348,7 @@ BUGS_OF_LINKS: dict[type[QueueLinks], tuple[str, str]] = {
 
 
 def framed_factory_of(links: type[QueueLinks]) -> Callable[[Bootstrap], FramedTransport]:
-    """Return a factory of framed transports over such links."""
+    """Return a factory of framed transports over links of the class `links`."""
     boxes: dict[bytes, list[queue.SimpleQueue[Any]]] = {}
 
     def opened(bootstrap: Bootstrap) -> FramedTransport:
@@ -361,26 +361,26 @@ def framed_factory_of(links: type[QueueLinks]) -> Callable[[Bootstrap], FramedTr
     return opened
 
 
-# Which check must find each.
+# The check that must detect each bug.
 BUGS: dict[type[Double], str] = {
     Reorders: "unexpected messages",
     Loses: "unexpected messages",
     Damages: "messages",
     MixesSegments: "identities",
     IsDoneEarly: "early receives",
-    LosesNothings: "zero bytes",
+    LosesEmptyMessages: "zero bytes",
     ReadsLate: "memory of the sender",
-    SaysThatItCopies: "memory of the sender",
-    KnowsFourPeers: "many peers",
+    ClaimsToCopy: "memory of the sender",
+    SendsToFourPeersOnly: "many peers",
     CountsTwice: "traffic",
     CountsNothingReceived: "traffic",
     SendBlocks: "nonblocking",
-    TwinsAreOne: "subgroups",
-    AnyCallWillDo: "another call",
-    AnyLengthWillDo: "another length",
+    EqualSubgroupsShareMessages: "subgroups",
+    IgnoresTheCall: "another call",
+    IgnoresTheLength: "another length",
     AbortBlocks: "abort",
     AbortsAlone: "abort",
-    AbortForgetsWhy: "abort",
+    AbortChangesTheError: "abort",
     PendingHangs: "abort",
     WritesAfterAbort: "abort",
     AbortWaitsForRoom: "abort of a full link",
@@ -393,6 +393,6 @@ BUGS: dict[type[Double], str] = {
 
 
 def factory_of(bug: type[Double], capacity: int = 0) -> Callable[[Bootstrap], Any]:
-    """Return a factory of transports with a bug."""
+    """Return a factory of transports with the bug `bug`."""
     inner = local_factory(capacity)
     return lambda bootstrap: bug(inner(bootstrap))

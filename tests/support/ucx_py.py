@@ -1,7 +1,7 @@
-"""A double of ucx-py's core interface, as its documentation has it, on the UCX that ucxx brings.
+"""A double of ucx-py's core interface, built on ucxx after the documentation of ucx-py.
 
-Differently from ucxx, messages are posted by functions, end by a callback that `progress` calls, or at once, and
-addresses of workers are objects with the buffer protocol.
+The two interfaces differ. In ucx-py, functions post messages, and a message ends at once or by a callback that
+`progress` calls. The address of a worker is an object with the buffer protocol.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def install(*, with_handles: bool) -> None:
-    """Put the double in the place of ucx-py, and have no ucxx.
+    """Make the double importable as ucx-py, and ucxx not importable.
 
     Args:
-        with_handles: whether objects tell their handles, by which native code may use UCX as well.
+        with_handles: whether objects have the attribute `handle`, with which native code can use UCX directly.
     """
     from ucxx._lib import arr, libucxx as real
 
@@ -55,19 +55,19 @@ def install(*, with_handles: bool) -> None:
     class UCXEndpoint:
         @classmethod
         def create_from_worker_address(cls, worker: UCXWorker, address: Any, endpoint_error_handling: bool) -> Any:
-            made = cls()
-            made.worker = worker
-            made.inner = real.UCXEndpoint.create_from_worker_address(
+            endpoint = cls()
+            endpoint.worker = worker
+            endpoint.inner = real.UCXEndpoint.create_from_worker_address(
                 worker.inner, address, endpoint_error_handling=endpoint_error_handling
             )
-            return made
+            return endpoint
 
         worker: UCXWorker
         inner: Any
 
     def posted(worker: UCXWorker, request: Any, callback: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         if request.completed:
-            return None  # and nobody is called
+            return None  # ucx-py does not call the callback then
         worker.posted.append((request, callback, arguments))
         return request
 
@@ -86,11 +86,11 @@ def install(*, with_handles: bool) -> None:
 
     names = {
         "Feature": real.Feature,
-        **{made.__name__: made for made in (UCXContext, UCXWorker, UCXAddress, UCXEndpoint)},
-        **{made.__name__: made for made in (tag_send_nb, tag_recv_nb)},
+        **{each.__name__: each for each in (UCXContext, UCXWorker, UCXAddress, UCXEndpoint)},
+        **{each.__name__: each for each in (tag_send_nb, tag_recv_nb)},
     }
-    for name, held in (("ucp", {}), ("ucp._libs", {}), ("ucp._libs.ucx_api", names), ("ucp._libs.arr", vars(arr))):
+    for name, contents in (("ucp", {}), ("ucp._libs", {}), ("ucp._libs.ucx_api", names), ("ucp._libs.arr", vars(arr))):
         module = types.ModuleType(name)
-        vars(module).update(held)
+        vars(module).update(contents)
         sys.modules[name] = module
     sys.modules["ucxx"] = sys.modules["ucxx._lib.libucxx"] = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Where ranks listen: addresses, names, interfaces and networks, of IPv4 and of IPv6."""
+"""The addresses on which ranks listen: by address, host name, interface and network, of IPv4 and IPv6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels are compiled for every generation of GPUs; what the compiler made of them is read from its output."""
+"""Kernels compile for every generation of GPUs. The tests read registers and loads from the compiler's output."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed
 needs_disassembler = pytest.mark.skipif(disassembler() is None, reason="nvdisasm is not installed: make cuda")
 
 MANY = MOST_SOURCES + 1
-MOST_REGISTERS = 128  # of a thread, where 512 share the 65,536 of a multiprocessor
+MOST_REGISTERS = 128  # registers per thread; 512 threads share the 65,536 registers of a multiprocessor
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
-# Every way of the sources, and every kind of element and operation.
+# Every way of loading sources, and every kind of element and operation.
 REDUCTIONS = [
     *(("float32", "sum", k) for k in (1, 2, 3, 5, 8, MANY)),
     *(("bfloat16", "sum", k) for k in (2, 4, 8, MANY)),
@@ -69,10 +69,10 @@ REST = [
 
 
 def least_loads(dtype: str, sources: int, machine: str) -> int:
-    """Return how many loads a thread must have under way at least.
+    """Return the least number of loads that a thread must have in flight.
 
-    A pack of 8-bit elements makes so many states that the compiler begins to combine some before it has loaded the
-    rest; of 8-bit floats, where no instructions convert them, it takes two packs at a time.
+    A pack of 8-bit elements needs many registers. So the compiler combines some sources before it has loaded all. On
+    machines without instructions for 8-bit floats, it loads only two packs of them at a time.
     """
     if dtype in FLOAT8 and machine == "sm_80":
         return 2
@@ -165,7 +165,7 @@ def test_kernel_is_compiled_once_and_then_taken_from_the_cache(tmp_path: Path, m
     code = built(SMALL, "sm_90", folder)
     assert code.startswith(b"\x7fELF")
     assert [path.name for path in folder.iterdir()] == [f"{SMALL.name}-sm_90-{fingerprint(SMALL, 'sm_90')[:32]}.cubin"]
-    monkeypatch.setattr(cache, "compile_kernel", None)  # calling it would raise
+    monkeypatch.setattr(cache, "compile_kernel", None)  # a call of it would raise
     assert built(SMALL, "sm_90", folder) == code
 
 

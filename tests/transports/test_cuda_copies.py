@@ -1,4 +1,4 @@
-"""Copies of many extents, and quantisation in blocks: the kernels of GPUs, compiled for the host, against numpy."""
+"""The GPU kernels that copy many extents and that quantise blocks, compiled for the host and compared with numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.bit_patterns import is_guarded, placed
+from support.bit_patterns import guarded_copy, has_intact_guards
 from support.cuda_on_host import Run, address, compiled
 
 from unisono.dtypes import DTYPES
@@ -48,34 +48,36 @@ LENGTHS = st.sampled_from([0, 1, 3, 4, 15, 16, 17, 100, TILE_NBYTES - 1, TILE_NB
 )
 def test_gpu_copy_kernel_packs_and_unpacks_a_bucket(arrays: list[tuple[int, int, int | None]], blocks: int) -> None:
     generator = np.random.default_rng(len(arrays))
-    sources = [placed(generator.integers(0, 256, nbytes, dtype=np.uint8), start) for nbytes, start, _ in arrays]
-    # Each lies in the bucket as it lies in memory, or at a start of its own.
+    sources = [guarded_copy(generator.integers(0, 256, nbytes, dtype=np.uint8), start) for nbytes, start, _ in arrays]
+    # An array begins in the bucket at its own offset from a multiple of 16 bytes, or at the offset `own`.
     begin, places = 0, []
     for nbytes, start, own in arrays:
         begin = -(-begin // 16) * 16 + (start if own is None else own)
         places.append(begin)
         begin += nbytes
-    bucket = placed(np.zeros(begin, np.uint8), 0)
+    bucket = guarded_copy(np.zeros(begin, np.uint8), 0)
     parts = [bucket[place : place + source.size] for place, source in zip(places, sources, strict=True)]
     copy(list(zip(parts, sources, strict=True)), blocks)
     assert [part.tobytes() for part in parts] == [source.tobytes() for source in sources]
-    assert is_guarded(bucket)
+    assert has_intact_guards(bucket)
     between = np.ones(bucket.size, bool)
     for place, source in zip(places, sources, strict=True):
         between[place : place + source.size] = False
     assert not bucket[between].any(), "bytes between the arrays were written"
-    unpacked = [placed(np.zeros_like(source), start) for source, (_, start, _) in zip(sources, arrays, strict=True)]
+    unpacked = [
+        guarded_copy(np.zeros_like(source), start) for source, (_, start, _) in zip(sources, arrays, strict=True)
+    ]
     copy(list(zip(unpacked, parts, strict=True)), blocks)
     assert [got.tobytes() for got in unpacked] == [source.tobytes() for source in sources]
-    assert all(is_guarded(got) for got in unpacked)
+    assert all(has_intact_guards(got) for got in unpacked)
 
 
 def kernels(dtype: str, codes: str) -> tuple[Run, Run]:
-    """Return how to quantise and to dequantise."""
+    """Return the kernels that quantise and dequantise."""
     pairs = [(DTYPES[source], DTYPES[of]) for source in SOURCES for of in CODES]
-    made = compiled(tuple(make(*pair) for pair in pairs for make in (quantise, dequantise)), "-DUNISONO_WARPS")
-    wanted = DTYPES[dtype], DTYPES[codes]
-    return made[quantise(*wanted).name], made[dequantise(*wanted).name]
+    by_name = compiled(tuple(make(*pair) for pair in pairs for make in (quantise, dequantise)), "-DUNISONO_WARPS")
+    pair = DTYPES[dtype], DTYPES[codes]
+    return by_name[quantise(*pair).name], by_name[dequantise(*pair).name]
 
 
 def blocks_of(count: int) -> int:
@@ -83,7 +85,7 @@ def blocks_of(count: int) -> int:
 
 
 def quantised(values: Any, codes: str) -> tuple[Any, Any]:
-    """Return codes and scales, as `quantise.cuh` defines them."""
+    """Return codes and scales by the definition in `quantise.cuh`."""
     wide = np.zeros(blocks_of(values.size) * QUANTISED_BLOCK, np.float32)
     wide[: values.size] = values
     wide = wide.reshape(-1, QUANTISED_BLOCK)
@@ -97,7 +99,7 @@ def quantised(values: Any, codes: str) -> tuple[Any, Any]:
 
 
 def values_of(dtype: str, count: int, seed: int) -> Any:
-    """Return blocks of zeros, of subnormal, usual and great numbers, with an infinity or NaN in some."""
+    """Return blocks of zeros, and of subnormal, usual and large numbers. Some have an infinity or a NaN."""
     generator = np.random.default_rng(seed)
     tiny, most = float(ml_dtypes.finfo(dtype).smallest_subnormal), float(ml_dtypes.finfo(dtype).max)
     magnitudes = generator.choice([0.0, tiny, 100 * tiny, 1e-5, 1.0, most / 4], blocks_of(count))
@@ -123,21 +125,21 @@ def test_gpu_quantisation_gives_the_bits_of_numpy(
     dtype: str, codes: str, count: int, start: int, codes_start: int, seed: int
 ) -> None:
     forth, back = kernels(dtype, codes)
-    values = placed(values_of(dtype, count, seed), start)
-    made = placed(np.zeros(count, codes), codes_start)
-    scales = placed(np.zeros(blocks_of(count), np.float32), 4)
+    values = guarded_copy(values_of(dtype, count, seed), start)
+    made = guarded_copy(np.zeros(count, codes), codes_start)
+    scales = guarded_copy(np.zeros(blocks_of(count), np.float32), 4)
     forth(2, address(made), address(scales), address(values), ctypes.c_uint64(count))
     wanted, wanted_scales = quantised(values, codes)
     np.testing.assert_array_equal(scales, wanted_scales)
     assert made.tobytes() == wanted.tobytes()
-    assert is_guarded(made)
-    assert is_guarded(scales)
-    got = placed(np.zeros(count, dtype), start)
+    assert has_intact_guards(made)
+    assert has_intact_guards(scales)
+    got = guarded_copy(np.zeros(count, dtype), start)
     back(2, address(got), address(made), address(scales), ctypes.c_uint64(count))
     with np.errstate(all="ignore"):
         expected = (made.astype(np.float32) * np.repeat(scales, QUANTISED_BLOCK)[:count]).astype(dtype)
     np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
-    assert is_guarded(got)
+    assert has_intact_guards(got)
 
 
 @pytest.mark.parametrize("codes", CODES)
@@ -148,7 +150,7 @@ def test_dequantised_element_is_within_half_a_step(codes: str) -> None:
     forth(1, address(made), address(scales), address(values), ctypes.c_uint64(values.size))
     back(1, address(got), address(made), address(scales), ctypes.c_uint64(values.size))
     greatest = np.abs(values).reshape(100, -1).max(axis=1).repeat(QUANTISED_BLOCK)
-    # int8 has a fixed step; floats of 8 bits have one that is relative, of 2^-3 or 2^-2, where they are not subnormal.
+    # int8 has a fixed step. The step of 8-bit floats is relative, 2^-3 or 2^-2, except for subnormal numbers.
     step = {
         "int8": greatest / 127,
         "float8_e4m3fn": np.abs(values) / 8 + greatest / 2**17,

@@ -1,4 +1,4 @@
-"""The device by the CUDA driver: on a GPU where there is one, and on its driver's double elsewhere."""
+"""The device that uses the CUDA driver, on a GPU if the machine has one, and otherwise on the driver's double."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def finish(device: Any, stream: Stream) -> None:
 
 
 def uploaded(device: Any, array: Any, stream: Stream) -> Allocation:
-    """Return memory of the device that holds what `array` does."""
+    """Return device memory with the values of `array`."""
     made, pinned = device.allocate(array.nbytes), device.pin(array.nbytes)
     pinned[:] = array.reshape(-1).view(np.uint8)
     device.copy(made.pointer, pinned.ctypes.data, array.nbytes, stream)
@@ -227,7 +227,7 @@ def test_ipc_handles_do_not_open_in_the_exporting_process(device: Any) -> None:
 
 
 def ring_of_processes(world: Any) -> list[int]:
-    """Write into the next rank's memory, and return what the one before has written into this one's."""
+    """Write into the next rank's memory; return the values that the previous rank has written into this rank's."""
     from unisono.transports.cuda.driver import CudaDevice
 
     device, next_rank = CudaDevice(), (world.rank + 1) % world.size

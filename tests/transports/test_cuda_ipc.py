@@ -1,4 +1,4 @@
-"""Collectives of ranks that read each other's device memory: what they give, and what happens when a rank is lost."""
+"""Collectives of ranks that read each other's device memory: results, order, memory, refusals and failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from support.device_ranks import WAIT_S, DeviceCall, DeviceRank, check_calls, device_rank
 from support.harness import LocalRanks
 from support.native_ranks import Job, NativeRanks
-from support.outcomes import told
+from support.outcomes import error_of
 
 import unisono as un
 from unisono.algorithms.catalogue.registry import ALGORITHMS
@@ -38,7 +38,7 @@ MAPPED = [
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 IN_PLACE = ("allreduce", "broadcast", "reduce")
 SMALL = {"slab_nbytes": 1024}
-# Longer than a small slab.
+# The last count is longer than a small slab.
 COUNTS = (0, 1, 7, 1000)
 SEED = 7
 PATIENCE_S = 20.0
@@ -46,7 +46,7 @@ WHY = "they have no peer access, or CUDA_VISIBLE_DEVICES hides it from this proc
 
 
 def calls_of_all(size: int) -> list[DeviceCall]:
-    """Return every collective that there is, with every kind of count, and where it may be in place, so too."""
+    """Return calls of every collective, with every count, every root to test, and in place where that is possible."""
     return [
         DeviceCall(collective, name, count=count, root=root, in_place=in_place, offset=count % 2)
         for collective, name in MAPPED
@@ -57,7 +57,7 @@ def calls_of_all(size: int) -> list[DeviceCall]:
 
 
 def random_calls(seed: int, number: int) -> list[DeviceCall]:
-    """Return reductions of random dtypes by random operations that are defined for them."""
+    """Return reductions of random dtypes by random ops that are defined for the dtype."""
     random = Random(seed)
     known = [
         (dtype, op)
@@ -73,7 +73,7 @@ def random_calls(seed: int, number: int) -> list[DeviceCall]:
 
 
 def run_threads(size: int, calls: list[DeviceCall], options: dict[str, Any], seed: int = SEED) -> None:
-    """Run calls on ranks that are threads of this process, and share a device."""
+    """Run calls on ranks that are threads of this process and share a device."""
     gpu = Gpu(seed)
 
     def run_rank(executor: Any) -> None:
@@ -99,12 +99,12 @@ def two() -> Iterator[NativeRanks]:
         yield started
 
 
-# What collectives give.
+# Results.
 
 
 @pytest.mark.parametrize("options", [{}, SMALL], ids=["large slabs", "small slabs"])
 def test_device_collectives_are_right_between_processes(ranks: NativeRanks, options: dict[str, Any]) -> None:
-    # Of each three calls, every number of ranks takes another one.
+    # Each number of ranks makes another third of the calls, because a job takes long.
     ranks.run(check_calls, SEED, calls_of_all(ranks.size)[ranks.size % 3 :: 3], options)
 
 
@@ -126,7 +126,7 @@ def test_device_collectives_of_threads_take_all_dtypes_and_ops() -> None:
 
 
 def call_often(executor: Any, seed: int, calls: int) -> None:
-    """Call again and again, each rank with its own pauses; what one call gives, the next one takes."""
+    """Call repeatedly, with random pauses on each rank. The result of each call is the input of the next one."""
     random = Random(seed * 10 + executor.rank)
     with device_rank(executor, seed, **SMALL) as rank:
         call = DeviceCall("allreduce", dtype="int64", op="sum", count=100)
@@ -147,7 +147,7 @@ def test_device_calls_follow_each_other_without_waiting_for_the_gpu(ranks: Nativ
 
 
 def start_many(executor: Any) -> None:
-    """Start calls on streams of their own, and wait for the last of them first."""
+    """Start calls on different streams, and wait for the last one first."""
     with device_rank(executor, 3, **SMALL) as rank:
         call = DeviceCall("allreduce", dtype="int32", op="max", count=700)
         main, started = rank.stream, []
@@ -158,7 +158,7 @@ def start_many(executor: Any) -> None:
         for stream, (_, target), operation in reversed(started):
             operation.wait(WAIT_S)
             rank.stream = stream
-            np.testing.assert_array_equal(rank.values(target, 700, "int32"), call.wanted(rank.size, rank.rank))
+            np.testing.assert_array_equal(rank.values(target, 700, "int32"), call.expected(rank.size, rank.rank))
             rank.device.end_stream(stream)
         rank.stream = main
 
@@ -172,12 +172,12 @@ def go_on_alone(executor: Any) -> None:
         call = DeviceCall("allreduce", count=50)
         operands = rank.operands(call)
         operation = rank.start(call, *operands)
-        operation.go_on(WAIT_S)
+        operation.run_in_background(WAIT_S)
         deadline = time.monotonic() + WAIT_S
         while not operation._finished and time.monotonic() < deadline:
             time.sleep(0.001)
         assert operation._finished
-        np.testing.assert_array_equal(rank.values(operands[1], 50, "float32"), call.wanted(rank.size, rank.rank))
+        np.testing.assert_array_equal(rank.values(operands[1], 50, "float32"), call.expected(rank.size, rank.rank))
 
 
 def test_device_call_finishes_without_a_waiting_thread(two: NativeRanks) -> None:
@@ -193,7 +193,7 @@ def descriptors() -> int:
 
 
 def open_and_close(executor: Any, times: int) -> tuple[int, int]:
-    """Use so many communicators one after the other; return the descriptors before and after."""
+    """Use `times` communicators one after the other; return the numbers of open descriptors before and after."""
     gpu = Gpu(executor.rank)
     everybody = range(executor.size)
 
@@ -204,7 +204,7 @@ def open_and_close(executor: Any, times: int) -> tuple[int, int]:
         rank.close()
         sub.close()
 
-    for _ in range(7):  # the double keeps some memory that was given back, to know it by
+    for _ in range(7):  # the double keeps a few freed allocations, to recognise them
         use()
     before = descriptors()
     for _ in range(times):
@@ -231,7 +231,8 @@ def test_device_traffic_counts_the_bytes_read_from_peers(two: NativeRanks) -> No
     first, second = two.run(count_traffic)
     of_first, of_second = first[1], second[0]
     assert of_first.transport == "cuda_ipc"
-    # A half of each INPUT and of each OUTPUT, of which one is an element longer; and what the root has.
+    # Each rank reads half of the other's INPUT and half of its OUTPUT, 501 or 500 elements, and rank 0 reads the root's
+    # 40 bytes.
     assert of_first.received_nbytes == of_second.sent_nbytes == (501 + 500) * 4 + 40
     assert of_first.sent_nbytes == of_second.received_nbytes == (501 + 500) * 4
 
@@ -266,12 +267,12 @@ def test_all_ranks_refuse_gpus_that_one_rank_cannot_use(two: NativeRanks) -> Non
 
 
 def meet_without_memory(executor: Any) -> str | None:
-    """Rank 1 can make no memory that rank 0 could map."""
+    """Let rank 1 fail to make the shared memory that rank 0 has to map."""
 
     def refuse(*_: Any) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    gpu = Gpu(uuid="a")  # a double in such memory itself
+    gpu = Gpu(uuid="a")  # created before the patch, because the double makes such memory itself
     with pytest.MonkeyPatch.context() as patch:
         if executor.rank == 1:
             patch.setattr(os, "memfd_create", refuse)
@@ -322,18 +323,18 @@ def test_closed_device_communicator_refuses_calls(two: NativeRanks) -> None:
     two.run(call_after_close)
 
 
-# Failures: each ends the job, so it is one of its own.
+# Failures. Each of them ends its job.
 
 
 def fail_together(how: dict[int, Any]) -> list[tuple[str, str]]:
-    """Let each of two ranks, which are threads, do what `how` says; return what is told to them."""
+    """Run `how[rank]` on each of two ranks in threads; return the error of each rank."""
     gpu = Gpu(SEED)
 
     def run_rank(executor: Any) -> tuple[str, str]:
         rank = DeviceRank(executor, gpu)
-        outcome = told(lambda: how[rank.rank](rank))
+        outcome = error_of(lambda: how[rank.rank](rank))
         if not outcome[0]:
-            outcome = told(lambda: rank.run(DeviceCall("barrier")))
+            outcome = error_of(lambda: rank.run(DeviceCall("barrier")))
         rank.synchronize()
         rank.collectives.close(WAIT_S)
         return outcome
@@ -386,21 +387,25 @@ def test_failed_device_call_orders_its_pending_work_on_its_stream() -> None:
             with pytest.raises(CollectiveTimeoutError):
                 stay_away(rank)
         else:
-            # The factors are multiplied into slabs at once, of one segment on this stream, of another beside it.
+            # Factors are multiplied into slabs at once: for one segment on this stream, and for another one beside it.
             call = DeviceCall(op="premul_sum", count=5000)
             operands = rank.operands(call)
             with pytest.raises(CollectiveTimeoutError):
                 rank.start(call, *operands).wait(0.2)
-            rank.device.copy(*operands, 4 * call.count, rank.stream)  # a trap, if that is not ordered behind them
+            # the double traps this copy unless it is ordered behind the failed call's work
+            rank.device.copy(*operands, 4 * call.count, rank.stream)
             rank.device.copy(*reversed(operands), 4 * call.count, rank.stream)
-        rank.collectives.close(WAIT_S)  # likewise, if it frees what is in use
+        rank.collectives.close(WAIT_S)  # the double traps a free of memory in use
 
     LocalRanks(2, deadline_s=WAIT_S).run(run_rank)
     gpu.close()
 
 
 def be_lost(world: un.Communicator, say: Any, gives_up: bool) -> None:
-    """Call until somebody is killed; say what came of it, what the next call gives, and whether the stream goes on."""
+    """Call until a rank is killed.
+
+    Report the error, the error of the next call, and whether the collectives closed in time.
+    """
     gpu = Gpu(world.rank, gives_up=gives_up)
     rank = DeviceRank(world._executor, gpu, slab_nbytes=1 << 16)
     call = DeviceCall("allreduce", "two_shot", count=50_000)
@@ -414,12 +419,12 @@ def be_lost(world: un.Communicator, say: Any, gives_up: bool) -> None:
             if number % 3 == 0 and gives_up:
                 rank.synchronize()
 
-    outcome = told(call_for_ever)
-    later = told(lambda: rank.start(call, *operands))
+    outcome = error_of(call_for_ever)
+    later = error_of(lambda: rank.start(call, *operands))
     say((outcome, later, rank.collectives.close(PATIENCE_S if gives_up else 0.5)))
 
 
-# What a driver makes of the work of a process that is killed is not documented: that work may never be done.
+# CUDA does not document what happens to the work of a killed process. So that work may never be done.
 @pytest.mark.parametrize("gives_up", [True, False], ids=["given up", "never done"])
 @pytest.mark.parametrize(("size", "victim"), [(2, 1), (3, 0)])
 def test_killed_rank_fails_device_calls_of_others_without_a_hang(

@@ -1,4 +1,4 @@
-"""The reductions of GPUs, compiled for the host, against the definition in numpy, bit for bit."""
+"""The GPU's reductions, compiled for the host and compared bit by bit with the definition in numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.bit_patterns import PACK_NBYTES, assert_same_values, is_guarded, placed, random_bits
+from support.bit_patterns import PACK_NBYTES, assert_same_values, guarded_copy, has_intact_guards, random_bits
 from support.covering import pairwise
 from support.cuda_on_host import Run, compiled, reduce
 
@@ -28,7 +28,7 @@ MANY = MOST_SOURCES + 1
 HALVES, OPS_OF_HALVES = ["float16", "bfloat16"], ["sum", "prod", "max", "avg"]
 INTEGERS = [name for name, dtype in DTYPES.items() if dtype.kind == "integer"]
 OF_FEW_SOURCES, OF_EVERY_SIZE = [1, 2, 3, 8, MANY], ["float32", "bfloat16", "complex128", "float8_e5m2"]
-# (dtype, operation, number of sources) of the kernels that are compiled: every two of these go together.
+# The compiled kernels, as (dtype, op, number of sources). They cover every pair of two parameters' values.
 COVERED = pairwise(
     list(DTYPES), list(OPERATIONS), range(1, MANY + 1), allowed=lambda dtype, op, _: (dtype, op) in REDUCTIONS
 )
@@ -44,7 +44,7 @@ KERNELS = sorted(
 
 
 def kernel(dtype: str, op: str, sources: int, *options: str) -> Run:
-    """Return a kernel; those of an operation are compiled together, because most of the time goes into the headers."""
+    """Return a kernel. All kernels of an op are compiled together, because the headers take most of the time."""
     together = [row for row in KERNELS if row[1] == op and (not options or (row[0] in FLOAT8 and row[2] == 2))]
     kernels = tuple(reduction(DTYPES[name], OPERATIONS[op], k) for name, _, k in together)
     return compiled(kernels, *options)[reduction(DTYPES[dtype], OPERATIONS[op], sources).name]
@@ -57,12 +57,12 @@ def wanted_of(rows: list[Any], op: str, size: int) -> Any:
 
 
 def part_nbytes(dtype: str) -> int:
-    """Return what arrays must be aligned to."""
+    """Return the alignment in bytes that the arrays need."""
     return DTYPES[dtype].itemsize // (2 if DTYPES[dtype].kind == "complex" else 1)
 
 
 def counts(dtype: str) -> Any:
-    """Return counts that need the ways for single elements, for single packs, and for whole tiles of a block."""
+    """Return counts that need the code for single elements, for single packs, and for whole tiles of a block."""
     lanes = PACK_NBYTES // DTYPES[dtype].itemsize
     tile = MOST_UNROLLED * BLOCK_THREADS * lanes
     small = st.sampled_from(sorted({0, 1, 2, 3, lanes - 1, lanes, lanes + 1, 3 * lanes + 1, 1001}))
@@ -70,7 +70,7 @@ def counts(dtype: str) -> Any:
 
 
 def starts(dtype: str, arrays: int) -> Any:
-    """Return offsets at which arrays may begin: the same for all, or of each its own."""
+    """Return offsets of arrays from a multiple of 16 bytes: the same for all arrays, or a different one for each."""
     part = part_nbytes(dtype)
     start = st.integers(0, PACK_NBYTES // part - 1).map(lambda parts: parts * part)
     return start.map(lambda one: [one] * arrays) | st.lists(start, min_size=arrays, max_size=arrays)
@@ -85,11 +85,11 @@ def test_gpu_reduction_of_any_bits_equals_numpy(dtype: str, op: str, fewest: int
     offsets = data.draw(starts(dtype, sources + 1), "offsets")
     size = data.draw(st.sampled_from([1, 2, 3, 7, 8, 1000]), "size")
     rows = random_bits(np.random.default_rng(data.draw(st.integers(0, 1000), "seed")), sources, count, dtype)
-    arrays = [placed(row, offset) for row, offset in zip(rows, offsets, strict=False)]
-    dst = placed(np.zeros(count, dtype), offsets[-1])
+    arrays = [guarded_copy(row, offset) for row, offset in zip(rows, offsets, strict=False)]
+    dst = guarded_copy(np.zeros(count, dtype), offsets[-1])
     reduce(kernel(dtype, op, sources), data.draw(st.integers(1, 3), "blocks"), dst, arrays, size)
     assert_same_values(dst, wanted_of(list(rows), op, size))
-    assert is_guarded(dst), "bytes outside the destination were written"
+    assert has_intact_guards(dst), "bytes outside the destination were written"
     assert all(array.tobytes() == row.tobytes() for array, row in zip(arrays, rows, strict=True))
 
 
@@ -101,7 +101,7 @@ def test_gpu_reduction_may_write_into_any_of_its_sources(
     dtype, op, sources = compiled_for
     rows = random_bits(np.random.default_rng(sources), sources, data.draw(counts(dtype), "count"), dtype)
     wanted = wanted_of(list(rows), op, sources)
-    arrays = [placed(row, 0) for row in rows]
+    arrays = [guarded_copy(row, 0) for row in rows]
     target %= sources
     reduce(kernel(dtype, op, sources), 2, arrays[target], arrays, sources)
     assert_same_values(arrays[target], wanted)
@@ -114,8 +114,8 @@ def test_gpu_reduction_of_every_pair_of_8_bit_floats_equals_numpy(
     dtype: str, op: str, options: tuple[str, ...]
 ) -> None:
     elements = np.arange(256, dtype=np.uint8).view(dtype)
-    rows = [placed(np.repeat(elements, 256), 0), placed(np.tile(elements, 256), 0)]
-    got = placed(np.zeros(1 << 16, dtype), 0)
+    rows = [guarded_copy(np.repeat(elements, 256), 0), guarded_copy(np.tile(elements, 256), 0)]
+    got = guarded_copy(np.zeros(1 << 16, dtype), 0)
     reduce(kernel(dtype, op, 2, *options), 1, got, rows, 2)
     assert_same_values(got, wanted_of(rows, op, 2))
 
@@ -128,8 +128,8 @@ PARTNERS = [0.0, -0.0, 1.5, 1e-7, 6e-8, -65504.0, np.inf, np.nan]
 def test_gpu_reduction_of_every_16_bit_float_equals_numpy(dtype: str, op: str) -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     for partner in PARTNERS:
-        rows = [placed(halves, 0), placed(np.full(1 << 16, partner, dtype), 0)]
-        got = placed(np.zeros(1 << 16, dtype), 0)
+        rows = [guarded_copy(halves, 0), guarded_copy(np.full(1 << 16, partner, dtype), 0)]
+        got = guarded_copy(np.zeros(1 << 16, dtype), 0)
         reduce(kernel(dtype, op, 2), 1, got, rows, 3)
         assert_same_values(got, wanted_of(rows, op, 3))
 
@@ -138,14 +138,14 @@ def test_gpu_reduction_of_every_16_bit_float_equals_numpy(dtype: str, op: str) -
 def test_gpu_average_of_extreme_integers_equals_numpy(dtype: str) -> None:
     limits = np.iinfo(dtype)
     extremes = np.array([limits.min, limits.min + 1, 0, 1, limits.max - 1, limits.max], dtype)
-    row, got = placed(extremes, 0), placed(extremes, 0)
+    row, got = guarded_copy(extremes, 0), guarded_copy(extremes, 0)
     for size in (1, 2, 3, 255, 256, limits.max // 2 + 1, 1 << 40):
         reduce(kernel(dtype, "avg", 1), 1, got, [row], size)
         assert_same_values(got, wanted_of([row], "avg", size))
 
 
 def page_before_nothing(nbytes: int) -> Any:
-    """Return memory that ends where no more may be read or written."""
+    """Return memory that ends at a page which no code may read or write."""
     page = mmap.PAGESIZE
     whole = -(-nbytes // page) * page
     memory = np.frombuffer(mmap.mmap(-1, whole + page), np.uint8)

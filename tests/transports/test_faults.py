@@ -1,4 +1,7 @@
-"""Ranks that disagree, die, stop, stay away, leave and interrupt: every other rank is told in time, and by name."""
+"""Ranks that make different calls, die, stop, stay away, depart or are interrupted.
+
+Every other rank gets an error in time, which names the rank.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S, await_marks, leave_mark
 from support.native_ranks import Job, NativeRanks
-from support.outcomes import told
+from support.outcomes import error_of
 
 import unisono as un
 from unisono.transports.links.channels import Channels
 
 SHORT_S = 0.5
-# From the line before a call to being blocked in it, which nobody can see from outside.
+# The time in which a rank gets from the line before a call to being blocked in it. No other process can observe that.
 BLOCKED_S = 1.0
-# How late a rank takes a link in that another one has opened.
+# The delay with which a rank accepts a link that another rank has opened.
 LATE_S = 0.1
 X = np.ones(8, np.float32)
 Say = Callable[[Any], None]
@@ -42,10 +45,10 @@ def ranks(transport: str) -> Iterator[NativeRanks]:
 
 
 def until_an_error(call: Callable[[], Any]) -> tuple[str, str]:
-    """Return class and text of the first error of a call that is made again and again."""
+    """Make a call again and again; return the class and the text of its first error."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
-        error = told(call)
+        error = error_of(call)
         if error[0]:
             return error
     return "", "no error"
@@ -82,11 +85,11 @@ DIVERGENT = {
 
 
 def disagree(world: un.Communicator, what: str, erring: int) -> tuple[str, str]:
-    """One rank calls something else; a rank that is through with its own call is told at the next."""
+    """The rank `erring` makes another call. If a rank has ended its call before, its next call raises the error."""
     name, divergent, _ = DIVERGENT[what]
     mine = divergent if world.rank == erring else COMMON[name]
-    error = told(lambda: mine(world))
-    return error if error[0] else told(lambda: world.barrier(timeout_s=DEADLINE_S))
+    error = error_of(lambda: mine(world))
+    return error if error[0] else error_of(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
 @pytest.mark.parametrize(
@@ -102,12 +105,12 @@ def test_mismatch_error_on_every_rank_shows_both_calls_and_their_lines(
 
 
 def join_late(world: un.Communicator) -> tuple[str, str]:
-    """Rank 0 calls something else, and rank 2, who would say so too, calls last."""
+    """Rank 0 makes another call. Rank 2, which makes the right one, calls last."""
     world.barrier()
     if world.rank == 2:
         time.sleep(LATE_S)
-    error = told(lambda: world.allreduce(X.astype("int32") if world.rank == 0 else X))
-    return error if error[0] else told(world.barrier)
+    error = error_of(lambda: world.allreduce(X.astype("int32") if world.rank == 0 else X))
+    return error if error[0] else error_of(world.barrier)
 
 
 def test_mismatch_error_counts_ranks_that_call_a_little_later(ranks: NativeRanks) -> None:
@@ -118,13 +121,13 @@ def test_mismatch_error_counts_ranks_that_call_a_little_later(ranks: NativeRanks
 
 
 def skip_a_call(world: un.Communicator) -> tuple[str, str]:
-    """Rank 1 forgets one allreduce in a row, and goes on to the barrier."""
+    """Rank 1 omits one allreduce in a series, and calls the barrier too early."""
     for call in range(5):
         if (world.rank, call) != (1, 3):
-            error = told(lambda: world.allreduce(X))
+            error = error_of(lambda: world.allreduce(X))
             if error[0]:
                 return error
-    return told(world.barrier)
+    return error_of(world.barrier)
 
 
 def test_skipped_call_is_a_mismatch(ranks: NativeRanks) -> None:
@@ -134,25 +137,25 @@ def test_skipped_call_is_a_mismatch(ranks: NativeRanks) -> None:
 
 
 def broadcast_from_another_root(world: un.Communicator, calls: int) -> tuple[str, str]:
-    """Rank 2 names another root, and then waits; ranks 0 and 1 go on with broadcasts, which end without it."""
+    """Rank 2 passes another root, and then waits. Ranks 0 and 1 make many more broadcasts, which end without rank 2."""
     world.broadcast(X, 0)
-    error = told(lambda: world.broadcast(X, 1 if world.rank == 2 else 0))
+    error = error_of(lambda: world.broadcast(X, 1 if world.rank == 2 else 0))
     for _ in range(calls):
-        error = error if error[0] else told(lambda: world.broadcast(X, 0))
-    return error if error[0] else told(world.barrier)
+        error = error if error[0] else error_of(lambda: world.broadcast(X, 0))
+    return error if error[0] else error_of(world.barrier)
 
 
 def test_different_root_is_a_mismatch_however_far_other_ranks_are_ahead() -> None:
-    with NativeRanks(3, "tcp") as ranks:  # whose sockets hold tens of thousands of small messages
+    with NativeRanks(3, "tcp") as ranks:  # its sockets hold tens of thousands of small messages
         for kind, text in ranks.run_calls(broadcast_from_another_root, 50_000):
             assert kind == "MismatchError", text
             assert "rank 2 called broadcast(float32[8], root=1) at " in text
 
 
 def close_after(world: un.Communicator, say: Say, divergent: bool) -> None:
-    """Make a last call that no rank waits in, with roots that differ if it is `divergent`; and close."""
-    error = told(lambda: world.broadcast(X, world.rank % 2 if divergent else 0))
-    say(error if error[0] else told(world.close))
+    """Make a last call in which no rank waits, with different roots if `divergent`, and close."""
+    error = error_of(lambda: world.broadcast(X, world.rank % 2 if divergent else 0))
+    say(error if error[0] else error_of(world.close))
 
 
 @pytest.mark.parametrize(("size", "divergent"), [(2, True), (3, True), (3, False)])
@@ -166,9 +169,9 @@ def test_close_raises_a_mismatch_of_the_last_call(tmp_path: Path, transport: str
 def send_something_else(world: un.Communicator, count: int, dtype: str) -> tuple[str, str]:
     error = ("", "")
     if world.rank == 0:
-        error = told(lambda: world.send(X, 1, 3))
+        error = error_of(lambda: world.send(X, 1, 3))
     if world.rank == 1:
-        error = told(lambda: world.recv(np.zeros(count, dtype), 0, 3))
+        error = error_of(lambda: world.recv(np.zeros(count, dtype), 0, 3))
     return error if error[0] else reduce_until_an_error(world)
 
 
@@ -191,7 +194,7 @@ def reduce_till_the_end(world: un.Communicator, say: Say, algorithm: str | None)
     world.allreduce(X, algorithm=algorithm)
     say(os.getpid())
     say(reduce_until_an_error(world, algorithm))
-    say(told(world.barrier))
+    say(error_of(world.barrier))
     world.close()
 
 
@@ -218,7 +221,7 @@ def leave_early(world: un.Communicator, say: Say, leaver: int, how: str) -> None
         if how == "closes":
             world.close()
         return
-    say(told(lambda: world.allreduce(X)))
+    say(error_of(lambda: world.allreduce(X)))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +240,7 @@ def test_rank_that_departs_before_a_call_is_lost_to_all_others(
 
 
 def lose_the_first_rank_well(world: un.Communicator, say: Say) -> None:
-    """Rank 0 closes its communicator when it is not needed any more; the others go on in one of their own."""
+    """Rank 0 closes its communicator after its last call. The others use a subgroup of their own."""
     if world.rank == 0:
         world.close()
         say("closed")
@@ -247,7 +250,8 @@ def lose_the_first_rank_well(world: un.Communicator, say: Say) -> None:
     say(os.getpid())
     if world.rank == 3:
         time.sleep(DEADLINE_S)
-    say(told(lambda: others.recv(X.copy(), 2)))  # rank 3 of the job, from which nothing has come yet
+    # rank 2 of the subgroup is rank 3 of the job, and has sent no message yet
+    say(error_of(lambda: others.recv(X.copy(), 2)))
 
 
 def test_death_of_a_rank_is_reported_after_rank_0_has_departed(tmp_path: Path, transport: str) -> None:
@@ -267,7 +271,7 @@ def receive_from_the_dead(world: un.Communicator, say: Say) -> None:
     world.barrier()
     say("ready")
     if world.rank == 1:
-        say(told(lambda: world.recv(np.zeros(4), 2)))
+        say(error_of(lambda: world.recv(np.zeros(4), 2)))
     elif world.rank == 2:
         time.sleep(DEADLINE_S)
     else:
@@ -293,12 +297,12 @@ def stay_away(world: un.Communicator, say: Say, absent: int, folder: Path) -> No
     world.allreduce(X)
     if world.rank == absent:
         await_marks(folder, *({0, 1, 2} - {absent}))
-        # What the others have sent is there: a call may end well before word of their error comes.
+        # The other ranks' messages have arrived already. So a call may succeed before their error arrives.
         say(until_an_error(reduce))
     else:
-        say(told(reduce))
+        say(error_of(reduce))
     leave_mark(folder, world.rank)
-    say(told(world.barrier))
+    say(error_of(world.barrier))
 
 
 @pytest.mark.parametrize("absent", [0, 2])
@@ -322,7 +326,7 @@ def be_stopped(world: un.Communicator, say: Say, folder: Path, victim: int, chan
         time.sleep(DEADLINE_S)
     else:
         await_marks(folder, "stopped")
-        say(told(lambda: world.allreduce(X, timeout_s=SHORT_S)))
+        say(error_of(lambda: world.allreduce(X, timeout_s=SHORT_S)))
 
 
 @pytest.mark.parametrize(("victim", "channels"), [(0, "open"), (0, "closed"), (1, "closed"), (2, "open")])
@@ -340,7 +344,7 @@ def test_timeout_names_a_stopped_rank(tmp_path: Path, transport: str, victim: in
 
 
 def start_calls_with_the_stopped(world: un.Communicator, say: Say, folder: Path) -> None:
-    """Start calls with rank 0, to which no channel is open: none of them waits for it."""
+    """Start calls with the stopped rank 0, to which no channel is open. No start may wait for rank 0."""
     say("ready")
     if world.rank == 0:
         await_marks(folder, "stopped")
@@ -354,7 +358,7 @@ def start_calls_with_the_stopped(world: un.Communicator, say: Say, folder: Path)
         works = [world.recv(received, 1, wait=False)] if world.rank == 0 else []
         works.append(world.allreduce(X, wait=False))
     un.wait_all(works)
-    say(told(world.barrier))
+    say(error_of(world.barrier))
 
 
 def test_calls_can_start_while_a_peer_is_stopped(tmp_path: Path, transport: str) -> None:
@@ -368,13 +372,13 @@ def test_calls_can_start_while_a_peer_is_stopped(tmp_path: Path, transport: str)
 
 
 def pass_round(world: un.Communicator, say: Say, folder: Path) -> None:
-    """Receive from the rank before, and send to the next one; rank 1, on which all wait, is stopped."""
+    """Receive from the previous rank, and then send to the next one. All ranks wait for rank 1, which is stopped."""
     world.barrier()
     say("ready")
     if world.rank == 1:
         time.sleep(DEADLINE_S)
     await_marks(folder, "stopped")
-    say(told(lambda: world.recv(X.copy(), (world.rank - 1) % world.size, timeout_s=SHORT_S)))
+    say(error_of(lambda: world.recv(X.copy(), (world.rank - 1) % world.size, timeout_s=SHORT_S)))
 
 
 def test_a_timeout_of_a_message_names_the_rank_that_all_wait_for(tmp_path: Path, transport: str) -> None:
@@ -390,8 +394,8 @@ def test_a_timeout_of_a_message_names_the_rank_that_all_wait_for(tmp_path: Path,
 
 
 def send_to_each_other(world: un.Communicator) -> tuple[str, str]:
-    """Make the mistake of beginners: both ranks send a large message first."""
-    return told(lambda: world.send(np.zeros(32 << 20, np.uint8), 1 - world.rank, timeout_s=SHORT_S))
+    """Both ranks send a large message first, a common mistake: each waits until the other one receives."""
+    return error_of(lambda: world.send(np.zeros(32 << 20, np.uint8), 1 - world.rank, timeout_s=SHORT_S))
 
 
 def test_timeout_says_when_ranks_wait_for_each_other(transport: str) -> None:
@@ -404,7 +408,7 @@ def test_timeout_says_when_ranks_wait_for_each_other(transport: str) -> None:
 
 def receive_another_tag(world: un.Communicator) -> tuple[str, str]:
     if world.rank == 0:
-        return told(lambda: world.recv(np.zeros(8, np.float32), 1, 5, timeout_s=SHORT_S))
+        return error_of(lambda: world.recv(np.zeros(8, np.float32), 1, 5, timeout_s=SHORT_S))
     world.send(X, 0, 6)
     return until_an_error(lambda: world.iprobe(0))
 
@@ -418,7 +422,7 @@ def test_timeout_of_a_message_lists_the_tags_that_have_come(transport: str) -> N
 
 def wait_for_a_message(world: un.Communicator) -> tuple[str, str]:
     if world.rank == 0:
-        return told(lambda: world.recv(np.zeros(4), 1, timeout_s=SHORT_S))
+        return error_of(lambda: world.recv(np.zeros(4), 1, timeout_s=SHORT_S))
     return reduce_until_an_error(world)
 
 
@@ -430,7 +434,7 @@ def test_receive_times_out_when_nobody_sends(ranks: NativeRanks) -> None:
 
 def send_to_nobody(world: un.Communicator) -> tuple[str, str]:
     if world.rank == 0:
-        return told(lambda: world.send(np.zeros(32 << 20, np.uint8), 1, timeout_s=SHORT_S))
+        return error_of(lambda: world.send(np.zeros(32 << 20, np.uint8), 1, timeout_s=SHORT_S))
     return reduce_until_an_error(world)
 
 
@@ -441,7 +445,7 @@ def test_large_send_times_out_when_nobody_receives(ranks: NativeRanks) -> None:
 
 
 def leave_after_a_send(world: un.Communicator) -> float:
-    """Send and leave, while what opens the link is still waiting to be taken in by rank 1."""
+    """Rank 0 sends and departs before rank 1 has admitted the link that rank 0 opened."""
     if world.rank == 0:
         world.send(np.full(1000, 7.0), 1)
         world.close()
@@ -472,11 +476,11 @@ def be_interrupted(world: un.Communicator, say: Say, call: str, folder: Path) ->
     say("ready")
     if world.rank != 1:
         await_marks(folder, "interrupted")
-        say(until_an_error(world.barrier))  # one that needs no more of rank 1 than it has sent may still end
+        say(until_an_error(world.barrier))  # a barrier may still end if it needs no more messages of rank 1
         return
     blocked = world.barrier if call == "barrier" else lambda: world.recv(np.zeros(4), 0)
-    say(told(blocked))
-    say(told(world.barrier))
+    say(error_of(blocked))
+    say(error_of(world.barrier))
 
 
 @pytest.mark.parametrize("call", ["barrier", "recv"])
@@ -496,14 +500,14 @@ def test_interrupt_ends_a_blocked_call_and_aborts_the_other_ranks(tmp_path: Path
 
 
 def abort_and_close(world: un.Communicator, say: Say) -> None:
-    with contextlib.suppress(un.AbortedError):  # rank 1 may be through it, and abort, while others are not
+    with contextlib.suppress(un.AbortedError):  # rank 1 may abort while other ranks are still in the barrier
         world.barrier()
     if world.rank == 1:
         world.abort("the loss is not a number")
-    say([told(world.barrier), told(world.barrier), told(lambda: world.allreduce(X))])
+    say([error_of(world.barrier), error_of(world.barrier), error_of(lambda: world.allreduce(X))])
     world.close()
     world.close()
-    say(told(world.barrier))
+    say(error_of(world.barrier))
 
 
 def test_calls_after_an_abort_raise_and_close_works(tmp_path: Path, transport: str) -> None:
@@ -518,7 +522,7 @@ def test_calls_after_an_abort_raise_and_close_works(tmp_path: Path, transport: s
 
 
 def count_descriptors(world: un.Communicator, say: Say, store: str) -> None:
-    """Say how many descriptors are open before and after a job that ends with the loss of a rank."""
+    """Report the number of open descriptors before and after a job that ends with the loss of a rank."""
     world.close()
     before = descriptors()
     second = un.init(un.Options(transports=os.environ["TEST_TRANSPORT"]), store=store, rank=world.rank, size=world.size)

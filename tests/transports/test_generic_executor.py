@@ -1,4 +1,4 @@
-"""The contract of executors, held by the generic one over threads; and what only it and its transport have."""
+"""The contract of executors, for the generic executor over threads, and tests of it and its transport alone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from support.call_strategies import allreduce_cases, broadcast_cases
 from support.covering import pairwise
 from support.deadlines import DEADLINE_S
 from support.executor_contract import DIVERGENT, FEW_ALLREDUCES, FLOATS, Case
-from support.extents_contract import Several, check_several_are_broadcast, check_several_are_reduced, several
-from support.harness import LocalRanks, by_messages, call_of
+from support.extents_contract import (
+    SeveralArrays,
+    check_several_arrays_are_broadcast,
+    check_several_arrays_are_reduced,
+    several_arrays,
+)
+from support.harness import LocalRanks, call_of, message_algorithms
 
 from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.algorithms.ir.plan import Counts
@@ -45,7 +50,7 @@ def ranks(request: pytest.FixtureRequest) -> LocalRanks:
 
 
 def selected(ranks: LocalRanks, *parameters: Sequence[Any]) -> list[Any]:
-    """Return the values to be tried on these ranks; over all ranks, every two values of two parameters go together."""
+    """Return the values to test on these ranks. All ranks together cover every pair of two parameters' values."""
     rows = pairwise(SIZES_AND_CAPACITIES, *parameters)
     return [row[1:] for row in rows if row[0] == (ranks.size, ranks.capacity)]
 
@@ -71,16 +76,16 @@ def test_broadcast_carries_every_bit(size: int, capacity: int, root: int, case: 
 
 
 @bounded
-@given(call=several(allreduce_cases(["direct"], counts), ALLREDUCES), size=sizes, capacity=capacities)
-def test_several_arrays_are_reduced_as_one(size: int, capacity: int, call: Several) -> None:
-    check_several_are_reduced(LocalRanks(size, capacity), call)
+@given(call=several_arrays(allreduce_cases(["direct"], counts), ALLREDUCES), size=sizes, capacity=capacities)
+def test_several_arrays_are_reduced_as_one(size: int, capacity: int, call: SeveralArrays) -> None:
+    check_several_arrays_are_reduced(LocalRanks(size, capacity), call)
 
 
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("dtypes", [("int8", "float64", "bfloat16"), ("float32", "float32")])
 def test_several_arrays_are_broadcast_as_one(ranks: LocalRanks, dtypes: tuple[str, ...], segments: int) -> None:
     cases = tuple(Case(dtype=dtype, op=None, count=5 + index) for index, dtype in enumerate(dtypes))
-    check_several_are_broadcast(ranks, Several(cases, "broadcast", "binomial", segments, root=1))
+    check_several_arrays_are_broadcast(ranks, SeveralArrays(cases, "broadcast", "binomial", segments, root=1))
 
 
 @pytest.mark.parametrize("op", ["sum", "avg"])
@@ -151,7 +156,7 @@ def test_neighbours_exchange_messages(size: int, count: int) -> None:
 
 
 def test_calls_go_on_with_nobody_waiting(ranks: LocalRanks) -> None:
-    contract.check_calls_go_on_with_nobody_waiting(ranks)
+    contract.check_background_calls_end_without_a_waiter(ranks)
 
 
 def test_many_calls_may_be_in_flight(ranks: LocalRanks) -> None:
@@ -164,7 +169,7 @@ def test_the_ends_of_calls_are_counted(ranks: LocalRanks) -> None:
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
 def test_a_call_that_nobody_waits_for_times_out(ranks: LocalRanks, algorithm: str, tmp_path: Path) -> None:
-    contract.check_a_call_that_nobody_waits_for_times_out(ranks, algorithm, tmp_path)
+    contract.check_a_background_call_times_out(ranks, algorithm, tmp_path)
 
 
 def test_closing_ends_calls_in_flight(ranks: LocalRanks) -> None:
@@ -234,7 +239,7 @@ def test_error_says_whether_the_output_was_touched(tmp_path: Path) -> None:
 
 
 class Recorder:
-    """A transport of messages only, that notes the order in which messages and receives are posted, by channel."""
+    """A transport for messages that records, by channel, the order in which sends and receives are posted."""
 
     def __init__(self, inner: LocalTransport) -> None:
         self.rank, self.size, self.name, self.mapped = inner.rank, inner.size, inner.name, None
@@ -253,7 +258,7 @@ class Recorder:
         return self.inner.post_recv(peer, identity, *message)
 
 
-@pytest.mark.parametrize("algorithm", by_messages("allreduce"))
+@pytest.mark.parametrize("algorithm", message_algorithms("allreduce"))
 def test_both_ends_of_a_channel_post_in_the_same_order(algorithm: str) -> None:
     size, case = 5, Case(algorithm=algorithm, count=60, segments=4)
     recorders = [Recorder(transport) for transport in LocalNetwork(size).transports]
@@ -263,7 +268,7 @@ def test_both_ends_of_a_channel_post_in_the_same_order(algorithm: str) -> None:
         executor.start(case.call(executor.rank, size), arrays[executor.rank], arrays[executor.rank])
         for executor in executors
     ]
-    # One thread polls the ranks in turn, so that how far each gets between two polls is always the same.
+    # One thread polls the ranks in turn, so that the progress between two polls is always the same.
     for _ in range(1000):
         finished = [operation.poll() for operation in operations]
         if all(finished):
@@ -282,7 +287,7 @@ def test_generic_executor_refuses_mapped_steps_over_messages() -> None:
 
 
 def test_segment_waits_for_the_segment_before_it() -> None:
-    # In a plan of one group, the order of posting alone does not keep the segments apart.
+    # In a plan of one group, the order of posting alone does not keep two segments in order.
     lengths = {Counts.SEND: [4, 4], Counts.RECEIVE: [4, 4]}
     calls = [
         call_of(handmade_plans.alltoallv_direct(2, rank), "float32", (8, 8), segments=2, counts=lengths)

@@ -30,7 +30,7 @@ def exchange(dialer, acceptor):
 
 
 def refusal(hello=HELLO, endpoint=ADMISSION):
-    """Return what the acceptor raises, and what the dialer raises on the acceptor's reply."""
+    """Return the error of the acceptor, and the error of the dialer at the acceptor's reply."""
     dialer = DialerHandshake(KEY, hello)
     with pytest.raises(HandshakeError) as on_acceptor:
         AcceptorHandshake(KEY, endpoint).receive(dialer.opening)

@@ -1,4 +1,7 @@
-"""Which ranks share memory is found by trying: apart by namespaces and users, and with what is needed taken away."""
+"""Ranks find out by trying whether they share memory.
+
+Tests put them into namespaces, under other users, and without the system calls or files that they need.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.hosts import PlacedJob
+from support.hosts import PrefixedJob
 from support.ports import free_port
 from support.refused_calls import refused
 
@@ -34,7 +37,7 @@ HERE = Surroundings("machine", "node", 1, 2, 3)
 
 
 def works(*prefix: str) -> bool:
-    """Return whether a command can be run behind these words, and may read what the ranks need."""
+    """Return whether a command runs after the words `prefix`, and can read the files that ranks need."""
     command = [*prefix, sys.executable, "-c", "import unisono.transports.host.host_discovery"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 0
@@ -42,7 +45,7 @@ def works(*prefix: str) -> bool:
 
 
 def needs(*prefix: str) -> Sequence[str]:
-    """Return the words, or skip the test."""
+    """Return `prefix`, or skip the test if commands do not run after it."""
     if not works(*prefix):
         pytest.skip(f"not allowed here: {' '.join(prefix)}")
     return prefix
@@ -102,7 +105,10 @@ def test_host_discovery_leaves_no_threads_or_descriptors() -> None:
 
 @contextlib.contextmanager
 def squatted(job: bytes, answer: Callable[[socket.socket], object]) -> Iterator[HostDiscovery]:
-    """Have a socket that is none of the job bear the name of its first rank, which is yielded; a thread answers."""
+    """Bind the socket name of a job's rank 0 to a stranger's socket, which `answer` serves in a thread.
+
+    Yield that rank.
+    """
     first = HostDiscovery(KEY, job, 0, 0, 2, 0, DEADLINE_S)
     assert first._serving is not None
     name = first._serving[2].getsockname()
@@ -183,8 +189,8 @@ def tell(world: un.Communicator, say: Say) -> None:
 
 
 def check(prefixes: Sequence[Sequence[str]], hosts: Any, reason: str, directory: Path) -> None:
-    """Run a job of three ranks, of which the last is apart from the others, and check what it tells of that."""
-    with PlacedJob(tell, prefixes, directory) as job:
+    """Run a job of three ranks and check their hosts, and the `reason` that they report if rank 2 has another host."""
+    with PrefixedJob(tell, prefixes, directory) as job:
         for rank, (found, ways, told) in enumerate(job.hear_all()):
             assert found == hosts
             together = next(host for host in hosts if rank in host)
@@ -217,7 +223,7 @@ def test_ranks_share_memory_with_dev_shm_full_or_read_only(tmp_path: Path) -> No
 
 
 def test_ranks_share_memory_despite_different_boot_ids(tmp_path: Path) -> None:
-    """What a container shows of the kernel decides nothing."""
+    """A container may show another boot id than its host. Ranks do not use it to find their host."""
     fake = tmp_path / "boot_id"
     fake.write_text("00000000-0000-0000-0000-000000000000\n")
     script = f'mount --bind {fake} /proc/sys/kernel/random/boot_id && exec "$@"'
@@ -225,16 +231,17 @@ def test_ranks_share_memory_despite_different_boot_ids(tmp_path: Path) -> None:
 
 
 def test_rank_that_cannot_make_shared_memory_uses_tcp(tmp_path: Path) -> None:
-    """The kernel refuses it, as the rules of some sandboxes do."""
+    """Some sandboxes refuse the system call `memfd_create`."""
     prefix = needs(*refused("memfd_create", "ENOSYS"))
     check([[], [], prefix], APART, "no shared memory ", tmp_path)
 
 
 def test_ranks_of_different_users_use_tcp(tmp_path: Path) -> None:
-    # By a store that both may use; a folder is its owner's alone.
+    # The ranks meet at a TCP store, because a folder can be used by its owner alone.
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("to be another user needs root and setpriv")
-    reading = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")  # what is in the folders of root
+    # lets the other user read root's folders
+    reading = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
     prefix = needs("setpriv", "--reuid=23456", "--regid=23456", "--clear-groups", *reading)
     program = (
         "import sys, numpy, unisono as un\n"

@@ -1,4 +1,4 @@
-"""Jobs on several hosts: network namespaces that are joined by shaped links, of which some fail."""
+"""Jobs on several hosts, which are network namespaces with shaped links between them. Some links fail."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ NBYTES = 8 * COUNT
 # Eight ranks that make many calls share the cores of one machine.
 MANY_CALLS_S = 150.0
 HEARTBEAT_S = 2.0
-# What carries messages between hosts, and the option for it.
+# For each transport between hosts, the option `transports` that selects it.
 WAYS = {"tcp": "auto", "ucx": "shm,ucx,tcp"}
-# Bytes of the longer messages that pairs exchange at once, and of how many at least.
+# The length of the longer messages that pairs of ranks exchange at once, and the least number of exchanges.
 LARGE_PROBE, FEWEST_ROUNDS = 1 << 20, 5
-# What headers of the network and of our own, control links and acknowledgements may add to the bytes of messages.
+# Headers, control links and acknowledgements may add this factor to the bytes of messages.
 OVERHEAD = 1.25
 
 
 @pytest.fixture(autouse=True)
 def network_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep UCX from the memory that these hosts share, which it finds as they are of one kernel."""
+    """Let UCX use TCP alone. Otherwise it finds shared memory, because these hosts run on one kernel."""
     monkeypatch.setenv("UCX_TLS", "tcp,self")
 
 
@@ -60,7 +60,7 @@ def sent_to(world: un.Communicator) -> dict[int, tuple[str, int]]:
 
 
 def reduce_and_count(world: un.Communicator, say: Say, algorithm: str) -> None:
-    """Say what an allreduce has sent, by peer, and what has left this host meanwhile."""
+    """Report the bytes that an allreduce has sent to each peer, and the bytes that have left this host during it."""
     x = np.arange(COUNT, dtype=np.int64) * (world.rank + 1)
     wanted = np.arange(COUNT) * (world.size * (world.size + 1) // 2)
     assert (world.allreduce(x, algorithm=algorithm) == wanted).all()  # opens the links
@@ -98,7 +98,7 @@ def test_only_host_leaders_send_between_hosts_in_hierarchical_allreduce(hosts: l
 
 
 def calibrate_links(world: un.Communicator, say: Say) -> None:
-    """Say what a calibration of the links knows, and how many messages of 1 MiB so many pairs have exchanged."""
+    """Report the calibration of the links, and the number of 1 MiB messages of each set of pairs."""
     exchanged = []
     together = link_probes._Probes.together
 
@@ -124,7 +124,7 @@ def test_calibration_measures_links_inside_hosts_and_between_pairs(
     assert all(from_json(each) == known for each in found)
     measured = {name for name, link in known.links.items() if link.step.nbytes}
     assert measured == ({"shm", "tcp/network"} if ranks[0] > 1 else {"tcp/network"})
-    last = sum(ranks) - max(ranks[1:])  # here the last host is the one that has most ranks, but for the first
+    last = sum(ranks) - max(ranks[1:])  # the last host has the most ranks of all hosts but the first
     both = min(ranks[0], max(ranks[1:])) > 1
     for rank, counts in enumerate(exchanged):
         place = rank - last if rank >= last else rank
@@ -207,7 +207,7 @@ def test_killed_ranks_of_a_host_are_lost_to_all_other_hosts(hosts: list[str], tm
 
 
 def wait_for_the_first(world: un.Communicator, say: Say) -> None:
-    """Nothing is under way: only a heartbeat can tell."""
+    """Wait for rank 0 without any message in flight, so that only a heartbeat can report a loss."""
     world.allreduce(np.ones(8))
     say("ready")
     try:
@@ -227,7 +227,8 @@ def test_unreachable_host_is_a_lost_peer_on_both_sides(program: Callable[..., An
     for kind, text in told:
         assert kind == "PeerLostError", text
     assert all("rank 3 is out of reach" in text for _, text in told[:3])
-    assert any(f"rank {judge} is out of reach" in told[3][1] for judge in (0, 1))  # the judges of the job, both there
+    # both judges of the job are on that host
+    assert any(f"rank {judge} is out of reach" in told[3][1] for judge in (0, 1))
 
 
 # --- wrong input ---------------------------------------------------------------------------------------------------

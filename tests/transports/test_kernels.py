@@ -1,4 +1,4 @@
-"""The native kernels against the definition in numpy, bit for bit."""
+"""The native kernels, compared bit by bit with the definition in numpy."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_native_reduction_of_every_pair_of_8_bit_floats_equals_ml_dtypes(dtype: 
     native(got, rows, op, 2)
     with np.errstate(all="ignore"):
         wanted = combine(*rows)
-    # Of two zeros, either is the least and the greatest.
+    # min and max of two zeros may return either zero.
     is_zero = (rows[0] == 0) & (rows[1] == 0) & (op in ("min", "max"))
     assert (got[is_zero] == 0).all()
     assert_same_values(got[~is_zero], wanted[~is_zero])
@@ -226,7 +226,7 @@ def test_native_reduction_refuses_sources_of_another_length() -> None:
 
 
 def reduced(mode_name: str, dtype: str, op: str) -> tuple[Any, Any]:
-    """Return what numpy and the kernels make of any bits, half of which are those of subnormal numbers."""
+    """Return the results of numpy and of the kernels for random bits, half of which are subnormal numbers."""
     rows = random_bits(np.random.default_rng(1), 3, 400, dtype)
     itemsize = rows.dtype.itemsize
     rows.view(np.uint8).reshape(3, 400, itemsize)[:, ::2, -2:] &= np.array([0x0F, 0x80], np.uint8)[-itemsize:]

@@ -1,4 +1,4 @@
-"""Ranks that reach a limit of their machine: every rank gets a typed error, and none hangs or crashes."""
+"""Ranks that reach a limit of their machine: every rank gets a typed error, and no rank hangs or crashes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def few_descriptors(spare: int) -> None:
 
 
 def little_memory(spare_nbytes: int) -> None:
-    """Limit the address space so that nothing large can be mapped, while small objects still have memory.
+    """Limit the address space so that no large memory can be mapped, while small objects still have memory.
 
-    The interpreter itself must not run short: CPython 3.11 answers that with a SystemError from `compile`.
-    Freed blocks below an allocated one stay in the heap of malloc, which small objects are taken from.
+    The interpreter itself must have memory, because CPython 3.11 otherwise raises a SystemError from `compile`. So this
+    function frees blocks below an allocated one. They stay in the heap, and malloc takes small objects from there.
     """
     heap = [bytearray(64 << 10) for _ in range(64)]
     _above.append(bytearray(64 << 10))
@@ -96,11 +96,11 @@ def call_on_another_communicator(world: un.Communicator, x: Any) -> None:
     call_thrice(world.dup(), x)
 
 
-def go_on(world: un.Communicator, x: Any) -> None:
+def background_call(world: un.Communicator, x: Any) -> None:
     world.allreduce(x, op="max", out=x, wait=False).wait(DEADLINE_S)
 
 
-def go_on_by_function(world: un.Communicator, x: Any) -> None:
+def background_call_of_a_function(world: un.Communicator, x: Any) -> None:
     world.allreduce(x, op=un.Op.from_function(np.maximum), out=x, wait=False).wait(DEADLINE_S)
 
 
@@ -112,7 +112,7 @@ def reduce_below_a_limit(
     if world.rank == limited:
         limit(by)
         is_set.mkdir()
-    while not is_set.exists():  # nobody links to the limited rank before it is
+    while not is_set.exists():  # no rank opens a link to the limited rank before its limit holds
         time.sleep(0.001)
     try:
         call(world, x)
@@ -157,7 +157,7 @@ def names_the_limit(kind: str, text: str, limited: int) -> bool:
     return kind == "TransportUnavailableError" and is_named and "UNISONO_TRANSPORTS" not in text
 
 
-@pytest.mark.parametrize("call", [go_on, go_on_by_function], ids=["by the core", "by a function"])
+@pytest.mark.parametrize("call", [background_call, background_call_of_a_function], ids=["by the core", "by a function"])
 def test_thread_that_cannot_start_is_an_error_on_all_ranks(tmp_path: Path, call: Call):
     found = outcomes(tmp_path, 1, no_threads, call=call)
     assert {kind for kind, _ in found} == {"TransportUnavailableError"}, found

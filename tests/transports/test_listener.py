@@ -25,7 +25,7 @@ JOB = b"j" * 16
 
 
 class Door:
-    """A listener of rank 0 of `size`, and what it has delivered."""
+    """A listener of rank 0 of `size` ranks, and the links that it has delivered."""
 
     def __init__(self, key=KEY, job=JOB, size=4):
         self.delivered = queue.Queue()
@@ -76,7 +76,7 @@ def stranger(addresses, use_unix=False):
 
 
 def assert_serves(door, rank=1):
-    """Show that a rank still gets through."""
+    """Assert that a rank can still connect."""
     sock, _ = knock(door.addresses, rank=rank)
     hello, delivered = door.next()
     with sock, delivered:

@@ -1,4 +1,7 @@
-"""On which sockets ranks listen, by transport: on one for TCP and one for their host, and both ask who connects."""
+"""The sockets on which ranks listen, by transport: one for TCP and one for their host.
+
+Both authenticate who connects.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,20 @@ from unisono.transports.host.listening_ports import listening
 
 pytestmark = pytest.mark.timeout(120)
 
-# What a rank of the job may listen on besides its own two sockets, and who opens that.
+# The MPI libraries that listen on further sockets, and the part of each library that opens them.
 OF_LIBRARIES = {
     "openmpi": "Open MPI's btl/tcp, on all interfaces",
     "mpich": "the UCX in MPICH, and its launcher's port",
 }
-# A message that UCX takes from anyone who connects, by which a rank that listens through UCX's TCP is killed.
+# UCX accepts this message from any process that connects. It kills a rank that listens by UCX's TCP.
 DEADLY = struct.pack("<QBI", 0xCAFEBABE12345678, 10, 0)
 
 
 def sockets(world: un.Communicator) -> dict[str, Any]:
-    """Exchange all kinds of messages, and return what this rank listens on: its own sockets, and all."""
+    """Exchange messages of all kinds.
+
+    Return this rank's own listening sockets, and all listening sockets of the process.
+    """
     world.allreduce(np.ones(100_000), wait=False).wait(timeout_s=DEADLINE_S)
     world.allgather_object("an object")
     if world.rank < 2:
@@ -97,7 +103,7 @@ def test_stranger_cannot_crash_a_rank_through_the_ports_of_ucx(transports: str) 
             with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as stranger:
                 stranger.sendall(DEADLY)
                 stranger.shutdown(socket.SHUT_WR)
-                assert stranger.recv(1) == b""  # it was refused
+                assert stranger.recv(1) == b""  # the listener refused the connection
         assert ranks.run_calls(sum_again) == [2000.0] * 2
 
 
@@ -137,7 +143,7 @@ def test_ucx_listens_between_hosts_only_when_tcp_is_not_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transports: str, carrier: str, ports: int
 ) -> None:
     fabric_ranks.require("ucx")
-    monkeypatch.setenv("UCX_SHM_DEVICES", "none")  # these hosts have one memory
+    monkeypatch.setenv("UCX_SHM_DEVICES", "none")  # these hosts share one memory
     with (
         network(2) as namespaces,
         HostsJob(listening_between_hosts, namespaces, [1, 1], tmp_path, transports=transports) as job,

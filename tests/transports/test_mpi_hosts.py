@@ -1,4 +1,4 @@
-"""Ranks on several hosts, network namespaces that are joined by shaped links, which ``mpirun`` has started there."""
+"""Ranks that ``mpirun`` starts on several hosts, which are network namespaces with shaped links between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(120), needs_namespaces]
 RATE = "1gbit"
 COUNT = 12_000
 NBYTES = 8 * COUNT
-# What headers of the network and of MPI, control links and acknowledgements may add to the bytes of messages.
+# Headers, control links and acknowledgements may add this factor to the bytes of messages.
 OVERHEAD = 1.3
 
 
@@ -43,7 +43,7 @@ def sent_by_this_host() -> int:
 
 
 def reduce_and_count(world: un.Communicator, algorithm: str) -> tuple[int, int, set[str]]:
-    """Return what this rank has sent to other hosts in an allreduce, what has left this host, and by which ways."""
+    """Run an allreduce; return the bytes sent to other hosts, all bytes that left this host, and the transports."""
 
     def away() -> int:
         return sum(traffic.sent_nbytes for peer, traffic in world.stats().items() if peer not in here)

@@ -1,4 +1,4 @@
-"""MPI's own collectives as `mpi.native`: the same results, refusals with reasons, and failures that end the wait."""
+"""MPI's own collectives as `mpi.native`: the same results, refusals with reasons, and failures that end a wait."""
 
 from __future__ import annotations
 

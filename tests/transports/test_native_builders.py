@@ -1,4 +1,4 @@
-"""Every builder on the native executor, over processes: all ranks have what numpy computes from integers."""
+"""Every builder on the native executor, over processes, with results on integers that numpy computes too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.native_ranks import NativeRanks
 
 from unisono.algorithms.catalogue.registry import ALGORITHMS
 
-# Elements and segments. A channel of shared memory carries messages in slots of 64 KiB.
+# (elements, segments) of short, very short and long arrays. A message in shared memory is cut into slots of 64 KiB.
 SHORT, FEWER_THAN_SEGMENTS, SLOTS_AND_MORE = (23, 1), (3, 5), (50_003, 3)
 
 

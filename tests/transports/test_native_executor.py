@@ -1,4 +1,4 @@
-"""The contract of executors, held by the native one over processes, shared memory and TCP; and what only it has."""
+"""The contract of executors, for the native executor over processes, shared memory and TCP, and tests of it alone."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from support import executor_contract as contract
 from support.call_strategies import allreduce_cases, broadcast_cases
 from support.covering import pairwise
 from support.executor_contract import DIVERGENT, FEW_ALLREDUCES, Case
-from support.extents_contract import Several, check_several_are_broadcast, check_several_are_reduced, several
-from support.harness import LocalRanks, by_messages
+from support.extents_contract import (
+    SeveralArrays,
+    check_several_arrays_are_broadcast,
+    check_several_arrays_are_reduced,
+    several_arrays,
+)
+from support.harness import LocalRanks, message_algorithms
 from support.native_ranks import NativeRanks
 
 from unisono.testing.cases import REDUCTIONS
 
-ALLREDUCES = by_messages("allreduce")
-# What the kernels make of each dtype is for test_kernels.py.
+ALLREDUCES = message_algorithms("allreduce")
+# test_kernels.py tests the kernels of all dtypes.
 FEW_FLOATS = ["bfloat16", "float32"]
 bounded = settings(max_examples=15, deadline=None, derandomize=True)
 SIZES, TRANSPORTS = (2, 3, 4, 7), ("shm", "tcp")
 
-# A channel of shared memory carries messages in slots of 64 KiB.
+# A message in shared memory is cut into slots of 64 KiB.
 SLOT_NBYTES = 64 << 10
 counts = st.one_of(st.sampled_from([0, 1, 2, SLOT_NBYTES // 8, SLOT_NBYTES // 4 + 1, 100_003]), st.integers(3, 200))
 
@@ -42,10 +47,10 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 
 
 def selected(ranks: NativeRanks, *parameters: Sequence[Any]) -> list[Any]:
-    """Return the values of the parameters to be tried on these ranks.
+    """Return the values of the parameters to test on these ranks. A single parameter's values are not in tuples.
 
-    Over all ranks, every two values go together: of two parameters, of a parameter and a number of ranks, and of a
-    parameter and a transport. The values of a single parameter are not in tuples.
+    All ranks together cover every pair of values: of two parameters, of a parameter and a number of ranks, and of a
+    parameter and a transport.
     """
     rows = pairwise(SIZES, TRANSPORTS, *parameters)
     own = [row[2:] for row in rows if row[:2] == (ranks.size, ranks.transport)]
@@ -60,7 +65,7 @@ def alone() -> Iterator[NativeRanks]:
 
 @pytest.fixture(params=["shm", "tcp"])
 def fresh_ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
-    """Ranks of one test, whose communicator may end with it."""
+    """Start ranks for one test, which may end their communicator."""
     with NativeRanks(3, request.param) as started:
         yield started
 
@@ -72,15 +77,15 @@ def test_allreduce_is_exact(ranks: NativeRanks, case: Case) -> None:
 
 
 @bounded
-@given(call=several(allreduce_cases(["direct"], counts), ALLREDUCES))
-def test_several_arrays_are_reduced_as_one(ranks: NativeRanks, call: Several) -> None:
-    check_several_are_reduced(ranks, call)
+@given(call=several_arrays(allreduce_cases(["direct"], counts), ALLREDUCES))
+def test_several_arrays_are_reduced_as_one(ranks: NativeRanks, call: SeveralArrays) -> None:
+    check_several_arrays_are_reduced(ranks, call)
 
 
 def test_several_arrays_are_broadcast_as_one(ranks: NativeRanks) -> None:
     for dtypes, segments in selected(ranks, [("int8", "float64", "bfloat16"), ("float32", "float32")], [1, 3]):
         cases = tuple(Case(dtype=dtype, op=None, count=5 + index) for index, dtype in enumerate(dtypes))
-        check_several_are_broadcast(ranks, Several(cases, "broadcast", "binomial", segments, root=1))
+        check_several_arrays_are_broadcast(ranks, SeveralArrays(cases, "broadcast", "binomial", segments, root=1))
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
@@ -93,7 +98,7 @@ def test_several_arrays_are_read_from_mapped_memory(algorithm: str, in_place: tu
     )
     with NativeRanks(3, "shm") as ranks:
         for segments in (1, 3):
-            check_several_are_reduced(ranks, Several(cases, algorithm=algorithm, segments=segments))
+            check_several_arrays_are_reduced(ranks, SeveralArrays(cases, algorithm=algorithm, segments=segments))
 
 
 def test_allreduce_of_megabytes_is_exact(ranks: NativeRanks) -> None:
@@ -212,7 +217,7 @@ def test_mapped_steps_without_a_flag_or_shared_memory_are_refused(ranks: NativeR
 
 
 def test_calls_go_on_with_nobody_waiting(ranks: NativeRanks) -> None:
-    contract.check_calls_go_on_with_nobody_waiting(ranks)
+    contract.check_background_calls_end_without_a_waiter(ranks)
 
 
 def test_many_calls_may_be_in_flight(ranks: NativeRanks) -> None:
@@ -225,7 +230,7 @@ def test_the_ends_of_calls_are_counted(ranks: NativeRanks) -> None:
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
 def test_a_call_that_nobody_waits_for_times_out(fresh_ranks: NativeRanks, algorithm: str, tmp_path: Path) -> None:
-    contract.check_a_call_that_nobody_waits_for_times_out(fresh_ranks, algorithm, tmp_path)
+    contract.check_a_background_call_times_out(fresh_ranks, algorithm, tmp_path)
 
 
 def test_closing_ends_calls_in_flight(fresh_ranks: NativeRanks) -> None:

@@ -1,4 +1,4 @@
-"""Boards: what ranks tell each other of their devices, in words that are each seen whole."""
+"""Boards, by which ranks exchange facts about their devices. A reader sees each word whole."""
 
 from __future__ import annotations
 

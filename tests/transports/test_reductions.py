@@ -82,7 +82,7 @@ def test_narrow_floats_are_rounded_once_for_all_operands(dtype: str, op: str) ->
 def test_sum_of_narrow_floats_may_overflow_the_dtype_in_between(dtype: str) -> None:
     largest = ml_dtypes.finfo(dtype).max
     rows = np.array([[largest], [largest], [-largest]], dtype)
-    # The sum of two is beyond float16, but bfloat16 has the range of its accumulator.
+    # The sum of two such numbers exceeds float16. bfloat16 has the range of its accumulator.
     wanted = float(largest) if dtype == "float16" else np.inf
     assert reduced(rows, "sum").astype(np.float64).tolist() == [wanted]
 

@@ -1,4 +1,4 @@
-"""Long messages between ranks of a host are left where they lie now and then, and the kernel copies them."""
+"""Long messages between ranks of a host, which the kernel copies now and then by a single copy."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from support.native_ranks import Job
-from support.outcomes import told
+from support.outcomes import error_of
 
 import unisono as un
 
-# By so many calls of a length, the ranks have tried both ways.
+# After this many calls of one length, the ranks have used slots and single copies.
 CALLS = 12
 COUNTS = (65_536, 300_000, 1_100_001)
 
 
 def exchange(world: un.Communicator, dtype: str) -> int:
-    """Return how many of many calls had a result that is not exactly right."""
+    """Return the number of calls with a result that is not exactly right."""
     wrong = 0
     me, ranks = world.rank, np.arange(world.size)
     for count in COUNTS:
@@ -50,7 +50,7 @@ def turn_till_the_end(world: un.Communicator, say: Callable[[Any], None]) -> Non
     say("ready")
     error = ("", "")
     while not error[0]:
-        error = told(lambda: world.alltoall(x))
+        error = error_of(lambda: world.alltoall(x))
     say(error)
 
 

@@ -1,4 +1,4 @@
-"""Staging through the host: what is in flight when an exchange fails stays in use until it has happened."""
+"""Staging through the host: memory stays in use while a failed exchange still has work in flight."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_failed_staging_finishes_after_its_pending_copies(exchanges: tuple[Any, 
         staging.run(segments, [], finished, Deadline(PATIENCE_S))
     device.wait(stream, finished)
     for memory in (source, target):
-        device.copy(memory, other, 4 * N, stream)  # a trap, if that is not ordered behind what is in flight
+        # the double traps this copy unless it is ordered behind the work in flight
+        device.copy(memory, other, 4 * N, stream)
     await_event(device, finished, Deadline(PATIENCE_S))
     staging.close(Deadline(PATIENCE_S))
     gpu.close()

@@ -33,7 +33,7 @@ HERE = Surroundings("machine", "node", 1, 2, 3)
 
 @pytest.fixture(params=["tcp with a key", "tcp on loopback", "file", "torch"])
 def opened(request, tmp_path):
-    """Return a function that opens one more client of the same store."""
+    """Return a function that opens another client of the same store."""
     with contextlib.ExitStack() as stack:
         if request.param == "file":
             yield lambda: stack.enter_context(contextlib.closing(FileStore(str(tmp_path / "store"))))
@@ -64,7 +64,7 @@ def member(rank):
 
 
 def later(action, *arguments):
-    """Call `action` after a moment in which the caller has begun to wait; return the thread."""
+    """Call `action` a moment later, when the caller has begun to wait; return the thread."""
     thread = threading.Thread(target=lambda: (time.sleep(0.05), action(*arguments)))
     thread.start()
     return thread
@@ -422,7 +422,7 @@ def test_store_client_can_clear_its_values(opened):
     writer.set("key", b"secret")
     assert reader.get("key", DEADLINE_S) == b"secret"
     writer.clear()
-    if not isinstance(writer, TcpStore):  # of which the server ends
+    if not isinstance(writer, TcpStore):  # the server of a TCP store ends with its writer
         with pytest.raises(StoreTimeoutError):
             reader.get("key", 0.0)
 
@@ -528,7 +528,7 @@ def test_join_gives_all_ranks_one_roster_with_settings_of_rank_0(opened):
 
 
 class Counting:
-    """A store that counts what it is asked."""
+    """A store that counts its queries."""
 
     def __init__(self, store):
         self._store = store
@@ -558,7 +558,7 @@ def test_join_makes_a_logarithmic_number_of_store_requests_per_rank(server, size
 
 
 def test_join_names_a_rank_that_died_after_writing_its_own_entry(server):
-    """Rank 2 is to bring the entry of rank 3 along, and ends after its own."""
+    """Rank 2 should pass the entry of rank 3 on, and ends after writing its own entry."""
     with contextlib.closing(client(server)) as store:
         store.set("member/2", entry_of(member(2), 4))
 

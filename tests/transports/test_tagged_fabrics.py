@@ -1,4 +1,4 @@
-"""Messages by UCX and by MPI: what ranks over shared memory and TCP hold, ranks over these hold too."""
+"""Messages by UCX and by MPI. Their ranks pass the same tests as ranks over shared memory and TCP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.call_strategies import allreduce_cases
 from support.deadlines import DEADLINE_S
 from support.executor_contract import Case
 from support.fabric_ranks import MpiRanks
-from support.harness import by_messages, run_program
+from support.harness import message_algorithms, run_program
 from support.mpi_ranks import launcher
 from support.native_ranks import Job, NativeRanks
 
@@ -29,7 +29,7 @@ import unisono as un
 Ranks = NativeRanks | MpiRanks
 Say = Callable[[Any], None]
 
-# The payload that a letter of a channel has room for, and a chunk.
+# The longest payload that lies in an envelope, and the length of a chunk.
 SMALL_NBYTES, CHUNK_NBYTES = 3992, 256 << 10
 LENGTHS = [0, 1, SMALL_NBYTES // 8, SMALL_NBYTES // 8 + 1, CHUNK_NBYTES // 4, CHUNK_NBYTES // 4 + 1, 100_003]
 
@@ -41,7 +41,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
-@given(case=allreduce_cases(by_messages("allreduce"), st.one_of(st.sampled_from(LENGTHS), st.integers(2, 200))))
+@given(case=allreduce_cases(message_algorithms("allreduce"), st.one_of(st.sampled_from(LENGTHS), st.integers(2, 200))))
 def test_allreduce_is_exact(ranks: Ranks, case: Case) -> None:
     contract.check_allreduce(ranks, case)
 
@@ -75,7 +75,7 @@ def test_neighbours_exchange_messages(ranks: Ranks, count: int) -> None:
         contract.check_many_calls_in_a_row,
         contract.check_calls_may_be_awaited_in_any_order,
         contract.check_messages_are_matched_by_tag_and_in_order,
-        contract.check_calls_go_on_with_nobody_waiting,
+        contract.check_background_calls_end_without_a_waiter,
         contract.check_ends_are_counted,
         contract.check_a_late_rank_is_waited_for,
     ],
@@ -96,7 +96,7 @@ def test_every_collective_over_ucx_or_mpi_equals_numpy(ranks: Ranks) -> None:
 
 
 def inexact_results(world: un.Communicator) -> bytes:
-    """Return the bits of sums that depend on the order in which they are made."""
+    """Return the bits of sums that depend on the order of combination."""
     x = np.random.default_rng(world.rank).standard_normal(70_001).astype(np.float32)
     found = [world.allreduce(x, algorithm=algorithm) for algorithm in ("ring", "direct")]
     found += [world.reduce_scatter(x[:69_999]), world.scan(x), world.allreduce(x, reproducible=True)]
@@ -109,7 +109,10 @@ def test_results_over_ucx_or_mpi_have_the_bits_of_shm_and_tcp(ranks: Ranks) -> N
 
 
 def open_and_close(world: un.Communicator, times: int) -> tuple[int, int, int]:
-    """Return by how much descriptors, threads and KiB of memory grew in the last nine tenths of so many cycles."""
+    """Use `times` communicators.
+
+    Return the growth of descriptors, threads and KiB of memory over the last 90 % of them.
+    """
     for done in range(times):
         if done == times // 10:
             before = usage()
@@ -129,9 +132,9 @@ def usage() -> tuple[int, int, int]:
 @pytest.mark.parametrize("times", [150, pytest.param(1000, marks=pytest.mark.slow)])
 def test_closed_communicators_over_ucx_or_mpi_free_their_resources(ranks: Ranks, times: int) -> None:
     for descriptors, threads, kilobytes in ranks.run_calls(open_and_close, times):
-        assert descriptors < 100  # of connections that the other side has not closed yet
+        assert descriptors < 100  # descriptors of connections that the peer has not closed yet
         assert threads == 0
-        # A channel has some 70 KiB for letters.
+        # A channel has about 70 KiB for envelopes.
         assert kilobytes < 4 << 10
 
 
@@ -165,7 +168,7 @@ def test_rank_killed_during_a_ucx_transfer_is_a_lost_peer(tmp_path: Path, count:
         assert [kind for kind, _ in job.hear_all(but=1)] == ["AbortedError"] * 2
 
 
-# Without these the launchers end the whole job when a rank dies, and nobody is left to tell.
+# Without these options, the launchers end the whole job when a rank dies, and no rank is left to report the loss.
 @pytest.mark.parametrize(
     ("library", "options"), [("openmpi", ("--with-ft", "ulfm")), ("mpich", ("-disable-auto-cleanup",))]
 )
@@ -174,14 +177,14 @@ def test_rank_killed_during_an_mpi_transfer_is_a_lost_peer(
     library: str, options: tuple[str, ...], count: int, algorithm: str
 ) -> None:
     ranks = MpiRanks(3, library, launcher=launcher(library, *options))
-    with ranks.that_may_fail():
+    with ranks.killed_at_end():
         ranks.start(error_of_sums, count, algorithm)
         time.sleep(0.5)
         os.kill(ranks.pids[1], signal.SIGKILL)
         for rank in (0, 2):
             try:
                 kind, text = ranks.hear(rank, DEADLINE_S)
-            except EOFError:  # MPICH ends a process that finds the other one dead in a transfer by shared memory
+            except EOFError:  # MPICH ends a process whose peer has died in a transfer by shared memory
                 assert library == "mpich"
             else:
                 assert (kind, "rank 1" in text) == ("PeerLostError", True), text

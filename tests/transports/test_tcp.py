@@ -1,4 +1,4 @@
-"""Channels over TCP between processes: several streams, checksums, and a network that damages what it carries."""
+"""TCP channels between processes: several streams, checksums, and a network that damages data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 1 << 18
 
 
 class DamagingProxy:
-    """Carries connections to a listener, and flips one bit of what is sent there after the hello, `at` bytes on."""
+    """Forwards connections to a listener, and flips one bit: the one `at` bytes after the dialer's HELLO and HMAC."""
 
     def __init__(self, target: tuple[str, int], at: int) -> None:
         self._target = target
@@ -49,7 +49,7 @@ class DamagingProxy:
                 carried += len(data)
                 sink.sendall(data)
         except OSError:
-            pass  # an end has gone, and the other is told so
+            pass  # one end has closed, and closing both ends tells the other
         finally:
             sink.close()
             source.close()
@@ -107,7 +107,8 @@ def reduce_and_send(world: un.Communicator, say: Any) -> None:
     world.barrier()
     before = open_sockets()
     world.barrier()
-    say(min(before, open_sockets()))  # others are opened and closed beside those that stay
+    # other sockets are opened and closed meanwhile, so the smaller number counts those that stay
+    say(min(before, open_sockets()))
 
 
 def open_sockets() -> int:

@@ -1,4 +1,4 @@
-"""How UCX is found, chosen and shown; what it carries is for test_fabrics.py."""
+"""How UCX is found, chosen and shown. test_tagged_fabrics.py tests its messages."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def sum_for_ever(world: un.Communicator, say: Callable[[Any], None], count: int)
         say((type(error).__name__, str(error)))
 
 
-# Without cma, UCX of one host mixes shared memory with TCP, and endpoints wait for the other side when they are closed.
+# Without cma, UCX mixes shared memory with TCP on one host, and closing an endpoint waits for the peer.
 @pytest.mark.parametrize("carriers", ["^cma", "tcp"])
 @pytest.mark.parametrize("count", [1, 1_000_000])
 def test_rank_killed_during_ucx_core_calls_is_a_lost_peer(

@@ -1,4 +1,4 @@
-"""Calibration: what probes and rounds of made-up machines tell of these."""
+"""Calibration: its results on simulated machines with known costs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from unisono.tuning.measure.calibrate import (
 
 
 class MadeUpProbes:
-    """A link of 2 µs and 1 GB/s, messages of which each takes 0.5 µs of work, and memory of 10 GB/s.
+    """A link of 2 µs and 1 GB/s, 0.5 µs of work for each message, and memory of 10 GB/s.
 
-    Of `pairs` pairs of ranks, `room` have all of that at once. A vector cut into segments of `segment_nbytes` takes 0.8
-    times as long.
+    Up to `room` of the `pairs` pairs of ranks reach the full bandwidth at the same time. A vector in segments of
+    `segment_nbytes` takes 0.8 times as long as in others.
     """
 
     def __init__(self, pairs: int = 1, room: float = 1.0, segment_nbytes: int = 0) -> None:
@@ -94,7 +94,7 @@ def test_calibration_finds_the_fastest_segment_size(fastest: int) -> None:
 
 def test_calibration_finds_up_to_which_size_whole_blocks_are_fastest() -> None:
     class Cached(MadeUpProbes):
-        """Caches of 1 MiB: what is longer is faster in parts."""
+        """Caches of 1 MiB, so that longer messages are faster in segments."""
 
         def around(self, nbytes: int, segment_nbytes: int) -> float:
             is_slow = segment_nbytes > (1 << 20) or segment_nbytes < min(nbytes // 2, 1 << 20)
@@ -124,9 +124,9 @@ def test_calibration_keeps_prior_segments_of_a_tcp_link() -> None:
 
 
 class CrowdedRanks:
-    """Collectives among ranks of a made-up machine, by a law: 9 µs for a call, 6 µs of them where there is a root.
+    """Times of collectives on a simulated machine. A call takes 9 µs, or 6 µs if it has a root.
 
-    A round takes 3 µs, a further message in it 1 µs; each byte 2 ns, and 0.5 ns to be combined.
+    A round takes 3 µs, and each further message in it 1 µs. A byte takes 2 ns to send and 0.5 ns to combine.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -155,7 +155,10 @@ def test_calibrated_rounds_predict_times_of_collectives(ranks: int, nbytes: int)
 
 
 class Unequal(CrowdedRanks):
-    """Ranks whose algorithms take what their closed forms say times a factor of their own, which grows with bytes."""
+    """Ranks whose algorithms take a factor of their own longer than their closed forms.
+
+    The factor grows slowly with bytes.
+    """
 
     def time_s(self, collective: str, algorithm: str, nbytes: int) -> float:
         factor = 0.7 if algorithm == "bruck" else 1.6
@@ -177,7 +180,7 @@ def test_calibrated_calls_distinguish_algorithms_of_equal_cost(asked_of: int, nb
 
 
 class Unsteady:
-    """A machine whose speed changes before each turn, and on which each algorithm is disturbed once at each size."""
+    """A machine whose speed changes before each turn. It disturbs each algorithm once at each length."""
 
     factors: ClassVar = {"direct": 1.0, "ring": 1.02, "bruck": 1.04}
 

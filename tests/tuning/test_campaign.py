@@ -1,4 +1,4 @@
-"""Campaigns: on a made-up machine with its own clock, and on real ranks by the command."""
+"""Campaigns: on a simulated machine with its own clock, and on real ranks by the command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from unisono.tuning.measure import calibration_files
 from unisono.tuning.measure.campaign import FAMILIES, Campaign, PlacementWait, Settings
 from unisono.tuning.measure.measurement_log import Measurement, Store
 
-# What the machine is really like; the tuner believes in the priors.
+# The costs of the simulated machine. The tuner knows only the priors.
 REALLY = Parameters({"shm": Link("shm", 2e-6, 0.4e-6, 1 / 3e9, 1 / 2e9), "tcp": PRIORS.links["tcp"]})
 DEFAULT_SEGMENT = PRIORS.links["shm"].segment_nbytes
 BEST_SEGMENT = DEFAULT_SEGMENT // 2
@@ -43,7 +43,7 @@ HELD_OUT = [24 * 4**k for k in range(9)]
 
 
 class MadeUp:
-    """Trials whose times follow from a law, with noise; `elapsed_s` is its clock."""
+    """Trials on a simulated machine: times follow from a law, with noise. `elapsed_s` is the machine's clock."""
 
     def __init__(self, size: int, seed: int, jitter: float = 0.02) -> None:
         self.known = TunerState(machine="made up")
@@ -69,7 +69,7 @@ class MadeUp:
             row.having(**{SEGMENT: None}), self.question(collective, nbytes), TunerState(None, REALLY), None, True
         )
         assert found.predicted_s is not None
-        # Segments of 64 KiB are best, by up to a third.
+        # Segments of 64 KiB are the best ones, by up to 30 %.
         far = abs(math.log2(dict(row.params).get(SEGMENT, DEFAULT_SEGMENT) / BEST_SEGMENT))
         return found.predicted_s * (1 + min(0.3, 0.05 * far) * (nbytes > 256 << 10))
 
@@ -137,11 +137,11 @@ def test_first_two_variants_of_a_race_have_different_predictions() -> None:
     first, second = list(dict.fromkeys(variant for _, _, variant in trials.ran))[:2]
     assert predicted_s(first) != predicted_s(second)
     other = next(name for name in ("direct", "recursive_doubling", "recursive_multiplying") if name != first)
-    assert predicted_s("direct") == predicted_s("recursive_doubling") == predicted_s(other)  # else this says nothing
+    assert predicted_s("direct") == predicted_s("recursive_doubling") == predicted_s(other)  # the premise of this test
 
 
 class OfTwoMinds(UnderMpi):
-    """Ranks whose MPI does otherwise at one size, between two at which others are clearly faster."""
+    """Ranks whose MPI is faster at one length alone. At its neighbours, Unisono is clearly faster."""
 
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
         ours_s = MadeUp.true_s(self, collective, nbytes, "ring" if variant == MPI_NATIVE else variant)
@@ -182,7 +182,7 @@ def test_campaign_measures_winners_more_often_than_slow_variants() -> None:
 
 
 class WithoutMapping(MadeUp):
-    """Ranks that cannot read each other's memory, which would take as long as the best segments."""
+    """Ranks without mapped memory. With it, the algorithm `read` would be as fast as the best segments."""
 
     def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
         reads = parsed(variant).algorithm == "read"
@@ -196,7 +196,7 @@ def test_campaign_refines_segment_size_of_the_winner() -> None:
 
 
 class WithoutBestSegments(MadeUp):
-    """Ranks for which segments are all alike."""
+    """Ranks on which the length of segments makes no difference."""
 
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
         return super().true_s(collective, nbytes, str(parsed(variant).having(**{SEGMENT: None})))
@@ -211,7 +211,10 @@ def test_campaign_drops_refined_segments_that_were_faster_by_chance(seed: int) -
 
 
 class Moving(MadeUp):
-    """Cores that are near at first, and the other way round after each so many runs; waiting is for the next change."""
+    """Cores whose placement changes from near to far or back after `period` runs.
+
+    Waiting brings the next change about.
+    """
 
     def __init__(self, size: int, seed: int, period: int) -> None:
         super().__init__(size, seed)
@@ -221,7 +224,7 @@ class Moving(MadeUp):
         return ("near", "far")[(len(self.ran) + self._beside) // self._period % 2]
 
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
-        # Where cores are far apart, what is fastest otherwise is slowest.
+        # Between far cores, the otherwise fastest algorithms are the slowest.
         is_far = self.label() == "far" and variant.partition("(")[0] in {"ring", "recursive_doubling", "rabenseifner"}
         return (10.0 if is_far else 1.0) * super().true_s(collective, nbytes, variant)
 
@@ -308,7 +311,7 @@ def test_campaign_measures_doubtful_points_again_and_no_others() -> None:
     known = {(each.context, each.nbytes) for each in before} - doubtful
     variants = Counter((each.context, each.nbytes) for each in kept)
     assert all(variants[point] >= FAMILIES for point in doubtful)
-    # Elsewhere, only parameters of winners are refined.
+    # At other points, only the parameters of winners are refined.
     assert all("(" in each.variant for each in kept if (each.context, each.nbytes) in known)
 
 
@@ -331,7 +334,7 @@ def test_campaign_refuses_too_small_a_budget_with_advice() -> None:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the table of two ranks, made in some seconds."""
+    """Return a folder with a table for two ranks, which takes some seconds to make."""
     folder = tmp_path_factory.mktemp("tuned")
     arguments = ["--collectives", "allreduce,broadcast", "--sizes", "8,1K,64K", "--budget", "9s"]
     ended = unisono("tune", "-n", "2", *arguments, "--out", "table.json", folder=folder)
@@ -375,7 +378,7 @@ def test_tune_report_is_one_self_contained_page(tuned: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     page = (tuned / "report" / "index.html").read_text()
     assert page.count("data:image/png;base64,") == len(list((tuned / "report").glob("*.png"))) >= 5
-    assert "http" not in re.sub("base64,[A-Za-z0-9+/=]*", "", page)  # pictures hold any letters by chance
+    assert "http" not in re.sub("base64,[A-Za-z0-9+/=]*", "", page)  # pictures may contain any letters
 
 
 def test_tune_inside_a_job_measures_over_its_ranks(tmp_path: Path) -> None:
@@ -392,7 +395,7 @@ def test_calibrate_inside_a_job_measures_over_its_ranks(tmp_path: Path, monkeypa
     assert ended.returncode == 0, ended.stderr
     found = calibration_files.parameters_of(fingerprint())
     assert {name for name, link in found.links.items() if link.step.nbytes} == {"shm"}
-    # On one host there are no pairs to measure, and nothing to compose.
+    # On one host there are no pairs to measure, and no compositions.
     assert found.links["shm"].pairs == math.inf
     assert [(each.ranks, each.ranks_per_host, each.calls) for each in found.rounds["shm"]] == [(3, 3, {})]
 

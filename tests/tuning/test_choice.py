@@ -118,7 +118,7 @@ def test_algorithm_that_needs_equal_shares_is_refused_for_varying_shares() -> No
 
 
 def allreduces(size: int, link: str) -> list[str]:
-    """Return the algorithms that are chosen for vectors of 8 B to 1 GiB, in order, each as often as it comes anew."""
+    """Return the choices for vectors of 8 B to 1 GiB, in order of length. Equal neighbours are listed once."""
     chosen = [choose(Question("allreduce", 1 << power, size, link)).algorithm for power in range(3, 31)]
     return [name for number, name in enumerate(chosen) if number == 0 or chosen[number - 1] != name]
 
@@ -268,7 +268,7 @@ def test_explanation_prints_a_table_with_the_choice_marked() -> None:
     assert isinstance(explanation.choice, Choice)
 
 
-# Compositions: what stays inside hosts is priced by its link, and everything else by the slowest one.
+# Compositions: the link inside hosts prices phases inside hosts, and the slowest link prices all others.
 
 EIGHT_BY_EIGHT = tuple(tuple(range(first, first + 8)) for first in range(0, 64, 8))
 APART = replace(ASKED, size=64, link="tcp", hosts=EIGHT_BY_EIGHT)
@@ -290,7 +290,8 @@ def test_composition_is_chosen_for_16_kib_on_eight_hosts_of_eight_ranks(collecti
 
 @pytest.mark.parametrize("nbytes", [4 << 10, 64 << 10, 1 << 20, 64 << 20])
 def test_allreduce_over_equal_hosts_uses_full_lane_or_rabenseifner(nbytes: int) -> None:
-    # Where hosts have a power of two, Rabenseifner's exchanges, the near ones first, are those of a full lane.
+    # If hosts have a power of two of ranks, Rabenseifner exchanges inside hosts first. Then it sends the same messages
+    # as a full lane.
     assert choose(replace(APART, nbytes=nbytes)).algorithm in {"full_lane", "rabenseifner"}
 
 
@@ -388,7 +389,7 @@ def test_hosts_that_do_not_cover_all_ranks_are_refused() -> None:
         choose(replace(ASKED, hosts=((0, 1), (2,))))
 
 
-# Contention: the closed forms beside the simulator, where ranks of a host share the link to other hosts.
+# Contention: the closed forms against the simulator, if the ranks of a host share the link to other hosts.
 
 NEAR = Link("shm", 1e-6, 0.0, 1e-10, 1e-11)
 FAR = Link("tcp", 1e-5, 0.0, 8e-9, 1e-11)
@@ -412,7 +413,8 @@ def predicted_and_simulated(asked: Question, known: TunerState, name: str) -> tu
     return row.predicted_s, simulate(find(asked.collective, name), asked.nbytes, topology, params=params).seconds
 
 
-# How far off they may be. Bruck's distances, and circulant ones, fit no hosts: some ranks of a host send further.
+# The allowed relative errors. Bruck and circulant exchange over distances that fit no hosts: some ranks send further
+# than others of their host.
 CLOSE = {
     "allreduce": {
         **dict.fromkeys(("ring", "recursive_doubling", "rabenseifner", "direct", "full_lane"), 0.02),

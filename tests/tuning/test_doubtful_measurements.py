@@ -1,4 +1,4 @@
-"""What ``unisono calibrate`` and ``unisono tune`` do with measurements that cannot be right."""
+"""Doubtful measurements in ``unisono calibrate`` and ``unisono tune``: refusal, warning and repetition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.measured_times import HERE, took
+from support.measured_times import HERE, measurement_of
 
 import unisono as un
 from unisono.cli import calibrate, explain, tune
@@ -20,7 +20,7 @@ from unisono.tuning.machine.parameters import PRIORS, Parameters, curve
 from unisono.tuning.measure import calibration_files
 from unisono.tuning.measure.measurement_log import Store
 
-# A link that has been measured, and checks of it: one in which the model is nearly right, and one in which it is not.
+# A measured link, and two checks of its model: one with a small error, and one with a large error.
 SHM = PRIORS.links["shm"]._replace(step=curve([(8, 1e-6), (1 << 20, 1e-4)]))
 MEASURED = PRIORS._replace(links={**PRIORS.links, "shm": SHM})
 GOOD = Check("allgather", "ring", 64, 1.5e-6, 1e-6)
@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_calibrate(monkeypatch: pytest.MonkeyPatch, checks: Sequence[Check], *arguments: str) -> Result:
-    """Run ``unisono calibrate`` on ranks that measure `MEASURED` and check it with these results."""
+    """Run ``unisono calibrate`` on ranks whose measurement is `MEASURED`, and whose checks have these results."""
 
     def measure(comm: un.Communicator, known: Parameters, short: bool) -> tuple[Parameters, list[Check]]:
         return MEASURED, list(checks)
@@ -97,16 +97,18 @@ def test_calibration_file_without_origin_is_used(monkeypatch: pytest.MonkeyPatch
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 THERE = HERE._replace(ranks=2, ranks_per_host=2)
-# What cannot be right: 32 B take 1216 µs, and 8 B and 128 B take 1 or 2.
-BEFORE = [took("ring", nbytes, us, THERE) for nbytes, us in ((8, 1.4), (32, 1216.0), (128, 2.0))]
+# An impossible measurement: 32 B take 1216 µs, although 8 B and 128 B take 1.4 and 2 µs.
+BEFORE = [measurement_of("ring", nbytes, us, THERE) for nbytes, us in ((8, 1.4), (32, 1216.0), (128, 2.0))]
 
 
 def run_tune(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> Result:
-    """Run ``unisono tune`` on ranks that measure 1.5 µs at each point that they are to measure again."""
+    """Run ``unisono tune`` on ranks that measure 1.5 µs at each point whose measurement is repeated."""
 
     def measure(comm: un.Communicator, request: tune.Request, observe: object = None) -> list[tuple[str, int]]:
         if comm.rank == 0:
-            again = [took("ring", nbytes, 1.5, context)._replace(load=0.2) for context, nbytes in request.again]
+            again = [
+                measurement_of("ring", nbytes, 1.5, context)._replace(load=0.2) for context, nbytes in request.again
+            ]
             Store(Path(request.store)).append(again)
         return [("broadcast", 8), ("broadcast", 4096), ("allreduce", 1 << 20)]
 
@@ -127,7 +129,10 @@ def test_tune_lists_suspicious_times_and_omitted_sizes(tmp_path: Path, monkeypat
 def test_tune_again_replaces_measurements(
     mode: str, replaced: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, others = Store(tmp_path / "t.jsonl"), [took("ring", 32, 1000.0), took("ring", 1 << 20, 5000.0, THERE)]
+    store, others = (
+        Store(tmp_path / "t.jsonl"),
+        [measurement_of("ring", 32, 1000.0), measurement_of("ring", 1 << 20, 5000.0, THERE)],
+    )
     store.append([*BEFORE, *others])
     store.path.write_text(store.path.read_text() + "a line of another format\n")
     ended = run_tune(monkeypatch, tmp_path / "t.json", "--again", mode)
@@ -144,5 +149,5 @@ def test_tune_again_replaces_measurements(
 def test_table_shows_whole_names_on_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("unisono.cli.terminal._WIDTH_OF_PIPE", 60)
-    Store(tmp_path / "t.jsonl").append([took("ring(segment_nbytes=65536)", 8, 1.0)])
+    Store(tmp_path / "t.jsonl").append([measurement_of("ring(segment_nbytes=65536)", 8, 1.0)])
     assert "ring(segment_nbytes=65536)" in run_tune(monkeypatch, tmp_path / "t.json").stdout

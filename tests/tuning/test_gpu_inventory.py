@@ -1,4 +1,4 @@
-"""GPUs by a double of NVML: eight on a switch, or in pairs, or none."""
+"""The inventory of GPUs, on a double of NVML: eight GPUs on a switch, GPUs in pairs, or none."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from unisono.tuning.machine.gpu_inventory import gpus, islands
 
 
 class NvmlError(Exception):
-    """What the library raises."""
+    """The exception of the library."""
 
 
 class Nvml:
-    """A driver with GPUs of which two are joined if `joined` says so; it has been shut down as often as begun."""
+    """A driver of `number` GPUs.
+
+    ``joined(a, b)`` says whether NVLink joins two of them. `open` counts unfinished sessions.
+    """
 
     NVMLError = NvmlError
     NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0

@@ -12,7 +12,7 @@ from unisono.tuning.machine.levels import names, numbers, processors, switches
 
 
 def machine(root: Path) -> Path:
-    """Write what Linux says of two sockets of two caches of two cores of two threads, and one processor offline."""
+    """Write Linux's files for 2 sockets with 2 caches of 2 cores of 2 threads each. One of 16 threads is offline."""
     files = {"cpu/online": "0-14"}
     for cpu in range(15):
         socket, cache, core = cpu // 8 * 8, cpu // 4 * 4, cpu // 2 * 2
@@ -29,7 +29,7 @@ def machine(root: Path) -> Path:
 
 def test_machine_levels_are_read_without_duplicates(tmp_path: Path) -> None:
     found = processors(machine(tmp_path))
-    assert list(found.levels) == ["socket", "l3"]  # one processor of a core is offline, so cores are not all alike
+    assert list(found.levels) == ["socket", "l3"]  # one processor of a core is offline, so the cores differ in size
     assert [sorted(each) for each in found.levels["socket"]] == [list(range(8)), list(range(8, 15))]
     assert (found.shared(0, 3), found.shared(0, 4), found.shared(0, 8)) == ("l3", "socket", "host")
 

@@ -77,7 +77,8 @@ def test_round_costs_are_taken_from_a_similar_number_of_ranks() -> None:
     four, twelve = (RoundCosts(ranks, ranks, 0.0, 0.0, *5 * [flat]) for ranks in (4, 12))
     found = PRIORS._replace(rounds={"shm": (four, twelve)})
     assert [found.rounds_of("shm", ranks, ranks) for ranks in (1, 2, 6, 8, 24)] == [None, four, four, twelve, twelve]
-    # Where ranks share cores, twice as many of them share each core with twice as many.
+    # Twice as many ranks on the same cores put twice as many on each core, so a measurement with fewer ranks does not
+    # apply.
     assert [found.rounds_of("shm", ranks, ranks, 2.0) for ranks in (4, 6, 8, 12)] == [four, None, None, twelve]
     assert found.rounds_of("shm", 12, 1) is None
     assert found.rounds_of("tcp", 4, 4) is None
@@ -131,7 +132,7 @@ def test_parameters_survive_json(points: list[tuple[int, float]], pairs: float, 
 
 
 def edited(path: str, value: Any) -> Any:
-    """Return the priors as JSON, with the field at `path` set to `value`, or left out if that is None."""
+    """Return the priors as JSON, with the field at `path` set to `value`; None removes the field."""
     whole = json.loads(json.dumps(to_json(PRIORS)))
     *above, last = path.split(".")
     target = whole

@@ -1,4 +1,4 @@
-"""Priors: what is taken for granted of a machine on which nothing was measured, and of whose processors."""
+"""The priors, which describe a machine without measurements, by its kind of processor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AMD = "AuthenticAMD"
 
 
 def segments(nbytes: int, maker: str) -> int:
-    """Return into how many segments a ring of two ranks cuts each block of a vector."""
+    """Return the number of segments into which a ring of two ranks cuts each block of a vector."""
     rows = explain(Question("allreduce", nbytes, 2, "shm"), TunerState(parameters=priors(maker))).candidates
     return next(row.segments for row in rows if row.algorithm == "ring")
 

@@ -1,4 +1,4 @@
-"""Choosing at numbers of ranks that were not measured, on clusters made up here, whose times are known."""
+"""Choices at numbers of ranks without measurements, on simulated clusters with known times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def cost_of(collective: str, name: str, size: int) -> Cost | None:
 
 
 def measured(size: int, nbytes: int, link: Link, noise: float, seed: int) -> Round:
-    """Return a round: one job is as much slower than another as it likes, its algorithms only by `noise`."""
+    """Return a round of measurements.
+
+    Jobs differ in speed at random, and the algorithms of a job differ only by `noise`.
+    """
     chance = np.random.default_rng([seed, size, nbytes])
     job = math.exp(chance.normal(0, 0.3))
     point = Point("allreduce", nbytes, size)
@@ -86,13 +89,13 @@ def test_predictions_are_combined_relative_to_their_best() -> None:
     assert found == {"a": 1.0, "b": pytest.approx(2.0), "c": pytest.approx(2.0)}
 
 
-# The bench.
+# The benchmark.
 
 HEADER = "system,timestamp,test,coll,nodes,tasks_per_node,p,lib,algo,count_int32,median_us\n"
 
 
 def data(path: Path) -> Path:
-    """Write measurements in the bench's form, in which the library's own choice is always the ring."""
+    """Write measurements in the format of the benchmark. The library's own choice is always the ring."""
     link = Link("x", 5e-6, 1e-6, 1e-10)
     lines = [HEADER]
     for size in SIZES:

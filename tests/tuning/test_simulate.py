@@ -20,7 +20,7 @@ from unisono.tuning.simulator.simulate import least_s, simulate
 from unisono.tuning.simulator.step_table import schedule
 
 ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
-# In these, every rank does as much as all others in every round, at any number of ranks that they support.
+# In these algorithms, all ranks do equal work in every round, for each supported number of ranks.
 EVEN = [
     ALGORITHMS[collective][name]
     for collective, names in {
@@ -41,7 +41,7 @@ def seconds(algorithm: Algorithm, size: int, link: Link, nbytes: float = 1e6, **
     return simulate(algorithm, nbytes, flat(size, link), **how).seconds
 
 
-# The closed forms are what the simulator says where ranks share nothing.
+# If ranks share no resource, the simulator and the closed forms agree.
 
 
 @bounded
@@ -50,7 +50,7 @@ def test_simulation_equals_closed_form_for_symmetric_algorithms(algorithm: Algor
     assume(algorithm.supports(size) is None)
     cost = algorithm.cost_of(size, {})
     assert cost is not None
-    # The model also counts stores to SCRATCH that leave the nearest cache. The simulator does not know caches.
+    # The model also counts stores to SCRATCH that leave the nearest cache. The simulator does not model caches.
     expected_s = predicted_s(replace(cost, stored=None), nbytes, LINK)
     assert seconds(algorithm, size, LINK, nbytes) == pytest.approx(expected_s, rel=1e-9)
 
@@ -69,7 +69,8 @@ def test_simulated_latencies_do_not_exceed_the_declared_rounds(algorithm: Algori
     cost = algorithm.cost_of(size, {})
     latencies = seconds(algorithm, size, Link("", 1.0, 0.0, 0.0, 0.0))
     assert latencies <= cost.rounds
-    # Who only sends does not wait for what it sends to arrive: down a tree, where the root is not at the end.
+    # A rank that only sends does not wait until its message has arrived. So trees whose root comes first take fewer
+    # latencies.
     tree = algorithm.collective in {"broadcast", "scatter", "scan", "exscan"} or "tree" in algorithm.name
     assert latencies == cost.rounds or tree or isinstance(algorithm, Composition)
 
@@ -97,7 +98,7 @@ def test_simulated_time_grows_with_bytes_and_respects_the_lower_bound(
     assert less >= least_s(algorithm.collective, nbytes, flat(size, LINK)) * (1 - 1e-9)
 
 
-# Textbook times of what ranks do not do alike.
+# Times from textbooks for algorithms whose ranks do unequal work.
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 13])
@@ -118,7 +119,7 @@ def test_simulated_gather_root_receives_one_share_at_a_time() -> None:
     assert seconds(ALGORITHMS["gather"]["linear"], 10, LINK) == pytest.approx(3e-6 + 0.9e-3)
 
 
-# The two engines.
+# The two engines of the simulator.
 
 
 @bounded
@@ -162,7 +163,7 @@ def test_symmetric_schedule_equals_the_schedule_built_from_all_ranks() -> None:
 
 
 def not_ours(algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm with a builder that is not trusted to be symmetric."""
+    """Return the algorithm with a builder that the simulator does not trust to be symmetric."""
     build: Callable[..., Plan] = algorithm.build
     assert isinstance(build, Builder)
     from dataclasses import replace
@@ -192,7 +193,7 @@ def test_simulated_ranks_of_a_host_share_its_outgoing_link() -> None:
         simulate(direct, 20e6, Topology(16, [Level("host", LINK, 8), Level("network", LINK._replace(pairs=pairs), 2)]))
         for pairs in (8, 1)
     )
-    # In the last round all 8 ranks of a host send half of the vector to the other.
+    # In the last round, all 8 ranks of a host send half of the vector to the other host.
     assert shared.seconds - alone.seconds == pytest.approx(7 * 10e6 * 1e-9)
     assert shared.busiest[0].startswith(("out of host", "into host"))
     assert [(level.name, level.messages) for level in shared.levels] == [("host", 48), ("network", 16)]
@@ -222,7 +223,7 @@ def test_simulation_adds_measured_reductions_and_copies() -> None:
     assert simulate(ALGORITHMS["allgather"]["ring"], 4000, topology).seconds == pytest.approx(20.0)
 
 
-# Bad questions.
+# Refused requests.
 
 
 def test_simulate_refuses_wrong_arguments() -> None:

@@ -31,7 +31,7 @@ def path(topology: Topology, source: int, target: int) -> tuple[int, float, list
     return int(found.level[0]), float(found.extra_s[0]), names
 
 
-# Paths, by hand.
+# Paths, computed by hand.
 
 
 def test_tree_path_goes_up_only_to_the_common_switch() -> None:

@@ -19,7 +19,7 @@ def test_training_step_without_overlap_adds_all_reductions() -> None:
 
 def test_training_step_with_overlap_adds_only_the_remaining_reductions() -> None:
     assert step_s(ONE) == pytest.approx(1.1)
-    # The first bucket is ready at 0.75 and reduced at 1.15, so the second one waits for it.
+    # The first bucket is ready at 0.75 and reduced at 1.15. So the second bucket waits for it.
     assert step_s(ONE._replace(buckets_s=(0.4, 0.1))) == pytest.approx(1.25)
 
 

@@ -1,4 +1,4 @@
-"""Races on times that are made up: drifting machines, heavy tails, ties."""
+"""Races with simulated times: drifting machines, heavy tails and ties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ times = st.lists(st.floats(1.0, 4.0), min_size=2, max_size=10)
 def machine(
     true_s: Sequence[float], noise: random.Random, *, jitter: float = 0.02, drift: float = 0.0, tail: float = 0.0
 ) -> Callable[[str], tuple[list[float], float]]:
-    """Return what runs candidate "k" in true_s[k] seconds, on a machine whose speed wanders and that has hiccups."""
+    """Return a function that runs candidate "k" in true_s[k] s, on a machine with drifting speed and random delays."""
     speed = [1.0]
 
     def run(candidate: str) -> tuple[list[float], float]:
@@ -50,7 +50,7 @@ def test_winner_on_a_drifting_machine_is_within_4_percent_of_the_best(true_s: li
 
 
 def test_winner_with_occasional_delays_is_mostly_within_3_percent_of_the_best() -> None:
-    """One call in ten takes up to 21 times as long, so a few races in a hundred are lost to bad luck."""
+    """One call in ten takes up to 21 times as long. So a few races in a hundred choose wrongly by chance."""
     draws = [random.Random(seed) for seed in range(100)]
     candidates = [[draw.uniform(1.0, 3.0) for _ in range(draw.randint(2, 6))] for draw in draws]
     regrets = [

@@ -1,4 +1,4 @@
-"""Measurements in files, tables that follow from them, and what is chosen by them."""
+"""Files of measurements, the decision tables made from them, and the choices by these tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.measured_times import HERE, took
+from support.measured_times import HERE, measurement_of
 
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.decide import table as tables
@@ -27,10 +27,14 @@ bounded = settings(max_examples=80, deadline=None, derandomize=True)
 
 
 def lines(context: Context = HERE, **laws: Callable[[int], float]) -> list[Measurement]:
-    return [took(name, n, law(n), context) for name, law in laws.items() for n in (8, 64, 512, 4096, 32768, 262144)]
+    return [
+        measurement_of(name, n, law(n), context)
+        for name, law in laws.items()
+        for n in (8, 64, 512, 4096, 32768, 262144)
+    ]
 
 
-# Two laws that cross at 4,000 bytes.
+# Two laws whose times are equal at 4,000 bytes.
 CROSSING = {"recursive_doubling": lambda n: 2 + n / 500, "ring": lambda n: 6 + n / 1000}
 
 
@@ -48,14 +52,14 @@ def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 @bounded
 @given(us=st.floats(1e-3, 1e9), nbytes=st.integers(0, 1 << 40), variant=st.text(max_size=20), job=st.text(max_size=9))
 def test_measurement_survives_writing_and_reading(us: float, nbytes: int, variant: str, job: str) -> None:
-    measurement = took(variant, nbytes, us)._replace(job=job)
+    measurement = measurement_of(variant, nbytes, us)._replace(job=job)
     assert read_line(line_of(measurement)) == measurement
 
 
 def test_measurement_files_merge_by_concatenation(tmp_path: Path) -> None:
     one, other = Store(tmp_path / "one.jsonl"), Store(tmp_path / "other.jsonl")
-    one.append([took("ring", 8, 1.0), took("chain", 8, 2.0)])
-    other.append([took("chain", 8, 2.0), took("chain", 8, 3.0)])
+    one.append([measurement_of("ring", 8, 1.0), measurement_of("chain", 8, 2.0)])
+    other.append([measurement_of("chain", 8, 2.0), measurement_of("chain", 8, 3.0)])
     both = Store(tmp_path / "both.jsonl")
     both.path.write_text(one.path.read_text() + other.path.read_text())
     assert both.read() == list(merged([one.read(), other.read()]))
@@ -66,11 +70,11 @@ def test_truncated_line_of_a_measurement_file_loses_only_itself(
     tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     store = Store(tmp_path / "store.jsonl")
-    store.append([took("ring", 8, 1.0), took("chain", 8, 2.0)])
+    store.append([measurement_of("ring", 8, 1.0), measurement_of("chain", 8, 2.0)])
     whole = store.path.read_bytes()
     for cut in (1, 20, 200):
         store.path.write_bytes(whole[:-cut])
-        store.append([took("direct", 8, 3.0)])
+        store.append([measurement_of("direct", 8, 3.0)])
         names = [each.variant for each in store.read()]
         assert names == (["ring", "chain", "direct"] if cut == 1 else ["ring", "direct"])
     assert "line 2" in warnings.text
@@ -84,14 +88,14 @@ def test_invalid_lines_of_a_measurement_file_are_skipped_with_a_reason(
     change: dict[str, Any], reason: str, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     store = Store(tmp_path / "store.jsonl")
-    store.path.write_text(json.dumps({**json.loads(line_of(took("ring", 8, 1.0))), **change}) + "\n")
+    store.path.write_text(json.dumps({**json.loads(line_of(measurement_of("ring", 8, 1.0))), **change}) + "\n")
     assert store.read() == []
     assert reason in warnings.text
 
 
 def test_missing_folder_of_a_measurement_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be kept in .*Not a directory|No such file"):
-        Store(tmp_path / "none" / "store.jsonl").append([took("ring", 8, 1.0)])
+        Store(tmp_path / "none" / "store.jsonl").append([measurement_of("ring", 8, 1.0)])
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -114,7 +118,9 @@ def test_ranges_begin_where_the_curves_cross() -> None:
     )
 )
 def test_table_chooses_the_fastest_variant_at_every_measured_size(times: dict[str, list[float | None]]) -> None:
-    found = [took(v, 8 << 3 * k, us) for v, row in times.items() for k, us in enumerate(row) if us is not None]
+    found = [
+        measurement_of(v, 8 << 3 * k, us) for v, row in times.items() for k, us in enumerate(row) if us is not None
+    ]
     for context, decision in compiled(found).decisions.items():
         assert context == HERE
         assert [each.end for each in decision.ranges[:-1]] == [each.first for each in decision.ranges[1:]]
@@ -224,7 +230,7 @@ def test_table_takes_precedence_over_the_model(nbytes: int, name: str) -> None:
 
 
 def test_variant_parameters_set_builder_parameters_and_segments() -> None:
-    found = known(took("multi_lane_ring(lanes=4, segment_nbytes=65536)", 1 << 20, 1.0))
+    found = known(measurement_of("multi_lane_ring(lanes=4, segment_nbytes=65536)", 1 << 20, 1.0))
     choice = choose(replace(ASKED, nbytes=1 << 20), found)
     assert choice.params == (("lanes", 4),)
     assert choice.segments == (1 << 20) * 1.5 / 6 / 65536
@@ -233,10 +239,11 @@ def test_variant_parameters_set_builder_parameters_and_segments() -> None:
 def test_table_interpolates_times_between_rank_counts() -> None:
     def at(ranks: int, **us: float) -> list[Measurement]:
         return [
-            took(name, 1 << 10, each, HERE._replace(ranks=ranks, ranks_per_host=ranks)) for name, each in us.items()
+            measurement_of(name, 1 << 10, each, HERE._replace(ranks=ranks, ranks_per_host=ranks))
+            for name, each in us.items()
         ]
 
-    # Neither of the winners at 2 and 8 ranks is the best at 4.
+    # The winners at 2 and at 8 ranks are not the best at 4 ranks.
     found = known(*at(2, ring=1.0, direct=9.0, chain=2.0), *at(8, ring=9.0, direct=1.0, chain=2.0))
     explanation = explain(ASKED, found)
     assert (explanation.choice.algorithm, explanation.choice.tier) == ("chain", "table, interpolated")
@@ -245,8 +252,8 @@ def test_table_interpolates_times_between_rank_counts() -> None:
 
 
 def test_calibrated_model_takes_precedence_over_an_interpolated_table() -> None:
-    measured = [
-        took(name, 1 << 10, us, HERE._replace(ranks=ranks, ranks_per_host=ranks))
+    measurements = [
+        measurement_of(name, 1 << 10, us, HERE._replace(ranks=ranks, ranks_per_host=ranks))
         for ranks in (2, 8)
         for name, us in (("direct", 1.0), ("chain", 2.0))
     ]
@@ -256,7 +263,7 @@ def test_calibrated_model_takes_precedence_over_an_interpolated_table() -> None:
     def tier(ranks: int, collective: str) -> tuple[str, str]:
         rounds = RoundCosts(ranks, ranks, 1e-6, 1e-6, *5 * [step], calls={collective: taking})
         parameters = PRIORS._replace(rounds={"shm": (rounds,)})
-        choice = choose(ASKED, known(*measured)._replace(parameters=parameters))
+        choice = choose(ASKED, known(*measurements)._replace(parameters=parameters))
         return choice.algorithm, choice.tier
 
     assert tier(4, "allreduce") == ("ring", "model")
@@ -271,7 +278,7 @@ def test_table_of_another_machine_is_used_and_the_tier_says_so() -> None:
 
 def test_table_falls_back_to_next_variant_when_rank_count_is_unsupported(warnings: pytest.LogCaptureFixture) -> None:
     here = Context("here", "allgather", "shm", "plain", 3, 3)
-    found = known(took("recursive_doubling", 1 << 10, 1.0, here), took("bruck", 1 << 10, 2.0, here))
+    found = known(measurement_of("recursive_doubling", 1 << 10, 1.0, here), measurement_of("bruck", 1 << 10, 2.0, here))
     explanation = explain(Question("allgather", 1 << 10, 3, "shm"), found)
     assert (explanation.choice.algorithm, explanation.choice.tier) == ("bruck", "table")
     assert "the table's recursive_doubling is not used, because it does not run on 3 ranks" in warnings.text
@@ -286,7 +293,7 @@ def test_requirements_of_the_call_take_precedence_over_the_table() -> None:
 
 
 def test_table_can_choose_a_by_name_only_algorithm() -> None:
-    assert choose(ASKED, known(took("two_shot", 1 << 10, 1.0))).algorithm == "two_shot"
+    assert choose(ASKED, known(measurement_of("two_shot", 1 << 10, 1.0))).algorithm == "two_shot"
 
 
 def test_explanation_shows_measured_times() -> None:

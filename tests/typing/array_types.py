@@ -1,4 +1,4 @@
-"""What type checkers must find in calls; nothing here is run. Torch and JAX need not be installed for it."""
+"""Calls whose types the type checkers must infer. This file is never run, so it needs neither torch nor JAX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Tensor:
-    """What a library's array looks like to a type checker."""
+    """An array of a library, as a type checker sees it."""
 
     def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None) -> object: ...
 
@@ -39,8 +39,8 @@ def messages_may_be_buffers(world: un.Communicator, x: bytes, out: bytearray, y:
     plan()
 
 
-def what_is_no_array_is_found(world: un.Communicator, wrong: list[float]) -> None:
-    # Were these accepted, the comments would be the errors.
+def other_values_than_arrays_are_rejected(world: un.Communicator, wrong: list[float]) -> None:
+    # If a checker accepted these calls, it would report the comments as unused.
     world.allreduce(wrong)  # type: ignore[type-var]
     world.send(wrong, 1)  # type: ignore[call-overload]
     world.recv(3.0, 1)  # type: ignore[call-overload]

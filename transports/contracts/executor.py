@@ -33,7 +33,7 @@ class Operation(Protocol):
             KeyboardInterrupt: Ctrl-C.
         """
 
-    def go_on(self, timeout_s: float) -> None:
+    def run_in_background(self, timeout_s: float) -> None:
         """Let the call progress in the background, and fail after `timeout_s` seconds; returns at once."""
 
     def ended(self) -> bool:
@@ -59,7 +59,7 @@ class Probe(Operation, Protocol):
     def message(self) -> Message | None:
         """Return the message that was found or received, once the probe is done; None if `once` found no message."""
 
-    def aside(self) -> bytes | None:
+    def host_copy(self) -> bytes | None:
         """Return the payload that a finished receive stored on the host, and not in the memory of the array.
 
         None means that the payload is in the array. `Executor.recv` says when the two differ.
@@ -86,7 +86,7 @@ class CallCache(Protocol):
     ) -> Operation | None:
         """Start the earlier call of these arguments in the background and return it; None if there is none."""
 
-    def knows(self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> bool:
+    def contains(self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> bool:
         """Return whether the cache holds a call of these arguments."""
 
     def forget(self) -> None:
@@ -106,7 +106,7 @@ class _NoCache:
     ) -> Operation | None:
         return None
 
-    def knows(self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> bool:
+    def contains(self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> bool:
         return False
 
     def forget(self) -> None:
@@ -238,7 +238,7 @@ class Executor(Protocol):
 
         If `memory` is not host memory, only the address of `array` is used; ask `receives_into` first. The payload
         stays on the host if the message was buffered before this receive, or if its link cannot write to `memory`. Then
-        `Probe.aside` returns it.
+        `Probe.host_copy` returns it.
         """
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> Probe:

@@ -322,7 +322,7 @@ class DeviceOperation:
         self._timeout_s = timeout_s
         wait_by_polling(self, timeout_s, lambda: self._owner.fail(self._timeout()))
 
-    def go_on(self, timeout_s: float) -> None:
+    def run_in_background(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         threading.Thread(target=self._drive, name="unisono-device", daemon=True).start()
 

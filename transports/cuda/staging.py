@@ -177,7 +177,7 @@ def await_event(device: Device, event: Event, deadline: Deadline, check: Callabl
             try:
                 check()
             except UnisonoError as error:
-                lost, deadline = error, Deadline(min(deadline.left_s(), _GRACE_S))
+                lost, deadline = error, Deadline(min(deadline.remaining_s(), _GRACE_S))
         if deadline.has_passed():
             late = CollectiveTimeoutError(f"{device.name} has not finished its earlier work in time")
             raise lost or late

@@ -143,7 +143,7 @@ class GenericExecutor:
         def run_again(wait: bool = True) -> Any:
             operation = self.start(call, source, target)
             if not wait:
-                operation.go_on(timeout_s)
+                operation.run_in_background(timeout_s)
                 return on_start(operation, result)
             operation.wait(timeout_s)
             return result
@@ -255,7 +255,7 @@ class GenericExecutor:
         self._raised = self._failure is not None
         return copy.copy(self._failure)
 
-    def go_on(self, operation: _Running, timeout_s: float) -> None:
+    def run_in_background(self, operation: _Running, timeout_s: float) -> None:
         """Let a thread drive all operations until `operation` has ended. Fail them all after `timeout_s` seconds."""
         with self._lock:
             is_driven = bool(self._going_on)
@@ -339,9 +339,9 @@ class _Running:
             self._executor.progress()
         return self._finished or self._executor.is_over()
 
-    def go_on(self, timeout_s: float) -> None:
+    def run_in_background(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._executor.go_on(self, timeout_s)
+        self._executor.run_in_background(self, timeout_s)
 
     def wait(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -417,7 +417,7 @@ class _Receive(_Message):
     def message(self) -> Message | None:
         return self._receive.message
 
-    def aside(self) -> bytes | None:
+    def host_copy(self) -> bytes | None:
         return None
 
     def has_written(self) -> bool:
@@ -445,7 +445,7 @@ class _Probe(_Running):
     def message(self) -> Message | None:
         return self._message
 
-    def aside(self) -> bytes | None:
+    def host_copy(self) -> bytes | None:
         return None
 
     def advance(self) -> bool:

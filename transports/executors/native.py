@@ -149,8 +149,8 @@ class NativeOperation:
     def wait(self, timeout_s: float) -> None:
         self._failures.check(self._started.wait(timeout_s), self._operation)
 
-    def go_on(self, timeout_s: float) -> None:
-        self._started.go_on(timeout_s)
+    def run_in_background(self, timeout_s: float) -> None:
+        self._started.run_in_background(timeout_s)
 
     def ended(self) -> bool:
         return self._started.poll() != _PENDING
@@ -170,8 +170,8 @@ class NativeProbe(NativeOperation):
         dtype = _DTYPES_BY_CODE[code]
         return Message(source, tag, dtype.name, nbytes // dtype.itemsize)
 
-    def aside(self) -> bytes | None:
-        return self._started.aside()
+    def host_copy(self) -> bytes | None:
+        return self._started.host_copy()
 
 
 @record
@@ -331,7 +331,7 @@ class NativeExecutor:
         if wait:
             operation.wait(timeout_s)
             return result
-        operation.go_on(timeout_s)
+        operation.run_in_background(timeout_s)
         return on_start(operation, result)
 
     def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:

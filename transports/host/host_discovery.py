@@ -150,7 +150,7 @@ class HostDiscovery:
         with open(_segment_like_a_channels(), "r+b", buffering=0) as segment:
             while not self._be_first(name):
                 with socket.socket(socket.AF_UNIX) as sock:
-                    sock.settimeout(deadline.remaining_s())
+                    sock.settimeout(deadline.checked_remaining_s())
                     try:
                         sock.connect(name)
                         self.host_id = self._ask(sock, segment.fileno(), deadline)
@@ -224,7 +224,7 @@ class HostDiscovery:
         """Return the id of the host, which the first rank writes into `segment`."""
         greet(sock, DialerHandshake(self._key, Hello(*self._hello)), deadline)
         socket.send_fds(sock, [b"\0"], [segment])
-        sock.settimeout(deadline.remaining_s())
+        sock.settimeout(deadline.checked_remaining_s())
         if not sock.recv(1):
             raise ConnectionResetError("the first rank of this host did not map the memory that was passed to it")
         with mmap.mmap(segment, _ID_NBYTES, access=mmap.ACCESS_READ) as mapped:

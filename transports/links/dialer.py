@@ -278,15 +278,15 @@ def _begun(caller: DialingRank, target: Target, deadline: Deadline) -> Connectio
         try:
             return Connection(caller, target)
         except BlockingIOError:
-            time.sleep(min(_PAUSE_S, deadline.remaining_s()))
+            time.sleep(min(_PAUSE_S, deadline.checked_remaining_s()))
 
 
 def _next(connection: Connection, deadline: Deadline) -> Hello | None:
     """Wait until the connection can advance, and advance it."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLOUT if connection.is_connecting else select.POLLIN)
-    poll.poll(1e3 * deadline.remaining_s())
-    deadline.remaining_s()
+    poll.poll(1e3 * deadline.checked_remaining_s())
+    deadline.checked_remaining_s()
     return connection.advance()
 
 

@@ -173,7 +173,7 @@ def greet(sock: socket.socket, handshake: DialerHandshake, deadline: Deadline) -
     """
     reply = handshake.opening
     while not handshake.done:
-        sock.settimeout(deadline.remaining_s())
+        sock.settimeout(deadline.checked_remaining_s())
         sock.sendall(reply)
         data = sock.recv(handshake.needed)
         if not data:

@@ -286,7 +286,7 @@ class Session:
         target, deadline = self._target(peer, purpose, communicator, lane), Deadline(timeout_s)
         while True:
             try:
-                return dial(self._caller, target, deadline.left_s())[0]
+                return dial(self._caller, target, deadline.remaining_s())[0]
             except PeerLostError as error:
                 is_over = deadline.has_passed() or self.control.failed()
                 if isinstance(error.__cause__, ConnectionRefusedError) or is_over:

@@ -188,7 +188,7 @@ class Search:
             try:
                 _send(link, {"epoch": self._epoch})
                 # The leader gives up first, and says why.
-                answer = _receive(link, Deadline(deadline.left_s() + _GRACE_S))
+                answer = _receive(link, Deadline(deadline.remaining_s() + _GRACE_S))
             except TimeoutError:
                 raise RendezvousError(f"rank {candidate} is alive, but did not call shrink() in time") from None
             except (OSError, ValueError):
@@ -324,7 +324,7 @@ def _receive(link: socket.socket, deadline: Deadline) -> dict[str, Any]:
 def _exactly(link: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
     received = b""
     while len(received) < nbytes:
-        link.settimeout(deadline.left_s())
+        link.settimeout(deadline.remaining_s())
         data = link.recv(nbytes - len(received))
         if not data:
             raise ConnectionResetError("it closed the connection")

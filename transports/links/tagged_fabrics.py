@@ -111,7 +111,7 @@ class Fabrics:
 
     def carries(self, name: str, memory: MemoryType) -> bool:
         """Return whether the transport is a fabric of this rank that carries `memory`."""
-        return name in self._messengers and self._messengers[name].knows(memory)
+        return name in self._messengers and self._messengers[name].supports(memory)
 
     def propose(self, name: str, theirs: Proposal | None = None) -> Proposal:
         """Return the proposal of this rank for one channel over a fabric.

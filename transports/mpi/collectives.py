@@ -403,9 +403,9 @@ class MpiOperation:
             self.abort("it was interrupted")
             raise
 
-    def go_on(self, timeout_s: float) -> None:
+    def run_in_background(self, timeout_s: float) -> None:
         self._set_deadline(timeout_s)
-        self._agreement.go_on(timeout_s)
+        self._agreement.run_in_background(timeout_s)
         self._collectives.let_go_on(self)
 
     def ended(self) -> bool:

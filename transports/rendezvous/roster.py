@@ -103,7 +103,7 @@ def _gather(store: Store, rank: int, size: int, own: bytes, deadline: Deadline) 
     while (step < size if rank == 0 else rank % (2 * step) == 0) and rank + step < size:
         child = rank + step
         is_leaf = _span(child, size) == 1
-        value = store.get(_entry(child) if is_leaf else _part(child), deadline.left_s())
+        value = store.get(_entry(child) if is_leaf else _part(child), deadline.remaining_s())
         entries += [value] if is_leaf else _texts(value)
         step *= 2
     return entries
@@ -175,7 +175,7 @@ def _terms(size: int) -> str:
 
 def _read_roster(store: Store, size: int, deadline: Deadline, timeout_s: float) -> Roster:
     try:
-        record = _decode(store.get(_ROSTER, deadline.left_s()))
+        record = _decode(store.get(_ROSTER, deadline.remaining_s()))
     except StoreTimeoutError:
         missing = [rank for rank in range(size) if not has_arrived(store, rank)]
         # If all entries are in the store, rank 0 has died after it had set its own.

@@ -107,7 +107,7 @@ def poll(look: Callable[[], bytes | None], key: str, timeout_s: float) -> bytes:
     while (value := look()) is None:
         if deadline.has_passed():
             raise not_set(key, timeout_s)
-        time.sleep(min(pause, deadline.left_s()))
+        time.sleep(min(pause, deadline.remaining_s()))
         pause = min(2 * pause, longest)
     return value
 

@@ -353,7 +353,7 @@ class TcpStore:
             hello = Hello(self._job, 0, NO_RANK, NO_RANK, Purpose.STORE)
             greet(sock, DialerHandshake(self._key, hello), self._deadline)
         if self._prefix:
-            sock.settimeout(self._deadline.remaining_s())
+            sock.settimeout(self._deadline.checked_remaining_s())
             if _request(sock, _Verb.GET, f"{self._prefix}?".encode(), b"", 0)[0] == _Status.OTHER_RENDEZVOUS:
                 raise ConnectionResetError("it still serves an earlier rendezvous of the ranks")
 
@@ -364,7 +364,7 @@ class TcpStore:
     def _ask(self, verb: _Verb, key: bytes, value: bytes, timeout_ms: int) -> tuple[int, bytes]:
         with self._requesting:
             try:
-                patience_s = max(_GRACE_S, self._deadline.left_s())
+                patience_s = max(_GRACE_S, self._deadline.remaining_s())
                 self._sock.settimeout(min(timeout_ms / 1000 + patience_s, LONGEST_WAIT_S))
                 return _request(self._sock, verb, key, value, timeout_ms)
             except OSError as error:
@@ -420,7 +420,7 @@ def _connect(host: str, port: int, deadline: Deadline, is_open: bool, is_served:
             # Nobody listens yet, and the kernel chose that very port for the client: it is connected to itself.
             sock.close()
         except ConnectionRefusedError:
-            if is_served or deadline.left_s() <= pause:
+            if is_served or deadline.remaining_s() <= pause:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, longest)
@@ -432,7 +432,7 @@ def _connected(addresses: list[Any], deadline: Deadline) -> socket.socket:
     for family, kind, protocol, _, address in addresses:
         sock = closed_in_child(socket.socket(family, kind, protocol))
         try:
-            sock.settimeout(deadline.remaining_s())
+            sock.settimeout(deadline.checked_remaining_s())
             sock.connect(address)
             return sock
         except OSError as failed:

@@ -122,8 +122,8 @@ def typical_s(calls_s: Sequence[float]) -> float:
     >>> typical_s([1.0, 2.0, 4.0, 9.0, 90.0])
     5.0
     """
-    aside = round(len(calls_s) / 4)
-    middle = sorted(calls_s)[aside : len(calls_s) - aside]
+    trimmed = round(len(calls_s) / 4)
+    middle = sorted(calls_s)[trimmed : len(calls_s) - trimmed]
     return sum(middle) / len(middle)
 
 

@@ -94,7 +94,7 @@ def command(
     write = _Writer(size, label=label)
     output = MergedOutput(write, hold=not everything)
     job = LocalJob([Command(argv)] * size, output, bind=None if bind == "none" else bind, environ=environ)
-    write.go_on = job.attend
+    write.keep_waiting = job.attend
     with _signals_forwarded(job) as received:
         exits = job.run(timeout_s)
     tracebacks = output.finish()
@@ -151,12 +151,12 @@ class _Writer:
     A job does not end because its output cannot be written.
 
     Attributes:
-        go_on: called while there is no room for a line; if it returns False, the line is dropped.
+        keep_waiting: called while there is no room for a line; if it returns False, the line is dropped.
         errors: by stream, the error because of which lines were lost, such as a full disk.
     """
 
     def __init__(self, size: int, *, label: bool) -> None:
-        self.go_on: Callable[[], bool] = lambda: True
+        self.keep_waiting: Callable[[], bool] = lambda: True
         self.errors: dict[str, OSError] = {}
         self._sinks = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._labels = {
@@ -166,7 +166,7 @@ class _Writer:
 
     def __call__(self, rank: int, stream: str, line: bytes) -> None:
         try:
-            write_all(self._sinks[stream].fileno(), self._labels[stream][rank] + line, self.go_on)
+            write_all(self._sinks[stream].fileno(), self._labels[stream][rank] + line, self.keep_waiting)
         except OSError as error:
             self.errors[stream] = error
 

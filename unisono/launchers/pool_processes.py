@@ -147,7 +147,7 @@ class PoolProcesses:
 
     def _send(self, data: bytes, deadline: Deadline) -> None:
         for rank, sock in enumerate(self._sockets):
-            sock.settimeout(deadline.left_s())
+            sock.settimeout(deadline.remaining_s())
             try:
                 sock.sendall(data)
             except TimeoutError:
@@ -162,7 +162,7 @@ class PoolProcesses:
             for rank, sock in enumerate(self._sockets):
                 selector.register(sock, selectors.EVENT_READ, (rank, Inbox()))
             while selector.get_map():
-                events = selector.select(deadline.left_s())
+                events = selector.select(deadline.remaining_s())
                 if not events and deadline.has_passed():
                     raise _timed_out([rank for rank in range(len(self._sockets)) if rank not in replies])
                 for key, _ in events:

@@ -15,12 +15,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbyt
 
 namespace unisono::testing {
 
-// Reads numbers from the front of the input, and zeros after its end.
+// Reads numbers from the front of the input. After the end of the input, all numbers are 0.
 class Input {
  public:
-  Input(const std::uint8_t* data, std::size_t nbytes) : left_(data, nbytes) {}
+  Input(const std::uint8_t* data, std::size_t nbytes) : remaining_(data, nbytes) {}
 
-  bool empty() const { return left_.empty(); }
+  bool empty() const { return remaining_.empty(); }
   template <class T>
   T take() {
     T value{};
@@ -29,13 +29,13 @@ class Input {
     return value;
   }
   std::span<const std::uint8_t> bytes(std::size_t most) {
-    const auto part = left_.first(most < left_.size() ? most : left_.size());
-    left_ = left_.subspan(part.size());
+    const auto part = remaining_.first(most < remaining_.size() ? most : remaining_.size());
+    remaining_ = remaining_.subspan(part.size());
     return part;
   }
 
  private:
-  std::span<const std::uint8_t> left_;
+  std::span<const std::uint8_t> remaining_;
 };
 
 }  // namespace unisono::testing

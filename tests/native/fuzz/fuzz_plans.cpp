@@ -10,7 +10,7 @@ using namespace unisono::testing;
 
 namespace {
 
-// Bounds for a caller in good faith, which also keep a run short.
+// Python passes plans with few blocks and groups. These bounds also keep a run short.
 constexpr std::int64_t most_blocks = 256;
 constexpr std::int64_t most_groups = 64;
 

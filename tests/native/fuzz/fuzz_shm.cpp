@@ -14,18 +14,18 @@ using namespace unisono::testing;
 
 namespace {
 
-enum Deed : std::uint8_t { scribble, peer_sends, peer_receives, we_send, we_receive, deeds };
+enum Move : std::uint8_t { scribble, peer_sends, peer_receives, we_send, we_receive, number_of_moves };
 
 // Messages of at least this length may go by single copy.
 constexpr std::uint16_t long_from = 0xf000;
 constexpr std::size_t most_nbytes = SingleCopyPolicy::least_nbytes + (1 << 16);
 
-// Zeros whose second half cannot be read.
+// Returns zeros of which the kernel can read only the first half.
 const std::byte* half_readable() {
   static std::byte* const data = [] {
-    void* made = ::mmap(nullptr, most_nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(made != MAP_FAILED && ::mprotect(made, most_nbytes / 2, PROT_READ) == 0);
-    return static_cast<std::byte*>(made);
+    void* memory = ::mmap(nullptr, most_nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED && ::mprotect(memory, most_nbytes / 2, PROT_READ) == 0);
+    return static_cast<std::byte*>(memory);
   }();
   return data;
 }
@@ -39,19 +39,21 @@ class Sender {
     Header header{};
     header.nbytes = nbytes;
     return !throws<ProtocolError>([&] {
-      if (left_ == 0 && channel_.flush() && channel_.begin(header, Whole(zeros.data(), Incoming::kept))) left_ = nbytes;
-      left_ -= channel_.write(zeros.data(), left_);
+      if (remaining_ == 0 && channel_.flush() && channel_.begin(header, Whole(zeros.data(), Incoming::kept)))
+        remaining_ = nbytes;
+      remaining_ -= channel_.write(zeros.data(), remaining_);
     });
   }
-  bool busy() const { return left_ != 0; }
+  bool busy() const { return remaining_ != 0; }
 
  private:
   Channel& channel_;
-  std::size_t left_ = 0;  // bytes of the message
+  std::size_t remaining_ = 0;  // bytes of the message that are not yet written
 };
 
-// The words of a segment that are not payload. They are not zero after each slot has been used with a payload of zeros,
-// long messages have gone by single copy and been refused, and both sides wait.
+// Returns the positions of all words of a segment that are not payload. The function finds them as the words that are
+// not zero. For that, each slot carries a payload of zeros, long messages go by single copy and are refused, and both
+// sides sleep.
 std::vector<std::size_t> find_bookkeeping() {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   for (int i = 0; i < 64; ++i) {
@@ -92,17 +94,17 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   Sender their_sender(*pair.b);
   static const std::vector<std::size_t> places = find_bookkeeping();
   while (!input.empty()) {
-    const auto deed = static_cast<Deed>(input.take<std::uint8_t>() % deeds);
-    if (deed == scribble) {
+    const auto move = static_cast<Move>(input.take<std::uint8_t>() % number_of_moves);
+    if (move == scribble) {
       const std::size_t place = input.take<std::uint16_t>();
       const auto value = input.take<std::uint32_t>();
       segment.set(places[place % places.size()], value);
-    } else if (deed == peer_sends || deed == we_send) {
+    } else if (move == peer_sends || move == we_send) {
       // Mostly a slot or less, to be fast.
       const std::size_t number = input.take<std::uint16_t>();
       const std::size_t length = number < long_from ? number % 512 : SingleCopyPolicy::least_nbytes + number;
-      if (!(deed == we_send ? our_sender : their_sender).run(length)) break;
-    } else if (!(deed == we_receive ? ours : theirs).run()) {
+      if (!(move == we_send ? our_sender : their_sender).run(length)) break;
+    } else if (!(move == we_receive ? ours : theirs).run()) {
       break;
     }
   }

@@ -14,10 +14,10 @@ using namespace unisono::testing;
 
 namespace {
 
-// At most what fits the buffer of a socket, so that no side blocks.
+// A socket's buffer holds this many bytes, so that no side blocks.
 constexpr std::size_t most_at_once = 32 << 10;
 
-std::vector<Descriptor> only(Descriptor socket) {
+std::vector<Descriptor> single(Descriptor socket) {
   std::vector<Descriptor> sockets;
   sockets.push_back(std::move(socket));
   return sockets;
@@ -42,8 +42,8 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   const int raw = ::dup(sockets.a.get());
   const Descriptor raw_owner(raw);
   const TcpTerms terms{3, input.take<std::uint8_t>() % 2 != 0};
-  TcpChannel peer(1, only(std::move(sockets.a)), terms);
-  TcpChannel channel(0, only(std::move(sockets.b)), terms);
+  TcpChannel peer(1, single(std::move(sockets.a)), terms);
+  TcpChannel channel(0, single(std::move(sockets.b)), terms);
   Drain drain(channel);
   while (!input.empty()) {
     if (input.take<std::uint8_t>() % 2 == 0) {

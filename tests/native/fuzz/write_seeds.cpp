@@ -71,7 +71,7 @@ void write_tcp(const std::filesystem::path& folder) {
 }
 
 void write_shm(const std::filesystem::path& folder) {
-  const auto send = [](Seed& seed, std::uint8_t deed, std::uint16_t number) { seed.put(deed).put(number); };
+  const auto send = [](Seed& seed, std::uint8_t move, std::uint16_t number) { seed.put(move).put(number); };
   Seed exchange;
   for (const std::uint16_t number : std::initializer_list<std::uint16_t>{0, 16, 17, 0xf000, 0xffff}) {
     send(exchange, 1, number);
@@ -101,7 +101,7 @@ void write_plans(const std::filesystem::path& folder) {
   write("direct", direct_allreduce(4, 3));
   write("doubling", doubling_allreduce(4, 2));
   write("two_lanes", two_lane_allreduce(0));
-  write("hollow", hollow_allreduce(1));
+  write("empty_groups", empty_groups_allreduce(1));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Trains with Accelerate over the group that the program has made, and with the same batches on one rank."""
+"""Trains with Accelerate over a group of two ranks, trains on the same batches without it, and compares the models."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def train(model: Any, optimizer: Any, part: slice, accelerator: Any = None) -> l
 
 
 def main() -> None:
-    rank, size = meet()  # before Accelerate, which makes no group if there is one
-    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))  # which torchrun sets
+    rank, size = meet()  # before Accelerate, which uses the default group if one exists
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))  # torchrun sets them
     accelerator = Accelerator(cpu=True)
     alone, model = copy.deepcopy(MODEL), copy.deepcopy(MODEL)
     expected = train(alone, torch.optim.SGD(alone.parameters(), lr=0.5), slice(0, 8))

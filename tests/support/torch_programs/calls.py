@@ -1,4 +1,4 @@
-"""Calls that Gloo has not, or not so, after those that it has; whatever is wrong is written."""
+"""Compares calls with Gloo (`parity`), then makes calls that Gloo lacks or defines otherwise. Prints faults."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def unusual_tensors() -> None:
 
 
 def questions() -> None:
-    """Ask what torch asks of the backends of groups, and of their options."""
+    """Call the methods by which torch queries the backend of a group, and pass options to a mesh."""
     c10d._add_ephemeral_timeout_for_all_pgs(timedelta(seconds=1))  # inductor does, where it has compiled before
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     expect("estimates", (backend.supports_time_estimate, backend.supports_tensor_alloc(None)), (False, False))
@@ -187,7 +187,7 @@ def barriers() -> None:
             named = all(str(rank) in str(error) for rank in range(1, SIZE))
             expect("who did not come", named and " Timed out " in str(error), True)
         else:
-            print("a barrier passed that nobody else came to")
+            print("a barrier ended that no other rank has called")
     dist.barrier()
     tensor = torch.ones(2)
     dist.all_reduce(tensor)

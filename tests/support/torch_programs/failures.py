@@ -1,4 +1,4 @@
-"""What goes wrong: each rank writes the kinds, the cause and the text of the error that it gets, on one line each."""
+"""Makes calls that fail. For each call, a rank prints one line with the error's classes, its cause and its text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 import unisono as un
 
 
-def told(name: str, call: Callable[[], Any]) -> None:
-    """Write what a call raises, on one line."""
+def report(name: str, call: Callable[[], Any]) -> None:
+    """Print the error that a call raises, on one line."""
     began = time.monotonic()
     try:
         call()
-    except Exception as error:  # noqa: BLE001  (it is what is asked for)
+    except Exception as error:  # noqa: BLE001  (any error is the result)
         cause = type(error.__cause__).__name__
         kinds = ",".join(kind.__name__ for kind in type(error).__mro__)
         print(f"{name}|{kinds}|{cause}|{str(error).splitlines()[0]}|{time.monotonic() - began:.1f}", flush=True)
@@ -34,41 +34,41 @@ def told(name: str, call: Callable[[], Any]) -> None:
 
 
 def refusals(rank: int, size: int) -> None:
-    """Make calls that are wrong on every rank; the group goes on."""
+    """Make calls that every rank refuses, after which the group still works."""
     leaf = torch.full((3,), float(rank), requires_grad=True)
-    told("leaf", lambda: dist.all_reduce(leaf))
+    report("leaf", lambda: dist.all_reduce(leaf))
     outs = [torch.zeros(2), torch.zeros(2, dtype=torch.float64)]
-    told("dtypes", lambda: dist.group.WORLD.allgather([outs], [torch.ones(2)]).wait())
-    told("sizes", lambda: dist.all_gather_into_tensor(torch.zeros(5), torch.ones(2)))
-    told("operation", lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))
-    told("list", lambda: dist.all_gather([torch.zeros(1)] * 2 * size, torch.ones(2)))
-    told("expanded", lambda: dist.all_reduce(torch.ones(1).expand(4)))
+    report("dtypes", lambda: dist.group.WORLD.allgather([outs], [torch.ones(2)]).wait())
+    report("sizes", lambda: dist.all_gather_into_tensor(torch.zeros(5), torch.ones(2)))
+    report("operation", lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))
+    report("list", lambda: dist.all_gather([torch.zeros(1)] * 2 * size, torch.ones(2)))
+    report("expanded", lambda: dist.all_reduce(torch.ones(1).expand(4)))
     mesh = init_device_mesh("cpu", (size,))
-    told("DTensor", lambda: dist.all_reduce(DTensor.from_local(torch.ones(2), mesh, [Shard(0)])))
-    told("device", lambda: dist.all_reduce(torch.ones(2, device="meta")))
-    told("second default group", lambda: meet(file="second"))
-    told("options", lambda: dist.new_group([0, 1], pg_options=object()))
-    told("timeout in seconds", lambda: un.torch.Options(timeout=5))
-    told("no such setting", lambda: un.torch.Options(colour="red"))
+    report("DTensor", lambda: dist.all_reduce(DTensor.from_local(torch.ones(2), mesh, [Shard(0)])))
+    report("device", lambda: dist.all_reduce(torch.ones(2, device="meta")))
+    report("second default group", lambda: meet(file="second"))
+    report("options", lambda: dist.new_group([0, 1], pg_options=object()))
+    report("timeout in seconds", lambda: un.torch.Options(timeout=5))
+    report("no such setting", lambda: un.torch.Options(colour="red"))
     child = os.fork()
     if child == 0:
-        told(f"fork of {rank}", lambda: dist.all_reduce(torch.ones(2)))
+        report(f"fork of {rank}", lambda: dist.all_reduce(torch.ones(2)))
         os._exit(0)
     os.waitpid(child, 0)
     with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
-        told("anomaly mode and profiler", lambda: model(torch.ones(1, 2)).sum().backward())
+        report("anomaly mode and profiler", lambda: model(torch.ones(1, 2)).sum().backward())
     for context in ("fork", "spawn"):
         loader = torch.utils.data.DataLoader(range(4), num_workers=1, multiprocessing_context=context)
         total = torch.tensor(float(sum(int(each) for each in loader)))
-        told(f"{context} of a loader", lambda total=total: dist.all_reduce(total))
+        report(f"{context} of a loader", lambda total=total: dist.all_reduce(total))
     dist.barrier()
 
 
 def shapes(rank: int, size: int) -> None:
-    told("shapes", lambda: dist.all_reduce(torch.ones(3 + rank)))
-    told("afterwards", lambda: dist.all_reduce(torch.ones(2)))
-    told("a new group", lambda: meet_again(rank))
+    report("shapes", lambda: dist.all_reduce(torch.ones(3 + rank)))
+    report("afterwards", lambda: dist.all_reduce(torch.ones(2)))
+    report("a new group", lambda: meet_again(rank))
 
 
 def meet_again(rank: int) -> None:
@@ -80,11 +80,11 @@ def meet_again(rank: int) -> None:
 def late(rank: int, size: int) -> None:
     hasty = dist.new_group([0, 1], timeout=timedelta(seconds=1))
     if rank == 0:
-        told("late", lambda: dist.barrier(group=hasty))
+        report("late", lambda: dist.barrier(group=hasty))
     else:
         time.sleep(2)
-        told("late", lambda: dist.barrier(group=hasty))
-    told("the other group", dist.barrier)
+        report("late", lambda: dist.barrier(group=hasty))
+    report("the other group", dist.barrier)
 
 
 def death(rank: int, size: int) -> None:
@@ -106,13 +106,13 @@ def death(rank: int, size: int) -> None:
             step += 1
             model(torch.ones(2, 50)).sum().backward()
 
-    told("death", train)
+    report("death", train)
 
 
 def cycles(rank: int, size: int) -> None:
-    """Make and destroy the default group many times, and write how many threads and descriptors stay."""
+    """Create and destroy the default group 205 times, and print how many threads and descriptors the last 200 leak."""
     dist.destroy_process_group()
-    left = {}
+    open_after = {}
     for cycle in range(205):
         meet(file=f"cycle-{cycle}")
         dist.all_reduce(torch.ones(3))
@@ -121,8 +121,8 @@ def cycles(rank: int, size: int) -> None:
         dist.destroy_process_group()
         if cycle in {4, 204}:
             gc.collect()
-            left[cycle] = (len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
-    print(f"cycles|{left[204][0] - left[4][0]}|{left[204][1] - left[4][1]}")
+            open_after[cycle] = (len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
+    print("cycles|" + "|".join(str(last - first) for first, last in zip(open_after[4], open_after[204], strict=True)))
     meet(file="the last")
 
 
@@ -130,7 +130,7 @@ CASES = {"survived": (refusals, late, shapes, cycles), "death": (death,)}
 
 
 def main() -> None:
-    told("before", lambda: dist.all_reduce(torch.ones(1)))
+    report("before", lambda: dist.all_reduce(torch.ones(1)))
     rank, size = meet()
     for case in CASES[sys.argv[1]]:
         case(rank, size)

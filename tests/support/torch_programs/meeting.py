@@ -1,4 +1,4 @@
-"""How the ranks of these programs meet: in a file of the folder that they are in."""
+"""Creates the default group of a program: its ranks meet in a file of their current folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ TIMEOUT = timedelta(seconds=60)
 
 
 def meet(backend: str = "unisono", **arguments: Any) -> tuple[int, int]:
-    """Make the default group; return this rank and the number of ranks."""
+    """Create the default group; return this rank and the number of ranks.
+
+    `file` names the file in which the ranks meet. Other arguments go to ``dist.init_process_group``.
+    """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     url = f"file://{os.getcwd()}/{arguments.pop('file', 'meeting')}"
     dist.init_process_group(backend, init_method=url, rank=rank, world_size=size, **{"timeout": TIMEOUT, **arguments})

@@ -1,4 +1,4 @@
-"""Meets in every way that torch knows, without a word about Unisono but its name."""
+"""Creates groups in every way of torch, and calls Unisono only by the backend's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that say that they are on a GPU, which is a double, in the backend of torch.distributed."""
+"""Calls the backend of torch.distributed with tensors that claim to be on a GPU. The GPU is a double."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GpuTensor(torch.Tensor):
 
 
 def on_gpu(values: Any) -> Any:
-    """Return a tensor in memory of the double, which is never given back; its elements are there at once."""
+    """Return a copy of a tensor in the double's memory. The copy takes no stream, and its memory is never freed."""
     nbytes = max(1, values.numel() * values.element_size())
     memory = GPU.view(GPU.memory(nbytes).pointer, nbytes)
     flat = torch.from_numpy(memory)[: values.numel() * values.element_size()].view(values.dtype)
@@ -37,7 +37,7 @@ def on_gpu(values: Any) -> Any:
 
 
 def values_of(tensor: Any) -> Any:
-    """Return the elements when all that the current stream waits for has happened, on other ranks too."""
+    """Wait for the current stream, and so for the ranks on which it waits; return the elements of a tensor."""
     device = GPU.device()
     event = device.new_event()
     device.record(event, current.cuda_stream)
@@ -65,8 +65,8 @@ def check_calls(rank: int, size: int) -> None:
 
 
 def check_of_group(group: Any, rank: int, size: int, share: Any) -> None:
-    """Make those calls whose functions in torch.distributed ask for a real GPU, or take its class from a tensor."""
-    # Rows of one tensor, as copies by torch know nothing of the double's streams.
+    """Make calls by methods of the group, because their functions in torch.distributed need tensors of a real GPU."""
+    # The parts are rows of one tensor, so that torch copies nothing: its copies ignore the double's streams.
     parts = list(on_gpu(torch.zeros(size, 2)).unbind())
     group.allgather([parts], [share]).wait()
     assert [values_of(part) for part in parts] == [[0.0, 0.0], [2.0, 2.0]]
@@ -82,7 +82,7 @@ def check_of_group(group: Any, rank: int, size: int, share: Any) -> None:
 
 
 def check_refusal() -> None:
-    """Tensors on a GPU are not this backend's where the group was made with another one for them."""
+    """Check that the backend refuses tensors on a GPU if the group has another backend for GPUs."""
     dist.destroy_process_group()
     meet("cpu:unisono,cuda:nccl", file="again")
     dist.all_reduce(torch.ones(2))

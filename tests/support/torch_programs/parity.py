@@ -1,4 +1,4 @@
-"""Makes the same calls on a group of Gloo and on one of Unisono, and compares what they leave behind."""
+"""Makes the same calls on a group of Gloo and on a group of Unisono, and compares the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANK, SIZE = 0, 1
 
 
 def data(*shape: int, dtype: Any = torch.float32, rank: int | None = None) -> Any:
-    """Return small whole numbers, of this rank, which no order of summing rounds."""
+    """Return small whole numbers that depend on the rank. Their sums are exact in any order."""
     own = RANK if rank is None else rank
     numbers = torch.arange(torch.Size(shape).numel()).reshape(shape) % 5 + own
     return numbers.to(dtype)
@@ -177,7 +177,7 @@ def messages(group: Any) -> list[Any]:
     after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
     received, tensor = torch.zeros(3), torch.ones(2)
     receiving = dist.irecv(received, before, group=group, tag=3)
-    dist.all_reduce(tensor, group=group)  # a receive does not keep collectives from going on
+    dist.all_reduce(tensor, group=group)  # a collective runs while a receive is pending
     dist.isend(data(3), after, group=group, tag=3).wait()
     receiving.wait()
     outs = [torch.zeros(2), torch.zeros(2)]
@@ -214,7 +214,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def compare(rank: int, size: int) -> None:
-    """Write the calls whose results differ."""
+    """Print the calls whose results differ."""
     global RANK, SIZE
     RANK, SIZE = rank, size
     ranks = list(range(SIZE))

@@ -1,4 +1,4 @@
-"""Trains with what shards models and optimizers on two ranks, and with the same batches on one, and compares."""
+"""Trains with sharded models and optimizers on two ranks, and on one rank with the same batches; compares losses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODEL = torch.nn.Sequential(torch.nn.Linear(20, 65), torch.nn.ReLU(), torch.nn.L
 def losses_of(
     model: Any, share: Callable[[Any], Any], optimizer: Any = None, most: float = float("inf")
 ) -> list[float]:
-    """Return the mean over ranks of the loss of each step, of which gradients have at most this norm."""
+    """Train, and return the loss of each step, as a mean over the ranks. `most` limits the norm of the gradients."""
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for x, y in BATCHES:
@@ -137,7 +137,7 @@ def compile_calls(size: int) -> None:
 
     same = torch.equal(compiled(torch.ones(3)), torch.full((3,), 3.0 * size))
     compiled_model = torch.compile(DistributedDataParallel(torch.nn.BatchNorm1d(4)), backend="aot_eager")
-    compiled_model(torch.ones(2, 4)).sum().backward()  # whose buffers torch sends around between two compiled parts
+    compiled_model(torch.ones(2, 4)).sum().backward()  # torch broadcasts its buffers between two compiled parts
     print(f"torch.compile: {'equal' if same else 'another result'}")
 
 

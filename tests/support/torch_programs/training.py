@@ -1,4 +1,4 @@
-"""Trains with DDP on two ranks, in several ways, and with the same batches on one, and compares the losses."""
+"""Trains with DDP on two ranks in several ways, and on one rank with the same batches; compares the losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.L
 
 
 class Branches(torch.nn.Module):
-    """A model of which each step uses another part."""
+    """A model with two parts, which its steps use in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Branches(torch.nn.Module):
 
 
 def train(model: Any, share: Callable[[Any], Any], accumulate: bool = False, most: float = float("inf")) -> list[float]:
-    """Return the loss of each step on all of its batch, of which this rank sees its share."""
+    """Train on this rank's share of each batch; return the loss after each step, on the whole batch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for step, (x, y) in enumerate(BATCHES):
@@ -63,24 +63,25 @@ def check(name: str, found: list[float], expected: list[float], tolerance: float
 
 
 def bf16_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
-    """Torch's own, which DDP knows by its name and refuses where there is no CUDA."""
+    """Call torch's bf16 hook. DDP recognises torch's own function by its name, and refuses it without CUDA."""
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
 def backends() -> set[str]:
-    """Return the backends of all groups there are, and of all threads that Gloo has started."""
+    """Return the backends of all groups, and the names of all threads that Gloo has started."""
     names = [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     groups = {name for name, _ in dist.distributed_c10d._world.pg_map.values()}
     return groups | {name for name in names if "gloo" in name.lower()}
 
 
 def joined(model: Any, rank: int, by_all: bool) -> tuple[list[float], list[float]]:
-    """Train on 2 + rank batches; return the weights, and what they are if only ranks with a batch are averaged.
+    """Train on 2 + rank batches with torch's ``join``; return the weights and the expected weights.
 
     Args:
-        model: on two ranks.
-        rank: this one.
-        by_all: whether gradients are divided by the number of all ranks, also of those that have no batch any more.
+        model: a DDP model on two ranks.
+        rank: this rank.
+        by_all: whether gradients are divided by the number of all ranks. Otherwise they are divided by the number of
+            ranks that still have a batch.
     """
     alone = copy.deepcopy(model.module)
     optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone))

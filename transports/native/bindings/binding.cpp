@@ -168,8 +168,8 @@ nb::list traffic(const Endpoint& endpoint) {
 }
 
 nb::tuple failure(const Control& control) {
-  const Failure found = control.failure();
-  return nb::make_tuple(static_cast<int>(found.kind), found.rank, found.peer, found.sequence, found.text);
+  const Failure failure = control.failure();
+  return nb::make_tuple(static_cast<int>(failure.kind), failure.rank, failure.peer, failure.sequence, failure.text);
 }
 
 // dst = sources[0] ∘ sources[1] ∘ …, divided by `divisor`. It exposes the kernels to tests and measurements.
@@ -208,11 +208,13 @@ void to_wire(int form, nb::handle wire, nb::handle x, nb::handle residual) {
   const Codec codec = codec_of(form);
   const Buffer to(wire, true);
   const Buffer from(x, false);
-  const Buffer left(residual, true);
+  const Buffer residual_buffer(residual, true);
   const std::size_t count = elements_coded(codec, from, to);
-  if (left.nbytes() != from.nbytes()) throw std::invalid_argument("x and its residual must be of one length");
+  if (residual_buffer.nbytes() != from.nbytes())
+    throw std::invalid_argument("x and its residual must be of one length");
   const nb::gil_scoped_release unlocked;
-  codec.encode(to.data(), reinterpret_cast<const float*>(from.data()), reinterpret_cast<float*>(left.data()), count);
+  codec.encode(to.data(), reinterpret_cast<const float*>(from.data()), reinterpret_cast<float*>(residual_buffer.data()),
+               count);
 }
 
 void from_wire(int form, nb::handle x, nb::handle wire, bool adds) {
@@ -298,7 +300,7 @@ void bind_messengers(nb::module_& module) {
           "reach", [](Messenger& messenger, const nb::bytes& address) { messenger.connect(bytes_of(address)); },
           nb::arg("address"))
       .def(
-          "knows", [](const Messenger& messenger, int memory) { return messenger.supports(memory_type(memory)); },
+          "supports", [](const Messenger& messenger, int memory) { return messenger.supports(memory_type(memory)); },
           nb::arg("memory"));
   nb::class_<UcxMessenger, Messenger>(module, "UcxMessenger")
       // `owner` keeps the worker alive. It is never released: UCX may not be called in a forked child or when the

@@ -50,7 +50,7 @@ constexpr std::size_t most_parameters = 12;
 
 struct Parameter {
   PyObject* name;           // interned
-  PyObject* default_value;  // nullptr: it must be given
+  PyObject* default_value;  // nullptr: the caller must pass it
   std::size_t index;        // among the arguments of the cache, or `not_cached`
 };
 
@@ -81,40 +81,40 @@ struct CachedMethod {
 };
 
 // Puts an argument where the cache expects it. False if the parameter is not part of the cache and has not its default.
-bool place_argument(const Parameter& parameter, PyObject* given, PyObject** arguments) {
-  if (parameter.index == not_cached) return given == parameter.default_value;
-  arguments[parameter.index] = given;
+bool place_argument(const Parameter& parameter, PyObject* argument, PyObject** arguments) {
+  if (parameter.index == not_cached) return argument == parameter.default_value;
+  arguments[parameter.index] = argument;
   return true;
 }
 
-bool place_arguments(const CachedMethod& self, PyObject* const* given, Py_ssize_t count, PyObject* names,
+bool place_arguments(const CachedMethod& self, PyObject* const* args, Py_ssize_t count, PyObject* names,
                      PyObject** arguments) {
   std::copy_n(self.default_value, cache_arguments, arguments);
   if (count > self.positional) return false;
   for (Py_ssize_t i = 0; i < count; ++i)
-    if (!place_argument(self.parameter[i], given[i], arguments)) return false;
-  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-  for (Py_ssize_t i = 0; i < named; ++i) {
+    if (!place_argument(self.parameter[i], args[i], arguments)) return false;
+  const Py_ssize_t keywords = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < keywords; ++i) {
     const Parameter* parameter = self.find(PyTuple_GET_ITEM(names, i));
-    if (parameter == nullptr || !place_argument(*parameter, given[count + i], arguments)) return false;
+    if (parameter == nullptr || !place_argument(*parameter, args[count + i], arguments)) return false;
   }
   // If the method must create `out`, the cache cannot run the call.
   return std::find(arguments, arguments + cache_arguments, nullptr) == arguments + cache_arguments &&
          !(self.returns_out && arguments[out_index] == Py_None);
 }
 
-PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_count, PyObject* names) {
+PyObject* call(PyObject* object, PyObject* const* args, std::size_t flagged_count, PyObject* names) {
   const auto& self = *reinterpret_cast<CachedMethod*>(object);
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
   PyObject* arguments[cache_arguments];
-  if (count > 0 && place_arguments(self, given + 1, count - 1, names, arguments)) {
-    const nb::object cache = nb::borrow(self.cache_of(given[0]));
+  if (count > 0 && place_arguments(self, args + 1, count - 1, names, arguments)) {
+    const nb::object cache = nb::borrow(self.cache_of(args[0]));
     if (cache && is_group_recorder(cache.ptr())) return record_call(cache.ptr(), arguments);
     const CacheResult result = cache ? self.cache->run(cache.ptr(), arguments) : CacheResult::miss;
     if (result == CacheResult::failed) return nullptr;
     if (result == CacheResult::hit) return Py_NewRef(self.returns_out ? arguments[out_index] : Py_None);
   }
-  return PyObject_Vectorcall(self.method, given, flagged_count, names);
+  return PyObject_Vectorcall(self.method, args, flagged_count, names);
 }
 
 void add_parameter(CachedMethod& self, nb::handle parameter) {
@@ -147,27 +147,27 @@ void describe(CachedMethod& self) {
 }
 
 const Cache* find_cache(std::string_view slot) {
-  const auto found =
+  const auto cache =
       std::find_if(std::begin(caches), std::end(caches), [&](const Cache& each) { return each.slot == slot; });
-  if (found == std::end(caches)) throw nb::value_error("unknown cache");
-  return found;
+  if (cache == std::end(caches)) throw nb::value_error("unknown cache");
+  return cache;
 }
 
-PyObject* make(PyTypeObject* type, PyObject* given, PyObject* named) {
+PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"method", "cache", nullptr};
   PyObject* method = nullptr;
   const char* cache = caches[0].slot;
-  if (!PyArg_ParseTupleAndKeywords(given, named, "O|s:CachedMethod", const_cast<char**>(names), &method, &cache))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|s:CachedMethod", const_cast<char**>(names), &method, &cache))
     return nullptr;
   return or_error(static_cast<PyObject*>(nullptr), [&] {
-    nb::object made = nb::steal(type->tp_alloc(type, 0));
-    if (!made) throw nb::python_error();
-    auto& self = *reinterpret_cast<CachedMethod*>(made.ptr());
+    nb::object object = nb::steal(type->tp_alloc(type, 0));
+    if (!object) throw nb::python_error();
+    auto& self = *reinterpret_cast<CachedMethod*>(object.ptr());
     self.call = call;
     self.cache = find_cache(cache);
     self.method = Py_NewRef(method);
     describe(self);
-    return made.release().ptr();
+    return object.release().ptr();
   });
 }
 
@@ -186,17 +186,17 @@ void destroy(PyObject* object) {
 }
 
 // `__set_name__`: called when the method becomes part of a class, to find the offset of the slot.
-PyObject* join(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+PyObject* join(PyObject* object, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) return PyErr_Format(PyExc_TypeError, "__set_name__ takes a class and a name");
   auto& self = *reinterpret_cast<CachedMethod*>(object);
-  PyObject* found = PyObject_GetAttrString(given[0], self.cache->slot);
-  if (found == nullptr) return nullptr;
-  const nb::object slot = nb::steal(found);
-  if (!Py_IS_TYPE(found, &PyMemberDescr_Type))
+  PyObject* descriptor = PyObject_GetAttrString(args[0], self.cache->slot);
+  if (descriptor == nullptr) return nullptr;
+  const nb::object slot = nb::steal(descriptor);
+  if (!Py_IS_TYPE(descriptor, &PyMemberDescr_Type))
     return PyErr_Format(PyExc_TypeError, "%s must be one of __slots__", self.cache->slot);
   PyTypeObject* owner = self.owner;
-  self.slot_offset = reinterpret_cast<PyMemberDescrObject*>(found)->d_member->offset;
-  self.owner = reinterpret_cast<PyTypeObject*>(Py_NewRef(PyDescr_TYPE(found)));
+  self.slot_offset = reinterpret_cast<PyMemberDescrObject*>(descriptor)->d_member->offset;
+  self.owner = reinterpret_cast<PyTypeObject*>(Py_NewRef(PyDescr_TYPE(descriptor)));
   Py_XDECREF(owner);
   Py_RETURN_NONE;
 }

@@ -148,8 +148,8 @@ class CallCache {
     return on_start_(StartedCall(endpoint_, std::move(kept), std::move(request)), *entry->call->description);
   }
 
-  bool knows(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
-             nb::handle algorithm) {
+  bool contains(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
+                nb::handle algorithm) {
     return lookup(collective, x, out, op, root, algorithm) != nullptr;
   }
 
@@ -486,11 +486,11 @@ PyObject* run_from_python(PyObject* self, PyObject* const* arguments, Py_ssize_t
 PyTypeObject* call_cache_type = nullptr;
 
 // Does the same for a persistent call, which mostly has no arguments.
-PyObject* call_plan(PyObject* self, PyObject* given, PyObject* named) {
+PyObject* call_plan(PyObject* self, PyObject* args, PyObject* kwargs) {
   int wait = 1;
-  if (PyTuple_GET_SIZE(given) != 0 || named != nullptr) {
+  if (PyTuple_GET_SIZE(args) != 0 || kwargs != nullptr) {
     static const char* names[] = {"wait", nullptr};
-    if (!PyArg_ParseTupleAndKeywords(given, named, "|p:plan", const_cast<char**>(names), &wait)) return nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|p:plan", const_cast<char**>(names), &wait)) return nullptr;
   }
   return or_error(static_cast<PyObject*>(nullptr),
                   [&] { return nb::inst_ptr<PersistentCall>(self)->run(wait != 0).release().ptr(); });
@@ -520,7 +520,7 @@ void bind_call_cache(nb::module_& module) {
       .def("add", &CallCache::add, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("call"), nb::arg("reads"),
            nb::arg("writes"))
-      .def("knows", &CallCache::knows, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
+      .def("contains", &CallCache::contains, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none())
       .def("forget", &CallCache::forget);
   call_cache_type = reinterpret_cast<PyTypeObject*>(module.attr("CallCache").ptr());

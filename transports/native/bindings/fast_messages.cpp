@@ -90,8 +90,8 @@ class MessageCalls {
     record_site(receiving);
     record_site(sending);
     complete(*sending.request, *outgoing, x, *limit_s);
-    const double left_s = *limit_s - Seconds(std::chrono::steady_clock::now() - began).count();
-    complete(*receiving.request, *incoming, out, std::max(0.0, left_s));
+    const double remaining_s = *limit_s - Seconds(std::chrono::steady_clock::now() - began).count();
+    complete(*receiving.request, *incoming, out, std::max(0.0, remaining_s));
     return true;
   }
 
@@ -190,9 +190,9 @@ class MessageCalls {
   }
 
   std::optional<DType> dtype_of(nb::handle descr) const {
-    const auto found =
+    const auto entry =
         std::find_if(dtypes_.begin(), dtypes_.end(), [&](const auto& each) { return each.first.is(descr); });
-    if (found != dtypes_.end()) return found->second;
+    if (entry != dtypes_.end()) return entry->second;
     const nb::object code = code_of_(descr);
     if (code.is_none()) return std::nullopt;
     return dtypes_.emplace_back(nb::borrow(descr), static_cast<DType>(nb::cast<int>(code))).second;
@@ -203,10 +203,10 @@ class MessageCalls {
     return {static_cast<DType>(header.sequence), data, static_cast<std::size_t>(header.nbytes)};
   }
 
-  static std::optional<std::int64_t> integer_of(nb::handle given, std::int64_t end) {
-    if (!PyLong_CheckExact(given.ptr())) return std::nullopt;
+  static std::optional<std::int64_t> integer_of(nb::handle object, std::int64_t end) {
+    if (!PyLong_CheckExact(object.ptr())) return std::nullopt;
     int overflow = 0;
-    const std::int64_t number = PyLong_AsLongLongAndOverflow(given.ptr(), &overflow);
+    const std::int64_t number = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
     return overflow == 0 && number >= 0 && number < end ? std::optional(number) : std::nullopt;
   }
 
@@ -255,16 +255,15 @@ class MessageCalls {
 // A method, with the arguments of `run_fast_message`.
 struct Method {
   const char* name;
-  bool (*run)(MessageCalls& calls, PyObject* const* given);
+  bool (*run)(MessageCalls& calls, PyObject* const* args);
 };
 constexpr Method methods[] = {
-    {"send",
-     [](MessageCalls& calls, PyObject* const* given) { return calls.send(given[1], given[3], given[5], given[6]); }},
+    {"send", [](MessageCalls& calls, PyObject* const* args) { return calls.send(args[1], args[3], args[5], args[6]); }},
     {"recv",
-     [](MessageCalls& calls, PyObject* const* given) { return calls.receive(given[2], given[4], given[5], given[6]); }},
+     [](MessageCalls& calls, PyObject* const* args) { return calls.receive(args[2], args[4], args[5], args[6]); }},
     {"sendrecv",
-     [](MessageCalls& calls, PyObject* const* given) {
-       return calls.exchange(given[1], given[3], given[2], given[4], given[5], given[6]);
+     [](MessageCalls& calls, PyObject* const* args) {
+       return calls.exchange(args[1], args[3], args[2], args[4], args[5], args[6]);
      }},
 };
 

@@ -39,8 +39,8 @@ class GroupRecorder {
 
   // Records a call, and returns its work.
   nb::object add(const Call& call) {
-    const Batch* known = call.counts.is_none() ? find(call) : nullptr;
-    return known != nullptr ? put(call, *known) : put(call, open(call));
+    const Batch* batch = call.counts.is_none() ? find(call) : nullptr;
+    return batch != nullptr ? put(call, *batch) : put(call, open(call));
   }
 
  private:
@@ -99,12 +99,12 @@ class GroupRecorder {
   // new object.
   nb::object work(const Batch& batch, Py_ssize_t index) const {
     auto* type = reinterpret_cast<PyTypeObject*>(work_type_.ptr());
-    nb::object made = nb::steal(type->tp_alloc(type, 0));
-    PyObject* const number = made ? PyLong_FromSsize_t(index) : nullptr;
+    nb::object work = nb::steal(type->tp_alloc(type, 0));
+    PyObject* const number = work ? PyLong_FromSsize_t(index) : nullptr;
     if (number == nullptr) throw nb::python_error();
-    slot(made, outcome_at_) = nb::object(batch.itself).release().ptr();
-    slot(made, index_at_) = number;
-    return made;
+    slot(work, outcome_at_) = nb::object(batch.itself).release().ptr();
+    slot(work, index_at_) = number;
+    return work;
   }
 
   static PyObject*& slot(nb::handle object, Py_ssize_t offset) {
@@ -128,32 +128,30 @@ class GroupRecorder {
 constexpr Py_ssize_t places = 4;
 constexpr std::array names{"op", "root", "counts", "algorithm", "timeout_s"};
 
-std::size_t number_of(PyObject* given) {
+std::size_t number_of(PyObject* name) {
   static const std::array<PyObject*, names.size()> interned = [] {
-    std::array<PyObject*, names.size()> made{};
-    std::transform(names.begin(), names.end(), made.begin(), PyUnicode_InternFromString);
-    return made;
+    std::array<PyObject*, names.size()> result{};
+    std::transform(names.begin(), names.end(), result.begin(), PyUnicode_InternFromString);
+    return result;
   }();
   for (std::size_t i = 0; i < interned.size(); ++i)
-    if (interned[i] == given) return i;
+    if (interned[i] == name) return i;
   for (std::size_t i = 0; i < interned.size(); ++i)
-    if (PyUnicode_Compare(interned[i], given) == 0) return i;
+    if (PyUnicode_Compare(interned[i], name) == 0) return i;
   throw nb::type_error("add has no argument of this name");
 }
 
 // Uses Python's own calling convention, as CallCache.run does.
-PyObject* add_from_python(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* given_names) {
+PyObject* add_from_python(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keyword_names) {
   return or_error(static_cast<PyObject*>(nullptr), [&] {
     if (count != places) throw nb::type_error("add takes collective, x, out and target, and the others by their names");
-    std::array<nb::handle, names.size()> named;
-    named.fill(Py_None);
-    const Py_ssize_t more = given_names == nullptr ? 0 : PyTuple_GET_SIZE(given_names);
-    for (Py_ssize_t i = 0; i < more; ++i) named[number_of(PyTuple_GET_ITEM(given_names, i))] = given[places + i];
-    const auto& [op, root, counts, algorithm, timeout_s] = named;
+    std::array<nb::handle, names.size()> keywords;
+    keywords.fill(Py_None);
+    const Py_ssize_t more = keyword_names == nullptr ? 0 : PyTuple_GET_SIZE(keyword_names);
+    for (Py_ssize_t i = 0; i < more; ++i) keywords[number_of(PyTuple_GET_ITEM(keyword_names, i))] = args[places + i];
+    const auto& [op, root, counts, algorithm, timeout_s] = keywords;
     auto* recorder = nb::inst_ptr<GroupRecorder>(self);
-    return recorder->add({given[0], given[1], given[2], given[3], op, root, counts, algorithm, timeout_s})
-        .release()
-        .ptr();
+    return recorder->add({args[0], args[1], args[2], args[3], op, root, counts, algorithm, timeout_s}).release().ptr();
   });
 }
 
@@ -165,11 +163,11 @@ PyTypeObject* group_recorder_type = nullptr;
 
 bool is_group_recorder(PyObject* cache) { return Py_TYPE(cache) == group_recorder_type; }
 
-PyObject* record_call(PyObject* recorder, PyObject* const* given) {
+PyObject* record_call(PyObject* recorder, PyObject* const* args) {
   return or_error(static_cast<PyObject*>(nullptr), [&] {
     const nb::handle none = Py_None;
     return nb::inst_ptr<GroupRecorder>(recorder)
-        ->add({given[0], given[1], given[2], given[2], given[3], given[4], none, given[5], given[6]})
+        ->add({args[0], args[1], args[2], args[2], args[3], args[4], none, args[5], args[6]})
         .release()
         .ptr();
   });
@@ -185,7 +183,7 @@ void bind_group_recorder(nb::module_& module) {
   nb::class_<GroupRecorder>(module, "GroupRecorder", nb::type_slots(slots))
       .def(nb::init<nb::object, nb::object>(), nb::arg("open"), nb::arg("work_type"))
       .def("start", [](GroupRecorder&, nb::args) { return nb::none(); })
-      .def("knows", [](GroupRecorder&, nb::args) { return false; })
+      .def("contains", [](GroupRecorder&, nb::args) { return false; })
       .def("forget", [](GroupRecorder&) {});
   group_recorder_type = reinterpret_cast<PyTypeObject*>(module.attr("GroupRecorder").ptr());
 }

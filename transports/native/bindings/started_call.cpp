@@ -48,9 +48,9 @@ void bind_started_call(nb::module_& module) {
   nb::class_<StartedCall>(module, "StartedCall")
       .def("poll", &StartedCall::poll)
       .def("wait", &StartedCall::wait, nb::arg("timeout_s"))
-      .def("go_on", &StartedCall::run_in_background, nb::arg("timeout_s"))
+      .def("run_in_background", &StartedCall::run_in_background, nb::arg("timeout_s"))
       .def("message", &StartedCall::message)
-      .def("aside", &StartedCall::host_copy);
+      .def("host_copy", &StartedCall::host_copy);
 }
 
 }  // namespace unisono

@@ -88,8 +88,8 @@ std::byte* mapped(int memory, std::size_t nbytes) {
 std::optional<ArenaReference> PassedArenas::refer(const std::byte* data, std::size_t nbytes, int socket) {
   const ArenaLocation place = find_arena(data, nbytes);
   if (place.id == 0) return std::nullopt;
-  const auto known = numbers_.find(place.id);
-  const auto number = known != numbers_.end() ? std::optional(known->second) : pass(place.id, socket);
+  const auto entry = numbers_.find(place.id);
+  const auto number = entry != numbers_.end() ? std::optional(entry->second) : pass(place.id, socket);
   if (!number) return std::nullopt;
   return ArenaReference{*number, passed_, place.offset};
 }

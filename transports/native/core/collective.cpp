@@ -414,9 +414,9 @@ bool Collective::drive_receive(const Instance& instance, Message& message, Chann
 bool Collective::receive_plain(const Work& work, Message& message, Channel& channel) {
   std::byte* data = at(work.places_of(*message.action, message.piece)[0]);
   const std::size_t whole = work.piece(*message.action, message.piece).nbytes();
-  const std::size_t left = whole - message.partial;
-  const std::size_t got = message.action->past_caches ? channel.read_past_caches(data + message.partial, left)
-                                                      : channel.read(data + message.partial, left);
+  const std::size_t remaining = whole - message.partial;
+  const std::size_t got = message.action->past_caches ? channel.read_past_caches(data + message.partial, remaining)
+                                                      : channel.read(data + message.partial, remaining);
   message.partial += got;
   if (message.partial == whole) {
     ++message.piece;

@@ -69,8 +69,8 @@ void Control::add_link(std::int32_t peer, Descriptor socket, Descriptor process)
 
 // Ranks may have departed, or the job may have failed, before this link existed.
 void Control::send_past_events(std::int32_t peer) {
-  for (std::int32_t gone = 0; gone < size_; ++gone)
-    if (gone != peer && departures_[static_cast<std::size_t>(gone)]) send(peer, farewell_frame(gone));
+  for (std::int32_t rank = 0; rank < size_; ++rank)
+    if (rank != peer && departures_[static_cast<std::size_t>(rank)]) send(peer, farewell_frame(rank));
   if (failed()) send(peer, failure_frame());
 }
 
@@ -111,7 +111,8 @@ std::vector<std::int32_t> Control::current_judges() const {
 }
 
 bool Control::is_hub() const {
-  const auto first = std::find_if(departures_.begin(), departures_.end(), [](const auto& left) { return !left; });
+  const auto first =
+      std::find_if(departures_.begin(), departures_.end(), [](const auto& departure) { return !departure; });
   return first - departures_.begin() == rank_;
 }
 
@@ -352,8 +353,8 @@ int Control::poll_timeout_ms() const {
   auto earliest = judge_.next_tick();
   for (const Suspicion& suspicion : suspicions_) earliest = std::min(earliest, suspicion.until);
   if (earliest == Clock::time_point::max()) return -1;
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(earliest - Clock::now()).count();
-  return static_cast<int>(std::clamp<long long>(left + 1, 0, 1000));
+  const auto remaining_ms = std::chrono::duration_cast<std::chrono::milliseconds>(earliest - Clock::now()).count();
+  return static_cast<int>(std::clamp<long long>(remaining_ms + 1, 0, 1000));
 }
 
 void Control::poll_links(std::unique_lock<std::mutex>& lock) {

@@ -300,13 +300,13 @@ const std::shared_ptr<const std::string>& Endpoint::description_of(const Message
   };
   const std::uint32_t tag = message.posting.buffer.header.group;
   const auto place = 5 * static_cast<std::uint32_t>(message.peer.value_or(0)) + 3 * tag;
-  CachedDescription& kept =
+  CachedDescription& cached =
       descriptions_[(place + static_cast<std::uint32_t>(message.posting.verb)) % descriptions_.size()];
-  if (kept.text == nullptr || text_key(kept.message) != text_key(message)) {
+  if (cached.text == nullptr || text_key(cached.message) != text_key(message)) {
     const std::string shown = message.posting.any_tag ? "any" : std::to_string(tag);
-    kept = {message, std::make_shared<const std::string>(call_text(message.posting.verb, message.peer, shown))};
+    cached = {message, std::make_shared<const std::string>(call_text(message.posting.verb, message.peer, shown))};
   }
-  return kept.text;
+  return cached.text;
 }
 
 // Returns the mailbox of the peer; for a message from any rank, the mailboxes of all other ranks.
@@ -363,7 +363,7 @@ bool Endpoint::advance_messages() {
     // If every rank that could answer has gone, the probe does not end here: it fails like a waiting call.
     std::vector<Blocked> on;
     request->operation_->blocked_on(on);
-    if (!std::all_of(on.begin(), on.end(), [this](const Blocked& wait) { return gone(wait); }))
+    if (!std::all_of(on.begin(), on.end(), [this](const Blocked& wait) { return peer_has_gone(wait); }))
       request->operation_->give_up();
   }
   const auto ended = std::stable_partition(messages_.begin(), messages_.end(), [](const Request* request) {

@@ -269,7 +269,7 @@ class Endpoint {
   bool must_stay_awake(bool serving) const;
   bool has_startable_call() const;
   std::vector<Blocked> blocked() const;
-  bool gone(const Blocked& on) const;
+  bool peer_has_gone(const Blocked& on) const;
   bool check_closed();
   void time_out(const Request& request);
   std::int32_t peer_of(const Request& request) const;

@@ -305,8 +305,8 @@ std::chrono::microseconds Endpoint::time_to_next_deadline() const {
   auto next = Clock::time_point::max().time_since_epoch().count();
   for (const Request* request : pending())
     next = std::min(next, request->reported_late_ ? request->deadline_.load() : request->late_from_.load());
-  const auto left = Clock::duration(next) - Clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::max(left, Clock::duration::zero()));
+  const auto remaining = Clock::duration(next) - Clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::max(remaining, Clock::duration::zero()));
 }
 
 // Asks the judges why a call does not end. Their last answer before the deadline becomes part of its error.
@@ -369,7 +369,7 @@ std::vector<Blocked> Endpoint::blocked() const {
   return waits;
 }
 
-bool Endpoint::gone(const Blocked& on) const {
+bool Endpoint::peer_has_gone(const Blocked& on) const {
   if (on.channel != nullptr) return on.channel->closed();
   return control_->departed_by(job_rank(on.peer), Clock::now() - admission_time);
 }
@@ -378,9 +378,10 @@ bool Endpoint::gone(const Blocked& on) const {
 // operation needs such a channel, or if all peers have gone from which a receive from any rank could get a message.
 bool Endpoint::check_closed() {
   const std::vector<Blocked> waits = blocked();
-  auto lost = std::find_if(waits.begin(), waits.end(), [this](const Blocked& on) { return on.needed && gone(on); });
+  auto lost =
+      std::find_if(waits.begin(), waits.end(), [this](const Blocked& on) { return on.needed && peer_has_gone(on); });
   // A receive from any rank is posted for each of them.
-  const auto may_come = [this](const Blocked& on) { return on.receives && !gone(on); };
+  const auto may_come = [this](const Blocked& on) { return on.receives && !peer_has_gone(on); };
   if (lost == waits.end() && std::none_of(waits.begin(), waits.end(), may_come))
     lost = std::find_if(waits.begin(), waits.end(), [](const Blocked& on) { return !on.needed; });
   if (lost == waits.end()) return false;

@@ -44,7 +44,7 @@ void Judge::take_report(std::int32_t reporter, const Frame& report, Clock::time_
 
 Judge::Question& Judge::question_of(const Frame& report, Clock::time_point now) {
   const Key key{report.communicator, report.sequence};
-  if (const auto known = questions_.find(key); known != questions_.end()) return known->second;
+  if (const auto entry = questions_.find(key); entry != questions_.end()) return entry->second;
   if (questions_.size() >= most_questions)
     questions_.erase(std::min_element(questions_.begin(), questions_.end(), [](const auto& a, const auto& b) {
       return a.second.expires < b.second.expires;
@@ -107,12 +107,12 @@ void Judge::ask(Question& question, std::int32_t rank) {
 }
 
 void Judge::take_answer(std::int32_t from, const Frame& answer) {
-  const auto known = questions_.find({answer.communicator, answer.sequence});
-  if (known == questions_.end()) return;
-  RankReport& report = known->second.diagnosis.ranks[static_cast<std::size_t>(from)];
+  const auto entry = questions_.find({answer.communicator, answer.sequence});
+  if (entry == questions_.end()) return;
+  RankReport& report = entry->second.diagnosis.ranks[static_cast<std::size_t>(from)];
   if (report.state == CallState::outside || farewells_.contains(from) || !is_an_answer(answer.state)) return;
   report = {answer.state, answer.digest, answer.text, answer.waits_for, 0};
-  decide(known->second, false);
+  decide(entry->second, false);
 }
 
 void Judge::note_departure(std::int32_t rank, const std::string& farewell) {

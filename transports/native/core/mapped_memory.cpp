@@ -102,8 +102,8 @@ void MappedMemory::take(const Flag& flag, std::int32_t peer, Channel& channel, s
 
 void MappedMemory::check(const Place& place, std::size_t nbytes) const {
   if (place.base <= program_->scratch_base()) return;
-  const std::uint64_t known = peers_nbytes_[place.base];
-  if (place.offset > known || nbytes > known - place.offset)
+  const std::uint64_t known_nbytes = peers_nbytes_[place.base];
+  if (place.offset > known_nbytes || nbytes > known_nbytes - place.offset)
     throw ProtocolError("a plan reads memory of a peer before any flag of the peer has announced it");
 }
 

@@ -121,10 +121,10 @@ void TcpChannel::refuse(const char* what) const {
 std::span<const std::byte> TcpChannel::readable() {
   if (!message_open_ || in_done_ == in_header_.nbytes) return {};
   TcpStream& stream = stream_of(in_done_);
-  const std::size_t left = block_remaining(in_done_, in_header_.nbytes);
-  if (in_checked_) return verify(stream, left) ? stream.staged().first(left) : std::span<const std::byte>();
+  const std::size_t remaining = block_remaining(in_done_, in_header_.nbytes);
+  if (in_checked_) return verify(stream, remaining) ? stream.staged().first(remaining) : std::span<const std::byte>();
   if (stream.staged().empty()) stage(stream);
-  return stream.staged().first(std::min(stream.staged().size(), left));
+  return stream.staged().first(std::min(stream.staged().size(), remaining));
 }
 
 void TcpChannel::stage(TcpStream& stream) {
