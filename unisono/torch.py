@@ -3,6 +3,7 @@
 from unisono.frameworks.torch.ddp_hook import ddp_hook
 from unisono.frameworks.torch.errors import CallError
 from unisono.frameworks.torch.fsdp import AllGather, ReduceScatter
+from unisono.frameworks.torch.group_operations import communicator
 from unisono.frameworks.torch.monitored_barrier import monitored_barrier
 from unisono.frameworks.torch.optimizer import DistributedOptimizer
 from unisono.frameworks.torch.options import Options
@@ -16,6 +17,7 @@ __all__ = [
     "Options",
     "ProcessGroup",
     "ReduceScatter",
+    "communicator",
     "ddp_hook",
     "monitored_barrier",
     "register",

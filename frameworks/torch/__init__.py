@@ -3,7 +3,9 @@
 The backend:
     registration: how torch finds the backend.
     constants: the name and the devices of the backend.
-    process_group: the process group.
+    creation: the factory that torch calls.
+    backend, process_group: what the factory returns, from torch 2.14 on and before.
+    group_operations: what both have in common.
     collectives, point_to_point: its calls.
     sparse: the sum of sparse tensors.
     monitored_barrier: a barrier that names the missing ranks.

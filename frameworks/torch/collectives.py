@@ -53,6 +53,8 @@ def torch_call(method: Method) -> Method:
                     return method(self, *args, **kwargs)
             return method(self, *args, **kwargs)
         except UnisonoError as error:
+            if not isinstance(error, UsageError):
+                self._keeper.on_failure()
             raise torch_error(error) from error
 
     return called  # type: ignore[return-value]
@@ -220,6 +222,18 @@ class Collectives:
         if out is not None:
             x = self._in_its_part(x, out)
         return self._run(partial(self._communicator.gather, x, opts.rootRank, out=out), opts, parts, stage)
+
+    @torch_call
+    def gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+        """Copy the tensors of all ranks, one after the other, to the output of the root. Others pass any tensor."""
+        opts = opts or c10d.GatherOptions()
+        stage = _STAGE()
+        is_root = opts.rootRank == self._communicator.rank
+        x, out = stage.read(tensor), stage.write(output) if is_root else None
+        if out is not None:
+            x = self._in_its_part(x, out)
+        written = [output] if is_root else []
+        return self._run(partial(self._communicator.gather, x, opts.rootRank, out=out), opts, written, stage)
 
     @torch_call
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:

@@ -1,4 +1,5 @@
-"""The name of the backend in torch.distributed, and the types of devices that it serves."""
+"""The name of the backend in torch.distributed, the types of devices that it serves, and the oldest torch."""
 
 NAME = "unisono"
 DEVICES = ("cpu", "cuda")
+OLDEST_TORCH = "2.4"

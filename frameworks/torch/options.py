@@ -24,6 +24,9 @@ class Options:
     Args:
         reproducible: whether the bits of every reduction depend only on the contributions and their ranks.
         accumulate: "float32" to sum up float16, bfloat16 and the 8-bit floats in float32, and round once.
+        hooks: whether hooks of torch, such as its flight recorder, see the calls. Every call then goes through torch's
+            dispatcher, which takes some microseconds, and its work has only `wait` and `get_future`. Before torch 2.14
+            there are no such hooks.
         timeout: the time limit of a call; by default the timeout of `init_process_group` or `new_group`.
         settings: fields of `unisono.Options`, such as `transports`, `algorithm` and `bind_address`; by default those of
             the ``UNISONO_*`` variables. Some settings must be equal on all ranks: those of rank 0 of the group apply.
@@ -37,6 +40,7 @@ class Options:
         *,
         reproducible: bool = False,
         accumulate: str | None = None,
+        hooks: bool = False,
         timeout: timedelta | None = None,
         **settings: Any,
     ) -> None:
@@ -46,6 +50,7 @@ class Options:
             raise UsageError(f"timeout must be a datetime.timedelta, not {timeout!r}")
         self.reproducible = reproducible
         self.accumulate = accumulate
+        self.hooks = hooks
         self.timeout = timeout
         self._settings = settings
         self.settings(timedelta(seconds=1))  # raises now if a setting is wrong

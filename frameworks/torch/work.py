@@ -48,9 +48,11 @@ class WorkKeeper:
     Attributes:
         is_coalescing: whether the works of calls are being collected into one, between `start_coalescing` and
             `end_coalescing`.
+        on_failure: a function to call when a call of the group has failed, before the program gets the error.
     """
 
     def __init__(self) -> None:
+        self.on_failure: Callable[[], None] = _do_nothing
         self._unwaited: OrderedDict[Work, None] = OrderedDict()  # many threads change it, and none iterates over it
         self._dropped: deque[Work] = deque(maxlen=_MOST_KEPT)
         self.is_coalescing = False
@@ -130,6 +132,7 @@ class Work(dist.Work):  # type: ignore[misc]
             self.finish()
         except UnisonoError as error:
             self._keeper.release(self)
+            self._keeper.on_failure()
             self._error = torch_error(error)
             raise self._error from error
         self._has_waited = True

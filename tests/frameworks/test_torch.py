@@ -14,17 +14,29 @@ from support.deadlines import DEADLINE_S, eventually
 
 pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
 
+import torch
 from support.ports import free_port
 from support.torch_ranks import PROGRAMS, lines_of, run, started
+
+# Whether torch takes a backend of c10d that is written in Python, as it does from 2.14 on.
+NATIVE = torch.torch_version.TorchVersion(torch.__version__) >= (2, 14)
+native = pytest.mark.skipif(not NATIVE, reason="this version of torch takes no backend written in Python")
+
+
+def without_noise(lines: list[str]) -> list[str]:
+    """Return the lines that are not of torch's profiler."""
+    return [line for line in lines if not line.startswith(("USDT:", "ERROR:"))]
 
 
 def test_torch_backend_makes_the_calls_of_gloo_and_more(tmp_path: Path) -> None:
     for lines in lines_of(run("calls", 3, tmp_path)):
-        assert [line for line in lines if not line.startswith("USDT:")] == ["all calls were made"]
+        assert without_noise(lines) == ["all calls were made"]
 
 
 def test_torch_backend_takes_gpu_tensors_or_refuses_them_by_backend_name(tmp_path: Path) -> None:
-    assert lines_of(run("on_gpu", 2, tmp_path)) == [["all calls were made", "refused"]] * 2
+    refused = [] if NATIVE else ["refused"]
+    for lines in lines_of(run("on_gpu", 2, tmp_path)):
+        assert without_noise(lines) == ["all calls were made", *refused]
 
 
 def test_training_with_ddp_equals_that_of_one_process(tmp_path: Path) -> None:
@@ -38,6 +50,21 @@ def test_sharded_torch_training_equals_that_of_one_process(tmp_path: Path) -> No
     for lines in lines_of(run("sharded", 2, tmp_path)):
         assert len(lines) == 10
         assert [line for line in lines if not line.endswith(": equal")] == []
+
+
+@native
+def test_native_torch_backend_has_what_torch_offers_to_backends(tmp_path: Path) -> None:
+    parts = "devices device_types_that_are_not_served monitored_barrier timeouts messages works splits hooks"
+    expected = [*parts.split(), "abort_hooks", "memory", "shrinking"]
+    assert [without_noise(lines) for lines in lines_of(run("native_backend", 3, tmp_path))] == [expected] * 3
+
+
+@native
+def test_calls_pass_the_checks_of_torch_in_debug_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    for lines in lines_of(run("debugged", 2, tmp_path)):
+        assert lines[0] == "[3.0, 3.0]"
+        assert "Detected mismatch between collectives on ranks" in lines[1]
 
 
 # What is told of an error: its kinds, its cause, and words of its text.
@@ -180,7 +207,7 @@ def test_importing_torch_registers_the_backend_without_loading_unisono() -> None
 
 def test_process_group_starts_by_every_init_method_of_torch(tmp_path: Path) -> None:
     ways = ("tcp", "a store, the first time", "a store, the second time", "beside Gloo", "for the CPU")
-    expected = [f"{way}: [2.0, 2.0] by unisono.frameworks.torch.process_group" for way in ways]
+    expected = [f"{way}: [2.0, 2.0] by 2 ranks" for way in ways]
     assert lines_of(run("meetings", 2, tmp_path, str(free_port()))) == [expected, expected]
 
 

@@ -127,9 +127,13 @@ def questions() -> None:
     """Call the methods by which torch queries the backend of a group, and pass options to a mesh."""
     c10d._add_ephemeral_timeout_for_all_pgs(timedelta(seconds=1))  # inductor does, where it has compiled before
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    expect("estimates", (backend.supports_time_estimate, backend.supports_tensor_alloc(None)), (False, False))
+    expect("estimates", backend.supports_time_estimate, False)
+    expect("memory", [backend.supports_tensor_alloc(torch.device(each)) for each in ("cpu", "cuda")], [True, False])
+    tensor = backend.allocate_tensor(1 << 16, dtype=torch.bfloat16, device=torch.device("cpu"))
+    tensor.fill_(1)
+    dist.all_reduce(tensor)
+    expect("a sum in that memory", tensor, torch.full((1 << 16,), SIZE, dtype=torch.bfloat16))
     group = dist.group.WORLD
-    group._set_sequence_number_for_group()
     before = group._get_sequence_number_for_group()
     dist.barrier()
     dist.all_reduce(torch.ones(2), async_op=True).wait()
@@ -168,7 +172,7 @@ def groups() -> None:
         tensor = torch.ones(3, dtype=dtype)
         dist.all_reduce(tensor, group=careful)
         expect(f"by options, {dtype}", tensor, torch.full((3,), SIZE, dtype=dtype))
-    expect("transport", {each.transport for each in careful.communicator.stats().values()}, {"tcp"})
+    expect("transport", {each.transport for each in un.torch.communicator(careful).stats().values()}, {"tcp"})
     expect("accumulate", dict(exact.rounding()[torch.float16]), {"reproducible": True, "accumulate": "float32"})
     un.torch.monitored_barrier(careful)
     dist.destroy_process_group(careful)
@@ -195,16 +199,16 @@ def barriers() -> None:
 
 
 def counters() -> None:
-    group = dist.group.WORLD
-    before = sum(each.sent_nbytes for each in group.communicator.stats().values())
+    world = un.torch.communicator()
+    before = sum(each.sent_nbytes for each in world.stats().values())
     dist.all_reduce(torch.ones(1 << 16))
-    sent = sum(each.sent_nbytes for each in group.communicator.stats().values()) - before
+    sent = sum(each.sent_nbytes for each in world.stats().values()) - before
     expect("bytes of an all_reduce", sent >= (1 << 18) * (SIZE - 1) // SIZE, True)
-    before = sum(each.sent_nbytes for each in group.communicator.stats().values())
+    before = sum(each.sent_nbytes for each in world.stats().values())
     dist.reduce_scatter_tensor(torch.zeros(1 << 16), torch.ones(SIZE << 16))
-    sent = sum(each.sent_nbytes for each in group.communicator.stats().values()) - before
+    sent = sum(each.sent_nbytes for each in world.stats().values()) - before
     expect("bytes of a reduce_scatter", sent <= (1 << 18) * (SIZE - 1) * 1.01, True)
-    expect("backend", (dist.get_backend(), type(group)), ("unisono", un.torch.ProcessGroup))
+    expect("backend", (dist.get_backend(), world.size), ("unisono", SIZE))
     with torch.profiler.profile() as profiled:
         dist.all_reduce(torch.ones(4))
     expect("profiled", any(event.key == "unisono:allreduce" for event in profiled.key_averages()), True)

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import unisono as un
+
 
 def add_up(name: str, group: Any = None) -> None:
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=group)
-    print(f"{name}: {tensor.tolist()} by {type(group or dist.group.WORLD).__module__}")
+    print(f"{name}: {tensor.tolist()} by {un.torch.communicator(group).size} ranks")
 
 
 def main() -> None:

@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from meeting import meet
 
+import unisono as un
 from unisono.deadlines import Deadline
+from unisono.frameworks.torch.backend import BASE
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.staging import await_event
@@ -60,7 +62,7 @@ def check_calls(rank: int, size: int) -> None:
     dist.reduce_scatter_tensor(share, whole)
     assert values_of(share) == [2.0 * rank] * 2
     check_of_group(dist.group.WORLD, rank, size, share)
-    stats = dist.group.WORLD.communicator.stats()
+    stats = un.torch.communicator().stats()
     assert sum(each.sent_nbytes for each in stats.on_device.by_ipc.values()) > 0
 
 
@@ -98,6 +100,7 @@ if __name__ == "__main__":
     with devices.replaced(GPU.device), mock.patch("torch.cuda.current_stream", return_value=current):
         check_calls(*meet())
         print("all calls were made")
-        check_refusal()
+        if BASE is object:  # otherwise torch calls another backend for them
+            check_refusal()
         dist.destroy_process_group()
     GPU.close()

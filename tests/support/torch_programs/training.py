@@ -128,7 +128,7 @@ def main() -> None:
     check("bf16 hook", train(ddp(hook=bf16_hook), share), alone, 5e-2)
     state = power.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
     check("PowerSGD", train(ddp(hook=power.powerSGD_hook, state=state), share), alone, 0.5)
-    world = dist.group.WORLD.communicator
+    world = un.torch.communicator()
     with world.dup() as other:
         check("our hook", train(ddp(hook=un.torch.ddp_hook(other)), share), alone, 1e-5)
         clipped = train(copy.deepcopy(MODEL), lambda batch: batch, most=0.1)
