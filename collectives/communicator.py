@@ -7,6 +7,7 @@ closing.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -36,6 +37,8 @@ from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executo
 from unisono.tuning.decide.choice import NO_STATE, Explanation, TunerState, explain
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from unisono.collectives.arrays.typing import ArrayOrBuffer
     from unisono.collectives.calls.statistics import Statistics
 
@@ -305,6 +308,19 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         from unisono.collectives.calls.statistics import Statistics
 
         return Statistics(totals, self._executor.usage(), self._devices.statistics())
+
+    def dump(self, directory: str | os.PathLike[str]) -> Path:
+        """Write a dump of this rank's last calls to a directory, and return the path of the file.
+
+        The dump is for `unisono postmortem`, which compares the dumps of all ranks. Other ranks do not take part, so
+        each rank that is to have a dump calls this. Any thread may do so, also while a call is in progress. The
+        directory is made if it is missing; an older dump of this rank in it is replaced.
+
+        Raises:
+            UsageError: this communicator has no recorder, because another package's transport carries its messages.
+            OSError: the file cannot be written. No part of it stays.
+        """
+        return self._executor.dump(directory)
 
     def abort(self, reason: str) -> None:
         """Abort the job: on all ranks, calls in progress and all later calls raise `AbortedError` with `reason`."""

@@ -5,6 +5,7 @@
 `message/`      message transports: `FramedTransport`, `LocalTransport`, wrappers, and the loading of plugins
 `links/`        the session of a rank: handshake, listener, dialer, control links, channels
 `host/`         the host of a rank: which ranks share memory, addresses to bind, limits of the system
+`recorder/`     the flight recorder of a rank: dumps, and how other processes read it
 `rendezvous/`   stores, and the roster
 `reductions/`   elementwise reductions, and the wire formats of compressed gradients
 `ucx/`, `mpi/`  the libraries UCX and MPI

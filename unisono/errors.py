@@ -19,7 +19,12 @@ class UnisonoError(Exception):
         operation: the call, for example ``"allreduce(float32[8], op=sum)"``, or None.
         sequence: the number of the call on its communicator, from 0, or None.
         buffers: the state of the caller's output, for example ``"output untouched"``, or None.
+        last_calls: the last calls of this rank that had ended before a job failed, the newest first.
+        dump: the file with a dump of this rank's last calls, or None: see the option `dump`.
     """
+
+    last_calls: tuple[str, ...] = ()
+    dump: str | None = None
 
     def __init__(
         self,
@@ -50,6 +55,8 @@ class UnisonoError(Exception):
             f"#{self.sequence} {self.operation}" if self.operation and self.sequence is not None else "",
             self.operation if self.operation and self.sequence is None else "",
             self.buffers or "",
+            f"dump: {self.dump}" if self.dump else "",
+            f"calls before: {', '.join(self.last_calls)}" if self.last_calls and not self.dump else "",
         ]
 
     def __reduce__(self) -> tuple[Any, ...]:

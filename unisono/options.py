@@ -26,6 +26,7 @@ WHOLE_TRANSPORTS = ("ucx_core",)
 # The group of entry points by which installed packages offer further whole transports.
 TRANSPORTS_GROUP = "unisono.transports"
 MOST_TCP_STREAMS = 16
+MOST_RECORDED = 100_000
 
 
 def _one_of(*allowed: str) -> Callable[[object], str]:
@@ -155,6 +156,10 @@ class Options:
             then, or the network between the hosts.
         tcp_streams: the number of connections between two ranks, at most 16. They share large messages, for networks
             that one connection does not fill.
+        recorded_calls: how many of its last calls each rank records, for dumps and for `unisono top`. With 0 it records
+            none, which saves about 60 ns per call.
+        dump: a directory. Each rank writes a dump of its last calls there when the job fails, and when the process gets
+            SIGUSR1. "" for none.
         tcp_checksum: whether payloads over TCP carry checksums (CRC-32C). They detect errors that the checksums of the
             network miss.
 
@@ -174,6 +179,8 @@ class Options:
     heartbeat_timeout_s: float = 20.0
     tcp_streams: int = 1
     tcp_checksum: bool = False
+    recorded_calls: int = 1000
+    dump: str = ""
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -260,6 +267,8 @@ FIELDS: dict[str, Field] = {
     "heartbeat_timeout_s": _SECONDS,
     "tcp_streams": Field(_number_or_text(int), _integer(1, MOST_TCP_STREAMS, f"a number from 1 to {MOST_TCP_STREAMS}")),
     "tcp_checksum": Field(_switch, _flag),
+    "recorded_calls": Field(_number_or_text(int), _integer(0, MOST_RECORDED, f"a number from 0 to {MOST_RECORDED}")),
+    "dump": Field(str, _path_or_none),
 }
 
 # The variables that a launcher sets for each rank; `collectives.bootstrap.environment` reads them.

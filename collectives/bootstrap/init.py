@@ -171,7 +171,7 @@ def init(
         # A key made for this rendezvous is used once, so only keys of launchers and files are counted.
         number = 0 if launch.key is None else next(_rendezvous_counts[launch.key, launch.job, launch.rank])
         identity = RankIdentity(key, launch.job or job_of_key(key), 0, launch.rank, launch.size, number)
-        session = Session(identity, settings.bind_address, settings.heartbeat_timeout_s, settings.rendezvous_timeout_s)
+        session = Session(identity, settings)
         world = join_world(session, rendezvous, settings)
         rendezvous.end()
         _report_trust(launch)

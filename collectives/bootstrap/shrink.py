@@ -104,7 +104,7 @@ class _Attempt:
         me = self._session.identity
         rank, size = verdict.members.index(me.rank), len(verdict.members)
         identity, options = RankIdentity(me.key, me.job, verdict.epoch, rank, size, me.meeting), self._options
-        session = Session(identity, options.bind_address, options.heartbeat_timeout_s, options.rendezvous_timeout_s)
+        session = Session(identity, options)
         self._opened.callback(session.close, _FAREWELL)
 
         def lost(reason: str) -> None:

@@ -28,7 +28,7 @@ from unisono.frameworks.torch.constants import NAME
 from unisono.frameworks.torch.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.errors import torch_error
 from unisono.frameworks.torch.operations import operation
-from unisono.frameworks.torch.tensors import FlatMemory, Stage, address_of, disjoint
+from unisono.frameworks.torch.tensors import FlatMemory, GpuStage, Stage, address_of, disjoint
 from unisono.frameworks.torch.work import Work, WorkKeeper
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -36,8 +36,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 # The timeout in options to which the program has passed none.
 _UNSET = timedelta(milliseconds=-1)
 _NOTHING: Mapping[str, Any] = {}
-_STAGE = partial(Stage, takes_gpu=True)
-_NO_TENSORS = _STAGE()
+_NO_TENSORS = GpuStage()
 _is_profiled = torch.autograd._profiler_enabled
 
 
@@ -91,7 +90,7 @@ class Collectives:
             self._collectives += 1
             work = sparse.allreduce(self._communicator, tensor, opts, self._keeper)
             return work if opts.asyncOp else _wait(work)
-        stage = _STAGE()
+        stage = GpuStage()
         x = stage.write(tensor)
         op, rounding = self._op(opts, tensor.dtype)
         return self._run(partial(self._communicator.allreduce, x, op, out=x, **rounding), opts, tensors, stage)
@@ -100,7 +99,7 @@ class Collectives:
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         """Combine the lists of all ranks, tensor by tensor, in place."""
         opts = opts or c10d.AllreduceCoalescedOptions()
-        tensors, stage = _listed(tensors), _STAGE()
+        tensors, stage = _listed(tensors), GpuStage()
         x: Any = [stage.write(tensor) for tensor in tensors]
         op, rounding = self._op_of_all(opts, tensors)
         return self._run(partial(self._communicator.allreduce, x, op, out=x, **rounding), opts, tensors, stage)
@@ -110,7 +109,7 @@ class Collectives:
         """Combine a tensor of each rank. The root's tensor gets the result, and the others stay unchanged."""
         opts = opts or c10d.ReduceOptions()
         (tensor,) = tensors = _listed(tensors)
-        stage = _STAGE()
+        stage = GpuStage()
         is_root = opts.rootRank == self._communicator.rank
         x = stage.write(tensor) if is_root else stage.read(tensor)
         op, rounding = self._op(opts, tensor.dtype)
@@ -123,7 +122,7 @@ class Collectives:
         opts = opts or c10d.ReduceScatterOptions()
         (output,), (parts,) = _listed(outputs), _nested(inputs)
         self._check_list(parts)
-        stage = _STAGE()
+        stage = GpuStage()
         out, x = stage.write(output), stage.read_all(parts)
         op, rounding = self._op(opts, output.dtype)
         counts = _counts(parts)
@@ -137,7 +136,7 @@ class Collectives:
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         """Combine the tensors of all ranks. Each rank gets an equal part of the result."""
         opts = opts or c10d.ReduceScatterOptions()
-        stage = _STAGE()
+        stage = GpuStage()
         out, x = stage.write(output), stage.read(tensor)
         op, rounding = self._op(opts, tensor.dtype)
         reduce = partial(self._communicator.reduce_scatter, disjoint(x, out), op, out=out, **rounding)
@@ -147,7 +146,7 @@ class Collectives:
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Run `reduce_scatter_single` for several tensors in one call."""
         opts = opts or c10d.ReduceScatterOptions()
-        outputs, inputs, stage = _listed(outputs), _listed(inputs), _STAGE()
+        outputs, inputs, stage = _listed(outputs), _listed(inputs), GpuStage()
         outs = [stage.write(output) for output in outputs]
         x = [disjoint(stage.read(tensor), out) for tensor, out in zip(inputs, outs, strict=True)]
         op, rounding = self._op_of_all(opts, inputs)
@@ -161,7 +160,7 @@ class Collectives:
         """Copy the root's tensor to the tensors of all ranks."""
         opts = opts or c10d.BroadcastOptions()
         (tensor,) = tensors = _listed(tensors)
-        stage = _STAGE()
+        stage = GpuStage()
         x = stage.write(tensor)
         return self._run(partial(self._communicator.broadcast, x, opts.rootRank, out=x), opts, tensors, stage)
 
@@ -171,7 +170,7 @@ class Collectives:
         opts = opts or c10d.AllgatherOptions()
         (parts,), (tensor,) = _nested(outputs), _listed(inputs)
         self._check_list(parts)
-        stage = _STAGE()
+        stage = GpuStage()
         out, x = stage.write_all(parts), stage.read(tensor)
         counts = _counts(parts)
         if len(set(counts)) == 1:
@@ -184,7 +183,7 @@ class Collectives:
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         """Copy the tensors of all ranks, one after the other, to the output of every rank."""
         opts = opts or c10d.AllgatherOptions()
-        stage = _STAGE()
+        stage = GpuStage()
         out, x = stage.write(output), stage.read(tensor)
         return self._run(
             partial(self._communicator.allgather, self._in_its_part(x, out), out=out), opts, [output], stage
@@ -194,7 +193,7 @@ class Collectives:
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Run `all_gather_single` for several tensors in one call."""
         opts = opts or c10d.AllgatherOptions()
-        outputs, stage = _listed(outputs), _STAGE()
+        outputs, stage = _listed(outputs), GpuStage()
         outs = [stage.write(output) for output in outputs]
         pairs = zip(_listed(inputs), outs, strict=True)
         x = [self._in_its_part(stage.read(tensor), out) for tensor, out in pairs]
@@ -205,7 +204,7 @@ class Collectives:
         """Run `allgather` for several tensors in one call: ``outputs[r][i]`` gets ``inputs[i]`` of rank r."""
         opts = opts or c10d.AllgatherOptions()
         self._check_list(outputs)
-        stage = _STAGE()
+        stage = GpuStage()
         outs = [stage.write_all(parts) for parts in zip(*outputs, strict=True)]
         x = [disjoint(stage.read(tensor), out) for tensor, out in zip(_listed(inputs), outs, strict=True)]
         written = [tensor for parts in outputs for tensor in parts]
@@ -215,7 +214,7 @@ class Collectives:
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Copy the tensors of all ranks to the list of outputs of the root. The other ranks pass an empty list."""
         opts = opts or c10d.GatherOptions()
-        (tensor,), stage = _listed(inputs), _STAGE()
+        (tensor,), stage = _listed(inputs), GpuStage()
         is_root = opts.rootRank == self._communicator.rank
         parts = self._list_of_root(outputs, is_root, "output")
         x, out = stage.read(tensor), stage.write_all(parts) if is_root else None
@@ -227,7 +226,7 @@ class Collectives:
     def gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         """Copy the tensors of all ranks, one after the other, to the output of the root. Others pass any tensor."""
         opts = opts or c10d.GatherOptions()
-        stage = _STAGE()
+        stage = GpuStage()
         is_root = opts.rootRank == self._communicator.rank
         x, out = stage.read(tensor), stage.write(output) if is_root else None
         if out is not None:
@@ -239,7 +238,7 @@ class Collectives:
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Copy the tensor at index r of the root's list to the output of rank r. The other ranks pass an empty list."""
         opts = opts or c10d.ScatterOptions()
-        (output,), stage = _listed(outputs), _STAGE()
+        (output,), stage = _listed(outputs), GpuStage()
         is_root = opts.rootRank == self._communicator.rank
         parts = self._list_of_root(inputs, is_root, "input")
         out, x = stage.write(output), stage.read_all(parts) if is_root else None
@@ -253,7 +252,7 @@ class Collectives:
     ) -> Any:
         """Split the rows of the tensor among the ranks, equally or by `input_splits`, and exchange the parts."""
         opts = opts or c10d.AllToAllOptions()
-        stage = _STAGE()
+        stage = GpuStage()
         out, x = stage.write(output), stage.read(tensor)
         x = disjoint(x, out)
         if not output_splits and not input_splits:
@@ -266,7 +265,7 @@ class Collectives:
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Copy ``inputs[r]`` of this rank s to ``outputs[s]`` of rank r."""
         opts = opts or c10d.AllToAllOptions()
-        outputs, inputs, stage = _listed(outputs), _listed(inputs), _STAGE()
+        outputs, inputs, stage = _listed(outputs), _listed(inputs), GpuStage()
         out, x = stage.write_all(outputs), stage.read_all(inputs)
         exchange = partial(self._communicator.alltoallv, disjoint(x, out), _counts(inputs), _counts(outputs), out=out)
         return self._run(exchange, opts, outputs, stage)

@@ -7,7 +7,7 @@ from typing import Any
 from unisono import ANY_SOURCE, Communicator
 from unisono.frameworks.torch.collectives import check_gpu, torch_call
 from unisono.frameworks.torch.dynamo_skip import skip_dynamo
-from unisono.frameworks.torch.tensors import Stage
+from unisono.frameworks.torch.tensors import GpuStage
 from unisono.frameworks.torch.work import AnySourceReceive, Work, WorkKeeper
 
 
@@ -22,7 +22,7 @@ class PointToPoint:
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send a tensor to a rank of the group."""
         (tensor,) = tensors
-        stage = Stage(takes_gpu=True)
+        stage = GpuStage()
         x = stage.read(tensor)
         if stage.has_gpu:
             check_gpu(self)
@@ -41,7 +41,7 @@ class PointToPoint:
 
     def _receive(self, work_class: type[Work], tensors: Any, source: Any, tag: int) -> Work:
         (tensor,) = tensors
-        stage = Stage(takes_gpu=True)
+        stage = GpuStage()
         out = stage.write(tensor)
         if stage.has_gpu:
             check_gpu(self)

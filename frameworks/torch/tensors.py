@@ -53,20 +53,17 @@ _finishing = threading.Lock()
 class Stage:
     """The memory of one call: it keeps the tensors alive, and copies results to tensors when the call has ended.
 
-    Args:
-        takes_gpu: whether tensors on a GPU are used there; otherwise they are copied to the host.
+    Tensors on a GPU are copied to the host.
 
     Attributes:
-        has_gpu: whether the call uses a tensor on a GPU.
+        has_gpu: whether the call uses a tensor on a GPU, there.
     """
 
-    __slots__ = ("_copies", "_takes_gpu", "_used", "has_gpu")
-
-    def __init__(self, *, takes_gpu: bool = False) -> None:
-        self._takes_gpu = takes_gpu
-        self.has_gpu = False
-        self._used: Any = None  # mostly one tensor; several are a chain of pairs
-        self._copies: Sequence[tuple[Any, Any]] = ()
+    # Defaults in the class: making a stage is a part of the latency of every call, and most stages change one of them.
+    has_gpu = False
+    _takes_gpu = False
+    _used: Any = None  # mostly one tensor; several are a chain of pairs
+    _copies: Sequence[tuple[Any, Any]] = ()
 
     def read(self, tensor: Any) -> FlatMemory:
         """Return the elements of a tensor that the call only reads.
@@ -167,6 +164,12 @@ class Stage:
                 return None
             end += tensor.numel() * tensor.element_size()
         return first.detach().as_strided((sum(each.numel() for each in nonempty),), (1,))
+
+
+class GpuStage(Stage):
+    """The memory of a call that uses tensors on a GPU there."""
+
+    _takes_gpu = True
 
 
 def address_of(x: FlatMemory) -> int:

@@ -368,7 +368,10 @@ def test_an_interrupt_ends_a_collective(script: Script) -> None:
     with started("-n", 3, program, launcher=RUN_PATIENTLY) as job:
         job.send_signal(signal.SIGINT)
         _, errors = job.communicate(timeout=DEADLINE_S)
-    assert (job.returncode, errors) == (130, "unisono: interrupted\n")
+    *where, last = errors.splitlines()
+    assert (job.returncode, last) == (130, "unisono: interrupted")
+    assert [line.partition(" is in ")[0] for line in where] == [f"unisono: rank {rank}" for rank in range(3)]
+    assert "rank 1 is in user code" in where[1]
 
 
 def test_run_reports_an_interrupt_once(script: Script) -> None:

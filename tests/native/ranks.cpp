@@ -95,7 +95,7 @@ ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b, st
 
 Ranks::Ranks(std::int32_t size, Transport transport, std::int64_t lanes) {
   for (std::int32_t rank = 0; rank < size; ++rank) {
-    controls_.push_back(std::make_shared<Control>(rank, size));
+    controls_.push_back(std::make_shared<Control>(rank, size, 1000));
     endpoints_.push_back(std::make_unique<Endpoint>(controls_.back(), communicator, true));
   }
   for (std::int32_t judge = 0; judge < std::min(size, 2); ++judge) {
@@ -156,7 +156,7 @@ CompiledCall compile(std::span<const std::int64_t> words, const Extent& extent, 
   blocks[2] = scratch_blocks(plan->scratch(), blocks);
   const std::vector<Extent> extents{extent};
   return {Program(std::move(plan), std::move(blocks), {extents, extents}, segments), digest,
-          std::make_shared<const std::string>("allreduce #" + std::to_string(digest))};
+          description("allreduce #" + std::to_string(digest))};
 }
 
 }  // namespace unisono::testing

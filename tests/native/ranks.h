@@ -35,6 +35,11 @@ ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b, st
 // Returns shared memory for a channel, sealed as the channel requires.
 Descriptor sealed_memory();
 
+// A description of a call for the flight recorder.
+inline SharedDescription description(std::string text) {
+  return std::make_shared<const Description>(Description{std::move(text), "{}"});
+}
+
 // Ranks with a channel for each of `lanes` lanes between every two of them, and for messages in both directions.
 class Ranks {
  public:

@@ -16,8 +16,7 @@ using namespace unisono::testing;
 namespace {
 
 void begin_call(Control& control, std::uint64_t sequence, std::uint64_t digest, const char* text) {
-  control.recorder().begin(Ranks::communicator, sequence, digest, std::make_shared<const std::string>(text),
-                           {"train.py", 12});
+  control.recorder().begin(Ranks::communicator, sequence, digest, description(text), {"train.py", 12});
 }
 
 void a_failure_reaches_all_ranks_and_the_first_one_stays() {
@@ -125,7 +124,7 @@ void a_judge_asks_only_ranks_of_the_communicator() {
   ranks.control(1).recorder().name(Ranks::communicator, " in ranks 1 and 3");
   ranks.control(3).recorder().name(Ranks::communicator, " in ranks 1 and 3");
   begin_call(ranks.control(1), 0, 9, "barrier()");
-  ranks.control(3).recorder().begin(8, 5, 7, std::make_shared<const std::string>("scan()"), {"other.py", 3});
+  ranks.control(3).recorder().begin(8, 5, 7, description("scan()"), {"other.py", 3});
   ranks.control(1).report_late(Ranks::communicator, {1, 3}, 0, -1, -1, Control::Clock::now() + late_time);
   Outlook outlook;
   CHECK(eventually([&] {
@@ -156,7 +155,7 @@ void a_silent_hub_is_named_by_its_stand_in() {
 void ranks_that_wait_for_each_others_messages_are_shown() {
   Ranks ranks(3, Transport::shm);
   const auto receive = [&](std::int32_t rank, std::int32_t source) {
-    const auto text = std::make_shared<const std::string>("recv(source=" + std::to_string(source) + ", tag=0)");
+    const auto text = description("recv(source=" + std::to_string(source) + ", tag=0)");
     ranks.control(rank).recorder().begin_message(Ranks::communicator, 0, source, text, {"ring.py", 9});
   };
   const auto outlook = [&](std::int32_t rank, std::int32_t source, std::int64_t number) {
@@ -182,7 +181,7 @@ void ranks_that_wait_for_each_others_messages_are_shown() {
 // program that alternates between two calls, it keeps the last 65,536.
 void calls_of_ranks_that_run_ahead_are_remembered() {
   FlightRecorder recorder;
-  const auto text = std::make_shared<const std::string>("broadcast()");
+  const auto text = description("broadcast()");
   for (std::uint64_t sequence = 0; sequence < 1'000'000; ++sequence)
     recorder.end(recorder.begin(1, sequence, sequence == 7 ? 8 : 9, text, {"train.py", 12}));
   CHECK(recorder.find(1, 7)->digest == 8 && recorder.find(1, 6)->digest == 9 && recorder.find(1, 999'999)->returned);

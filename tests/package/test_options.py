@@ -31,6 +31,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "bind_address": (None, "", 7),
     "tcp_streams": (0, 17, -1, None, 2.5, "2", True),
     "tcp_checksum": ("maybe", None, 1),
+    "recorded_calls": (-1, 100_001, None, 2.5, "2", True),
+    "dump": (None, 5, b"dumps"),
 }
 TAKEN: dict[str, tuple[Any, Any]] = {
     "log": ("INFO", "info"),
@@ -45,6 +47,8 @@ TAKEN: dict[str, tuple[Any, Any]] = {
     "bind_address": ("eth0", "eth0"),
     "tcp_streams": (16, 16),
     "tcp_checksum": (True, True),
+    "recorded_calls": (0, 0),
+    "dump": (Path("dumps"), "dumps"),
 }
 # Kubernetes sets these variables in every container of a namespace with services "unisono" and "unisono-store".
 OF_KUBERNETES = {

@@ -9,14 +9,18 @@ blocks either. `Operation.wait` blocks until the call is done or its time limit 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError
 from unisono.records import record
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType, Operand, Usage, VendorRefusal
 from unisono.transports.contracts.transport import Traffic
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Operation(Protocol):
@@ -267,6 +271,14 @@ class Executor(Protocol):
 
     def fail(self, error: UnisonoError) -> None:
         """End the communicator on every rank with `error`, unless it has ended before."""
+
+    def dump(self, directory: str | os.PathLike[str]) -> Path:
+        """Write a dump of the last calls of this rank to a directory, and return its path.
+
+        Raises:
+            UsageError: the executor records no calls.
+            OSError: the dump cannot be written.
+        """
 
     def abort(self, reason: str) -> None:
         """End the communicator on every rank with `AbortedError`."""

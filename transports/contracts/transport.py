@@ -7,6 +7,7 @@ executor uses neither: it has channels of its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import field
 from typing import NamedTuple, Protocol
 
 from unisono.algorithms.ir.plan import Span
@@ -22,6 +23,11 @@ class Traffic:
     """Counters of the messages between this rank and one peer, over one transport.
 
     An access to mapped memory counts as one message: a read as sent by the owner, a write as received by the owner.
+
+    Attributes:
+        transport: the name of the transport.
+        sent_messages, sent_nbytes, received_messages, received_nbytes: the numbers of messages and bytes.
+        waited_s: the seconds in which calls waited for the peer; waits under a millisecond are not counted.
     """
 
     transport: str
@@ -29,6 +35,7 @@ class Traffic:
     sent_nbytes: int = 0
     received_messages: int = 0
     received_nbytes: int = 0
+    waited_s: float = field(default=0.0, compare=False)
 
     def __add__(self, other: Traffic) -> Traffic:
         """Return the sums of the counters, with the transport of the first."""
@@ -38,6 +45,7 @@ class Traffic:
             self.sent_nbytes + other.sent_nbytes,
             self.received_messages + other.received_messages,
             self.received_nbytes + other.received_nbytes,
+            self.waited_s + other.waited_s,
         )
 
 

@@ -17,13 +17,14 @@ The first error ends the communicator: the executor passes it to the transport, 
 from __future__ import annotations
 
 import copy
+import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.algorithms.ir.plan import (
     Copy,
@@ -59,6 +60,9 @@ from unisono.transports.executors.matching import Matching, Receive, signature_o
 from unisono.transports.executors.plan_checks import MESSAGES, WRITES, check_plan
 from unisono.transports.executors.polling import LONGEST_PAUSE_S, pauses_of_polling, wait_by_polling
 from unisono.transports.reductions.definition import reduce_into
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class GenericExecutor:
@@ -206,6 +210,9 @@ class GenericExecutor:
 
     def usage(self) -> Sequence[tuple[Call, Usage]]:
         return ()  # this executor does not count
+
+    def dump(self, directory: str | os.PathLike[str]) -> Path:
+        raise UsageError("this communicator records no calls, because another package's transport carries its messages")
 
     def abort(self, reason: str) -> None:
         self.fail(AbortedError(f"rank {self.members[self.rank]} aborted the communicator: {reason}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import threading
 import time
@@ -34,10 +35,13 @@ from unisono.transports.executors.plan_checks import MESSAGES, READS, check_plan
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.failures import ABORTED, ERRORS, INTERNAL, MISMATCH, PEER_LOST, TIMEOUT, kind_of
 from unisono.transports.links.session import Session
+from unisono.transports.recorder.recorder import Recorder
 from unisono.transports.reductions.definition import known_dtype, numpy_dtype
 from unisono.transports.reductions.native import divisor
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from unisono.transports.mpi.collectives import MpiCollectives
 
 _log = log.get()
@@ -69,8 +73,11 @@ _MOST_COMPILED = 4096
 class _Failures:
     """Raises the failure of a rank's communicators: the failure itself the first time, then `AbortedError`."""
 
-    def __init__(self, control: _core.Control, rank: int, hosts_and_pids: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self, control: _core.Control, recorder: Recorder, rank: int, hosts_and_pids: Sequence[tuple[str, int]]
+    ) -> None:
         self._control = control
+        self._recorder = recorder
         self._rank = rank
         self._hosts_and_pids = hosts_and_pids
         self._process = os.getpid()
@@ -101,6 +108,8 @@ class _Failures:
             sequence=sequence if sequence >= 0 else None,
             buffers="the contents of the output are undefined",
         )
+        error.dump = self._recorder.dump_failure() or None
+        error.last_calls = self._recorder.last_calls()
         if isinstance(error, PeerLostError) and peer >= 0:
             error.host, error.pid = self._hosts_and_pids[peer]
         return error
@@ -223,7 +232,9 @@ class NativeExecutor:
             raise refused from None
         # An object of its own, so that the call cache and persistent calls do not refer to this executor.
         self._failures: _Failures = (
-            parent._failures if parent else _Failures(session.control, session.identity.rank, session.hosts_and_pids())
+            parent._failures
+            if parent
+            else _Failures(session.control, session.recorder, session.identity.rank, session.hosts_and_pids())
         )
         self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
         self._compiling = threading.Lock()
@@ -404,8 +415,9 @@ class NativeExecutor:
 
     def traffic(self) -> Mapping[int, Traffic]:
         totals: dict[int, Traffic] = {}
-        for peer, transport, *counts in self._endpoint.traffic():
-            totals[peer] = Traffic(transport, *counts) + totals.get(peer, Traffic(transport))
+        for peer, transport, sent, sent_nbytes, received, received_nbytes, waited_ns in self._endpoint.traffic():
+            moved = Traffic(transport, sent, sent_nbytes, received, received_nbytes, waited_ns / 1e9)
+            totals[peer] = moved + totals.get(peer, Traffic(transport))
         return totals
 
     def usage(self) -> Sequence[tuple[Call, Usage]]:
@@ -426,6 +438,9 @@ class NativeExecutor:
             control.lose(peer, error.message)
         else:
             control.fail(kind_of(error), peer, error.message)
+
+    def dump(self, directory: str | os.PathLike[str]) -> Path:
+        return self._session.recorder.dump(directory, "request")
 
     def abort(self, reason: str) -> None:
         self._failures.abort(reason)
@@ -535,5 +550,22 @@ def _native_call(call: Call, lengths: tuple[int, int]) -> _core.Call:
         segments=call.segments,
         digest=call.signature.digest,
         description=str(call.signature),
+        facts=json.dumps(_facts(call)),
         shared=(call.is_shared(Buffer.INPUT), call.is_shared(Buffer.OUTPUT)),
     )
+
+
+def _facts(call: Call) -> Mapping[str, Any]:
+    """Return the facts of a call for readers of the flight recorder."""
+    signature = call.signature
+    return {
+        "collective": signature.collective,
+        "dtype": signature.dtype,
+        "shape": signature.shape,
+        "op": signature.op,
+        "root": signature.root,
+        "algorithm": signature.algorithm,
+        "segments": signature.segments,
+        "arrays": 1 + len(signature.others),
+        "elements": [sum(each.elements[side] for each in call.extents) for side in (0, 1)],
+    }

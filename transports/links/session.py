@@ -40,12 +40,14 @@ from unisono.transports.links.channel_openers import dials_tcp
 from unisono.transports.links.channels import ChannelHooks, Channels
 from unisono.transports.links.dialer import Dialer, DialingRank, Target, dial
 from unisono.transports.links.event_loop import Callback
-from unisono.transports.links.failures import kind_of
+from unisono.transports.links.failures import ERRORS, kind_of
 from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.listener import Addresses, Listener
 from unisono.transports.links.liveness import process_descriptor, watch
 from unisono.transports.links.preference import tcp_interface_of_ucx
 from unisono.transports.links.tagged_fabrics import Fabrics
+from unisono.transports.recorder.recorder import Recorder
+from unisono.transports.recorder.stacks import offer_stacks
 from unisono.transports.rendezvous.roster import Member, Roster
 
 if TYPE_CHECKING:
@@ -87,18 +89,18 @@ class Session:
 
     Args:
         identity: the identity of this rank.
-        bind_address: the address to listen on.
-        heartbeat_timeout_s: seconds of silence after which the other end of a control link to another host is lost.
-        answer_timeout_s: seconds that another rank on this host may take to answer. It may have to wait for its core.
+        options: the settings of this rank. Another rank on this host may take `rendezvous_timeout_s` to answer, because
+            it may have to wait for its core.
+
+    Attributes:
+        recorder: the flight recorder of this rank.
     """
 
-    def __init__(
-        self, identity: RankIdentity, bind_address: str, heartbeat_timeout_s: float, answer_timeout_s: float
-    ) -> None:
+    def __init__(self, identity: RankIdentity, options: Options) -> None:
         self.identity = identity
-        self._answer_timeout_s = answer_timeout_s
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        self.control = _core.Control(identity.rank, identity.size)
+        self._answer_timeout_s = options.rendezvous_timeout_s
+        self._heartbeat_timeout_s = options.heartbeat_timeout_s
+        self.control = _core.Control(identity.rank, identity.size, options.recorded_calls)
         self._members: tuple[Member, ...] = ()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -111,7 +113,7 @@ class Session:
             opened.callback(self.control.leave, "")
             key, job, epoch = identity.key, identity.job, identity.epoch
             self._host_discovery = HostDiscovery(
-                key, job, epoch, identity.rank, identity.size, identity.meeting, answer_timeout_s
+                key, job, epoch, identity.rank, identity.size, identity.meeting, options.rendezvous_timeout_s
             )
             opened.callback(self._host_discovery.close)
             self._listener = Listener(
@@ -120,12 +122,19 @@ class Session:
                 epoch=identity.epoch,
                 rank=identity.rank,
                 size=identity.size,
-                bind_address=bind_address,
+                bind_address=options.bind_address,
                 host_id=self._host_discovery.host_id,
                 use_unix=identity.size > 1 and not self.surroundings.alone,
                 deliver=self._admit,
                 on_failure=self._break_down,
             )
+            opened.callback(self._listener.close, lambda: None)
+            self.recorder = Recorder(
+                self.control, self._listener.loop, options.dump, f"{job.hex()[:8]}-{epoch}", _error_name
+            )
+            self._listener.loop.submit(self.recorder.start)
+            if options.recorded_calls:
+                offer_stacks()
             opened.pop_all()
         self._caller = DialingRank(identity.key, identity.job, identity.epoch, identity.rank)
         self._dialer = Dialer(self._listener.loop, self._caller, self.control.failed)
@@ -157,6 +166,7 @@ class Session:
         self._host_discovery.close()  # every rank has found its host by now
         self._members = roster.members
         hosts = len({member.addresses.host_id for member in self._members})
+        self._describe(hosts)
         interface = tcp_interface_of_ucx(options.preference, hosts, self.addresses.tcp_host)
         self.channels.start(options, Fabrics(options.preference, self.identity.rank, comm, interface))
         if self.identity.rank < _JUDGES:
@@ -171,6 +181,12 @@ class Session:
             departures = closed_in_child(FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+"))
             self._departures = departures
             self._listener.loop.submit(partial(self._watch_judges, departures))
+
+    def _describe(self, hosts: int) -> None:
+        """Write into the flight recorder what readers cannot know otherwise."""
+        identity, surroundings = self.identity, self.surroundings
+        facts = {"job": identity.job.hex(), "epoch": identity.epoch, "host": surroundings.host, "hosts": hosts}
+        self.recorder.describe(facts)
 
     def _await_links(self, timeout_s: float) -> None:
         with self._changed:
@@ -238,6 +254,7 @@ class Session:
         self.channels.close()
 
     def _close_in_loop(self) -> None:
+        self.recorder.close()
         self._dialer.close()
         self.channels.close_openers()
         if self._departures is not None:
@@ -346,3 +363,7 @@ def _allow_descriptors(rank: int, size: int) -> None:
             f"rank {rank} of {size} ranks needs about {needed} open files, but the hard limit is {allowed}: "
             "raise it (`ulimit -Hn`)"
         )
+
+
+def _error_name(kind: int) -> str:
+    return ERRORS[kind].__name__

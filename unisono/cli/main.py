@@ -29,6 +29,10 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "run": Subcommand("unisono.cli.run", "Run a program on several local ranks."),
+    "top": Subcommand("unisono.cli.top", "Show what the running jobs on this host do, and who waits for whom."),
+    "postmortem": Subcommand(
+        "unisono.cli.postmortem", "Say from the dumps of a failed or hanging job which rank did what wrong."
+    ),
     "doctor": Subcommand("unisono.cli.doctor", "Check what works on this machine, and say why the rest does not."),
     "bench": Subcommand("unisono.cli.bench", "Measure collectives, next to other libraries."),
     "explain": Subcommand("unisono.cli.explain", "Explain which algorithm a call uses, and why."),

@@ -98,6 +98,8 @@ def command(
     with _signals_forwarded(job) as received:
         exits = job.run(timeout_s)
     tracebacks = output.finish()
+    for line in job.whereabouts:
+        tell(line)
     if received:
         return _tell_signal(received[0])
     if job.late:
@@ -198,6 +200,8 @@ def _signals_forwarded(job: LocalJob) -> Iterator[list[int]]:
         received.append(number)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            job.report(tell)
         job.pass_on(number)
 
     handlers = dict.fromkeys(ENDING_SIGNALS, end) | dict.fromkeys(OTHER_SIGNALS, pass_on)

@@ -63,6 +63,7 @@ class LocalJob:
 
     Attributes:
         late: the ranks that were stopped because the time limit of `run` had passed.
+        whereabouts: what each rank did just before the job ended the ranks, in sentences; empty until it does so.
     """
 
     def __init__(
@@ -90,6 +91,8 @@ class LocalJob:
             raise UsageError(f"bind must be None or 'core'; got {bind!r}")
         require_open_files(len(commands))
         self.late: list[int] = []
+        self.whereabouts: list[str] = []
+        self._job = ""
         self._commands = commands
         self._observer = observer
         self._bind = bind
@@ -122,6 +125,7 @@ class LocalJob:
         with exit_statuses_kept():
             try:
                 with closing(JobStore()) as store:
+                    self._job = store.job.hex()[:8]
                     self._start_all(store)
                     while self._living:
                         self._step(store)
@@ -140,6 +144,7 @@ class LocalJob:
             self._requests.popleft()()
         if self._living and not self.late and time.monotonic() >= self._deadline:
             self.late = sorted(self._living)
+            self.whereabouts = self.look()
             self._escalate(STOP)
         while self._escalation and self._escalation[0][0] <= time.monotonic():
             self._signal(self._escalation.pop(0)[1])
@@ -152,6 +157,21 @@ class LocalJob:
     def pass_on(self, number: int) -> None:
         """Request that a signal is sent to the ranks that have a handler for it."""
         self._requests.append(lambda: self._pass_on(number))
+
+    def look(self) -> list[str]:
+        """Return sentences that say what each rank does now, and which ranks are not in the job."""
+        from unisono.transports.recorder.activity import where
+
+        return where(self._job, range(len(self._commands)))
+
+    def report(self, tell: Callable[[str], None]) -> None:
+        """Request that `tell` is called with each sentence of `look`."""
+
+        def say() -> None:
+            for line in self.look():
+                tell(line)
+
+        self._requests.append(say)
 
     def stop(self) -> None:
         """Request the end of all ranks: SIGTERM, and SIGKILL 5 s later."""
@@ -227,6 +247,7 @@ class LocalJob:
         self._observer.ended(ended)
 
     def _forward(self, number: int) -> None:
+        self.whereabouts = self.look()
         self._signal(number)
         self._escalate(AFTER_FAILURE)
 

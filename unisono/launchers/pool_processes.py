@@ -151,7 +151,7 @@ class PoolProcesses:
             try:
                 sock.sendall(data)
             except TimeoutError:
-                raise _timed_out([rank]) from None
+                raise self._timed_out([rank]) from None
             except OSError:
                 pass  # The rank has ended. `_collect` finds that out.
 
@@ -164,7 +164,7 @@ class PoolProcesses:
             while selector.get_map():
                 events = selector.select(deadline.remaining_s())
                 if not events and deadline.has_passed():
-                    raise _timed_out([rank for rank in range(len(self._sockets)) if rank not in replies])
+                    raise self._timed_out([rank for rank in range(len(self._sockets)) if rank not in replies])
                 for key, _ in events:
                     rank, inbox = key.data
                     open_ = inbox.read(key.fileobj)
@@ -172,6 +172,13 @@ class PoolProcesses:
                         selector.unregister(key.fileobj)
                         replies[rank] = inbox.message() if inbox.complete else None
         return replies
+
+    def _timed_out(self, ranks: Sequence[int]) -> CollectiveTimeoutError:
+        late = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks)}"
+        where = "".join(f"; {line}" for line in self._job.look())
+        return CollectiveTimeoutError(
+            f"the function did not return in time: {late} had not answered, and all ranks are killed{where}"
+        )
 
     def _failure(self, rank: int, reply: Failure | None) -> tuple[Exception, bool]:
         """Return the error of a rank, and whether it is the consequence of another rank's error."""
@@ -201,13 +208,6 @@ def _connection(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.sock
 def _worker(descriptor: int) -> Command:
     statement = "from unisono.launchers.worker import main; main()"
     return Command(python_command(statement, str(descriptor)), (descriptor,))
-
-
-def _timed_out(ranks: Sequence[int]) -> CollectiveTimeoutError:
-    late = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks)}"
-    return CollectiveTimeoutError(
-        f"the function did not return in time: {late} had not answered, and all ranks are killed"
-    )
 
 
 def _unpickled(failure: Failure) -> Exception:

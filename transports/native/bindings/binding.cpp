@@ -26,6 +26,7 @@
 #include "plan.h"
 #include "python_call.h"
 #include "shm_channel.h"
+#include "signal_events.h"
 #include "started_call.h"
 #include "tagged_channel.h"
 #include "tcp_channel.h"
@@ -143,15 +144,17 @@ std::int64_t elements_of(const std::vector<Extent>& extents) {
 
 CompiledCall make_call(std::shared_ptr<const Plan> plan, const ExtentRows& inputs, const ExtentRows& outputs,
                        const std::vector<std::vector<std::int64_t>>& counts, std::int64_t segments,
-                       std::uint64_t digest, std::string description, std::pair<bool, bool> shared) {
+                       std::uint64_t digest, std::string description, std::string facts, std::pair<bool, bool> shared) {
   if (segments < 1) throw std::invalid_argument("segments must be positive");
   std::array extents{extents_of(inputs), extents_of(outputs)};
   AllBlocks blocks{blocks_of(plan->partition(BufferKind::input), elements_of(extents[0]), counts),
                    blocks_of(plan->partition(BufferKind::output), elements_of(extents[1]), counts), Blocks()};
   blocks[2] = plan->scratch().like < 0 ? blocks_of(plan->partition(BufferKind::scratch), 0, counts)
                                        : scratch_blocks(plan->scratch(), blocks);
-  return {Program(std::move(plan), std::move(blocks), std::move(extents), segments, {shared.first, shared.second}),
-          digest, std::make_shared<const std::string>(std::move(description))};
+  Program program(std::move(plan), std::move(blocks), std::move(extents), segments, {shared.first, shared.second});
+  const std::uint64_t nbytes = std::max(program.nbytes(BufferKind::input), program.nbytes(BufferKind::output));
+  Description shown{std::move(description), std::move(facts), nbytes};
+  return {std::move(program), digest, std::make_shared<const Description>(std::move(shown))};
 }
 
 std::shared_ptr<Plan> make_plan(nb::handle words) {
@@ -163,13 +166,29 @@ std::shared_ptr<Plan> make_plan(nb::handle words) {
 nb::list traffic(const Endpoint& endpoint) {
   nb::list rows;
   for (const auto& [peer, transport, counts] : endpoint.traffic())
-    rows.append(nb::make_tuple(peer, transport, counts[0], counts[1], counts[2], counts[3]));
+    rows.append(nb::make_tuple(peer, transport, counts[0], counts[1], counts[2], counts[3], counts[4]));
   return rows;
 }
 
 nb::tuple failure(const Control& control) {
   const Failure failure = control.failure();
   return nb::make_tuple(static_cast<int>(failure.kind), failure.rank, failure.peer, failure.sequence, failure.text);
+}
+
+// A copy of the memory of the flight recorder, as another process would read it.
+nb::bytes recorded(Control& control) {
+  const Mapping& memory = control.recorder().memory().mapping();
+  return nb::bytes(memory.data(), memory.nbytes());
+}
+
+// The last calls that have ended, as errors show them, the newest first.
+std::vector<std::string> last_calls(Control& control, std::size_t most) {
+  std::vector<std::string> texts;
+  for (const CallRecord& call : control.recorder().last_ended(most)) {
+    const bool is_message = (call.communicator & point_to_point_record) != 0;
+    texts.push_back((is_message ? "" : "#" + std::to_string(call.sequence) + " ") + call.text());
+  }
+  return texts;
 }
 
 // dst = sources[0] ∘ sources[1] ∘ …, divided by `divisor`. It exposes the kernels to tests and measurements.
@@ -245,7 +264,13 @@ void bind_float_environment(nb::module_& module) {
 
 void bind_control(nb::module_& module) {
   nb::class_<Control>(module, "Control")
-      .def(nb::init<std::int32_t, std::int32_t>(), nb::arg("rank"), nb::arg("size"))
+      .def(nb::init<std::int32_t, std::int32_t, std::size_t>(), nb::arg("rank"), nb::arg("size"),
+           nb::arg("recorded") = 0)
+      .def(
+          "describe", [](Control& control, const std::string& about) { control.recorder().memory().describe(about); },
+          nb::arg("about"))
+      .def("recorded", recorded)
+      .def("last_calls", last_calls, nb::arg("most"))
       .def(
           "add_link",
           [](Control& control, int peer, int socket, int process) {
@@ -405,7 +430,8 @@ NB_MODULE(_core, module) {
   nb::class_<Plan>(module, "Plan").def(nb::new_(&make_plan), nb::arg("words"));
   nb::class_<CompiledCall>(module, "Call")
       .def(nb::new_(&make_call), nb::arg("plan"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("counts"),
-           nb::arg("segments"), nb::arg("digest"), nb::arg("description"), nb::arg("shared") = std::pair(false, false))
+           nb::arg("segments"), nb::arg("digest"), nb::arg("description"), nb::arg("facts") = "{}",
+           nb::arg("shared") = std::pair(false, false))
       .def("usage", [](const CompiledCall& call) {
         const Usage& usage = *call.usage;
         return nb::make_tuple(usage.calls.load(), usage.timed.load(), usage.nanoseconds.load());
@@ -429,5 +455,7 @@ NB_MODULE(_core, module) {
   module.def("simd", simd_level);
   module.def("flag_latency_ns", flag_latency_ns, nb::arg("core_a"), nb::arg("core_b"), nb::arg("rounds"),
              nb::call_guard<nb::gil_scoped_release>());
+  module.def("notify_of_signal", notify_of_signal, nb::arg("event"));
+  module.def("forget_signal", forget_signal, nb::arg("event"));
   module.def("set_package_directory", set_package_directory, nb::arg("directory"));
 }

@@ -145,7 +145,7 @@ class CallCache {
     auto request = target_->start(*entry->call, memory_of(*entry), call_site());
     target_->run_in_background(*request, timeout_s);
     StartedCall::Kept kept{entry->kept.back(), frozen(x), frozen(out)};
-    return on_start_(StartedCall(endpoint_, std::move(kept), std::move(request)), *entry->call->description);
+    return on_start_(StartedCall(endpoint_, std::move(kept), std::move(request)), entry->call->description->text);
   }
 
   bool contains(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
@@ -210,7 +210,7 @@ class CallCache {
     const nb::object held = entry.kept.back();  // the call, in case another thread closes the communicator meanwhile
     const CompiledCall& call = *entry.call;
     const int outcome = run_call(*target_, call, memory, owners, entry.site, limit_s);
-    if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call.description);
+    if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, call.description->text);
   }
 
   // Returns the entry of the last call of this collective with this length, if it was on single arrays and this call
@@ -441,7 +441,7 @@ class PersistentCall {
   nb::object run(bool wait) {
     if (!wait) return start();
     const int outcome = run_call(*endpoint_, *call_, memory(), {nb::find(this), {}}, site_, timeout_s_);
-    if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call_->description);
+    if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, call_->description->text);
     return result_;
   }
 
@@ -449,11 +449,12 @@ class PersistentCall {
   Memory memory() const { return {inputs_.addresses(), outputs_.addresses()}; }
 
   nb::object start() {
-    if (endpoint_->abandoned()) on_failure_(static_cast<int>(Outcome::failed), *call_->description);
+    if (endpoint_->abandoned()) on_failure_(static_cast<int>(Outcome::failed), call_->description->text);
     auto request = endpoint_->start(*call_, memory(), call_site());
     endpoint_->run_in_background(*request, timeout_s_);
     StartedCall::Kept kept{nb::find(this)};
-    return on_start_(StartedCall(held_endpoint_, std::move(kept), std::move(request)), *call_->description, result_);
+    return on_start_(StartedCall(held_endpoint_, std::move(kept), std::move(request)), call_->description->text,
+                     result_);
   }
 
   nb::object held_endpoint_;

@@ -16,9 +16,11 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memory_type.h"
+#include "traffic_record.h"
 
 namespace unisono {
 
@@ -60,24 +62,6 @@ struct Whole {
   Incoming incoming;
 };
 
-//! A counter with one writer, the thread that moves messages, and any number of readers.
-class Count {
- public:
-  void operator+=(std::uint64_t more) { value_.store(*this + more, std::memory_order_relaxed); }
-  operator std::uint64_t() const { return value_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<std::uint64_t> value_{0};
-};
-
-struct Counters {
-  //! The traffic of a channel.
-  Count sent_messages;
-  Count sent_nbytes;
-  Count received_messages;
-  Count received_nbytes;
-};
-
 class Channel {
   //! A sequence of messages to one peer, and one from it.
  public:
@@ -88,7 +72,14 @@ class Channel {
 
   std::int32_t peer() const { return peer_; }
   const char* transport() const { return transport_; }
-  const Counters& counters() const { return counters_; }
+  const Counters& counters() const { return *counters_; }
+  //! Counts in a traffic record from now on, where other processes see it. Called before the channel is used.
+  void count_in(TrafficSlot slot) {
+    slot_ = std::move(slot);
+    if (slot_) counters_ = &slot_->counters;
+  }
+  //! Counts time in which a call waited for the peer.
+  void add_wait(std::chrono::nanoseconds time) { counters_->waited_ns += static_cast<std::uint64_t>(time.count()); }
 
   //! Shorter payloads gain nothing from being passed as a `Whole`.
   static constexpr std::size_t least_whole_nbytes = 64 << 10;
@@ -170,9 +161,11 @@ class Channel {
     return moved;
   }
 
-  Counters counters_;
+  Counters* counters_ = &own_counters_;
 
  private:
+  Counters own_counters_;
+  TrafficSlot slot_;
   std::int32_t peer_;
   const char* transport_;
 };

@@ -72,10 +72,10 @@ std::vector<ChannelTraffic> ChannelTable::traffic() const {
   std::vector<ChannelTraffic> traffic;
   for (const auto& channel : owned_channels_) {
     const Counters& counted = channel->counters();
-    traffic.push_back(
-        {channel->peer(),
-         channel->transport(),
-         {counted.sent_messages, counted.sent_nbytes, counted.received_messages, counted.received_nbytes}});
+    traffic.push_back({channel->peer(),
+                       channel->transport(),
+                       {counted.sent_messages, counted.sent_nbytes, counted.received_messages, counted.received_nbytes,
+                        counted.waited_ns}});
   }
   return traffic;
 }

@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "flight_recorder.h"
 #include "mapped_memory.h"
 #include "operation.h"
 #include "program.h"
@@ -45,11 +46,11 @@ struct ChannelEntry {
   std::uint64_t receive_blocked_in_pass = 0;
 };
 
-//! The numbers of messages and bytes that have been moved over one channel.
+//! What has been moved over one channel, and how long calls waited for its peer.
 struct ChannelTraffic {
   std::int32_t peer;
   const char* transport;
-  std::array<std::uint64_t, 4> counts;  // messages and bytes sent, messages and bytes received
+  std::array<std::uint64_t, 5> counts;  // messages and bytes sent, messages and bytes received, nanoseconds waited
 };
 
 //! The channels of a communicator, by lane and peer. One thread may add channels while another one uses the table,
@@ -108,7 +109,7 @@ struct Usage {
 struct CompiledCall {
   Program program;
   std::uint64_t digest = 0;
-  std::shared_ptr<const std::string> description;
+  SharedDescription description;
   std::unique_ptr<Usage> usage = std::make_unique<Usage>();
 };
 

@@ -38,9 +38,10 @@ std::string departure_text(std::int32_t rank, const std::string& farewell) {
 
 }  // namespace
 
-Control::Control(std::int32_t rank, std::int32_t size)
+Control::Control(std::int32_t rank, std::int32_t size, std::size_t recorded)
     : rank_(rank),
       size_(size),
+      recorder_(rank, size, recorded),
       links_(static_cast<std::size_t>(size)),
       departures_(static_cast<std::size_t>(size)),
       farewells_(static_cast<std::size_t>(size)),

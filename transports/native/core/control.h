@@ -52,8 +52,8 @@ class Control {
  public:
   using Clock = std::chrono::steady_clock;
 
-  //! Starts the service thread.
-  Control(std::int32_t rank, std::int32_t size);
+  //! Starts the service thread. `recorded`: how many calls the flight recorder keeps for readers.
+  Control(std::int32_t rank, std::int32_t size, std::size_t recorded = 0);
   ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;

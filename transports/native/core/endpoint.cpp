@@ -78,6 +78,7 @@ std::int32_t Endpoint::member(std::int32_t job_rank) const {
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
   const std::uint32_t extra_yields = std::max(extra_yields_.load(), channel->extra_yields());
   const bool polls_by_syscall = polls_by_syscall_.load() || channel->polls_by_syscall();
+  channel->count_in(control_->recorder().memory().traffic(job_rank(channel->peer()), channel->transport()));
   channels_.add(lane, std::move(channel));
   extra_yields_ = extra_yields;
   polls_by_syscall_ = polls_by_syscall;
@@ -86,7 +87,7 @@ void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) 
 
 std::string Endpoint::last_call() const {
   const auto record = control_->recorder().last(communicator_);
-  return record ? *record->description : "";
+  return record ? record->description->text : "";
 }
 
 void Endpoint::close() {
@@ -103,7 +104,7 @@ void Endpoint::close() {
 }
 
 std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, const Memory& memory, const CallSite& site) {
-  auto request = std::make_unique<Request>(*this, site);
+  auto request = std::make_unique<Request>(*this, site, control_->recorder().now_ns());
   request->call_ = &call;
   request->input_.assign(memory.input.begin(), memory.input.end());
   request->output_.assign(memory.output.begin(), memory.output.end());
@@ -128,7 +129,7 @@ Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::u
 
 std::unique_ptr<Request> Endpoint::start(const Message& message, const CallSite& site) {
   if (message.peer) channels_.at(message.lane(), *message.peer);  // throws if there is no such peer
-  auto request = std::make_unique<Request>(*this, site);
+  auto request = std::make_unique<Request>(*this, site, control_->recorder().now_ns());
   request->message_ = message;
   enqueue(*request);
   return request;
@@ -289,24 +290,29 @@ void Endpoint::begin_message(Request& request) {
   const Message& message = *request.message_;
   request.number_ = next_message_++;
   request.record_ = control_->recorder().begin_message(communicator_, static_cast<std::uint64_t>(request.number_),
-                                                       peer_of(request), description_of(message), request.site_);
+                                                       peer_of(request), description_of(message), request.site_,
+                                                       message.posting.buffer.header.nbytes, request.called_ns_);
   if (closed_ || control_->failed()) return;  // the request fails soon
   request.operation_ = std::make_unique<PointToPoint>(mailboxes_of(message), message.posting);
 }
 
-const std::shared_ptr<const std::string>& Endpoint::description_of(const Message& message) {
+const SharedDescription& Endpoint::description_of(const Message& message) {
   const auto text_key = [](const Message& shown) {
-    return std::tuple(shown.posting.verb, shown.peer, shown.posting.any_tag, shown.posting.buffer.header.group);
+    const Header& header = shown.posting.buffer.header;
+    return std::tuple(shown.posting.verb, shown.peer, shown.posting.any_tag, header.group, header.sequence);
   };
   const std::uint32_t tag = message.posting.buffer.header.group;
   const auto place = 5 * static_cast<std::uint32_t>(message.peer.value_or(0)) + 3 * tag;
   CachedDescription& cached =
       descriptions_[(place + static_cast<std::uint32_t>(message.posting.verb)) % descriptions_.size()];
-  if (cached.text == nullptr || text_key(cached.message) != text_key(message)) {
+  if (cached.description == nullptr || text_key(cached.message) != text_key(message)) {
     const std::string shown = message.posting.any_tag ? "any" : std::to_string(tag);
-    cached = {message, std::make_shared<const std::string>(call_text(message.posting.verb, message.peer, shown))};
+    Description description{call_text(message.posting.verb, message.peer, shown), "{}"};
+    const bool probes = message.posting.verb == Verb::probe || message.posting.verb == Verb::probe_once;
+    if (!probes) description.dtype = static_cast<std::int32_t>(message.posting.buffer.header.sequence);
+    cached = {message, std::make_shared<const Description>(std::move(description))};
   }
-  return cached.text;
+  return cached.description;
 }
 
 // Returns the mailbox of the peer; for a message from any rank, the mailboxes of all other ranks.
@@ -335,8 +341,8 @@ bool Endpoint::begin_collective() {
   const std::uint32_t sequence = next_sequence_++;
   const CompiledCall& call = *current_->call_;
   current_->sequence_ = sequence;
-  current_->record_ =
-      control_->recorder().begin(communicator_, sequence, call.digest, call.description, current_->site_);
+  current_->record_ = control_->recorder().begin(communicator_, sequence, call.digest, call.description,
+                                                 current_->site_, current_->called_ns_);
   collective_.start(call, {current_->input_, current_->output_}, sequence, channels_);
   return true;
 }
@@ -344,13 +350,21 @@ bool Endpoint::begin_collective() {
 bool Endpoint::advance_collectives() {
   bool moved = false;
   while (current_ != nullptr || begin_collective()) {
-    moved |= collective_.advance();
+    if (collective_.advance()) {
+      moved = true;
+      record_move(*current_);
+    }
     if (!collective_.done()) break;
     collective_.ended();
     finish(*std::exchange(current_, nullptr), Outcome::done);
     moved = true;
   }
   return moved;
+}
+
+void Endpoint::record_move(Request& request) {
+  if (std::exchange(request.has_moved_, true) || !request.record_) return;
+  control_->recorder().move(*request.record_);
 }
 
 // Drives all messages, also those for which no thread waits, because a peer may wait for one of them.
@@ -377,7 +391,8 @@ bool Endpoint::advance_messages() {
 
 // The request may be destroyed when this returns.
 void Endpoint::finish(Request& request, Outcome outcome) {
-  if (request.record_) control_->recorder().end(*request.record_);
+  if (request.record_)
+    control_->recorder().end(*request.record_, outcome == Outcome::done ? RecordState::done : RecordState::failed);
   if (request.operation_) {
     request.matched_ = request.operation_->matched();
     request.host_copy_ = request.operation_->take_host_copy();

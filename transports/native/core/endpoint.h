@@ -82,7 +82,8 @@ class Request {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Request(Endpoint& endpoint, const CallSite& site) : endpoint_(endpoint), site_(site) {}
+  Request(Endpoint& endpoint, const CallSite& site, std::int64_t called_ns = 0)
+      : endpoint_(endpoint), site_(site), called_ns_(called_ns) {}
   ~Request();
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
@@ -103,6 +104,7 @@ class Request {
 
   Endpoint& endpoint_;
   const CallSite site_;
+  const std::int64_t called_ns_;  // 0: the call began at once
   // The call: a collective on this memory, or a message.
   const CompiledCall* call_ = nullptr;
   std::vector<std::byte*> input_;
@@ -116,6 +118,7 @@ class Request {
   std::optional<Clock::time_point> idle_since_;
   std::chrono::milliseconds next_report_{10};  // the call is reported as blocked after it has been idle this long
   bool reported_late_ = false;
+  bool has_moved_ = false;    // since it was found that it takes a while
   std::int64_t number_ = -1;  // of a message that has begun
   // Used by all threads.
   std::atomic<std::int64_t> sequence_{-1};  // of a collective that has begun
@@ -209,14 +212,20 @@ class Endpoint {
   // A message with its description, kept for the next equal message.
   struct CachedDescription {
     Message message;
-    std::shared_ptr<const std::string> text;
+    SharedDescription description;
   };
 
   // How a thread has waited since the last progress.
   struct Idle {
     std::uint32_t rounds = 0;
     Clock::time_point checked_at{};
-    bool polling_pays = true;  // whether to poll, although that takes time from a program that computes
+    Clock::time_point counted_until{};  // of the time waited; unset since the last progress
+    bool polling_pays = true;           // whether to poll, although that takes time from a program that computes
+
+    void note_progress() {
+      rounds = 0;
+      counted_until = {};
+    }
   };
 
   std::int32_t job_rank(std::int32_t member) const;
@@ -233,10 +242,11 @@ class Endpoint {
   void begin_messages();
   void begin_message(Request& request);
   std::vector<std::shared_ptr<Mailbox>> mailboxes_of(const Message& message);
-  const std::shared_ptr<const std::string>& description_of(const Message& message);
+  const SharedDescription& description_of(const Message& message);
   bool begin_collective();
   bool advance_collectives();
   bool advance_messages();
+  void record_move(Request& request);
   void finish(Request& request, Outcome outcome);
   void fail_all_requests();
   void fail_here(const std::string& text, FailureKind kind = FailureKind::internal);
@@ -260,6 +270,7 @@ class Endpoint {
   void back_off(Idle& idle, bool serving);
   void yield_in_crowd();
   void run_periodic_checks(Idle& idle);
+  void record_waits(Idle& idle, Clock::time_point now);
   void check_deadlines(Clock::time_point now);
   void check_deadline(Request& request, Clock::time_point now);
   void report_late(Request& request);

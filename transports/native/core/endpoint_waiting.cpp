@@ -125,7 +125,7 @@ Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupt
       left_to_server ? await(request) : follow(request);
       idle.checked_at = Clock::now();
     } else if (drive()) {
-      idle.rounds = 0;
+      idle.note_progress();
     } else if (is_served && idle.rounds >= spins(idle, false)) {
       left_to_server = true;
       leads = false;
@@ -192,7 +192,7 @@ void Endpoint::serve() {
     if (!is_needed() || !leadership_->try_take()) continue;
     for (Idle idle; background_count_.load() != 0 && !leadership_->is_requested() && !closed_;) {
       if (drive())
-        idle.rounds = 0;
+        idle.note_progress();
       else
         back_off(idle, true);
     }
@@ -275,7 +275,19 @@ void Endpoint::run_periodic_checks(Idle& idle) {
       control_->report_blocked(communicator_, members_, current_->sequence_);
     }
   }
+  record_waits(idle, now);
   check_deadlines(now);
+}
+
+// Readers of the flight recorder see for whom a call waits, and the counters of traffic for how long.
+void Endpoint::record_waits(Idle& idle, Clock::time_point now) {
+  const std::vector<Blocked> waits = blocked();
+  const auto first = std::find_if(waits.begin(), waits.end(), [](const Blocked& on) { return on.needed; });
+  if (current_ != nullptr && current_->record_)
+    control_->recorder().wait(*current_->record_, first == waits.end() ? -1 : job_rank(first->peer));
+  const auto since = std::exchange(idle.counted_until, now);
+  if (since != Clock::time_point{} && first != waits.end() && first->channel != nullptr)
+    first->channel->add_wait(now - since);
 }
 
 // All requests with a deadline, begun or not.
@@ -346,7 +358,7 @@ void Endpoint::sleep(Idle& idle, bool serving) {
   asleep_ = false;
   for (const Blocked& on : waits)
     if (on.channel != nullptr) on.channel->cancel_sleep();
-  if (moved) idle.rounds = 0;
+  if (moved) idle.note_progress();
 }
 
 // Whether there is work for which the doorbell may have been rung before this thread announced its sleep.

@@ -1,20 +1,22 @@
-//! The flight recorder: which calls this rank made, where in the program, and whether they have returned. Error
-//! messages quote from it.
+//! The flight recorder: which calls this rank made, where in the program, when, and how they ended. Error messages
+//! quote from it, and other processes can read it (flight_memory.h).
 //!
-//! The last 64 calls and messages are kept one by one. Older collectives are kept as a compact history.
+//! The last calls and messages are kept one by one, 1,000 by default. Older collectives are kept as a compact history.
 #pragma once
 
-#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "flight_memory.h"
 #include "scheduling.h"
 
 namespace unisono {
@@ -25,12 +27,22 @@ struct CallSite {
   int line = 0;
 };
 
+//! What errors and readers of the recorder see of a call, apart from its place in the program.
+struct Description {
+  std::string text;                 // as the user wrote the call: "allreduce(float32[8], op=sum)"
+  std::string facts;                // a JSON object: the collective, the algorithm, ...
+  std::uint64_t nbytes = 0;         // of its arrays on this rank
+  std::int32_t dtype = -1;          // of a message: the number of its dtype
+  mutable std::uint64_t place = 0;  // in the memory of the recorder, which alone uses it
+};
+using SharedDescription = std::shared_ptr<const Description>;
+
 //! One recorded call or message.
 struct CallRecord {
   std::uint64_t communicator = 0;
   std::uint64_t sequence = 0;
   std::uint64_t digest = 0;
-  std::shared_ptr<const std::string> description;
+  SharedDescription description;
   CallSite site;
   std::int32_t peer = -1;  // of a message: the other rank, in the job
   std::string where;       // " in ranks 2 and 3": the communicator, if it is not the world
@@ -54,13 +66,13 @@ class CallHistory {
   struct Entry {
     std::uint64_t digest;
     std::uint64_t sequence;
-    std::shared_ptr<const std::string> description;
+    SharedDescription description;
     CallSite site;  // of the first call with this signature
   };
 
   //! Records a call. The inline part extends the last run.
   void add(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
-           const std::shared_ptr<const std::string>& description, const CallSite& site) {
+           const SharedDescription& description, const CallSite& site) {
     if (!runs_.empty()) {
       Run& run = runs_[newest_];
       if (run.signature->digest == digest && run.signature->communicator == communicator &&
@@ -83,7 +95,7 @@ class CallHistory {
   struct Signature {
     std::uint64_t communicator;
     std::uint64_t digest;
-    std::shared_ptr<const std::string> description;
+    SharedDescription description;
     CallSite site;
   };
   struct Run {
@@ -93,7 +105,7 @@ class CallHistory {
   };
 
   void begin_run(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
-                 const std::shared_ptr<const std::string>& description, const CallSite& site);
+                 const SharedDescription& description, const CallSite& site);
 
   // Returns the newest run for which `condition` holds.
   template <class Condition>
@@ -113,23 +125,46 @@ class CallHistory {
 //! The flight recorder of a process. Any thread may call it.
 class FlightRecorder {
  public:
-  static constexpr std::size_t capacity = 64;
+  using Clock = std::chrono::steady_clock;
+
+  //! `rank` and `size` are those of the job; `depth` is the number of calls to keep, and 0 keeps others from seeing
+  //! them.
+  explicit FlightRecorder(std::int32_t rank = 0, std::int32_t size = 1, std::size_t depth = 0)
+      : memory_(rank, size, depth), kept_(memory_.depth()) {}
+
+  //! The memory, which other processes can read.
+  FlightMemory& memory() { return memory_; }
 
   //! Names a communicator, such as " in ranks 2 and 3", for the texts of its calls.
   void name(std::uint64_t communicator, std::string where);
-  //! Marks a communicator as closed. Its name is kept for the texts of its last calls, until `capacity` others are
-  //! closed.
+  //! Marks a communicator as closed. Its name is kept for the texts of its last calls, until 64 others are closed.
   void close(std::uint64_t communicator);
-  //! Records a collective and returns the index of its record, which is valid for `capacity` further calls.
+  //! Records a collective and returns the index of its record, which is valid until `depth` further calls.
   std::size_t begin(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
-                    const std::shared_ptr<const std::string>& description, const CallSite& site);
+                    const SharedDescription& description, const CallSite& site, std::int64_t called_ns = 0);
   //! Records a message to or from `peer`, a rank of the job; -1 for any rank.
   std::size_t begin_message(std::uint64_t communicator, std::uint64_t number, std::int32_t peer,
-                            const std::shared_ptr<const std::string>& description, const CallSite& site);
+                            const SharedDescription& description, const CallSite& site, std::uint64_t nbytes = 0,
+                            std::int64_t called_ns = 0);
   //! Replaces the call site of a recorded call, for a caller that learns it only after the call has been recorded.
   void set_site(std::size_t index, const CallSite& site);
+  //! Notes that the first message of a call has passed.
+  void move(std::size_t index) { memory_.record(index).moved_ns.store(now_ns(), std::memory_order_relaxed); }
+  //! Notes the rank of the job that a call waits for.
+  void wait(std::size_t index, std::int32_t peer) {
+    memory_.record(index).waits_for.store(peer, std::memory_order_relaxed);
+  }
   //! Marks a call as returned.
-  void end(std::size_t index) { returned_[index].store(true, std::memory_order_relaxed); }
+  void end(std::size_t index, RecordState state = RecordState::done) {
+    FlightRecord& record = memory_.record(index);
+    record.ended_ns.store(now_ns(), std::memory_order_relaxed);
+    record.state.store(state, std::memory_order_release);
+  }
+  //! The time as records have it; 0 if nobody reads them.
+  std::int64_t now_ns() const {
+    if (!memory_.is_published()) return 0;
+    return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+  }
 
   //! Returns the collective with this number, from the history if newer calls have replaced its record.
   std::optional<CallRecord> find(std::uint64_t communicator, std::uint64_t sequence) const;
@@ -139,21 +174,35 @@ class FlightRecorder {
   std::optional<CallRecord> running() const;
   //! The latest call or message on any communicator.
   std::optional<CallRecord> latest() const;
+  //! The last calls and messages that have ended without an error, at most this many, the newest first.
+  std::vector<CallRecord> last_ended(std::size_t most) const;
 
  private:
-  std::size_t write(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
-                    const std::shared_ptr<const std::string>& description, const CallSite& site);
+  static constexpr std::size_t most_closed = 64;
+  // What is not in the memory, because only this process can use it.
+  struct Kept {
+    SharedDescription description;
+    CallSite site;
+  };
+
+  std::size_t write(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest, std::int32_t peer,
+                    std::uint64_t nbytes, const SharedDescription& description, const CallSite& site,
+                    std::int64_t called_ns);
+  std::uint64_t place_of(const Description& description);
+  std::uint64_t place_of(const char* file);
+  bool is_of(std::size_t index, std::uint64_t communicator, std::uint64_t sequence) const;
   CallRecord record(std::size_t index) const;
   CallRecord record(std::uint64_t communicator, const CallHistory::Entry& entry) const;
   std::string name_of(std::uint64_t communicator) const;
 
   mutable BriefLock lock_;
-  std::array<CallRecord, capacity> records_;
-  std::array<std::atomic<bool>, capacity> returned_{};  // apart from the records, because writing it needs no lock
+  FlightMemory memory_;
+  std::vector<Kept> kept_;  // by index of the record
   std::uint64_t begun_ = 0;
   CallHistory history_;
-  std::map<std::uint64_t, std::string> names_;  // by communicator
-  std::deque<std::uint64_t> closed_;            // closed communicators, in the order of closing
+  std::unordered_map<const char*, std::uint64_t> files_;  // places of their names in the memory
+  std::map<std::uint64_t, std::string> names_;            // by communicator
+  std::deque<std::uint64_t> closed_;                      // closed communicators, in the order of closing
 };
 
 }  // namespace unisono

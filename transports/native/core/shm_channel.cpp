@@ -155,8 +155,8 @@ bool ShmChannel::begin(const Header& header, Whole whole, MemoryType /*memory*/)
   if (!open_slot()) return false;
   label_.header = header;
   out_remaining_ = header.nbytes;
-  counters_.sent_messages += 1;
-  counters_.sent_nbytes += header.nbytes;
+  counters_->sent_messages += 1;
+  counters_->sent_nbytes += header.nbytes;
   by_reference_ = whole.data != nullptr && (send_reference(header, whole.data) || send_single_copy(header, whole));
   if (out_remaining_ == 0 || by_reference_) publish_slot();
   return true;
@@ -309,8 +309,8 @@ const Header* ShmChannel::front() {
     combined_ = true;
     message_began_ = Clock::now();
   }
-  counters_.received_messages += 1;
-  counters_.received_nbytes += in_remaining_;
+  counters_->received_messages += 1;
+  counters_->received_nbytes += in_remaining_;
   return take_slot() ? &in_header_ : nullptr;
 }
 

@@ -166,8 +166,8 @@ bool TaggedChannel::begin(const Header& header, Whole whole, MemoryType memory) 
   const EnvelopeHead head{header, 0, message_envelope};
   std::memcpy(envelope->bytes.data(), &head, sizeof head);
   ++sent_envelopes_;
-  counters_.sent_messages += 1;
-  counters_.sent_nbytes += header.nbytes;
+  counters_->sent_messages += 1;
+  counters_->sent_nbytes += header.nbytes;
   out_header_ = header;
   out_taken_ = out_sent_ = 0;
   out_envelope_ = nullptr;
@@ -303,8 +303,8 @@ void TaggedChannel::open_front() {
   in_header_ = arrived_.front()->head().header;
   in_posted_ = in_done_ = 0;
   message_open_ = true;
-  counters_.received_messages += 1;
-  counters_.received_nbytes += in_header_.nbytes;
+  counters_->received_messages += 1;
+  counters_->received_nbytes += in_header_.nbytes;
 }
 
 void TaggedChannel::end_message() {

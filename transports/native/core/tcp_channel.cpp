@@ -52,8 +52,8 @@ bool TcpChannel::begin(const Header& header, Whole /*whole*/, MemoryType /*memor
   out_stream_->append(&wire, sizeof wire);
   out_nbytes_ = header.nbytes;
   out_done_ = 0;
-  counters_.sent_messages += 1;
-  counters_.sent_nbytes += header.nbytes;
+  counters_->sent_messages += 1;
+  counters_->sent_nbytes += header.nbytes;
   return true;
 }
 
@@ -103,8 +103,8 @@ const Header* TcpChannel::front() {
   // follows it; after a long one it is read alone, because its data is read directly into the buffer of the caller.
   header_read_ahead_ = in_header_.nbytes < direct_read_nbytes ? most_read_ahead_nbytes : sizeof wire;
   message_open_ = true;
-  counters_.received_messages += 1;
-  counters_.received_nbytes += in_header_.nbytes;
+  counters_->received_messages += 1;
+  counters_->received_nbytes += in_header_.nbytes;
   return &in_header_;
 }
 

@@ -1,0 +1,233 @@
+"""`unisono postmortem`: what it says about real jobs that fail or hang, and about dumps made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.commands import unisono
+from support.deadlines import DEADLINE_S
+
+from unisono.errors import UsageError
+from unisono.postmortem.analysis import Report, analyse
+from unisono.postmortem.loading import load
+from unisono.postmortem.page import html
+from unisono.transports.recorder.dumps import Dump, write
+from unisono.transports.recorder.memory import RecordedCall, Snapshot
+
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np, unisono as un
+world = un.init()
+x = np.ones(8, np.float32)
+for _ in range(3):
+    world.allreduce(x, out=x)
+fault, rank = sys.argv[1], world.rank
+if rank == 0: print("ready", flush=True)
+if fault == "mismatch":
+    world.barrier() if rank == 1 else world.allreduce(x)
+elif fault == "message deadlock":
+    world.recv(x, 1 - rank) if rank < 2 else world.barrier()
+elif fault == "exception":
+    if rank == 1: raise ValueError("this rank is wrong")
+    world.allreduce(x)
+elif fault == "killed":
+    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+    world.allreduce(x)
+elif fault == "two communicators":
+    pairs = [world.dup(), world.dup()]
+    for pair in pairs: pair.barrier()
+    if rank < 2:
+        pairs[rank].allreduce(x)
+        pairs[1 - rank].allreduce(x)
+    else:
+        world.barrier()
+elif fault == "endless loop":
+    while rank == 1: pass
+    world.allreduce(x)
+"""
+
+
+def job(fault: str, folder: Path, **environ: str) -> str:
+    """Run the program with a fault; return its output."""
+    (folder / "program.py").write_text(PROGRAM)
+    done = unisono("run", "-n", "3", "program.py", fault, folder=folder, UNISONO_DUMP=str(folder / "dumps"), **environ)
+    assert done.returncode != 0
+    return done.stderr
+
+
+def report_on(folder: Path) -> Report:
+    return analyse(load([folder / "dumps"]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "culprits", "says"),
+    [
+        ("mismatch", "mismatch", (1,), "rank 1 called barrier()"),
+        ("exception", "left", (1,), "ValueError: this rank is wrong"),
+        ("killed", "dead", (1,), "rank 1 died"),
+    ],
+)
+def test_the_culprit_of_a_failure_is_named(
+    fault: str, kind: str, culprits: tuple[int, ...], says: str, tmp_path: Path
+) -> None:
+    job(fault, tmp_path)
+    report = report_on(tmp_path)
+    assert (report.findings[0].kind, report.findings[0].ranks) == (kind, culprits)
+    assert says.lower() in report.summary.lower()
+
+
+@pytest.mark.parametrize("fault", ["message deadlock", "two communicators"])
+def test_a_cycle_of_waiting_ranks_is_named(fault: str, tmp_path: Path) -> None:
+    job(fault, tmp_path, UNISONO_TIMEOUT_S="2")
+    (finding, *_) = report_on(tmp_path).findings
+    assert (finding.kind, finding.ranks) == ("deadlock", (0, 1))
+
+
+def test_sigusr1_to_the_launcher_says_who_hangs_and_where(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    dumps = tmp_path / "dumps"
+    command = [sys.executable, "-m", "unisono", "run", "-n", "3", "program.py", "endless loop"]
+    environ, pipe = {**os.environ, "UNISONO_DUMP": str(dumps)}, subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, env=environ) as launcher:
+        try:
+            assert launcher.stdout is not None
+            assert launcher.stdout.readline() == b"[0] ready\n"
+            said = _ask_until_all_wait(launcher)
+            assert "rank 0 is in #3 allreduce(float32[8], op=sum) at program.py:30" in said.replace(f"{tmp_path}/", "")
+            deadline = time.monotonic() + DEADLINE_S
+            while len(list(dumps.glob("unisono-*.json"))) < 3 and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:
+            launcher.terminate()
+            launcher.communicate(timeout=DEADLINE_S)
+    (finding,) = report_on(tmp_path).findings
+    assert (finding.kind, finding.ranks) == ("user code", (1,))
+    assert "program.py:29 in <module>" in finding.text
+
+
+def _ask_until_all_wait(launcher: subprocess.Popen[bytes]) -> str:
+    """Send SIGUSR1 to the launcher until it says that rank 2 waits for rank 1; return what it said then."""
+    assert launcher.stderr is not None
+    deadline = time.monotonic() + DEADLINE_S
+    said = ""
+    while time.monotonic() < deadline:
+        launcher.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        said = os.read(launcher.stderr.fileno(), 1 << 16).decode()
+        if all(part in said for part in ("rank 2 is in #3", "waits for rank 1", "rank 1 is in user code")):
+            return said
+    raise AssertionError(said)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_tables_json_and_a_page(tmp_path: Path) -> None:
+    job("mismatch", tmp_path)
+    shown = unisono("postmortem", "dumps", "--html", "page.html", folder=tmp_path)
+    assert shown.returncode == 0
+    assert "rank 1 called barrier()" in shown.stdout
+    assert "Where each rank is" in shown.stdout
+    assert "barrier() failed" in shown.stdout
+    values = json.loads(unisono("postmortem", "dumps", "--json", folder=tmp_path).stdout)
+    assert values["findings"][0]["ranks"] == [1]
+    page = (tmp_path / "page.html").read_text()
+    assert "rank 1 called barrier()" in page
+    assert page.count("<rect") >= 12  # four calls of three ranks
+    assert "http" not in page
+
+
+def test_no_dumps_and_files_that_are_no_dumps(tmp_path: Path) -> None:
+    missing = unisono("postmortem", "nowhere", folder=tmp_path)
+    assert (missing.returncode, missing.stderr) == (2, "unisono: there is no file or directory 'nowhere'\n")
+    (tmp_path / "dumps").mkdir()
+    assert "set UNISONO_DUMP to a directory" in unisono("postmortem", "dumps", folder=tmp_path).stderr
+    (tmp_path / "dumps" / "broken.json").write_text('{"format": "unisono-dump", "ver')
+    assert "only a part of one" in unisono("postmortem", "dumps", folder=tmp_path).stderr
+
+
+# --- dumps made by hand ----------------------------------------------------------------------------------------------
+
+
+def call(sequence: int, text: str = "barrier()", state: str = "done", **changes: object) -> RecordedCall:
+    ended_ns = 0 if state == "running" else 2000 + sequence
+    values = RecordedCall(
+        sequence, 0, sequence, False, hash(text) % 2**64, text, {}, 8, 1000 + sequence, 1000 + sequence, 0, ended_ns,
+        "train.py:12", None, None, state,
+    )  # fmt: skip
+    return replace(values, **changes)  # type: ignore[arg-type]
+
+
+def dump(rank: int, calls: Sequence[RecordedCall], size: int = 2, job: str = "aa" * 16, written_s: float = 1.0) -> Dump:
+    about = {"job": job, "epoch": 0, "host": "a"}
+    snapshot = Snapshot(rank, size, 100 + rank, about, {}, (), len(calls), tuple(calls))
+    return Dump(snapshot, "request", 9000, written_s, None, {"MainThread": ["train.py:20 in step"]})
+
+
+def reported(folder: Path, *dumps: Dump, job: str = "") -> Report:
+    for each in dumps:
+        write(each, folder, f"{each.snapshot.about['job'][:8]}-0")
+    return analyse(load([folder], job))
+
+
+def test_ranks_that_run_ahead_of_what_another_rank_has_kept_are_no_culprits(tmp_path: Path) -> None:
+    old = dump(0, [call(number) for number in range(5)] + [call(5, state="running")])
+    ahead = dump(1, [call(number) for number in range(3, 6)] + [call(6, state="running")])
+    report = reported(tmp_path, old, ahead)
+    assert [row.absent for row in report.rows] == [(), (), (), (), (), (), (0,)]
+    assert [finding.ranks for finding in report.findings] == [(0,)]
+
+
+def test_a_rank_without_a_dump_is_named(tmp_path: Path) -> None:
+    waiting = [call(0, state="running")]
+    report = reported(tmp_path, dump(0, waiting, size=3), dump(2, waiting, size=3))
+    assert report.dumps.missing == (1,)
+    assert "rank 1 wrote no dump" in report.findings[0].text
+
+
+def test_a_slow_rank_is_the_one_for_which_the_others_wait(tmp_path: Path) -> None:
+    waiting = [call(0), call(1, state="running", waits_for=1)]
+    slow = [call(0), call(1, state="running")]
+    report = reported(tmp_path, dump(0, waiting, 3), dump(1, slow, 3), dump(2, waiting, 3))
+    assert [(finding.kind, finding.ranks) for finding in report.findings] == [("slow", (1,))]
+
+
+def test_of_several_jobs_the_newest_is_shown_unless_one_is_picked(tmp_path: Path) -> None:
+    older, newer = dump(0, [call(0)], 1, "bb" * 16, 1.0), dump(0, [call(0)], 1, "cc" * 16, 2.0)
+    report = reported(tmp_path, older, newer)
+    assert report.dumps.job == "cccccccc-0"
+    assert any("--job" in note for note in report.dumps.notes)
+    assert reported(tmp_path, job="bb").dumps.job == "bbbbbbbb-0"
+    with pytest.raises(UsageError, match="no dumps of job 'dd'"):
+        reported(tmp_path, job="dd")
+
+
+def test_a_thousand_ranks_and_hostile_texts(tmp_path: Path) -> None:
+    text = "<script>alert(1)</script>[red]x[/]"
+    dumps = [dump(rank, [call(0, text), call(1, text, "running")], 1000) for rank in range(1000) if rank != 7]
+    report = reported(tmp_path, *dumps, dump(7, [call(0, text)], 1000))
+    assert [finding.ranks for finding in report.findings] == [(7,)]
+    assert "<script>" not in html(report)
+    shown = unisono("postmortem", str(tmp_path), folder=tmp_path)
+    assert shown.returncode == 0
+    assert text in shown.stdout
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium, which Debian has as a package")
+def test_a_browser_shows_the_page(tmp_path: Path) -> None:
+    report = reported(tmp_path, dump(0, [call(0), call(1, state="running")]), dump(1, [call(0)]))
+    (tmp_path / "page.html").write_text(html(report))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{tmp_path}/page.html"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
+    assert "rank 1 has not called #1" in shown
+    assert shown.count("<rect") == 3

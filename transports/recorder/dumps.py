@@ -1,0 +1,167 @@
+"""Dumps: what the flight recorder of one rank knew at one moment, as a JSON file. docs/postmortem.md has the format.
+
+A dump is written to a temporary file in the same folder, which then gets the name of the dump. So a process that is
+killed meanwhile, or a full disk, never leaves half a dump.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from unisono.records import record
+from unisono.transports.recorder.memory import ChannelTraffic, RecordedCall, Snapshot
+
+FORMAT = "unisono-dump"
+VERSION = 1
+
+
+@record
+class Dump:
+    """The content of a dump.
+
+    Attributes:
+        snapshot: the rank and its calls.
+        reason: why it was written: "error", "SIGUSR1" or "request".
+        written_ns: when, by the host's CLOCK_MONOTONIC, in nanoseconds, as the times of calls.
+        written_s: when, in seconds since 1970.
+        error: of an error, its "type", "text", "peer" and "sequence"; or None.
+        stack: where the threads of the rank were in the program, outermost first, by their names.
+        path: the file that the dump was read from; empty if it was not.
+    """
+
+    snapshot: Snapshot
+    reason: str
+    written_ns: int
+    written_s: float
+    error: Mapping[str, Any] | None
+    stack: Mapping[str, list[str]]
+    path: str = ""
+
+
+def file_name(job: str, rank: int, size: int) -> str:
+    """Return the name of the dump of a rank, in which all ranks have equally many digits.
+
+    >>> file_name("1a2b3c4d-0", 3, 128)
+    'unisono-1a2b3c4d-0-rank-003.json'
+    """
+    return f"unisono-{job}-rank-{rank:0{len(str(size - 1))}d}.json"
+
+
+def write(dump: Dump, directory: str | os.PathLike[str], job: str) -> Path:
+    """Write a dump to a directory, which is made if it is missing, and return its path. An older dump is replaced.
+
+    `job` distinguishes the dumps of several jobs in one directory.
+
+    Raises:
+        OSError: the directory cannot be written, or the disk is full. Nothing stays in the directory.
+    """
+    path = Path(directory) / file_name(job, dump.snapshot.rank, dump.snapshot.size)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(_encoded(dump), file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise
+    return path
+
+
+def read(path: str | os.PathLike[str]) -> Dump:
+    """Return the dump in a file.
+
+    Raises:
+        ValueError: the file holds no dump, only a part of one, or one of a newer version. The text says which.
+        OSError: the file cannot be read.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{path} is no JSON file, or only a part of one") from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise ValueError(f"{path} is no dump of Unisono")
+    if values.get("version") != VERSION:
+        raise ValueError(f"{path} has version {values.get('version')} of the format; this Unisono reads {VERSION}")
+    try:
+        return _decoded(values, str(path))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a whole dump: {error!r}") from None
+
+
+def _encoded(dump: Dump) -> dict[str, Any]:
+    snapshot = dump.snapshot
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "rank": snapshot.rank,
+        "size": snapshot.size,
+        "pid": snapshot.pid,
+        **snapshot.about,
+        "reason": dump.reason,
+        "written_ns": dump.written_ns,
+        "written_s": dump.written_s,
+        "error": dump.error,
+        "stack": dump.stack,
+        "traffic": [asdict(channel) for channel in snapshot.traffic],
+        "communicators": [{"id": f"{name:016x}", "ranks": ranks} for name, ranks in snapshot.communicators.items()],
+        "calls_made": snapshot.made,
+        "calls": [_encoded_call(call) for call in snapshot.calls],
+    }
+
+
+def _encoded_call(call: RecordedCall) -> dict[str, Any]:
+    values = asdict(call)
+    return {
+        **{name: value for name, value in values.items() if name not in ("communicator", "digest", "text", "facts")},
+        "call": call.text,
+        "communicator": f"{call.communicator:016x}",
+        "digest": f"{call.digest:016x}",
+        "facts": dict(call.facts),
+    }
+
+
+def _decoded(values: dict[str, Any], path: str) -> Dump:
+    own = {"format", "version", "rank", "size", "pid", "reason", "written_ns", "written_s", "error", "stack"}
+    own |= {"traffic", "communicators", "calls_made", "calls"}
+    snapshot = Snapshot(
+        int(values["rank"]),
+        int(values["size"]),
+        int(values["pid"]),
+        {name: value for name, value in values.items() if name not in own},
+        {int(each["id"], 16): tuple(each["ranks"]) for each in values["communicators"]},
+        tuple(ChannelTraffic(**channel) for channel in values["traffic"]),
+        int(values["calls_made"]),
+        tuple(_decoded_call(call) for call in values["calls"]),
+    )
+    if not 0 <= snapshot.rank < snapshot.size:
+        raise ValueError(f"rank {snapshot.rank} of {snapshot.size}")
+    return Dump(
+        snapshot,
+        str(values["reason"]),
+        int(values["written_ns"]),
+        float(values["written_s"]),
+        values["error"],
+        values["stack"],
+        path,
+    )
+
+
+def _decoded_call(values: dict[str, Any]) -> RecordedCall:
+    rest = {name: value for name, value in values.items() if name not in ("call", "communicator", "digest")}
+    return RecordedCall(
+        text=values["call"],
+        communicator=int(values["communicator"], 16),
+        digest=int(values["digest"], 16),
+        **rest,
+    )

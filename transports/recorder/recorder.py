@@ -1,0 +1,201 @@
+"""`Recorder`: the flight recorder of a session, and its dumps.
+
+The native core records the calls (flight_recorder.h). This file writes dumps of what it recorded: when the job fails,
+when the process gets SIGUSR1, and when the program asks. The thread of the session's event loop does so, because the
+thread of the program may be in a call that never ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from io import FileIO
+from typing import TYPE_CHECKING, Any, Protocol
+
+from unisono import log
+from unisono.forks import closed_in_child
+from unisono.transports import _core
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType
+
+    from unisono.transports.recorder.memory import Snapshot
+
+_log = log.get()
+
+# How many different calls before the failed one an error shows, and of how many calls they are taken.
+_CALLS_IN_ERRORS = 2
+_CALLS_LOOKED_AT = 16
+# No more than this much of the program's command line is recorded.
+_MOST_ARGUMENTS = 32
+_MOST_ARGUMENT_LENGTH = 200
+# The directory of the package, whose frames are not the program's.
+_PACKAGE = os.path.normpath(os.path.join(__file__, "..", "..", ".."))
+
+
+class Loop(Protocol):
+    """The part of an event loop that a recorder uses."""
+
+    def watch(self, sock: FileIO, callback: Callable[[], None]) -> None:
+        """Call `callback` in the thread of the loop whenever `sock` can be read."""
+
+    def unwatch(self, sock: int) -> None:
+        """Stop watching a descriptor."""
+
+
+class Recorder:
+    """The flight recorder of a session.
+
+    Args:
+        control: the native control of the session, which holds the recorder.
+        loop: the event loop of the session, whose thread writes dumps.
+        directory: the directory of dumps that nobody asked for; empty for none.
+        name: the job and the epoch, for the names of files.
+        error_name: returns the name of the error for the number of a native failure.
+    """
+
+    def __init__(
+        self, control: _core.Control, loop: Loop, directory: str, name: str, error_name: Callable[[int], str]
+    ) -> None:
+        self._control = control
+        self._loop = loop
+        self._directory = directory
+        self._name = name
+        self._error_name = error_name
+        self._writing = threading.Lock()
+        self._path_of_failure = ""
+        self._has_dumped_failure = False
+        self._failures = _event()
+        self._signals = _event()
+
+    def start(self) -> None:
+        """Begin to wait for failures and SIGUSR1. Called in the thread of the loop, or before the loop starts.
+
+        SIGUSR1 is taken only if the process has no handler for it. A handler that the program sets later replaces this
+        one.
+        """
+        self._loop.watch(self._failures, self._on_failure)
+        self._control.add_doorbell(self._failures.fileno())
+        self._loop.watch(self._signals, self._on_signal)
+        _core.notify_of_signal(self._signals.fileno())
+
+    def close(self) -> None:
+        """Write the dump of a failure that has not been written yet, and stop. Called in the thread of the loop."""
+        _core.forget_signal(self._signals.fileno())
+        self._control.remove_doorbell(self._failures.fileno())
+        for event in (self._failures, self._signals):
+            self._loop.unwatch(event.fileno())
+            event.close()
+        if self._control.failed():
+            self.dump_failure()
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Write a description of the rank into the recorder's memory: `facts`, its program and its versions."""
+        arguments = [argument[:_MOST_ARGUMENT_LENGTH] for argument in sys.argv[:_MOST_ARGUMENTS]]
+        about = {**facts, "program": arguments, "python": sys.version.split()[0], "started_s": time.time()}
+        self._control.describe(json.dumps(about))
+
+    def snapshot(self) -> Snapshot:
+        """Return what the recorder holds now."""
+        from unisono.transports.recorder.memory import parse
+
+        return parse(self._control.recorded())
+
+    def last_calls(self) -> tuple[str, ...]:
+        """Return the last calls of this rank that ended, as errors show them, the newest first.
+
+        Of calls that were made again and again, only the last one is in the list.
+        """
+        latest: dict[str, str] = {}
+        for call in self._control.last_calls(_CALLS_LOOKED_AT):
+            latest.setdefault(call.partition(" ")[2] if call.startswith("#") else call, call)
+        return tuple(latest.values())[:_CALLS_IN_ERRORS]
+
+    def dump_failure(self) -> str:
+        """Write the dump of the job's failure, unless it has been written; return its path, or "" if there is none.
+
+        A dump that cannot be written is a warning in the log, because the failure itself matters more.
+        """
+        if not self._directory:
+            return ""
+        with self._writing:
+            if not self._has_dumped_failure:
+                self._has_dumped_failure = True
+                self._path_of_failure = self._dump_or_warn("error", self._failure())
+        return self._path_of_failure
+
+    def dump(self, directory: str | os.PathLike[str], reason: str, error: Mapping[str, Any] | None = None) -> Path:
+        """Write a dump and return its path; raises `OSError` if that fails."""
+        from unisono.transports.recorder.dumps import Dump, write
+
+        dump = Dump(self.snapshot(), reason, time.monotonic_ns(), time.time(), error, _stacks())
+        return write(dump, directory, self._name)
+
+    def _dump_or_warn(self, reason: str, error: Mapping[str, Any] | None) -> str:
+        try:
+            return str(self.dump(self._directory, reason, error))
+        except OSError as refusal:
+            _log.warning("no dump could be written to %s: %s", self._directory, refusal.strerror)
+            return ""
+
+    def _on_failure(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._failures.fileno())
+        if self._control.failed():
+            self.dump_failure()
+
+    def _on_signal(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._signals.fileno())
+        if self._directory:
+            path = self._dump_or_warn("SIGUSR1", None)
+            if path:
+                _log.warning("SIGUSR1: wrote the dump %s", path)
+        else:
+            from unisono.transports.recorder.activity import where
+
+            for line in where(self._name):
+                _log.warning("SIGUSR1: %s", line)
+            _log.warning("SIGUSR1: for dumps of all calls, set UNISONO_DUMP to a directory before the job starts")
+
+    def _failure(self) -> Mapping[str, Any]:
+        kind, finder, peer, sequence, text = self._control.failure()
+        return {
+            "type": self._error_name(kind),
+            "text": text,
+            "found_by": finder,
+            "peer": peer if peer >= 0 else None,
+            "sequence": sequence if sequence >= 0 else None,
+        }
+
+
+def _event() -> FileIO:
+    return closed_in_child(FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+"))
+
+
+def _stacks() -> dict[str, list[str]]:
+    """Return where each thread of the program is, outermost frame first.
+
+    Threads of Unisono are omitted, and so are the frames of Unisono in which the program's own frames end.
+    """
+    import traceback
+
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = {names.get(ident, str(ident)): frame for ident, frame in sys._current_frames().items()}
+    stacks = {
+        name: list(traceback.walk_stack(frame)) for name, frame in frames.items() if not name.startswith("unisono")
+    }
+    return {name: _places(stack) for name, stack in stacks.items()}
+
+
+def _places(stack: list[tuple[FrameType, int]]) -> list[str]:
+    """Return the places of a stack, innermost frame first, as text in the opposite order."""
+    own = [frame.f_code.co_filename.startswith(_PACKAGE) for frame, _ in stack]
+    first = own.index(False) if False in own else 0
+    return [f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in reversed(stack[first:])]

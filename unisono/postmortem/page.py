@@ -1,0 +1,116 @@
+"""The report as one HTML page, which needs no other file and no network."""
+
+from __future__ import annotations
+
+from html import escape
+
+from unisono.postmortem.analysis import Report, Row, current, place
+from unisono.postmortem.timeline import Bar, timeline
+
+_WIDTH = 1000
+_TRACK = 26
+_LEFT = 70
+_COLOURS = {"done": "#3b7dd8", "running": "#e0a020", "failed": "#c8402f"}
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; padding: 0 1em; color: #1c1c1c }}
+h1 {{ font-size: 1.5em }} h2 {{ font-size: 1.15em; margin-top: 2em }}
+.summary {{ background: #f4f4f0; border-left: 4px solid #c8402f; padding: .8em 1em }}
+table {{ border-collapse: collapse; font-size: 13px }}
+th, td {{ border: 1px solid #d5d5d0; padding: 4px 8px; text-align: left }}
+td.done {{ background: #e9f1fc }} td.running {{ background: #fcf1d9 }} td.failed {{ background: #f9e0dc }}
+td.missing {{ background: #f4f4f0; color: #777 }} .scroll {{ overflow-x: auto }}
+svg text {{ font: 12px system-ui, sans-serif }} code {{ font-size: 13px }}
+</style></head><body>
+<h1>{title}</h1>
+<p class="summary" id="summary">{summary}</p>
+{notes}
+<h2>Where each rank is</h2>
+<div class="scroll"><table id="ranks">
+<tr><th>rank</th><th>host</th><th>process</th><th>call</th><th>in the program</th></tr>
+{ranks}</table></div>
+<h2>The last calls on one clock</h2>
+<p>Each bar is a call; point at it for its text. Time is in seconds before the last dump.</p>
+<div class="scroll">{timeline}</div>
+<h2>Call by call</h2>
+<div class="scroll">{rows}</div>
+</body></html>
+"""
+
+
+def html(report: Report) -> str:
+    """Return the page."""
+    dumps = report.dumps
+    return _PAGE.format(
+        title=escape(f"Postmortem of job {dumps.job}"),
+        summary=escape(report.summary),
+        notes="".join(f"<p>{escape(note)}</p>" for note in dumps.notes),
+        ranks="\n".join(_rank(report, rank) for rank in range(dumps.size)),
+        timeline=_timeline(list(timeline(dumps)), dumps.size),
+        rows="\n".join(_table([row for row in report.rows if row.communicator == each]) for each in _order(report)),
+    )
+
+
+def _rank(report: Report, rank: int) -> str:
+    dump = report.dumps.by_rank.get(rank)
+    if dump is None:
+        return f'<tr><td>{rank}</td><td class="missing" colspan="4">no dump</td></tr>'
+    call, about = current(dump), dump.snapshot.about
+    cells = (str(rank), str(about.get("host", "")), str(dump.snapshot.pid), str(call or "none"), place(dump))
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _timeline(bars: list[Bar], size: int) -> str:
+    begin_s = min((bar.begin_s for bar in bars), default=-1.0)
+    scale = (_WIDTH - _LEFT - 10) / max(-begin_s, 1e-9)
+    height = _TRACK * size + 30
+    parts = [f'<svg id="timeline" width="{_WIDTH}" height="{height}" role="img" aria-label="timeline of calls">']
+    parts += [f'<text x="0" y="{rank * _TRACK + 17}">rank {rank}</text>' for rank in range(size)]
+    for bar in bars:
+        x, width = _LEFT + (bar.begin_s - begin_s) * scale, max((bar.end_s - bar.begin_s) * scale, 1.0)
+        shape = f'x="{x:.1f}" y="{bar.rank * _TRACK + 4}" width="{width:.1f}" height="{_TRACK - 8}"'
+        title = f"{bar.call}: {bar.call.state} after {_duration(bar.end_s - bar.begin_s)}"
+        parts.append(f'<rect {shape} fill="{_COLOURS[bar.call.state]}"><title>{escape(title)}</title></rect>')
+    for step in range(5):
+        at_s = begin_s * (1 - step / 4)
+        x = _LEFT + (at_s - begin_s) * scale
+        anchor = "end" if step == 4 else "start"
+        parts.append(f'<text x="{x:.1f}" y="{height - 8}" text-anchor="{anchor}">{at_s:.3g} s</text>')
+    return "".join([*parts, "</svg>"])
+
+
+def _order(report: Report) -> list[int]:
+    return list(dict.fromkeys(row.communicator for row in report.rows))
+
+
+def _table(rows: list[Row]) -> str:
+    ranks = list(rows[0].by_rank)
+    name = "all ranks" if not rows[0].communicator else f"communicator of ranks {', '.join(map(str, ranks))}"
+    head = "".join(f"<th>rank {rank}</th>" for rank in ranks)
+    lines = [f'<table class="calls"><caption>{escape(name)}</caption><tr><th>#</th><th>call</th>{head}</tr>']
+    for row in rows:
+        cells = []
+        for rank, call in row.by_rank.items():
+            if call is None:
+                cells.append(f'<td class="missing">{"not called" if rank in row.absent else "earlier"}</td>')
+            else:
+                shown = state_text(call.state, call.ended_ns - call.called_ns if call.ended_ns else None)
+                other = "" if call.text == row.text else f" {call.text}"
+                cells.append(f'<td class="{call.state}" title="{escape(call.site)}">{escape(shown + other)}</td>')
+        lines.append(f"<tr><td>{row.sequence}</td><td>{escape(row.text)}</td>{''.join(cells)}</tr>")
+    return "".join([*lines, "</table>"])
+
+
+def state_text(state: str, took_ns: int | None) -> str:
+    """Return the state of a call, with the time that it took if it has ended: "12.3 µs"."""
+    return state if took_ns is None or state != "done" else _duration(took_ns / 1e9)
+
+
+def _duration(seconds: float) -> str:
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
