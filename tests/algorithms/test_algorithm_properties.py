@@ -129,9 +129,9 @@ def test_tree_broadcast_run_backwards_is_a_reduce(name: str, params: dict[str, i
     broadcast = find("broadcast", name)
     for size in range(1, 25):
         for root in {0, size // 3, size - 1}:
-            told = [broadcast.build(size, rank, root, **params) for rank in range(size)]
-            last = max(plan.group_count(0) for plan in told)
-            report = verify_plans([backwards(plan, last) for plan in told])
+            broadcasts = [broadcast.build(size, rank, root, **params) for rank in range(size)]
+            last = max(plan.group_count(0) for plan in broadcasts)
+            report = verify_plans([backwards(plan, last) for plan in broadcasts])
             assert (report.rounds, report.messages) == (broadcast.cost_of(size, params).rounds, size - 1)
 
 

@@ -74,8 +74,8 @@ def test_builder_refuses_unsupported_size_with_the_declared_reason(
             continue
         with pytest.raises(UsageError, match=refusal):
             algorithm.build(size, 0)
-        told = f"{algorithm.collective} {algorithm.name!r} cannot run on {size} ranks: {refusal}"
-        assert show(capsys, algorithm, f"-n{size}") == (1, told)
+        message = f"{algorithm.collective} {algorithm.name!r} cannot run on {size} ranks: {refusal}"
+        assert show(capsys, algorithm, f"-n{size}") == (1, message)
 
 
 def test_only_three_algorithms_refuse_five_or_six_ranks() -> None:
@@ -108,12 +108,12 @@ def test_builder_refuses_unknown_parameter(capsys: pytest.CaptureFixture[str], a
     with pytest.raises(TypeError, match="unexpected keyword argument 'radixx'"):
         algorithm.build(4, 0, radixx=3)
     known = ", ".join(algorithm.parameters()) or "none"
-    told = f"{algorithm.collective} {algorithm.name} has no parameter 'radixx'; it has {known}"
-    told += "; did you mean 'radix'?" if "radix" in algorithm.parameters() else ""
+    message = f"{algorithm.collective} {algorithm.name} has no parameter 'radixx'; it has {known}"
+    message += "; did you mean 'radix'?" if "radix" in algorithm.parameters() else ""
     with pytest.raises(UsageError) as caught:
         algorithm.check_parameters(["radixx"])
-    assert str(caught.value) == told
-    assert show(capsys, algorithm, "-n4", "--param=radixx=3") == (2, told)
+    assert str(caught.value) == message
+    assert show(capsys, algorithm, "-n4", "--param=radixx=3") == (2, message)
     for taken in ("size", "rank", "root"):
         with pytest.raises(UsageError, match=f"has no parameter '{taken}'"):
             algorithm.check_parameters([taken])
@@ -125,15 +125,15 @@ def test_builder_refuses_unknown_parameter(capsys: pytest.CaptureFixture[str], a
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
 def test_misspelled_name_is_refused_with_a_suggestion(capsys: pytest.CaptureFixture[str], algorithm: Algorithm) -> None:
     wrong = replace(algorithm, name=algorithm.name[:-1])
-    status, told = show(capsys, wrong)
+    status, message = show(capsys, wrong)
     assert status == 1
-    assert told.startswith(f"{algorithm.collective} has no algorithm '{wrong.name}': it has ")
-    assert told.endswith(f"; did you mean '{algorithm.name}'?")
+    assert message.startswith(f"{algorithm.collective} has no algorithm '{wrong.name}': it has ")
+    assert message.endswith(f"; did you mean '{algorithm.name}'?")
     wrong = replace(algorithm, collective=f"{algorithm.collective}s")
-    status, told = show(capsys, wrong)
+    status, message = show(capsys, wrong)
     assert status == 1
-    assert told.startswith(f"no algorithm carries out '{wrong.collective}': there are allreduce, ")
-    assert told.endswith(f"; did you mean '{algorithm.collective}'?")
+    assert message.startswith(f"no algorithm carries out '{wrong.collective}': there are allreduce, ")
+    assert message.endswith(f"; did you mean '{algorithm.collective}'?")
 
 
 def test_name_similar_to_no_other_is_refused_without_suggestion() -> None:

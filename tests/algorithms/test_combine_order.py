@@ -106,8 +106,10 @@ def test_declared_order_that_holds_for_powers_of_two_only_is_refused() -> None:
     doubling = replace(find("allreduce", "recursive_doubling"), order="canonical")
     for size in (1, 2, 4, 8, 16):
         check_order(doubling, size)
-    told = r"allreduce recursive_doubling on 5 ranks: rank 0: .* is \(\(0∘1\)∘2\)∘\(3∘4\), but .* \(\(0∘1\)∘\(2∘3\)\)∘4"
-    with pytest.raises(PlanError, match=told):
+    message = (
+        r"allreduce recursive_doubling on 5 ranks: rank 0: .* is \(\(0∘1\)∘2\)∘\(3∘4\), but .* \(\(0∘1\)∘\(2∘3\)\)∘4"
+    )
+    with pytest.raises(PlanError, match=message):
         prove(doubling, 5)
 
 

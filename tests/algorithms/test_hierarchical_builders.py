@@ -215,8 +215,8 @@ def test_every_pair_of_declared_phase_algorithms_can_be_combined(algorithm: Comp
 def test_builder_default_is_first_algorithm_declared_for_the_phase(algorithm: Composition) -> None:
     defaults = {name: each.default for name, each in algorithm.parameters().items()}
     declared = {phase.parameter: phase.algorithms[0] for phase in algorithm.phases}
-    told = {"hosts": None, **({"varying": False} if algorithm.varying else {})}
-    assert defaults == {**told, **declared}
+    fixed = {"hosts": None, **({"varying": False} if algorithm.varying else {})}
+    assert defaults == {**fixed, **declared}
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_the_generic_executor_reduces_over_hosts_in_segments(name: str, in_place
 # Communicators pass their hosts to compositions.
 
 
-def told_and_done(executor: Any, hosts: Hosts, algorithm: str | None, collective: str) -> Any:
+def call_on_hosts(executor: Any, hosts: Hosts, algorithm: str | None, collective: str) -> Any:
     with Communicator(executor, HostLayout(hosts, "tcp", near="shm"), Options()) as world:
         x = np.arange(5.0) + world.rank
         if collective == "broadcast":
@@ -461,14 +461,14 @@ def test_communicator_runs_hierarchical_algorithms_on_its_hosts(
 ) -> None:
     inputs = np.arange(5.0) + np.arange(6)[:, None]
     wanted = inputs[3] if collective == "broadcast" else inputs.sum(axis=0)
-    assert LocalRanks(6).run(told_and_done, hosts, name, collective) == [wanted.tolist()] * 6
+    assert LocalRanks(6).run(call_on_hosts, hosts, name, collective) == [wanted.tolist()] * 6
 
 
 def test_only_leaders_of_a_communicator_send_across_hosts() -> None:
     hosts = runs(3, 1, 2)
 
     def peers_of(executor: Any) -> set[int]:
-        told_and_done(executor, hosts, "hierarchical", "allreduce")
+        call_on_hosts(executor, hosts, "hierarchical", "allreduce")
         return {peer for peer, traffic in executor.traffic().items() if traffic.sent_messages}
 
     talked = LocalRanks(6).run(peers_of)
@@ -477,4 +477,4 @@ def test_only_leaders_of_a_communicator_send_across_hosts() -> None:
 
 def test_communicator_refuses_forced_full_lane_on_unequal_hosts() -> None:
     with pytest.raises(NoAlgorithmError, match=r"full_lane does not run on these hosts: .* not 1 and 2 and 3"):
-        LocalRanks(6).run(told_and_done, runs(3, 1, 2), "full_lane", "allreduce")
+        LocalRanks(6).run(call_on_hosts, runs(3, 1, 2), "full_lane", "allreduce")

@@ -124,7 +124,7 @@ def test_late_registration_affects_only_new_call_specs_and_forced_calls() -> Non
 
 
 def test_different_registrations_are_a_mismatch_error_on_every_rank() -> None:
-    for told in un.launch(apart, 3, timeout_s=DEADLINE_S):
-        assert told.startswith(
+    for error in un.launch(apart, 3, timeout_s=DEADLINE_S):
+        assert error.startswith(
             "MismatchError: ranks disagree on call #0: rank 0 called allreduce(float32[50000], op=sum)"
         )

@@ -265,9 +265,11 @@ def with_a_demand(size: int, rank: int, root: int = 0, *, radix: int) -> Plan:
     return my_ring(size, rank, root)
 
 
-@pytest.mark.parametrize(("build", "told"), [(without_root, "argument 'root'"), (with_a_demand, "argument: 'radix'")])
-def test_builder_with_wrong_signature_is_refused(build: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=f"{build.__name__}.* cannot be called as build.*{told}"):
+@pytest.mark.parametrize(
+    ("build", "argument"), [(without_root, "argument 'root'"), (with_a_demand, "argument: 'radix'")]
+)
+def test_builder_with_wrong_signature_is_refused(build: Any, argument: str) -> None:
+    with pytest.raises(UsageError, match=f"{build.__name__}.* cannot be called as build.*{argument}"):
         algorithm("allreduce", "my_ring")(build)
 
 
@@ -331,8 +333,8 @@ def test_cost_of_another_type_is_refused(cost: Any, message: str) -> None:
 
 
 def test_an_unknown_collective_is_refused() -> None:
-    told = "no algorithm carries out 'allreduse': there are allreduce, .*; did you mean 'allreduce'?"
-    with pytest.raises(NoAlgorithmError, match=told):
+    message = "no algorithm carries out 'allreduse': there are allreduce, .*; did you mean 'allreduce'?"
+    with pytest.raises(NoAlgorithmError, match=message):
         algorithm("allreduse", "mine")
 
 

@@ -32,10 +32,10 @@ def proved(*lanes: Sequence[Group], blocks: int) -> tuple[int, int]:
     """Return the live and the declared blocks of SCRATCH of a proved allreduce of one rank with these lanes."""
     scratch = scratch_like(Buffer.INPUT, even(1), copies=blocks)
     plan = Plan("allreduce", "test", 1, 0, 0, even(1), even(1), scratch, tuple(map(tuple, lanes)))
-    return told(verify_plans([plan]))
+    return live_and_declared(verify_plans([plan]))
 
 
-def told(report: Report) -> tuple[int, int]:
+def live_and_declared(report: Report) -> tuple[int, int]:
     return report.scratch_live, report.scratch_blocks
 
 
@@ -85,7 +85,7 @@ def test_scratch_block_combined_in_place_is_counted_once() -> None:
 
     scratch = scratch_like(Buffer.INPUT, even(1), copies=2)
     plans = [Plan("allreduce", "test", 2, rank, 0, even(1), even(1), scratch, (lane(rank),)) for rank in range(2)]
-    assert told(verify_plans(plans)) == (1, 2)
+    assert live_and_declared(verify_plans(plans)) == (1, 2)
 
 
 def test_scratch_block_is_not_live_between_last_read_and_next_write() -> None:

@@ -166,7 +166,7 @@ def test_format_size_uses_the_largest_unit_that_divides_the_size(nbytes: int, te
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["allreduce", "--against", "nobody"], "no peer 'nobody'"),
         (["allreduce", "--against", "gloo,gloo"], "named twice"),
@@ -180,9 +180,9 @@ def test_format_size_uses_the_largest_unit_that_divides_the_size(nbytes: int, te
     ],
 )
 def test_bench_refuses_bad_arguments_in_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
-    assert told in command_fails(capsys, *arguments)
+    assert expected in command_fails(capsys, *arguments)
 
 
 def test_bench_says_how_to_install_a_missing_peer(
@@ -264,7 +264,7 @@ def test_driver_measures_library_again_at_sizes_whose_call_it_has(library_that: 
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "deadline_s"),
+    ("body", "expected", "deadline_s"),
     [
         ("os.kill(os.getpid(), 9)", "a rank ended unexpectedly", 60.0),
         ("raise RuntimeError('out of luck')", "RuntimeError: out of luck", 60.0),
@@ -272,7 +272,7 @@ def test_driver_measures_library_again_at_sizes_whose_call_it_has(library_that: 
     ],
 )
 def test_driver_measures_the_others_when_a_library_crashes_raises_or_hangs(
-    library_that: Any, tmp_path: Path, body: str, told: str, deadline_s: float
+    library_that: Any, tmp_path: Path, body: str, expected: str, deadline_s: float
 ) -> None:
     pids = tmp_path / "pids"
     bad = library_that(f"open({str(pids)!r}, 'a').write(str(os.getpid()) + ' '); {body}", "bad")
@@ -280,7 +280,7 @@ def test_driver_measures_the_others_when_a_library_crashes_raises_or_hangs(
         small(bad, library_that("pass", "good"), ranks=2, sizes=(0,), deadline_s=deadline_s), Silence()
     ).run()
     (failure,) = results.failures
-    assert (failure.library, told in failure.reason) == ("bad", True), failure
+    assert (failure.library, expected in failure.reason) == ("bad", True), failure
     assert {sample.library for sample in results.samples} == {"good"}
     assert _all_ended(pids.read_text().split())
 
@@ -393,8 +393,8 @@ def test_bench_measures_gloo_beside_unisono(tmp_path: Path, monkeypatch: pytest.
 
 def test_small_messages_cost_at_most_two_pages_for_each_peer() -> None:
     peers = 200
-    told = subprocess.check_output([sys.executable, "-m", "unisono.bench.memory", "--peers", str(peers), "--json"])
-    linked, small, large = ({row["state"]: row["resident_kib"] for row in json.loads(told)}[each] for each in STATES)
+    output = subprocess.check_output([sys.executable, "-m", "unisono.bench.memory", "--peers", str(peers), "--json"])
+    linked, small, large = ({row["state"]: row["resident_kib"] for row in json.loads(output)}[each] for each in STATES)
     assert (small - linked) / peers <= 2 * PAGE_KIB + 9  # the memory for messages is a few KiB more
     assert (large - small) / peers > 1000
 
@@ -411,9 +411,9 @@ def test_overlap_benchmark_measures_calls_beside_computing() -> None:
 
 def test_overlap_benchmark_prints_a_table() -> None:
     asked = ["--sizes", "4K", "--rounds", "2", "-n", "1"]
-    told = subprocess.check_output(
+    output = subprocess.check_output(
         [sys.executable, "-m", "unisono.bench.overlap", *asked], timeout=DEADLINE_S, text=True
     )
-    header, row = told.splitlines()
+    header, row = output.splitlines()
     assert header.split()[0] == "nbytes"
     assert row.split()[:2] == ["4", "KiB"]

@@ -159,18 +159,18 @@ def test_show_uses_the_parameters_root_and_segments_of_its_options(capsys: pytes
 def test_show_refuses_bad_arguments_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: str, status: int, message: str
 ) -> None:
-    got, shown, told = show(capsys, *arguments.split())
+    got, shown, errors = show(capsys, *arguments.split())
     assert (got, shown) == (status, "")
-    assert told.startswith(f"unisono: {message}")
-    assert told.count("\n") == 1
+    assert errors.startswith(f"unisono: {message}")
+    assert errors.count("\n") == 1
 
 
 def test_show_says_how_to_install_matplotlib_for_a_picture(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    status, _, told = show(capsys, "allreduce", "ring", "--svg", str(tmp_path / "ring.svg"))
-    assert (status, told) == (2, "unisono: a picture needs matplotlib: pip install 'unisono[report]'\n")
+    status, _, errors = show(capsys, "allreduce", "ring", "--svg", str(tmp_path / "ring.svg"))
+    assert (status, errors) == (2, "unisono: a picture needs matplotlib: pip install 'unisono[report]'\n")
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("svg", b"<?xml"), ("png", b"\x89PNG")])

@@ -57,17 +57,17 @@ def test_check_collectives_passes_the_generic_executor(size: int) -> None:
 
 
 def judge_parts(world: un.Communicator) -> tuple[Summary, Summary, list[tuple[int, int]]]:
-    told: list[tuple[int, int]] = []
-    whole = un.testing.check_collectives(world, cases=30, seed=9, progress=lambda *done: told.append(done))
+    steps: list[tuple[int, int]] = []
+    whole = un.testing.check_collectives(world, cases=30, seed=9, progress=lambda *done: steps.append(done))
     last = un.testing.check_collectives(world, cases=range(20, 30), seed=9)
-    return whole, last, told
+    return whole, last, steps
 
 
 def test_check_collectives_reports_progress_and_runs_cases_by_number() -> None:
-    whole, last, told = un.launch(judge_parts, 2)[0]
+    whole, last, steps = un.launch(judge_parts, 2)[0]
     assert (sum(whole.cases.values()), sum(last.cases.values())) == (30, 10)
     assert set(last.cases) <= set(whole.cases)
-    assert told == [(done, 30) for done in range(1, 31)]
+    assert steps == [(done, 30) for done in range(1, 31)]
 
 
 def seeds(world: un.Communicator) -> list[int]:
@@ -80,7 +80,7 @@ def test_rank_0_draws_a_new_seed_each_time_when_none_is_passed() -> None:
     assert first[0] != first[1]
 
 
-# --- what is wrong -------------------------------------------------------------------------------------------------
+# --- wrong communicators -------------------------------------------------------------------------------------------
 
 
 def other_kind(result: Any) -> Any:
@@ -112,9 +112,9 @@ def judge_broken(world: un.Communicator, collective: str, spoil: Any) -> tuple[s
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_ranks_report_the_error_of_one_rank_in_the_same_words(name: str, size: int) -> None:
     collective, spoil, text, simplest = SPOILT[name]
-    told = un.launch(judge_broken, size, collective, spoil, on_output=lambda *_: None)
-    assert told == [told[0]] * size
-    message, program, case = told[0]
+    results = un.launch(judge_broken, size, collective, spoil, on_output=lambda *_: None)
+    assert results == [results[0]] * size
+    message, program, case = results[0]
     assert f"rank 1 of {size}: {text}" in message
     assert "of seed 5" in message
     assert program is not None
@@ -211,9 +211,9 @@ def judge_renumbered(world: un.Communicator) -> str:
 
 
 def test_all_ranks_report_swapped_rank_numbers() -> None:
-    told = un.launch(judge_renumbered, 3)
-    assert told[0].startswith("case ")
-    assert told == [told[0]] * 3
+    results = un.launch(judge_renumbered, 3)
+    assert results[0].startswith("case ")
+    assert results == [results[0]] * 3
 
 
 def judge_failed(world: un.Communicator) -> str:
@@ -247,7 +247,7 @@ def test_check_collectives_refuses_a_negative_seed() -> None:
         un.testing.check_collectives(world, seed=-1)
 
 
-# --- its parts -----------------------------------------------------------------------------------------------------
+# --- parts of the judge --------------------------------------------------------------------------------------------
 
 
 def test_random_cases_are_reproducible_and_cover_every_method() -> None:
@@ -351,10 +351,10 @@ def test_unisono_test_prints_a_table_of_cases(capsys: pytest.CaptureFixture[str]
 
 def test_unisono_test_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test", "-n", "1", "--cases", "60", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["ranks"], told["transports"], told["error"]) == (1, "shm", None)
-    assert sum(told["cases"].values()) == 60
-    assert told["seconds"] > 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ranks"], report["transports"], report["error"]) == (1, "shm", None)
+    assert sum(report["cases"].values()) == 60
+    assert report["seconds"] > 0
 
 
 # With this seed, the first case that hangs comes early. Each hanging case takes the whole time limit of a call.
@@ -380,13 +380,13 @@ def test_unisono_test_fails_with_the_simplest_failing_program(
     ]
     assert main(["test", "-n", "3", *arguments]) == 1
     output = capsys.readouterr()
-    told = json.loads(output.out)["error"]
-    assert told["message"] in output.err
-    assert told["message"].endswith(told["program"])
-    assert text in told["message"]
+    reported = json.loads(output.out)["error"]
+    assert reported["message"] in output.err
+    assert reported["message"].endswith(reported["program"])
+    assert text in reported["message"]
     backend = Backend("support.faulty_backends", fault)
-    assert told["program"] == source("check_case", simplest, 2, backend=backend, timeout_s=timeout_s)
-    ended = run_program(told["program"], tmp_path)
+    assert reported["program"] == source("check_case", simplest, 2, backend=backend, timeout_s=timeout_s)
+    ended = run_program(reported["program"], tmp_path)
     assert ended.returncode != 0
     assert error in ended.stderr
 
@@ -402,7 +402,7 @@ def test_unisono_test_reports_ranks_that_cannot_be_started(capsys: pytest.Captur
     assert "open files" in capsys.readouterr().err
 
 
-# --- the simplest that is wrong ------------------------------------------------------------------------------------
+# --- the simplest failing case -------------------------------------------------------------------------------------
 
 
 def wrong_where(**least: Any) -> Callable[[Case, int], bool]:
@@ -456,7 +456,7 @@ def test_counts_shrink_one_by_one_and_random_failures_stop_shrinking() -> None:
     assert next(tries) <= MOST_TRIES + 1
 
 
-# --- what it has found ---------------------------------------------------------------------------------------------
+# --- faults that it has found --------------------------------------------------------------------------------------
 
 
 def reduce_nothing(world: un.Communicator) -> tuple[int, ...]:

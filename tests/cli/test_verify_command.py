@@ -65,8 +65,8 @@ def verify(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 def test_verify_proves_the_algorithms_that_a_file_registers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(RIGHT)
-    status, shown, told = verify(capsys, str(file), "--max-size", "4")
-    assert (status, told) == (0, "")
+    status, shown, errors = verify(capsys, str(file), "--max-size", "4")
+    assert (status, errors) == (0, "")
     row = next(line for line in shown.splitlines() if "mine" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells[:-1] == ["allreduce mine", "2-4", "24", "6", "1.5·n", "0.75·n", "none", "same", "proved"]
@@ -104,9 +104,9 @@ def test_verify_draws_what_a_wrong_algorithm_lacks_and_proves_the_others(
     capsys: pytest.CaptureFixture[str], a_few: dict[str, Algorithm], form: list[str]
 ) -> None:
     a_few["direct"] = replace(a_few["direct"], build=forgetful)
-    status, shown, told = verify(capsys, "--all", "--max-size", "6", *form)
+    status, shown, errors = verify(capsys, "--all", "--max-size", "6", *form)
     assert status == 1
-    assert told.splitlines() == [
+    assert errors.splitlines() == [
         "unisono: allreduce direct on 5 ranks: rank 1, lane 0, group 1, step 0: "
         "block 0 of OUTPUT lacks the contribution of rank 4",
         "  contributions to block 0 of OUTPUT, by rank",
@@ -117,7 +117,7 @@ def test_verify_draws_what_a_wrong_algorithm_lacks_and_proves_the_others(
     if form:
         ring, direct = json.loads(shown)
         assert (ring["error"], len(ring["reports"])) == (None, 6)
-        assert (direct["error"] in told, len(direct["reports"])) == (True, 4)
+        assert (direct["error"] in errors, len(direct["reports"])) == (True, 4)
     else:
         assert [word for line in shown.splitlines() for word in ("proved", "wrong") if word in line] == [
             "proved",
@@ -148,9 +148,11 @@ def test_verify_says_what_is_wrong_with_the_builder_in_a_file(
 ) -> None:
     file = tmp_path / "wrong.py"
     file.write_text(RIGHT.replace("size, rank, root)", "size, 0, root)"))
-    status, shown, told = verify(capsys, str(file))
+    status, shown, errors = verify(capsys, str(file))
     assert (status, shown) == (1, "")
-    assert told.startswith("unisono: allreduce mine on 2 ranks: rank 1: (collective, algorithm, size, root, rank) is ")
+    assert errors.startswith(
+        "unisono: allreduce mine on 2 ranks: rank 1: (collective, algorithm, size, root, rank) is "
+    )
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ class Model:
         self.received += len(got)
 
 
-# --- more of every executor ----------------------------------------------------------------------------------------
+# --- other checks of every executor --------------------------------------------------------------------------------
 
 
 def test_probe_reports_dtype_and_count(ranks: Any) -> None:
@@ -174,7 +174,7 @@ def test_probe_reports_dtype_and_count(ranks: Any) -> None:
 
 def run_dtypes(executor: Any) -> list[tuple[str, int]]:
     """Rank 2 sends an empty and a small array of each dtype to rank 0."""
-    told = []
+    results = []
     for name, dtype in DTYPES.items():
         for count in (0, 3):
             array = np.ones(count, getattr(ml_dtypes, name, name))
@@ -187,8 +187,8 @@ def run_dtypes(executor: Any) -> list[tuple[str, int]]:
                 receive = executor.recv(array, dtype, None, 9)
                 receive.wait(WAIT_S)
                 assert receive.message() == probe.message()
-                told.append((probe.message().dtype, probe.message().count))
-    return told
+                results.append((probe.message().dtype, probe.message().count))
+    return results
 
 
 def test_any_tag_does_not_match_reserved_tags(ranks: Any) -> None:
@@ -322,7 +322,10 @@ def test_wrong_recv_and_probe_calls_are_refused(four: NativeRanks) -> None:
 
 
 def wait_for_any(world: un.Communicator, say: Any, kind: str, timeout_s: float) -> None:
-    """Rank 0 waits for a message that no rank sends. The other ranks depart one by one, each when the test lets it."""
+    """Rank 0 waits for a message that no rank sends.
+
+    With a limit of 10 s or more, the other ranks depart at once. With a shorter one, they wait for rank 0's error.
+    """
     if world.rank == 1:
         world.send(np.ones(1), 0, tag=3)
     if world.rank == 0:
@@ -355,6 +358,6 @@ def test_any_source_wait_fails_when_all_peers_have_departed(tmp_path: Path, kind
 @pytest.mark.parametrize("kind", ["recv", "probe"])
 def test_any_source_wait_times_out(tmp_path: Path, kind: str) -> None:
     with Job(wait_for_any, 3, tmp_path, kind, 0.5) as job:
-        told = job.hear_all()
-    assert [name for name, _ in told] == ["CollectiveTimeoutError"] * 3
-    assert "waited 0.5 s for a message from any rank" in told[0][1]
+        reports = job.hear_all()
+    assert [name for name, _ in reports] == ["CollectiveTimeoutError"] * 3
+    assert "waited 0.5 s for a message from any rank" in reports[0][1]

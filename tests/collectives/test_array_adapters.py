@@ -141,7 +141,7 @@ def test_ranks_may_pass_arrays_of_different_libraries(ranks: NativeRanks) -> Non
     assert ranks.run_calls(kinds_mixed) == [wanted] * size
 
 
-# --- the memory that is seen ---------------------------------------------------------------------------------------
+# --- views of memory -----------------------------------------------------------------------------------------------
 
 LENDERS: dict[str, Callable[[Any], Any]] = {
     "memoryview": memoryview,
@@ -253,7 +253,7 @@ def test_dlpack_exporter_without_versions_is_accepted() -> None:
     assert (seen.ctypes.data, seen.tolist()) == (values.ctypes.data, [0, 1, 2])
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------------------------
 
 ON_DEVICE = {"ROCm": WithDlpack(np.zeros((2, 2)), (10, 1)), "oneAPI": WithDlpack(np.zeros((2, 2)), (14, 0))}
 

@@ -135,8 +135,8 @@ class Processes:
 
     def wrong(self, program: Program, most_s: float = HANG_S) -> str | Failure:
         """Return the fault of a program; "" if it has none."""
-        told = self._judges.run(verdict, program, self._size, most_s)
-        return told if isinstance(told, Failure) else next(filter(None, told), "")
+        verdicts = self._judges.run(verdict, program, self._size, most_s)
+        return verdicts if isinstance(verdicts, Failure) else next(filter(None, verdicts), "")
 
 
 def verdict(comm: Any, program: Program) -> str:

@@ -21,7 +21,7 @@ AHEAD_S = 1000.0
 COUNT = 3
 
 
-class Seen:
+class SimulatedHosts:
     """A communicator with simulated `hosts`, whose planned calls return `late_s` seconds late on this rank.
 
     Attributes:
@@ -50,14 +50,14 @@ def times(world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late: int,
     """Return the times of calls that take the rank `busy` longer than others. The rank `late` begins each call late."""
     if world.rank in hosts[-1] and len(hosts) > 1:
         call_trials.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + AHEAD_S)  # type: ignore[assignment]
-    comm: Any = Seen(world, hosts, LATE_S if world.rank == late else 0.0)
+    comm: Any = SimulatedHosts(world, hosts, LATE_S if world.rank == late else 0.0)
     call = PlannedCall(lambda: time.sleep(LATE_S if world.rank == busy else 0.0))
     return Trials(comm).times(repeat(call), COUNT)
 
 
 def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
     """Return the result of the second of two algorithms, and whether both algorithms used the same arrays."""
-    comm: Any = Seen(world, world.hosts, 0.0)
+    comm: Any = SimulatedHosts(world, world.hosts, 0.0)
     measured = Trials(comm)
     for turns in [measured.planned("allreduce", 64, name) for name in ("ring", "recursive_doubling")]:
         measured.times(turns, COUNT)
@@ -68,7 +68,7 @@ def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
 
 def sums_of_several_runs(world: un.Communicator) -> list[float]:
     """Return the first element of each result array, after all runs but the last one, and after the last one."""
-    comm: Any = Seen(world, world.hosts, 0.0)
+    comm: Any = SimulatedHosts(world, world.hosts, 0.0)
     measured = Trials(comm)
     turns = measured.planned("allreduce", 64, "ring")
     arrays, found = list(comm.results), list[float]()

@@ -79,13 +79,13 @@ def sent(world: un.Communicator) -> int:
 
 
 def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, bool, float]:
-    told, before = "", sent(world)
+    kind, before = "", sent(world)
     if world.rank == SIZE - 1:
         try:
             WRONG[what](world)
         except un.UnisonoError as error:
-            told = type(error).__name__
-    return told, sent(world) == before, float(world.allreduce(np.ones(4))[3])
+            kind = type(error).__name__
+    return kind, sent(world) == before, float(world.allreduce(np.ones(4))[3])
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -95,7 +95,7 @@ def test_wrong_collective_is_refused_locally_and_later_calls_work(three: NativeR
     assert last == ("NoAlgorithmError" if what in OF_THE_TUNER else "UsageError", True, 3.0)
 
 
-# --- what the quick way must not confuse ---------------------------------------------------------------------------
+# --- similar calls that the call cache must tell apart -------------------------------------------------------------
 
 
 def gather_in_and_out_of_place(world: un.Communicator) -> list[Any]:
@@ -103,15 +103,15 @@ def gather_in_and_out_of_place(world: un.Communicator) -> list[Any]:
     memory = np.zeros(8 * SIZE)
     apart, own = np.full(8, float(world.rank)), memory[8 * world.rank : 8 * world.rank + 8]
     wrong = memory[4:12] if world.rank else memory[8:16]
-    told: list[Any] = []
+    results: list[Any] = []
     for _ in range(2):
         own[...] = world.rank
-        told.append(world.allgather(own, out=memory)[::8].tolist())
+        results.append(world.allgather(own, out=memory)[::8].tolist())
         memory[...] = -1
-        told.append(world.allgather(apart, out=memory)[::8].tolist())
+        results.append(world.allgather(apart, out=memory)[::8].tolist())
         with pytest.raises(un.UsageError, match="overlap"):
             world.allgather(wrong, out=memory)
-    return told
+    return results
 
 
 def test_repeated_call_checks_overlap_of_its_arrays_again(three: NativeRanks) -> None:
@@ -183,17 +183,17 @@ def exchange_other_lengths(world: un.Communicator) -> str:
 
 
 @pytest.mark.parametrize(
-    ("disagree", "told"),
+    ("disagree", "expected"),
     [
         (gather_by_other_counts, "counts=[2, 2]"),
         (exchange_other_lengths, "rank 0 sent 16 bytes, where 8 are to be received"),
     ],
 )
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_mismatch_error_shows_counts_on_which_ranks_disagree(disagree: Any, told: str, transport: str) -> None:
+def test_mismatch_error_shows_counts_on_which_ranks_disagree(disagree: Any, expected: str, transport: str) -> None:
     with NativeRanks(2, transport) as ranks:
         for message in ranks.run_calls(disagree):
-            assert told in message
+            assert expected in message
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
@@ -203,14 +203,14 @@ def mix_plans_and_methods(world: un.Communicator) -> list[float]:
     x = np.zeros(4)
     total, everything = world.plan("allreduce", x), world.plan("allgatherv", x, counts=(4,) * SIZE)
     meet = world.plan("barrier")
-    told = []
+    results = []
     for value in (1.0, 2.0):
         x[...] = value
         assert meet() is None
         result = total()
         assert result is total()
-        told += [float(result[0]), float(everything().sum()), float(world.allreduce(x)[0])]
-    return told
+        results += [float(result[0]), float(everything().sum()), float(world.allreduce(x)[0])]
+    return results
 
 
 def test_persistent_calls_read_current_data_and_mix_with_methods(three: NativeRanks) -> None:
@@ -229,7 +229,7 @@ def plan_beyond_the_end(world: un.Communicator) -> str:
 
 def test_persistent_call_of_a_closed_communicator_is_refused() -> None:
     with NativeRanks(2, "shm") as ranks:
-        assert all("is closed" in told for told in ranks.run_calls(plan_beyond_the_end))
+        assert all("is closed" in text for text in ranks.run_calls(plan_beyond_the_end))
 
 
 def plan_in_a_child(world: un.Communicator) -> tuple[str, float]:
@@ -237,7 +237,7 @@ def plan_in_a_child(world: un.Communicator) -> tuple[str, float]:
 
     Its inherited plan refuses to run and the child ends; then all ranks run the plan.
     """
-    plan, told = world.plan("allreduce", np.ones(4)), ""
+    plan, output = world.plan("allreduce", np.ones(4)), ""
     if world.rank == SIZE - 1:
         reading, writing = os.pipe()
         child = os.fork()
@@ -251,8 +251,8 @@ def plan_in_a_child(world: un.Communicator) -> tuple[str, float]:
         os.close(writing)
         os.waitpid(child, 0)
         with open(reading) as pipe:
-            told = pipe.read()
-    return told, float(plan()[0])
+            output = pipe.read()
+    return output, float(plan()[0])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
@@ -267,12 +267,12 @@ def test_persistent_call_in_a_forked_child_is_refused(three: NativeRanks) -> Non
 
 
 def shift(world: un.Communicator, count: int) -> list[bool]:
-    x, told = np.full(count, world.rank, "uint8"), []
+    x, results = np.full(count, world.rank, "uint8"), []
     for step in range(world.size):
         out, source = np.full(count, 255, "uint8"), (world.rank - step) % world.size
         assert world.sendrecv(x, (world.rank + step) % world.size, out, source, tag=step) is out
-        told.append(bool((out == source).all()))
-    return told
+        results.append(bool((out == source).all()))
+    return results
 
 
 @pytest.mark.parametrize("count", [0, 1, 70_000, 8 << 20])
@@ -292,7 +292,7 @@ def call_in_a_group(world: un.Communicator) -> None:
     world.allreduce(SIX)
 
 
-def told(world: un.Communicator, call: Any) -> str:
+def mismatch_of(world: un.Communicator, call: Any) -> str:
     try:
         call(world)
         world.barrier()
@@ -302,13 +302,13 @@ def told(world: un.Communicator, call: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("call", "told_of_the_call"),
+    ("call", "expected"),
     [
         (call_by_name, "rank 1 called allreduce(float64[6], op=sum, algorithm=ring) at "),
         (call_in_a_group, "rank 1 called allreduce([2 × (float64[6], op=sum)]) at "),
     ],
 )
-def test_mismatch_error_shows_difference_and_line_of_the_user_program(call: Any, told_of_the_call: str) -> None:
-    for message in un.launch(told, 2, call):
-        _, _, where = message.partition(told_of_the_call)
+def test_mismatch_error_shows_difference_and_line_of_the_user_program(call: Any, expected: str) -> None:
+    for message in un.launch(mismatch_of, 2, call):
+        _, _, where = message.partition(expected)
         assert where.startswith(__file__), message

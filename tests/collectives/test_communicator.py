@@ -230,7 +230,7 @@ def test_one_thread_may_receive_while_another_reduces(four: NativeRanks) -> None
     assert results == [(1000.0, [float((rank + 1) % 4)] * 4) for rank in range(4)]
 
 
-# --- what travels --------------------------------------------------------------------------------------------------
+# --- traffic -------------------------------------------------------------------------------------------------------
 
 
 # A round is short, so that the machine rarely interrupts a rank in it. There are many rounds, because at least one must
@@ -273,8 +273,8 @@ def totals(world: un.Communicator) -> tuple[int, int]:
 )
 def test_traffic_of_allreduce_matches_its_plan(transport: str, algorithm: str, messages: int, nbytes: int) -> None:
     with NativeRanks(4, transport) as ranks:
-        told = ranks.run_calls(traffic_of, algorithm)
-    for sent, frames, transports in told:
+        reports = ranks.run_calls(traffic_of, algorithm)
+    for sent, frames, transports in reports:
         assert sent == [(CALLS * messages, CALLS * nbytes)] * len(frames)
         assert transports == {transport}
         # A rank that the machine holds up for 10 ms sends a control frame. In at least one round, no rank may do so.
@@ -335,14 +335,14 @@ OF_THE_TUNER = {"an algorithm that does not exist"}
 
 def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, int, float]:
     """The last rank makes a wrong call while the others reduce. Then it reduces as well, and all ranks get the sum."""
-    told, sent = "", totals(world)
+    kind, sent = "", totals(world)
     if world.rank == world.size - 1:
         try:
             WRONG[what](world)
         except un.UnisonoError as error:
-            told = type(error).__name__
+            kind = type(error).__name__
     unsent = totals(world) == sent
-    return told, unsent, float(world.allreduce(np.ones(4, ml_dtypes.bfloat16))[3])
+    return kind, unsent, float(world.allreduce(np.ones(4, ml_dtypes.bfloat16))[3])
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -363,23 +363,23 @@ def use_when_closed(world: un.Communicator) -> list[str]:
         lambda: world.send(X, neighbour(world)),
         lambda: world.recv(X.copy(), neighbour(world)),
     ]
-    told = []
+    errors = []
     for call in calls:
         with pytest.raises(un.UsageError) as caught:
             call()
-        told.append(caught.value.message)
-    return told
+        errors.append(caught.value.message)
+    return errors
 
 
 def test_a_closed_communicator_refuses_every_call() -> None:
     with NativeRanks(2, "shm") as ranks:
-        for told in ranks.run_calls(use_when_closed):
-            assert all("is closed" in text for text in told)
+        for errors in ranks.run_calls(use_when_closed):
+            assert all("is closed" in text for text in errors)
 
 
 def fork_and_go_on(world: un.Communicator) -> tuple[str, float]:
     """Fork a child of the last rank. A call of the child is refused and the child ends; then all ranks reduce."""
-    told = ""
+    output = ""
     if world.rank == world.size - 1:
         reading, writing = os.pipe()
         child = os.fork()
@@ -393,8 +393,8 @@ def fork_and_go_on(world: un.Communicator) -> tuple[str, float]:
         os.close(writing)
         os.waitpid(child, 0)
         with open(reading) as pipe:
-            told = pipe.read()
-    return told, float(world.allreduce(X)[0])
+            output = pipe.read()
+    return output, float(world.allreduce(X)[0])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
@@ -411,11 +411,11 @@ def facts(world: un.Communicator) -> Any:
 
 
 def test_communicator_reports_rank_size_hosts_and_the_same_choice(four: NativeRanks) -> None:
-    told = four.run_calls(facts)
-    assert [row[:3] for row in told] == [(rank, 4, rank) for rank in range(4)]
-    assert all(row[3] == ((0, 1, 2, 3),) for row in told)
-    assert told[2][4] == "<unisono.Communicator rank 2 of 4>"
-    assert len({row[5] for row in told}) == 1
+    rows = four.run_calls(facts)
+    assert [row[:3] for row in rows] == [(rank, 4, rank) for rank in range(4)]
+    assert all(row[3] == ((0, 1, 2, 3),) for row in rows)
+    assert rows[2][4] == "<unisono.Communicator rank 2 of 4>"
+    assert len({row[5] for row in rows}) == 1
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_calls_with_ever_new_shapes_keep_working() -> None:
         assert all(ranks.run_calls(reduce_many_shapes))
 
 
-# --- methods that the core stands for -------------------------------------------------------------------------------
+# --- methods that run in the core -----------------------------------------------------------------------------------
 
 
 def call_in_many_ways(world: un.Communicator) -> list[float]:

@@ -277,20 +277,20 @@ def test_generic_executor_mixes_blocking_and_nonblocking_custom_ops(count: int) 
     LocalRanks(3, 8).run(locally, keep_order, count)
 
 
-def be_told(world: Any) -> list[Any]:
+def use_works(world: Any) -> list[Any]:
     op = un.Op.from_function(np.add)
-    told: queue.Queue[float] = queue.Queue()
+    results: queue.Queue[float] = queue.Queue()
     work = world.allreduce(np.ones(300_000), op, wait=False)
-    work.add_done_callback(lambda ended: told.put(float(ended.result()[0])))
+    work.add_done_callback(lambda ended: results.put(float(ended.result()[0])))
 
     async def waiting() -> float:
         return float((await world.allreduce(np.ones(2), op, wait=False))[0])
 
-    return [told.get(timeout=DEADLINE_S), asyncio.run(waiting()), un.wait_any([work]), un.wait_all([work])[0].size]
+    return [results.get(timeout=DEADLINE_S), asyncio.run(waiting()), un.wait_any([work]), un.wait_all([work])[0].size]
 
 
 def test_works_of_custom_ops_call_back_and_can_be_awaited(ranks: NativeRanks) -> None:
-    assert ranks.run_calls(be_told) == [[ranks.size, ranks.size, 0, 300_000]] * ranks.size
+    assert ranks.run_calls(use_works) == [[ranks.size, ranks.size, 0, 300_000]] * ranks.size
 
 
 def in_two_threads(world: Any) -> None:
@@ -399,19 +399,19 @@ REFUSED: dict[str, tuple[type[un.UnisonoError], Callable[[Any], Any]]] = {
 
 
 def refused(world: Any) -> list[tuple[str, str]]:
-    told = []
+    errors = []
     for _, call in REFUSED.values():
         try:
             call(world)
         except un.UnisonoError as error:
-            told.append((type(error).__name__, str(error)))
+            errors.append((type(error).__name__, str(error)))
     world.allreduce(X, OP)
-    return told
+    return errors
 
 
 def test_wrong_custom_reductions_are_refused() -> None:
-    for told in un.launch(refused, 2):
-        for (kind, text), (wanted, (error, _)) in zip(told, REFUSED.items(), strict=True):
+    for errors in un.launch(refused, 2):
+        for (kind, text), (wanted, (error, _)) in zip(errors, REFUSED.items(), strict=True):
             assert kind == error.__name__
             assert wanted in text
 
@@ -441,7 +441,7 @@ def test_custom_op_has_the_name_of_its_function() -> None:
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
-def told_by(call: Callable[[], Any]) -> tuple[str, str, str]:
+def error_with_cause(call: Callable[[], Any]) -> tuple[str, str, str]:
     """Return the class, the text and the cause of the error that a call raises."""
     try:
         call()
@@ -469,7 +469,11 @@ def raise_on_one_rank(world: Any, count: int, way: str) -> list[tuple[str, str, 
             world.plan("allreduce", x, op=op, timeout_s=DEADLINE_S)()
         world.barrier(timeout_s=DEADLINE_S)  # the next call of a rank that had ended its call before raises the error
 
-    return [told_by(call), told_by(world.barrier), told_by(lambda: world.allreduce(np.ones(count), op))]
+    return [
+        error_with_cause(call),
+        error_with_cause(world.barrier),
+        error_with_cause(lambda: world.allreduce(np.ones(count), op)),
+    ]
 
 
 @pytest.mark.parametrize("way", ["now", "later", "plan"])
@@ -508,14 +512,14 @@ WRONG: dict[str, Callable[[Any, Any], Any]] = {
 
 def return_wrong(world: Any, text: str) -> tuple[str, str, str]:
     fn = WRONG.get(text, lambda a, b: world.allreduce(a, OP))
-    return told_by(lambda: world.allreduce(np.ones(3, np.int64), un.Op.from_function(fn)))
+    return error_with_cause(lambda: world.allreduce(np.ones(3, np.int64), un.Op.from_function(fn)))
 
 
 @pytest.mark.parametrize("text", [*WRONG, "made a call on the communicator"])
 def test_error_says_what_a_custom_op_wrongly_returned_or_did(text: str) -> None:
-    for kind, told, _ in LocalRanks(2, 8).run(locally, return_wrong, text):
+    for kind, message, _ in LocalRanks(2, 8).run(locally, return_wrong, text):
         assert kind in ("AbortedError", "UsageError")
-        assert text in told
+        assert text in message
 
 
 MISMATCHES: dict[str, tuple[Any, Any]] = {
@@ -526,7 +530,9 @@ MISMATCHES: dict[str, tuple[Any, Any]] = {
 
 
 def disagree(world: Any, which: str, count: int) -> tuple[str, str, str]:
-    return told_by(lambda: world.allreduce(np.ones(count), MISMATCHES[which][world.rank], timeout_s=DEADLINE_S))
+    return error_with_cause(
+        lambda: world.allreduce(np.ones(count), MISMATCHES[which][world.rank], timeout_s=DEADLINE_S)
+    )
 
 
 @pytest.mark.parametrize(("which", "count"), [("another function", 3), ("another order", 300_000), ("no function", 3)])
@@ -552,7 +558,7 @@ def be_interrupted(world: un.Communicator, say: Say, wait: bool) -> None:
         if isinstance(made, un.Work):
             made.wait()
 
-    say([told_by(call), told_by(world.barrier)])
+    say([error_with_cause(call), error_with_cause(world.barrier)])
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -584,7 +590,7 @@ def be_late(world: Any, way: str) -> tuple[str, str, str]:
         else:
             world.allreduce(np.ones(300_000), op, wait=False).wait(timeout_s=0.3)
 
-    return told_by(call)
+    return error_with_cause(call)
 
 
 @pytest.mark.parametrize("way", ["call", "work"])

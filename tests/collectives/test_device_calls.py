@@ -149,7 +149,7 @@ def test_device_arrays_of_one_call_may_be_used_on_several_streams(ranks: NativeR
     assert ranks.run_calls(on_double, by_several_streams) == [[200.0, 200.0]] * 2
 
 
-# --- how arrays live -----------------------------------------------------------------------------------------------
+# --- lifetime of arrays --------------------------------------------------------------------------------------------
 
 
 def dropped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> None:
@@ -166,10 +166,10 @@ def test_device_arrays_live_until_the_device_has_used_them(ranks: NativeRanks) -
     ranks.run_calls(on_double, dropped)
 
 
-def lent_by_dlpack(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any:
+def passed_by_dlpack(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any:
     y = comm.allreduce(DoubleArray(gpu, np.arange(6.0).reshape(2, 3), stream))
     assert isinstance(y, DeviceArray)
-    z = comm.allreduce(Exported(y))
+    z = comm.allreduce(OnlyDlpack(y))
     capsule = y.__dlpack__(stream=-1)  # no consumer takes the capsule
     memory = from_dlpack(y, "y", stream=int(stream))
     assert (memory.pointer, memory.shape) == (y.__cuda_array_interface__["data"][0], (2, 3))
@@ -177,7 +177,7 @@ def lent_by_dlpack(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any:
     return read(gpu, z).tolist()
 
 
-class Exported:
+class OnlyDlpack:
     """An array whose only interface is DLPack."""
 
     def __init__(self, inner: Any) -> None:
@@ -186,7 +186,7 @@ class Exported:
 
 
 def test_device_arrays_are_accepted_by_dlpack(ranks: NativeRanks) -> None:
-    assert ranks.run_calls(on_double, lent_by_dlpack) == [(4 * np.arange(6.0).reshape(2, 3)).tolist()] * 2
+    assert ranks.run_calls(on_double, passed_by_dlpack) == [(4 * np.arange(6.0).reshape(2, 3)).tolist()] * 2
 
 
 def of_kind(comm: un.Communicator, gpu: Gpu, stream: Stream, kind: str) -> float:
@@ -203,7 +203,7 @@ def rests(gpu: Gpu) -> None:
     gpu._schedule.run_some = lambda: None  # type: ignore[method-assign]
 
 
-class Freed:
+class FreedWhenUnreferenced:
     """An array whose memory is freed as soon as no object holds it, even if a stream still uses it."""
 
     def __init__(self, gpu: Gpu, count: int, stream: Stream) -> None:
@@ -222,7 +222,7 @@ def test_device_arrays_in_use_outlive_an_unclosed_communicator(launched_alone: N
     hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
     with devices.replaced(gpu.device), hear:
         stream, world = gpu.device().new_stream(), un.init(un.Options(transports="shm"))
-        x = Freed(gpu, 300_000, stream)
+        x = FreedWhenUnreferenced(gpu, 300_000, stream)
         array, communicator = weakref.ref(x), weakref.ref(world)
         world.allreduce(x, out=x)
         rests(gpu)
@@ -249,7 +249,7 @@ def given_up(world: un.Communicator) -> list[str]:
     with devices.replaced(gpu.device), hear, world.dup() as comm:
         stream = gpu.device().new_stream()
         with late, pytest.raises(un.CollectiveTimeoutError):
-            comm.send(Freed(gpu, 300_000, stream), 1 - comm.rank)
+            comm.send(FreedWhenUnreferenced(gpu, 300_000, stream), 1 - comm.rank)
         gc.collect()
     return trapped
 
@@ -267,7 +267,11 @@ def lost_at_work(world: un.Communicator, say: Callable[[Any], None], gives_up: b
         stream, comm = gpu.device().new_stream(), world.dup()
         try:
             for number in itertools.count():
-                comm.allreduce(Freed(gpu, 300_000, stream), out=Freed(gpu, 300_000, stream), timeout_s=DEADLINE_S)
+                comm.allreduce(
+                    FreedWhenUnreferenced(gpu, 300_000, stream),
+                    out=FreedWhenUnreferenced(gpu, 300_000, stream),
+                    timeout_s=DEADLINE_S,
+                )
                 if number == 1:
                     say("ready")
         except un.UnisonoError as caught:
@@ -298,7 +302,7 @@ def wait_for_work_that_is_never_done(world: un.Communicator, say: Callable[[Any]
         rests(gpu)
     with devices.replaced(gpu.device):
         stream = gpu.device().new_stream()
-        work = world.allreduce(Freed(gpu, 1000, stream), wait=False)
+        work = world.allreduce(FreedWhenUnreferenced(gpu, 1000, stream), wait=False)
         work.wait()
         say("issued")
         try:
@@ -378,10 +382,10 @@ def test_device_calls_accept_custom_ops_and_factors(ranks: NativeRanks) -> None:
     assert ranks.run_calls(on_double, function_and_factor) == [[[6.0] * 3, [2.5] * 3]] * 2
 
 
-# --- which way -----------------------------------------------------------------------------------------------------
+# --- cuda_ipc or staging -------------------------------------------------------------------------------------------
 
 
-def told(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[str, bool, bool]:
+def route_of_a_call(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[str, bool, bool]:
     y = comm.allreduce(DoubleArray(gpu, np.ones(100), stream))
     assert read(gpu, y).sum() == 200
     stats = comm.stats().on_device
@@ -391,15 +395,15 @@ def told(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[str, bool, bo
 
 
 def elsewhere(world: un.Communicator) -> tuple[str, bool, bool]:
-    return on_double(world, told, uuid=f"double-{world.rank}")
+    return on_double(world, route_of_a_call, uuid=f"double-{world.rank}")
 
 
 def without_handles(world: un.Communicator) -> tuple[str, bool, bool]:
-    return on_double(world, told, exports=False)
+    return on_double(world, route_of_a_call, exports=False)
 
 
 def test_explain_says_what_carries_device_arrays(ranks: NativeRanks) -> None:
-    way, by_ipc, by_host = ranks.run_calls(on_double, told)[0]
+    way, by_ipc, by_host = ranks.run_calls(on_double, route_of_a_call)[0]
     assert (way == "cuda_ipc", "not among the transports" in way) == (by_ipc, by_host)
     assert by_ipc != by_host
 
@@ -411,7 +415,7 @@ def test_devices_that_cannot_share_memory_are_staged(by_ipc: NativeRanks, fn: Ca
         assert (went_by_ipc, went_by_host) == (False, True)
 
 
-# --- what is wrong -------------------------------------------------------------------------------------------------
+# --- refusals and failures -----------------------------------------------------------------------------------------
 
 
 def wrong(comm: un.Communicator, gpu: Gpu, stream: Stream, what: str) -> str:
@@ -488,7 +492,7 @@ def two_devices(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
     x, y = DoubleArray(gpu, np.ones(4), stream), DoubleArray(gpu, np.ones(4), stream)
     comm.allreduce(x)
     there = y.__cuda_array_interface__["data"][0]
-    facts_of, told = adapters.facts_of, []
+    facts_of, errors = adapters.facts_of, []
     with mock.patch.object(
         adapters, "facts_of", lambda at, _: replace(facts_of(at, 0), ordinal=1 if at == there else 0)
     ):
@@ -496,8 +500,8 @@ def two_devices(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
             try:
                 comm.allreduce(**arguments)
             except un.UsageError as error:
-                told.append(error.message)
-    return told
+                errors.append(error.message)
+    return errors
 
 
 def test_communicator_refuses_arrays_on_a_second_device(by_ipc: NativeRanks) -> None:
@@ -524,7 +528,7 @@ def test_device_call_without_a_driver_says_so(launched_alone: None) -> None:
 # --- libraries -----------------------------------------------------------------------------------------------------
 
 
-class LikeCupys(DoubleArray):
+class CupyLikeArray(DoubleArray):
     """An array that behaves as CuPy's arrays do: its stream is CuPy's current stream."""
 
     __cuda_array_interface__: Any
@@ -532,9 +536,9 @@ class LikeCupys(DoubleArray):
     def __init__(self, gpu: Gpu, values: Any, stream: Stream) -> None:
         super().__init__(gpu, values, stream)
         self._gpu = gpu
-        told = self.__cuda_array_interface__
-        self.data, self.device = SimpleNamespace(ptr=told["data"][0]), SimpleNamespace(id=0)
-        self.strides = told["strides"] or values.strides
+        interface = self.__cuda_array_interface__
+        self.data, self.device = SimpleNamespace(ptr=interface["data"][0]), SimpleNamespace(id=0)
+        self.strides = interface["strides"] or values.strides
 
 
 def with_cupy(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
@@ -544,16 +548,16 @@ def with_cupy(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
         Device=lambda _: nullcontext(), get_current_stream=lambda device: SimpleNamespace(ptr=current[0])
     )
 
-    def empty(shape: Any, dtype: Any) -> LikeCupys:
-        return LikeCupys(gpu, np.zeros(shape, dtype), current[0])
+    def empty(shape: Any, dtype: Any) -> CupyLikeArray:
+        return CupyLikeArray(gpu, np.zeros(shape, dtype), current[0])
 
-    cupy = SimpleNamespace(ndarray=LikeCupys, cuda=cuda, empty=empty, ascontiguousarray=lambda x: x.packed)
+    cupy = SimpleNamespace(ndarray=CupyLikeArray, cuda=cuda, empty=empty, ascontiguousarray=lambda x: x.packed)
     with mock.patch.dict("sys.modules", {"cupy": cupy}):
-        x = LikeCupys(gpu, np.arange(4, dtype="bfloat16"), stream)
+        x = CupyLikeArray(gpu, np.arange(4, dtype="bfloat16"), stream)
         y = comm.allreduce(x)
-        apart = LikeCupys(gpu, np.arange(4.0), stream)
+        apart = CupyLikeArray(gpu, np.arange(4.0), stream)
         apart.strides, apart.packed = (16,), apart
-        apart.shape, apart.packed = (2,), LikeCupys(gpu, np.array([0.0, 2.0]), stream)
+        apart.shape, apart.packed = (2,), CupyLikeArray(gpu, np.array([0.0, 2.0]), stream)
         z = comm.allreduce(apart)
         work = comm.allreduce(y, wait=False)
         current[0] = other
@@ -567,11 +571,11 @@ def with_cupy(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
 
 
 def test_cupy_arrays_use_the_current_stream_and_come_back_as_cupy(by_ipc: NativeRanks) -> None:
-    wanted = ["LikeCupys", [0, 2, 4, 6], [0.0, 4.0], [0, 4, 8, 12]]
+    wanted = ["CupyLikeArray", [0, 2, 4, 6], [0.0, 4.0], [0, 4, 8, 12]]
     assert by_ipc.run_calls(on_double, with_cupy) == [wanted] * 2
 
 
-# --- without any ---------------------------------------------------------------------------------------------------
+# --- without a GPU -------------------------------------------------------------------------------------------------
 
 WITHOUT = """
 import sys

@@ -64,7 +64,7 @@ def of_rank(comm: un.Communicator, rank: int, count: int) -> Any:
     return np.arange(count, dtype=np.int32) * (rank + 2)
 
 
-# --- which way -----------------------------------------------------------------------------------------------------
+# --- the transport of a message ------------------------------------------------------------------------------------
 
 
 def exchange(comm: un.Communicator, gpu: Gpu, stream: Stream, nbytes: int, kind: str) -> tuple[bool, Any, Any, str]:
@@ -325,7 +325,7 @@ def test_every_thread_that_enters_ucx_has_a_cuda_context(tmp_path: Path, monkeyp
             assert without_context == 0
 
 
-# --- what is wrong -------------------------------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------------------------
 
 
 def late_device(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:

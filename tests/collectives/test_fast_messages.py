@@ -42,7 +42,7 @@ def opened(world: un.Communicator) -> int:
     return peer
 
 
-# --- what enters Python ----------------------------------------------------------------------------------------------
+# --- Python frames ---------------------------------------------------------------------------------------------------
 
 
 def enter(world: un.Communicator) -> list[list[str]]:
@@ -77,7 +77,7 @@ def test_nonblocking_array_message_skips_the_python_checks(ranks: NativeRanks) -
     assert ranks.run_calls(enter_without_waiting) == [True, True]
 
 
-# --- what is sent ----------------------------------------------------------------------------------------------------
+# --- messages --------------------------------------------------------------------------------------------------------
 
 
 def arrays(dtype: Any) -> list[Any]:
@@ -160,7 +160,7 @@ def test_threads_may_send_and_receive_at_the_same_time(ranks: NativeRanks) -> No
     assert ranks.run_calls(from_many_threads) == [True, True]
 
 
-# --- what is refused, and what fails ---------------------------------------------------------------------------------
+# --- refusals and failures -------------------------------------------------------------------------------------------
 
 X, OUT = np.zeros(4), np.zeros(4)
 READ_ONLY = np.zeros(4)
@@ -185,21 +185,21 @@ WRONG: dict[str, Any] = {
 
 
 def refused(world: un.Communicator) -> list[str]:
-    peer, told = opened(world), []
+    peer, refusals = opened(world), []
     for name, call in WRONG.items():
         try:
             call(world, peer)
         except un.UsageError:
-            told.append(name)
+            refusals.append(name)
     opened(world)  # opens the channels; no array has been sent before
-    return told
+    return refusals
 
 
 def test_wrong_message_call_is_refused_and_later_calls_work(ranks: NativeRanks) -> None:
     assert ranks.run_calls(refused) == [list(WRONG)] * 2
 
 
-def told(call: Any) -> tuple[str, str]:
+def error_with_operation(call: Any) -> tuple[str, str]:
     try:
         call()
     except un.UnisonoError as error:
@@ -210,21 +210,30 @@ def told(call: Any) -> tuple[str, str]:
 def disagree(world: un.Communicator) -> list[tuple[str, str]]:
     peer = opened(world)
     x = np.zeros(3) if world.rank == 0 else np.zeros(4)
-    return [told(lambda: world.sendrecv(x, peer, x.copy(), peer, 6)), told(lambda: world.send(x, peer))]
+    return [
+        error_with_operation(lambda: world.sendrecv(x, peer, x.copy(), peer, 6)),
+        error_with_operation(lambda: world.send(x, peer)),
+    ]
 
 
 def time_out(world: un.Communicator) -> list[tuple[str, str]]:
     peer = opened(world)
     if world.rank == 0:
-        return [told(lambda: world.recv(np.zeros(3), peer, 9, timeout_s=0.1)), told(lambda: world.send(X, peer))]
-    return [told(lambda: world.recv(np.zeros(3), peer, 9)), told(lambda: world.send(X, peer))]
+        return [
+            error_with_operation(lambda: world.recv(np.zeros(3), peer, 9, timeout_s=0.1)),
+            error_with_operation(lambda: world.send(X, peer)),
+        ]
+    return [
+        error_with_operation(lambda: world.recv(np.zeros(3), peer, 9)),
+        error_with_operation(lambda: world.send(X, peer)),
+    ]
 
 
 def close_before(world: un.Communicator) -> list[tuple[str, str]]:
     peer = opened(world)
     world.barrier()
     world.close()
-    return [told(lambda: world.send(X, peer)), told(lambda: world.recv(OUT, peer))]
+    return [error_with_operation(lambda: world.send(X, peer)), error_with_operation(lambda: world.recv(OUT, peer))]
 
 
 def test_mismatched_message_error_shows_both_arrays() -> None:

@@ -203,7 +203,7 @@ def test_list_of_shares_equals_calls_on_its_arrays(run: Run, collective: str, wh
 
 
 def lists_by_every_algorithm(world: Any, collective: str) -> list[str]:
-    call, told = getattr(world, collective), []
+    call, names = getattr(world, collective), []
     for name in ALGORITHMS[collective]:
         x, out = share_lists(world, collective, "new")
         outs = [None] * len(x) if out is None else out
@@ -213,14 +213,14 @@ def lists_by_every_algorithm(world: Any, collective: str) -> list[str]:
             continue
         found = call(x, out=share_lists(world, collective, "new")[1], algorithm=name)
         same(found or [None] * len(x), wanted)
-        told.append(name)
-    return told
+        names.append(name)
+    return names
 
 
 @pytest.mark.parametrize("collective", SHARED)
 def test_lists_of_shares_work_with_every_algorithm(run: Run, collective: str) -> None:
-    for told in run(lists_by_every_algorithm, collective):
-        assert told
+    for names in run(lists_by_every_algorithm, collective):
+        assert names
 
 
 def lists_in_group(world: Any) -> None:
@@ -413,7 +413,7 @@ def test_hundred_fused_share_calls_send_no_more_messages_than_two(size: int, tra
                 assert as_list <= 2 * one, collective
 
 
-# --- any calls -----------------------------------------------------------------------------------------------------
+# --- random groups -------------------------------------------------------------------------------------------------
 
 CALLS = st.fixed_dictionaries(
     {
@@ -526,20 +526,20 @@ def err_in_group(world: Any, what: str) -> tuple[int, list[str], float]:
         WRONG[what](world)
     added = sum(traffic.sent_messages for traffic in world.stats().values())
     added -= sum(traffic.sent_messages for traffic in before.values())
-    told = []
+    errors = []
     for work in works:
         with pytest.raises(un.UnisonoError) as error:
             work.result()
-        told.append(type(error.value).__name__)
-    return added, told, float(world.allreduce(np.ones(1))[0])
+        errors.append(type(error.value).__name__)
+    return added, errors, float(world.allreduce(np.ones(1))[0])
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_group_with_a_wrong_call_sends_nothing(run: Run, what: str) -> None:
     results = run(err_in_group, what)
-    for sent, told, later in results:
+    for sent, errors, later in results:
         assert sent == 0
-        assert set(told) <= {"UsageError", "NoAlgorithmError"}
+        assert set(errors) <= {"UsageError", "NoAlgorithmError"}
         assert later == len(results)
 
 
@@ -559,10 +559,10 @@ def disagree(world: Any) -> str:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_mismatch_error_shows_the_array_of_a_group_that_differs(transport: str) -> None:
     with NativeRanks(2, transport) as ranks:
-        for told in ranks.run_calls(disagree):
-            assert told.startswith("MismatchError")
-            assert "float64[2]" in told
-            assert "int32[3]" in told
+        for text in ranks.run_calls(disagree):
+            assert text.startswith("MismatchError")
+            assert "float64[2]" in text
+            assert "int32[3]" in text
 
 
 # --- works ---------------------------------------------------------------------------------------------------------
@@ -598,4 +598,4 @@ def closed_in_group(world: Any) -> str:
 
 
 def test_communicator_closed_inside_a_group_runs_none_of_its_calls() -> None:
-    assert all("closed" in told for told in un.launch(closed_in_group, 2))
+    assert all("closed" in text for text in un.launch(closed_in_group, 2))

@@ -39,7 +39,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
         yield started
 
 
-def told(call: Callable[[], Any]) -> tuple[str, str]:
+def kind_and_message(call: Callable[[], Any]) -> tuple[str, str]:
     try:
         call()
     except un.UnisonoError as error:
@@ -161,7 +161,7 @@ def test_objects_use_authenticated_links_when_array_links_are_not(name: str) -> 
 
 
 def disagree(world: un.Communicator) -> tuple[str, str]:
-    return told(lambda: world.allreduce(np.ones(5)) if world.rank else world.broadcast_object("object"))
+    return kind_and_message(lambda: world.allreduce(np.ones(5)) if world.rank else world.broadcast_object("object"))
 
 
 def test_mismatch_is_detected_when_objects_use_other_links() -> None:
@@ -176,7 +176,7 @@ class Unpicklable:
         raise RuntimeError("no pickles of this")
 
 
-class Poisonous:
+class RaisesWhenUnpickled:
     """An object that can be pickled, and raises when it is unpickled."""
 
     def __reduce__(self) -> Any:
@@ -192,7 +192,7 @@ CALLS = {
 
 
 def fail_to_pickle(world: un.Communicator, name: str) -> Any:
-    error = told(lambda: CALLS[name](world, Unpicklable() if world.rank == 1 else np.zeros(LARGE)))
+    error = kind_and_message(lambda: CALLS[name](world, Unpicklable() if world.rank == 1 else np.zeros(LARGE)))
     return (*error, int(world.allreduce(np.array(1))))
 
 
@@ -205,9 +205,9 @@ def test_unpicklable_object_is_an_error_on_every_rank_and_calls_go_on(three: Nat
 def fail_to_send(world: un.Communicator) -> Any:
     error = ("", "")
     if world.rank == 1:
-        error = told(lambda: world.send_object(Unpicklable(), 0))
+        error = kind_and_message(lambda: world.send_object(Unpicklable(), 0))
     elif world.rank == 0:
-        error = told(lambda: world.recv_object(1))
+        error = kind_and_message(lambda: world.recv_object(1))
     return (*error, int(world.allreduce(np.array(1))))
 
 
@@ -220,7 +220,7 @@ POISON = "the object of rank 1 cannot be unpickled here: ValueError: could not c
 
 
 def fail_to_unpickle(world: un.Communicator) -> Any:
-    error = told(lambda: world.gather_object(Poisonous() if world.rank == 1 else 7, 2))
+    error = kind_and_message(lambda: world.gather_object(RaisesWhenUnpickled() if world.rank == 1 else 7, 2))
     return (*error, int(world.allreduce(np.array(1))))
 
 
@@ -244,7 +244,7 @@ WRONG = {
 
 
 def err_then_go_on(world: un.Communicator, what: str) -> Any:
-    error = told(lambda: WRONG[what](world)) if world.rank == 2 else ("", "")
+    error = kind_and_message(lambda: WRONG[what](world)) if world.rank == 2 else ("", "")
     return error[0], world.broadcast_object("fine" if world.rank == 0 else None)
 
 
@@ -255,8 +255,8 @@ def test_wrong_object_call_is_refused_locally_and_later_calls_work(three: Native
 
 def forget_to_send(world: un.Communicator) -> Any:
     if world.rank == 0:
-        return told(lambda: world.recv_object(1, timeout_s=0.5))
-    return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+        return kind_and_message(lambda: world.recv_object(1, timeout_s=0.5))
+    return kind_and_message(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
 def test_missing_object_message_times_out() -> None:

@@ -20,13 +20,13 @@ def test_operand_has_the_dtype_of_its_array(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "order", "told"),
+    ("shape", "order", "expected"),
     [((2, 3), "C", "C"), ((2, 3), "F", "F"), ((), "C", "C"), ((4, 1), "F", "C"), ((0, 3), "C", "C"), ((5,), "F", "C")],
 )
-def test_contiguous_arrays_become_operands_without_a_copy(shape: tuple[int, ...], order: Any, told: str) -> None:
+def test_contiguous_arrays_become_operands_without_a_copy(shape: tuple[int, ...], order: Any, expected: str) -> None:
     array = np.zeros(shape, order=order)
     for operand in (operands.source(array), operands.target(array)):
-        assert (operand.shape, operand.order, operand.flat.ndim) == (shape, told, 1)
+        assert (operand.shape, operand.order, operand.flat.ndim) == (shape, expected, 1)
         assert operand.flat.size == array.size
         assert operand.flat.ctypes.data == array.ctypes.data
 

@@ -93,12 +93,12 @@ def use_everything(world: un.Communicator, say: Say) -> None:
 @pytest.mark.usefixtures("installed")
 def test_all_calls_work_over_an_installed_transport(tmp_path: Path) -> None:
     with Job(use_everything, 3, tmp_path, transports="sockets") as job:
-        for rank, (cases, ways, sent, told) in enumerate(job.hear_all()):
+        for rank, (cases, ways, sent, explanation) in enumerate(job.hear_all()):
             assert (cases, ways) == (60, {"sockets"})
             # The messages and bytes of a ring allreduce of 9600 bytes. Each message of a barrier has one byte.
             assert 12_800 <= sent[(rank + 1) % 3] < 12_900
             assert sent[(rank + 2) % 3] < 100
-            assert ": sockets" in told
+            assert ": sockets" in explanation
 
 
 @pytest.mark.usefixtures("installed")
@@ -179,16 +179,16 @@ def errors_of(name: str, place: Path, ranks: int = 3, **more: str) -> tuple[int,
     ],
 )
 def test_every_rank_reports_a_transport_that_cannot_be_opened(name: str, what: str, installed: Path) -> None:
-    code, told = errors_of(name, installed)
+    code, output = errors_of(name, installed)
     # the launcher refuses an impossible setting before it starts a rank
-    assert code == (1 if name in NAMES else 2), told
-    assert what in told
+    assert code == (1 if name in NAMES else 2), output
+    assert what in output
 
 
 def test_transport_that_one_rank_never_opens_fails_at_the_deadline(installed: Path) -> None:
-    code, told = errors_of("never", installed, UNISONO_RENDEZVOUS_TIMEOUT_S="3")
+    code, output = errors_of("never", installed, UNISONO_RENDEZVOUS_TIMEOUT_S="3")
     assert code == 1
-    assert "waited" in told or "did not" in told
+    assert "waited" in output or "did not" in output
 
 
 def open_where_only_rank_0_has_it(world: un.Communicator, say: Say, place: str, port: int) -> None:

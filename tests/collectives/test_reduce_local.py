@@ -64,15 +64,15 @@ def test_reduce_local_refuses_wrong_arguments(text: str) -> None:
 def multiplied(world: un.Communicator, dtype: str) -> list[Any]:
     x = np.arange(1, 5).astype(dtype)
     factors = [(world.rank + 1) * step for step in (1, 3)]
-    told = [world.allreduce(x, un.Op.premul_sum(factor)).tolist() for factor in factors]
+    results = [world.allreduce(x, un.Op.premul_sum(factor)).tolist() for factor in factors]
     op = un.Op.premul_sum(world.rank + 1)
-    told.append(world.reduce_scatter(x, op).tolist())
+    results.append(world.reduce_scatter(x, op).tolist())
     again = world.plan("allreduce", x, op=op, out=x)
-    return [*told, again().tolist(), again().tolist()]
+    return [*results, again().tolist(), again().tolist()]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float16", "complex64"])
 def test_premultiplied_sum_uses_the_factor_of_each_rank(dtype: str) -> None:
-    for rank, told in enumerate(un.launch(multiplied, 2, dtype)):
+    for rank, results in enumerate(un.launch(multiplied, 2, dtype)):
         part = [3, 6] if rank == 0 else [9, 12]
-        assert told == [[3, 6, 9, 12], [9, 18, 27, 36], part, [3, 6, 9, 12], [9, 18, 27, 36]]
+        assert results == [[3, 6, 9, 12], [9, 18, 27, 36], part, [3, 6, 9, 12], [9, 18, 27, 36]]

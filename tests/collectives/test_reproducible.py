@@ -317,7 +317,7 @@ def test_floating_point_mode_of_the_program_does_not_change_bits(size: int, tran
                 assert [key for key in wanted[0] if got[key] != expected[key]] == [], name
 
 
-# --- what it costs -------------------------------------------------------------------------------------------------
+# --- costs ---------------------------------------------------------------------------------------------------------
 
 
 def sent_nbytes(world: un.Communicator, given: dict[str, Any]) -> int:
@@ -375,7 +375,7 @@ def test_reproducible_integers_use_the_default_algorithm(three: NativeRanks) -> 
     assert wide == default
 
 
-def known_to_the_cache(world: un.Communicator) -> bool:
+def calls_from_the_cache(world: un.Communicator) -> bool:
     """Make calls that take the dispatcher's path. Then block that path, and make the same calls from the cache."""
     x = np.ones(100, "float16")
     kinds: list[dict[str, Any]] = [CANONICAL, ONCE, {**CANONICAL, **ONCE}, {}]
@@ -387,11 +387,11 @@ def known_to_the_cache(world: un.Communicator) -> bool:
 
 
 def test_call_cache_knows_reproducible_and_accumulate_arguments(three: NativeRanks) -> None:
-    assert three.run_calls(known_to_the_cache) == [True] * 3
+    assert three.run_calls(calls_from_the_cache) == [True] * 3
     assert algorithm_request("ring", True, None) is algorithm_request("ring", True, None)
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------------------------
 
 X = np.ones(6, "float16")
 
@@ -437,18 +437,18 @@ WRONG: dict[str, tuple[Callable[[un.Communicator], Any], str]] = {
 
 
 def refused(world: un.Communicator, what: str) -> tuple[str, float]:
-    told = ""
+    text = ""
     try:
         WRONG[what][0](world)
     except un.UnisonoError as error:
-        told = f"{type(error).__name__}: {error}"
-    return told, float(world.allreduce(X, reproducible=True)[0])
+        text = f"{type(error).__name__}: {error}"
+    return text, float(world.allreduce(X, reproducible=True)[0])
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_reproducible_call_is_refused_and_later_calls_work(three: NativeRanks, what: str) -> None:
-    for told, after in three.run_calls(refused, what):
-        assert WRONG[what][1] in told
+    for error, after in three.run_calls(refused, what):
+        assert WRONG[what][1] in error
         assert after == 3.0
 
 

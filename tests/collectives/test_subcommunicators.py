@@ -39,7 +39,7 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
         yield started
 
 
-# --- who is in them ------------------------------------------------------------------------------------------------
+# --- members -------------------------------------------------------------------------------------------------------
 
 
 def split_and_compute(world: un.Communicator, colors: list[Any], keys: list[Any]) -> Any:
@@ -134,7 +134,7 @@ def test_subgroup_has_its_own_persistent_calls_stats_and_choices(four: NativeRan
     assert [row[2] for row in results] == [{1}, {1}, {0}, {0}]
 
 
-# --- calls keep apart ----------------------------------------------------------------------------------------------
+# --- separate calls ------------------------------------------------------------------------------------------------
 
 
 def gather_nothing(world: un.Communicator) -> int:
@@ -248,7 +248,7 @@ def test_wrong_subgroup_is_refused_locally_and_later_calls_work(four: NativeRank
     assert [row[1] for row in results] == [4] * 4
 
 
-# --- ends ----------------------------------------------------------------------------------------------------------
+# --- closing -------------------------------------------------------------------------------------------------------
 
 
 def close_in_turn(world: un.Communicator) -> list[str]:

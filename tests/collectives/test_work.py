@@ -171,7 +171,7 @@ def test_result_of_a_work_has_the_library_of_its_input(ranks: Any, name: str) ->
     ranks.run_calls(reduce_in_kind, name)
 
 
-# --- arrays and works that nobody keeps ----------------------------------------------------------------------------
+# --- arrays and works without other references ---------------------------------------------------------------------
 
 
 def keep_many_in_flight(world: un.Communicator, calls: int) -> bool:
@@ -239,7 +239,7 @@ def test_arrays_live_exactly_until_their_call_ends(ranks: Any, waits: bool) -> N
     ranks.run_calls(watch_arrays, waits)
 
 
-# --- asking and waiting --------------------------------------------------------------------------------------------
+# --- polling and waiting -------------------------------------------------------------------------------------------
 
 
 def ask_too_early(world: un.Communicator) -> None:

@@ -85,10 +85,10 @@ def test_launched_ranks_can_allreduce() -> None:
 
 
 def test_binding_and_environment_reach_the_ranks() -> None:
-    def told(comm: un.Communicator) -> tuple[str | None, str, int]:
+    def place_of_rank(comm: un.Communicator) -> tuple[str | None, str, int]:
         return os.environ.get("OWN"), os.environ["OMP_NUM_THREADS"], len(os.sched_getaffinity(0))
 
-    found = un.launch(told, 2, env={"OWN": "value"}, bind="core", timeout_s=DEADLINE_S)
+    found = un.launch(place_of_rank, 2, env={"OWN": "value"}, bind="core", timeout_s=DEADLINE_S)
     assert found == [("value", "1", 1)] * 2
 
 

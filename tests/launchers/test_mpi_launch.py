@@ -58,9 +58,9 @@ def test_init_takes_ranks_from_mpi_comm_and_can_be_called_again(library: str, tr
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_init_under_mpirun_needs_mpi4py_or_a_store(library: str, tmp_path: Path) -> None:
     block = "import sys; sys.modules['mpi4py'] = None"
-    told = run(library, 2, program(TELL, before=block))
-    assert len(lines(told.stdout)) == 2, told.stderr
-    for line in lines(told.stdout):
+    ended = run(library, 2, program(TELL, before=block))
+    assert len(lines(ended.stdout)) == 2, ended.stderr
+    for line in lines(ended.stdout):
         assert line.startswith("UsageError: mpi")
         assert "has started 2 ranks, which need mpi4py to meet, and it is not installed: `pip install mpi4py`" in line
         assert "UNISONO_STORE" in line
@@ -174,9 +174,9 @@ with un.init() as world:
 def test_init_refuses_other_threads_when_mpi_serves_only_the_main_thread() -> None:
     before = (
         "import mpi4py; mpi4py.rc.thread_level = 'funneled'\n"
-        "from mpi4py import MPI\nimport threading\ninit, told = un.init, []\n"
-        "def elsewhere():\n    try: init()\n    except un.UsageError as error: told.append(error)\n"
-        "def tell():\n    thread = threading.Thread(target=elsewhere); thread.start(); thread.join(); raise told[0]\n"
+        "from mpi4py import MPI\nimport threading\ninit, errors = un.init, []\n"
+        "def elsewhere():\n    try: init()\n    except un.UsageError as error: errors.append(error)\n"
+        "def tell():\n    thread = threading.Thread(target=elsewhere); thread.start(); thread.join(); raise errors[0]\n"
         "un.init = tell"
     )
     done = run("openmpi", 2, program(TELL, before=before))

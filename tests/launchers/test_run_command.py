@@ -145,8 +145,8 @@ def test_arguments_reach_the_script_unchanged(script: Script) -> None:
 
 def test_run_sets_the_unisono_variables_of_each_rank(script: Script) -> None:
     program = script("""
-        told = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "JOB")
-        print(*(os.environ["UNISONO_" + name] for name in told))
+        names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "JOB")
+        print(*(os.environ["UNISONO_" + name] for name in names))
     """)
     facts = [line.split()[1:] for line in sorted(run("-n", 3, program).stdout.splitlines())]
     assert [fact[:4] for fact in facts] == [[str(rank), "3", str(rank), "3"] for rank in range(3)]
@@ -332,14 +332,16 @@ def test_rendezvous_fails_when_a_rank_exits_before_init(script: Script) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "exit_code", "told"),
+    ("end", "exit_code", "expected"),
     [
         ("raise ValueError('the cause')", 1, "[1] ValueError: the cause"),
         ("os.kill(os.getpid(), 9)", 137, "unisono: rank 1 was killed by SIGKILL"),
         ("sys.exit(0)", 1, "PeerLostError: rank 1 has left"),
     ],
 )
-def test_ranks_in_a_collective_fail_when_another_rank_ends(script: Script, end: str, exit_code: int, told: str) -> None:
+def test_ranks_in_a_collective_fail_when_another_rank_ends(
+    script: Script, end: str, exit_code: int, expected: str
+) -> None:
     program = script(f"""
         import numpy as np
         import unisono as un
@@ -350,7 +352,7 @@ def test_ranks_in_a_collective_fail_when_another_rank_ends(script: Script, end: 
     """)
     ended = run("-n", 3, program, launcher=RUN_PATIENTLY)
     assert ended.returncode == exit_code
-    assert told in ended.stderr
+    assert expected in ended.stderr
     assert ended.stderr.count("Traceback") == (exit_code == 1)
     assert "SIGTERM" not in ended.stderr
 
@@ -546,8 +548,8 @@ def test_run_fails_and_says_why_when_output_cannot_be_written(script: Script) ->
     with open("/dev/full", "wb") as full:
         command = [*RUN, "-n", "1", str(script("print('lost'); print('kept', file=sys.stderr)"))]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False)
-    told = "unisono: lines of ranks are missing, because stdout could not be written: No space left on device"
-    assert (ended.returncode, ended.stderr) == (1, f"[0] kept\n{told}\n")
+    message = "unisono: lines of ranks are missing, because stdout could not be written: No space left on device"
+    assert (ended.returncode, ended.stderr) == (1, f"[0] kept\n{message}\n")
 
 
 def test_job_runs_with_all_standard_streams_closed(script: Script, tmp_path: Path) -> None:

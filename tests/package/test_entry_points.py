@@ -71,16 +71,16 @@ def test_algorithms_of_an_installed_package_are_candidates(tmp_path: Path) -> No
         "def theirs(size, rank, root=0):\n"
         "    return dataclasses.replace(allreduce_ring(size, rank), algorithm='theirs')\n"
     )
-    told = run("import unisono; print(unisono.init().explain('allreduce', nbytes=8))", tmp_path)
-    assert "theirs" in told
+    output = run("import unisono; print(unisono.init().explain('allreduce', nbytes=8))", tmp_path)
+    assert "theirs" in output
 
 
 def test_rank_imports_only_builders_that_it_uses() -> None:
-    told = run(
+    output = run(
         "import sys, numpy, unisono\n"
         "unisono.init().allreduce(numpy.ones(1), algorithm='recursive_doubling')\n"
         "names = ['builders.doubling', 'builders.ring', 'builders.tree', 'composition.hierarchical', 'verifier']\n"
         "print([name for name in names if f'unisono.algorithms.{name}' in sys.modules])\n"
         "print([name for name in ('importlib.metadata', 'difflib', 'email', 'logging') if name in sys.modules])\n"
     )
-    assert told.splitlines() == ["['builders.doubling']", "[]"]
+    assert output.splitlines() == ["['builders.doubling']", "[]"]

@@ -78,7 +78,7 @@ EXCEPTIONS = {
         "unisono.transports.reductions.definition": "what results of kernels are compared with",
     },
     "bench/gpu_stages/machine.py": {
-        "unisono.cli": "a machine of which nothing is known is told of as `unisono doctor` does",
+        "unisono.cli": "it describes a machine without a calibration as `unisono doctor` does",
     },
     "bench/gpu_stages/threads.py": {
         "unisono.transports.contracts": "what the transport takes",

@@ -38,14 +38,16 @@ def test_child_loggers_write_through_the_unisono_handler(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "unisono [0/1] a stranger\n"
 
 
-@pytest.mark.parametrize(("level", "told"), [("error", 1), ("warning", 2), ("info", 3), ("debug", 4)])
-def test_log_level_filters_messages(level: str, told: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("level", "expected"), [("error", 1), ("warning", 2), ("info", 3), ("debug", 4)])
+def test_log_level_filters_messages(level: str, expected: int, capsys: pytest.CaptureFixture[str]) -> None:
     log.configure(level, rank=0, size=1)
     logger = log.get()
     for say in (logger.exception, logger.warning, logger.info, logger.debug):
         say("message")
-    assert capsys.readouterr().err.count("message") == told
-    assert [logger.shows(each) for each in ("error", "warning", "info", "debug")] == [each < told for each in range(4)]
+    assert capsys.readouterr().err.count("message") == expected
+    assert [logger.shows(each) for each in ("error", "warning", "info", "debug")] == [
+        each < expected for each in range(4)
+    ]
 
 
 def test_reconfiguring_the_log_changes_the_rank_without_duplicates(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,8 +70,8 @@ def test_logged_exception_includes_its_traceback(capsys: pytest.CaptureFixture[s
         raise KeyError("what")
     except KeyError:
         log.get().exception("a callback failed")
-    told = capsys.readouterr().err.splitlines()
-    assert (told[0], told[-1]) == ("unisono [0/1] a callback failed", "KeyError: 'what'")
+    lines = capsys.readouterr().err.splitlines()
+    assert (lines[0], lines[-1]) == ("unisono [0/1] a callback failed", "KeyError: 'what'")
 
 
 def test_log_record_has_function_and_file_of_the_caller(caplog: pytest.LogCaptureFixture) -> None:
@@ -96,7 +98,7 @@ print(loaded, logging.getLogger(log.NAME).level)
 
 
 @pytest.mark.parametrize(
-    ("level", "then", "told", "ends"),
+    ("level", "then", "expected", "ends"),
     [
         ("warning", "", ["unisono [0/2] careful"], "False 30"),
         ("error", "", [], "False 40"),
@@ -104,7 +106,7 @@ print(loaded, logging.getLogger(log.NAME).level)
         ("warning", "logging.getLogger('unisono').setLevel('ERROR')", [], "False 40"),
     ],
 )
-def test_logging_module_is_loaded_by_the_first_shown_message(level: str, then: str, told: list[str], ends: str):
+def test_logging_module_is_loaded_by_the_first_shown_message(level: str, then: str, expected: list[str], ends: str):
     code = SILENT.format(level=level, then=then)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    assert (ended.stderr.splitlines(), ended.stdout.strip()) == (told, ends)
+    assert (ended.stderr.splitlines(), ended.stdout.strip()) == (expected, ends)

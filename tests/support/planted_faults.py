@@ -261,7 +261,7 @@ FAULTS = (
 )
 
 
-# --- the copy that faults are planted in ---------------------------------------------------------------------------
+# --- the copy with the planted fault -------------------------------------------------------------------------------
 
 
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:

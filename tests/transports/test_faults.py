@@ -468,7 +468,7 @@ def test_message_arrives_after_its_sender_has_departed(transports: str) -> None:
     assert un.launch(leave_after_a_send, 2, options=options, timeout_s=DEADLINE_S) == [7.0, 7.0]
 
 
-# --- ranks that give up --------------------------------------------------------------------------------------------
+# --- aborts and interrupts -----------------------------------------------------------------------------------------
 
 
 def be_interrupted(world: un.Communicator, say: Say, call: str, folder: Path) -> None:
@@ -518,7 +518,7 @@ def test_calls_after_an_abort_raise_and_close_works(tmp_path: Path, transport: s
         assert [kind for kind, _ in job.hear_all()] == ["UsageError"] * 3
 
 
-# --- what is left --------------------------------------------------------------------------------------------------
+# --- leaks ---------------------------------------------------------------------------------------------------------
 
 
 def count_descriptors(world: un.Communicator, say: Say, store: str) -> None:

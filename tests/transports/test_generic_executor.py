@@ -235,7 +235,7 @@ def test_error_says_whether_the_output_was_touched(tmp_path: Path) -> None:
     direct = LocalRanks(2).run(contract.run_missing, Case(algorithm="direct"), folders[0])
     ring = LocalRanks(3, 1).run(contract.run_missing, Case(algorithm="ring"), folders[1])
     assert direct[0][0][2] == "output untouched"
-    assert "output undefined" in {told[0][2] for told in ring}
+    assert "output undefined" in {error[0][2] for error in ring}
 
 
 class Recorder:

@@ -191,14 +191,14 @@ def tell(world: un.Communicator, say: Say) -> None:
 def check(prefixes: Sequence[Sequence[str]], hosts: Any, reason: str, directory: Path) -> None:
     """Run a job of three ranks and check their hosts, and the `reason` that they report if rank 2 has another host."""
     with PrefixedJob(tell, prefixes, directory) as job:
-        for rank, (found, ways, told) in enumerate(job.hear_all()):
+        for rank, (found, ways, explanation) in enumerate(job.hear_all()):
             assert found == hosts
             together = next(host for host in hosts if rank in host)
             assert ways == {peer: "shm" if peer in together else "tcp" for peer in ways}
             assert ways
             if hosts != ((0, 1, 2),):
                 other = "rank 2: " if rank != 2 else "ranks 0, 1: "
-                assert f"{other}tcp ({reason}" in told
+                assert f"{other}tcp ({reason}" in explanation
 
 
 APART = ((0, 1), (2,))
@@ -254,11 +254,11 @@ def test_ranks_of_different_users_use_tcp(tmp_path: Path) -> None:
     commands = [[*words, sys.executable, "-c", program, str(rank)] for rank, words in enumerate([[], prefix])]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
     try:
-        told = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
+        outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    assert [text.startswith("tcp ") for text in told] == [True, True]
-    assert "rank 1: tcp (another user: 23456, here 0)" in told[0]
-    assert "rank 0: tcp (another user: 0, here 23456)" in told[1]
+    assert [text.startswith("tcp ") for text in outputs] == [True, True]
+    assert "rank 1: tcp (another user: 23456, here 0)" in outputs[0]
+    assert "rank 0: tcp (another user: 0, here 23456)" in outputs[1]

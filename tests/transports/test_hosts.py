@@ -223,12 +223,12 @@ def test_unreachable_host_is_a_lost_peer_on_both_sides(program: Callable[..., An
         with job_of as job:
             job.hear_all()
             ip("link", "set", "eth0", "down", namespace=namespaces[2])
-            told = job.hear_all()
-    for kind, text in told:
+            reports = job.hear_all()
+    for kind, text in reports:
         assert kind == "PeerLostError", text
-    assert all("rank 3 is out of reach" in text for _, text in told[:3])
+    assert all("rank 3 is out of reach" in text for _, text in reports[:3])
     # both judges of the job are on that host
-    assert any(f"rank {judge} is out of reach" in told[3][1] for judge in (0, 1))
+    assert any(f"rank {judge} is out of reach" in reports[3][1] for judge in (0, 1))
 
 
 # --- wrong input ---------------------------------------------------------------------------------------------------
@@ -243,9 +243,9 @@ def test_init_between_hosts_on_loopback_says_what_to_set(
 
     with Hidden(say_error_of_init, hosts, [1, 1], tmp_path) as job:
         assert [job.exit_code(rank) for rank in range(2)] == [1, 1]
-    told = [line for line in capfd.readouterr().err.splitlines() if "RendezvousError" in line]
-    assert len(told) == 2
-    for line in told:
+    lines = [line for line in capfd.readouterr().err.splitlines() if "RendezvousError" in line]
+    assert len(lines) == 2
+    for line in lines:
         assert "ranks 0 and 1 are apart (another network namespace), and rank 0 and 1 more can be reached" in line
         assert "UNISONO_BIND_ADDRESS" in line
 

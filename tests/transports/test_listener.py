@@ -24,7 +24,7 @@ KEY = bytes(range(32))
 JOB = b"j" * 16
 
 
-class Door:
+class RecordingListener:
     """A listener of rank 0 of `size` ranks, and the links that it has delivered."""
 
     def __init__(self, key=KEY, job=JOB, size=4):
@@ -54,7 +54,7 @@ class Door:
 
 @pytest.fixture
 def door():
-    with contextlib.closing(Door()) as opened:
+    with contextlib.closing(RecordingListener()) as opened:
         yield opened
 
 
@@ -109,7 +109,7 @@ def test_listener_delivers_a_dialing_rank_with_its_hello(door, use_unix):
 
 def test_listener_serves_many_ranks_that_dial_at_once():
     size = 100
-    with contextlib.closing(Door(size=size)) as door:
+    with contextlib.closing(RecordingListener(size=size)) as door:
         found = []
         threads = [
             threading.Thread(target=lambda r=r: found.append(knock(door.addresses, rank=r, use_unix=r % 2 == 0)))
@@ -176,7 +176,11 @@ def test_listener_survives_a_stranger_that_sends_half_a_hello(door):
 
 def test_listener_drops_silent_strangers_and_serves_ranks_meanwhile(monkeypatch):
     monkeypatch.setattr(handshake_io, "HANDSHAKE_TIMEOUT_S", 0.2)
-    with contextlib.closing(Door()) as door, stranger(door.addresses) as silent, stranger(door.addresses) as half:
+    with (
+        contextlib.closing(RecordingListener()) as door,
+        stranger(door.addresses) as silent,
+        stranger(door.addresses) as half,
+    ):
         half.sendall(b"UNIS")
         assert_serves(door)
         assert_dropped(silent)
@@ -186,7 +190,7 @@ def test_listener_drops_silent_strangers_and_serves_ranks_meanwhile(monkeypatch)
 def test_listener_drops_the_oldest_of_too_many_pending_connections(monkeypatch):
     monkeypatch.setattr(listener_module, "_PENDING_LIMIT", 5)
     monkeypatch.setattr(listener_module, "_PENDING_PER_RANK", 0)
-    with contextlib.closing(Door()) as door, contextlib.ExitStack() as crowd:
+    with contextlib.closing(RecordingListener()) as door, contextlib.ExitStack() as crowd:
         strangers = [crowd.enter_context(stranger(door.addresses)) for _ in range(8)]
         for early in strangers[:3]:
             assert_dropped(early)
@@ -228,7 +232,7 @@ def test_a_recorded_session_cannot_be_replayed(door):
 
 
 def test_listener_refuses_a_rank_of_another_job(door):
-    with contextlib.closing(Door(key=b"o" * 32, job=b"o" * 16)) as other:
+    with contextlib.closing(RecordingListener(key=b"o" * 32, job=b"o" * 16)) as other:
         with pytest.raises(PeerLostError, match="closed the connection"):
             knock(other.addresses)
         assert other.delivered.empty()
@@ -298,7 +302,7 @@ def test_listener_reports_garbage_in_the_debug_log_only(door, caplog):
 
 @pytest.mark.parametrize("use_unix", [False, True])
 def test_dialing_a_closed_listener_raises_peer_lost_error(use_unix):
-    door = Door()
+    door = RecordingListener()
     door.close()
     with pytest.raises(PeerLostError, match=r"rank 0 at .* is gone") as caught:
         knock(door.addresses, use_unix=use_unix)
@@ -325,7 +329,7 @@ def test_dialer_waits_while_the_unix_backlog_is_full():
 
 def test_listener_close_ends_its_thread_and_can_be_called_twice():
     before = threading.active_count()
-    door = Door()
+    door = RecordingListener()
     with stranger(door.addresses) as pending:
         door.close()
         door.close()

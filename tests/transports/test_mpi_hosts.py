@@ -64,10 +64,10 @@ def reduce_and_count(world: un.Communicator, algorithm: str) -> tuple[int, int, 
 
 @pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "full_lane"])
 def test_allreduce_between_hosts_sends_its_bytes_by_mpi(ranks: MpiRanks, algorithm: str) -> None:
-    told = ranks.run_calls(reduce_and_count, algorithm)
+    results = ranks.run_calls(reduce_and_count, algorithm)
     per_host = ranks.size // 4
     for host in range(4):
-        of_host = told[host * per_host : (host + 1) * per_host]
+        of_host = results[host * per_host : (host + 1) * per_host]
         sent = sum(nbytes for nbytes, _, _ in of_host)
         assert sent >= NBYTES * 3 // 2
         assert sent <= max(left for _, left, _ in of_host) < OVERHEAD * sent

@@ -21,7 +21,7 @@ from support.deadlines import await_marks, leave_mark
 folder = Path(os.environ.get("MARKS", ""))
 def tell(*words):
     print(" ".join(map(str, words)) + "\\n", end="", flush=True)
-def told(call):
+def report_error(call):
     try:
         call()
     except un.UnisonoError as error:
@@ -74,13 +74,13 @@ def test_mpi_native_failures_are_reported_and_init_works_again(tmp_path: Path) -
 by_mpi = {"algorithm": "mpi.native"}
 world = un.init()
 tell("explained:", str(world.explain("allreduce", 8)).splitlines()[-1].split(maxsplit=1)[0])
-told(lambda: world.allreduce(np.ones(8, "int32" if world.rank == 1 else "float32"), **by_mpi))
-told(lambda: world.barrier(**by_mpi))
+report_error(lambda: world.allreduce(np.ones(8, "int32" if world.rank == 1 else "float32"), **by_mpi))
+report_error(lambda: world.barrier(**by_mpi))
 world.close()
 world = un.init()
 if world.rank == 1:
     await_marks(folder, 0, 2)
-told(lambda: world.allreduce(np.ones(8), timeout_s=0.3, **by_mpi))
+report_error(lambda: world.allreduce(np.ones(8), timeout_s=0.3, **by_mpi))
 leave_mark(folder, world.rank)
 world.close()
 with un.init() as world:
@@ -89,12 +89,12 @@ with un.init() as world:
     if world.rank == 1:
         time.sleep(0.5)
         world.abort("enough")
-    told(lambda: world.allreduce(np.ones(8), **by_mpi))
+    report_error(lambda: world.allreduce(np.ones(8), **by_mpi))
 """
     )
     done = run("mpich", 3, program, variables={"MARKS": str(tmp_path)})
-    told = sorted(filter(None, done.stdout.split("\n")))
-    kinds = [line.split()[0] for line in told]
+    lines = sorted(filter(None, done.stdout.split("\n")))
+    kinds = [line.split()[0] for line in lines]
     counts = {kind: kinds.count(kind) for kind in kinds}
     assert counts == {
         "MismatchError": 3,
@@ -102,7 +102,7 @@ with un.init() as world:
         "CollectiveTimeoutError": 3,
         "explained:": 3,
     }, done.stdout + done.stderr
-    for line in told:
+    for line in lines:
         if line.startswith("MismatchError"):
             assert "rank 1 called allreduce(int32[8], op=sum, algorithm=mpi.native)" in line
         if line.startswith("CollectiveTimeoutError"):
@@ -122,7 +122,7 @@ x = np.ones(1 << 20)
 def forever():
     while True:
         world.allreduce(x, algorithm="mpi.native")
-told(forever)
+report_error(forever)
 smaller = world.shrink()
 tell("left:", smaller.rank, smaller.size, int(smaller.allreduce(np.array(me))))
 world.close()
@@ -154,7 +154,7 @@ with un.init() as world:
         leave_mark(folder, "interrupted")
     else:
         await_marks(folder, "interrupted")
-        told(lambda: world.barrier(algorithm="mpi.native"))
+        report_error(lambda: world.barrier(algorithm="mpi.native"))
 """
     )
     done = run("mpich", 2, program, variables={"MARKS": str(tmp_path)})
@@ -169,7 +169,7 @@ def test_mpi_native_refuses_threads_that_mpi_does_not_serve() -> None:
         + BEGIN
         + """
 with un.init() as world:
-    barrier = lambda: told(lambda: world.barrier(algorithm="mpi.native"))
+    barrier = lambda: report_error(lambda: world.barrier(algorithm="mpi.native"))
     thread = threading.Thread(target=barrier)
     thread.start()
     thread.join()

@@ -285,8 +285,8 @@ def test_store_server_with_a_failed_loop_ends_pending_gets(server, monkeypatch):
         return select(0.01)
 
     monkeypatch.setattr(server._loop._selector, "select", fail_once_somebody_waits)
-    told = r"the store at tcp://.* has ended: there is not enough memory"
-    with contextlib.closing(client(server)) as waiting, pytest.raises(RendezvousError, match=told):
+    message = r"the store at tcp://.* has ended: there is not enough memory"
+    with contextlib.closing(client(server)) as waiting, pytest.raises(RendezvousError, match=message):
         waiting.get("roster", DEADLINE_S)
     with pytest.raises(RendezvousError, match="no store answers"):
         client(server, timeout_s=0.1)

@@ -201,34 +201,34 @@ with un.init(un.Options(transports={transports!r})) as world:
     except un.UnisonoError as error:
         found = f"{{type(error).__name__}}: {{error}}"
     used = {{peer: traffic.transport for peer, traffic in world.stats().items()}}
-    print("told " + json.dumps([found, used]))
+    print("result " + json.dumps([found, used]))
 """
 
 
-def told_by(tmp_path: Path, transports: str) -> list[Any]:
+def mixed_results(tmp_path: Path, transports: str) -> list[Any]:
     done = run_program(MIXED.format(transports=transports), tmp_path, ranks=3)
-    found = [json.loads(line.partition("told ")[2]) for line in done.stdout.splitlines() if "told " in line]
+    found = [json.loads(line.partition("result ")[2]) for line in done.stdout.splitlines() if "result " in line]
     assert len(found) == 3, done.stderr
     return found
 
 
 def test_the_first_transport_that_both_ranks_have_is_used(tmp_path: Path) -> None:
     fabric_ranks.require("ucx")
-    found = told_by(tmp_path, "ucx,tcp")
+    found = mixed_results(tmp_path, "ucx,tcp")
     assert [total for total, _ in found] == [3] * 3
     used = [tuple(sorted(each.values())) for _, each in found]
     assert sorted(used) == [("tcp", "tcp"), ("tcp", "ucx"), ("tcp", "ucx")]
 
 
 def test_transports_that_reach_no_peer_are_an_error_that_says_why(tmp_path: Path) -> None:
-    for found, _ in told_by(tmp_path, "ucx"):
+    for found, _ in mixed_results(tmp_path, "ucx"):
         assert found.startswith("TransportUnavailableError: no transport of UNISONO_TRANSPORTS=ucx reaches rank")
         assert "cannot use ucx: UCX cannot be loaded" in found
         assert "pip install ucxx-cu13" in found
 
 
 def test_mpi_transport_needs_a_rendezvous_through_mpi(tmp_path: Path) -> None:
-    for found, _ in told_by(tmp_path, "mpi"):
+    for found, _ in mixed_results(tmp_path, "mpi"):
         assert found.startswith("TransportUnavailableError")
         assert "start them with mpirun" in found
 

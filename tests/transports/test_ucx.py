@@ -40,7 +40,7 @@ try:
     with un.init(un.Options(transports="{transports}")) as world:
         world.barrier()
 except un.UnisonoError as error:
-    print("told", type(error).__name__, error)
+    print("REPORT", type(error).__name__, error)
 """
 
 
@@ -196,9 +196,9 @@ def test_unavailable_ucx_transports_are_an_error_that_names_the_setting(
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     done = run_program(TELL.format(transports=name), tmp_path)
-    told = [line for line in done.stdout.splitlines() if "told" in line]
-    assert len(told) == 2, done.stderr
-    for line in told:
+    lines = [line for line in done.stdout.splitlines() if "REPORT" in line]
+    assert len(lines) == 2, done.stderr
+    for line in lines:
         assert "UCX cannot be used with " in line
         assert all(f"{variable}={value}" in line for variable, value in variables.items()), line
 
@@ -208,9 +208,9 @@ def test_rank_unreachable_by_ucx_is_an_error_on_all_ranks(tmp_path: Path, name: 
     fabric_ranks.require("ucx")
     alone = "import os\nif os.environ['UNISONO_RANK'] == '1': os.environ['UCX_TLS'] = 'self'\n"
     done = run_program(alone + TELL.format(transports=name), tmp_path, ranks=3)
-    told = [line for line in done.stdout.splitlines() if "told" in line]
-    assert len(told) == 3, done.stderr
-    for line in told:
+    lines = [line for line in done.stdout.splitlines() if "REPORT" in line]
+    assert len(lines) == 3, done.stderr
+    for line in lines:
         assert "TransportUnavailableError" in line
         assert "with the transports that UCX_TLS and the machines allow" in line
     assert "Traceback" not in done.stderr

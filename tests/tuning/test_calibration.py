@@ -24,7 +24,7 @@ from unisono.tuning.measure.calibrate import (
 )
 
 
-class MadeUpProbes:
+class SimulatedProbes:
     """A link of 2 µs and 1 GB/s, 0.5 µs of work for each message, and memory of 10 GB/s.
 
     Up to `room` of the `pairs` pairs of ranks reach the full bandwidth at the same time. A vector in segments of
@@ -61,12 +61,12 @@ class MadeUpProbes:
 
 @pytest.mark.parametrize("sizes", [SHORT, LONG])
 def test_calibration_recovers_the_costs_of_a_simulated_machine(sizes: Sequence[int]) -> None:
-    found = updated(PRIORS, calibrate(MadeUpProbes(), "shm", sizes, ["float32", "bfloat16"]))
+    found = updated(PRIORS, calibrate(SimulatedProbes(), "shm", sizes, ["float32", "bfloat16"]))
     link = found.links["shm"]
     assert link.latency_s == pytest.approx(2e-6, rel=0.02)
     assert link.overhead_s == pytest.approx(0.5e-6, rel=0.02)
     assert link.per_byte_s == pytest.approx(1e-9, rel=0.02)
-    assert link.step_s(64 << 10) == pytest.approx(MadeUpProbes().exchange(64 << 10), rel=0.1)
+    assert link.step_s(64 << 10) == pytest.approx(SimulatedProbes().exchange(64 << 10), rel=0.1)
     assert found.reduce["float32"].at(1 << 20) == pytest.approx((1 << 20) / 10e9, rel=0.01)
     assert found.links["tcp"] == PRIORS.links["tcp"]
 
@@ -76,7 +76,7 @@ def test_calibration_recovers_the_costs_of_a_simulated_machine(sizes: Sequence[i
     [(1, 1.0, math.inf), (2, 1.0, 1.0), (8, 1.0, 1.0), (8, 2.5, 2.5), (2, 0.4, 1.0), (8, 8.0, math.inf)],
 )
 def test_calibration_recovers_how_many_pairs_a_link_carries_at_once(pairs: int, room: float, found: float) -> None:
-    calibration = calibrate(MadeUpProbes(pairs, room), "tcp", SHORT, ["float32"], "network")
+    calibration = calibrate(SimulatedProbes(pairs, room), "tcp", SHORT, ["float32"], "network")
     assert calibration.link.pairs == pytest.approx(found, rel=0.01)
     known = updated(PRIORS, calibration)
     assert known.link("tcp", "network") is calibration.link
@@ -85,7 +85,7 @@ def test_calibration_recovers_how_many_pairs_a_link_carries_at_once(pairs: int, 
 
 @pytest.mark.parametrize("fastest", [128 << 10, 256 << 10, 8 << 20])
 def test_calibration_finds_the_fastest_segment_size(fastest: int) -> None:
-    known = updated(PRIORS, calibrate(MadeUpProbes(segment_nbytes=fastest), "shm", SHORT, ["float32"]))
+    known = updated(PRIORS, calibrate(SimulatedProbes(segment_nbytes=fastest), "shm", SHORT, ["float32"]))
     rows = explain(Question("allreduce", 4 << 20, 2, "shm"), TunerState(None, known)).candidates
     ring = next(row for row in rows if row.algorithm == "ring")
     assert ring.segments == max(1, (2 << 20) // fastest)
@@ -93,7 +93,7 @@ def test_calibration_finds_the_fastest_segment_size(fastest: int) -> None:
 
 
 def test_calibration_finds_up_to_which_size_whole_blocks_are_fastest() -> None:
-    class Cached(MadeUpProbes):
+    class Cached(SimulatedProbes):
         """Caches of 1 MiB, so that longer messages are faster in segments."""
 
         def around(self, nbytes: int, segment_nbytes: int) -> float:
@@ -105,7 +105,7 @@ def test_calibration_finds_up_to_which_size_whole_blocks_are_fastest() -> None:
 
 
 def test_calibration_measures_the_same_points_whatever_the_times() -> None:
-    class Noted(MadeUpProbes):
+    class Noted(SimulatedProbes):
         def around(self, nbytes: int, segment_nbytes: int) -> float:
             noted.append((nbytes, segment_nbytes))
             return super().around(nbytes, segment_nbytes)
@@ -119,7 +119,7 @@ def test_calibration_measures_the_same_points_whatever_the_times() -> None:
 
 
 def test_calibration_keeps_prior_segments_of_a_tcp_link() -> None:
-    calibration = calibrate(MadeUpProbes(segment_nbytes=128 << 10), "tcp", SHORT, ["float32"])
+    calibration = calibrate(SimulatedProbes(segment_nbytes=128 << 10), "tcp", SHORT, ["float32"])
     assert calibration.link.segment_nbytes == PRIORS.links["tcp"].segment_nbytes
 
 

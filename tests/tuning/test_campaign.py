@@ -42,7 +42,7 @@ GRID = [8 * 4**k for k in range(10)]
 HELD_OUT = [24 * 4**k for k in range(9)]
 
 
-class MadeUp:
+class SimulatedTrials:
     """Trials on a simulated machine: times follow from a law, with noise. `elapsed_s` is the machine's clock."""
 
     def __init__(self, size: int, seed: int, jitter: float = 0.02) -> None:
@@ -82,7 +82,10 @@ class MadeUp:
 
 
 def campaign(
-    trials: MadeUp, budget_s: float, before: Sequence[Measurement] = (), collectives: Sequence[str] = ("allreduce",)
+    trials: SimulatedTrials,
+    budget_s: float,
+    before: Sequence[Measurement] = (),
+    collectives: Sequence[str] = ("allreduce",),
 ) -> list[Measurement]:
     kept: list[Measurement] = []
     Campaign(
@@ -91,7 +94,7 @@ def campaign(
     return kept
 
 
-class UnderMpi(MadeUp):
+class WithMpi(SimulatedTrials):
     """Ranks that have met by MPI, whose own collectives are the faster ones from 256 KiB on."""
 
     def question(self, collective: str, nbytes: int) -> Question:
@@ -104,7 +107,7 @@ class UnderMpi(MadeUp):
 
 
 def test_campaign_table_chooses_mpi_collectives_where_they_are_faster() -> None:
-    trials = UnderMpi(4, seed=3)
+    trials = WithMpi(4, seed=3)
     known = TunerState(compiled(campaign(trials, 10.0)), PRIORS, "made up")
     for nbytes in GRID:
         asked = trials.question("allreduce", nbytes)
@@ -116,7 +119,7 @@ def test_campaign_table_chooses_mpi_collectives_where_they_are_faster() -> None:
 
 
 def test_campaign_measures_unpredicted_variant_even_on_a_tiny_budget() -> None:
-    trials, nbytes = UnderMpi(4, seed=5), 8 << 20
+    trials, nbytes = WithMpi(4, seed=5), 8 << 20
     kept: list[Measurement] = []
     budget_s = 12 * trials.true_s("allreduce", nbytes, "ring")
     settings = Settings(["allreduce"], [nbytes], budget_s, {"machine": "made up"})
@@ -125,7 +128,7 @@ def test_campaign_measures_unpredicted_variant_even_on_a_tiny_budget() -> None:
 
 
 def test_first_two_variants_of_a_race_have_different_predictions() -> None:
-    trials, nbytes = MadeUp(2, seed=5), 8 << 20
+    trials, nbytes = SimulatedTrials(2, seed=5), 8 << 20
     budget_s = 12 * trials.true_s("allreduce", nbytes, "ring")
     settings = Settings(["allreduce"], [nbytes], budget_s, {"machine": "made up"})
     Campaign(trials, settings, lambda _: None, lambda *_: None).run()
@@ -140,16 +143,16 @@ def test_first_two_variants_of_a_race_have_different_predictions() -> None:
     assert predicted_s("direct") == predicted_s("recursive_doubling") == predicted_s(other)  # the premise of this test
 
 
-class OfTwoMinds(UnderMpi):
+class FastAtOneLength(WithMpi):
     """Ranks whose MPI is faster at one length alone. At its neighbours, Unisono is clearly faster."""
 
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
-        ours_s = MadeUp.true_s(self, collective, nbytes, "ring" if variant == MPI_NATIVE else variant)
+        ours_s = SimulatedTrials.true_s(self, collective, nbytes, "ring" if variant == MPI_NATIVE else variant)
         return ours_s * (1.0 if variant != MPI_NATIVE else 0.5 if nbytes == GRID[7] else 1.6)
 
 
 def test_campaign_finds_size_range_in_which_mpi_is_faster() -> None:
-    kept = campaign(OfTwoMinds(4, seed=6), 10.0)
+    kept = campaign(FastAtOneLength(4, seed=6), 10.0)
     (decision,) = compiled(kept).decisions.values()
     assert [decision.variant_at(nbytes) == MPI_NATIVE for nbytes in GRID[6:9]] == [False, True, False]
 
@@ -157,7 +160,7 @@ def test_campaign_finds_size_range_in_which_mpi_is_faster() -> None:
 @pytest.mark.parametrize("size", [4, 6])
 @pytest.mark.parametrize("collective", ["allreduce", "broadcast", "allgather"])
 def test_campaign_table_is_near_the_best_at_unmeasured_sizes(collective: str, size: int) -> None:
-    trials = MadeUp(size, seed=size)
+    trials = SimulatedTrials(size, seed=size)
     table = compiled(campaign(trials, 10.0, collectives=[collective]))
     (decision,) = table.decisions.values()
     regrets = []
@@ -169,7 +172,7 @@ def test_campaign_table_is_near_the_best_at_unmeasured_sizes(collective: str, si
 
 
 def test_campaign_measures_winners_more_often_than_slow_variants() -> None:
-    trials = MadeUp(16, seed=1)
+    trials = SimulatedTrials(16, seed=1)
     table = compiled(campaign(trials, 10.0))
     (decision,) = table.decisions.values()
     counts = {variant: sum(one[2] == variant for one in trials.ran) for variant in decision.times_s}
@@ -181,7 +184,7 @@ def test_campaign_measures_winners_more_often_than_slow_variants() -> None:
     )
 
 
-class WithoutMapping(MadeUp):
+class WithoutMapping(SimulatedTrials):
     """Ranks without mapped memory. With it, the algorithm `read` would be as fast as the best segments."""
 
     def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
@@ -195,7 +198,7 @@ def test_campaign_refines_segment_size_of_the_winner() -> None:
     assert f"{SEGMENT}={BEST_SEGMENT}" in str(decision.variant_at(GRID[-1]))
 
 
-class WithoutBestSegments(MadeUp):
+class WithoutBestSegments(SimulatedTrials):
     """Ranks on which the length of segments makes no difference."""
 
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
@@ -210,7 +213,7 @@ def test_campaign_drops_refined_segments_that_were_faster_by_chance(seed: int) -
     assert not any(SEGMENT in each.variant for each in found)
 
 
-class Moving(MadeUp):
+class ChangingPlacement(SimulatedTrials):
     """Cores whose placement changes from near to far or back after `period` runs.
 
     Waiting brings the next change about.
@@ -238,21 +241,21 @@ class Moving(MadeUp):
 
 
 def test_campaign_keeps_only_races_of_the_requested_placement() -> None:
-    trials = Moving(4, 7, period=150)
+    trials = ChangingPlacement(4, 7, period=150)
     kept: list[Measurement] = []
     settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="near")
     Campaign(trials, settings, kept.extend, lambda *_: None).run()
     assert trials.waited_s > 0
     assert len({each.nbytes for each in kept}) >= len(GRID) // 2
     assert {each.placement for each in kept} == {"near"}
-    still = MadeUp(4, 7)
+    still = SimulatedTrials(4, 7)
     for each in kept:
         true_s = still.true_s("allreduce", each.nbytes, each.variant)
         assert each.median_s == pytest.approx(true_s, rel=0.1), each
 
 
 def test_campaign_fails_when_the_requested_placement_never_comes() -> None:
-    trials = Moving(4, 7, period=1 << 40)
+    trials = ChangingPlacement(4, 7, period=1 << 40)
     settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="far")
     with pytest.raises(UsageError, match="the cores were not far for a race, in 60 s of waiting"):
         Campaign(trials, settings, lambda _: None, lambda *_: None).run()
@@ -260,8 +263,8 @@ def test_campaign_fails_when_the_requested_placement_never_comes() -> None:
 
 
 def test_campaign_does_not_repeat_earlier_measurements() -> None:
-    first = campaign(MadeUp(4, seed=3), 10.0)
-    again = MadeUp(4, seed=4)
+    first = campaign(SimulatedTrials(4, seed=3), 10.0)
+    again = SimulatedTrials(4, seed=4)
     campaign(again, 10.0, first)
     anchors = {nbytes for nbytes in GRID if any(each.nbytes == nbytes for each in first)}
     raced = {(nbytes, variant) for _, nbytes, variant in again.ran}
@@ -270,7 +273,7 @@ def test_campaign_does_not_repeat_earlier_measurements() -> None:
 
 
 def test_measurements_record_the_placement() -> None:
-    assert {each.placement for each in campaign(MadeUp(4, seed=9), 1.0)} == {"near"}
+    assert {each.placement for each in campaign(SimulatedTrials(4, seed=9), 1.0)} == {"near"}
 
 
 def placed(world: un.Communicator) -> str:
@@ -286,7 +289,7 @@ def test_all_ranks_measure_the_same_placement_also_when_bound_to_cores(bind: str
 
 
 def test_campaign_is_the_same_on_all_ranks() -> None:
-    one, other = MadeUp(4, seed=5), MadeUp(4, seed=5)
+    one, other = SimulatedTrials(4, seed=5), SimulatedTrials(4, seed=5)
     assert campaign(one, 1.0) == campaign(other, 1.0)
     assert one.ran == other.ran
 
@@ -294,7 +297,7 @@ def test_campaign_is_the_same_on_all_ranks() -> None:
 def test_campaign_returns_sizes_that_budget_left_out() -> None:
     def left(budget_s: float) -> list[tuple[str, int]]:
         settings = Settings(["allreduce"], GRID, budget_s, {"machine": "made up"})
-        return Campaign(MadeUp(4, seed=8), settings, lambda _: None, lambda *_: None).run()
+        return Campaign(SimulatedTrials(4, seed=8), settings, lambda _: None, lambda *_: None).run()
 
     assert left(10.0) == []
     few = left(0.02)
@@ -303,9 +306,9 @@ def test_campaign_returns_sizes_that_budget_left_out() -> None:
 
 
 def test_campaign_measures_doubtful_points_again_and_no_others() -> None:
-    before = campaign(MadeUp(4, seed=1), 10.0)
+    before = campaign(SimulatedTrials(4, seed=1), 10.0)
     doubtful = frozenset((each.context, each.nbytes) for each in before if each.nbytes < 100)
-    trials, kept = MadeUp(4, seed=2), list[Measurement]()
+    trials, kept = SimulatedTrials(4, seed=2), list[Measurement]()
     settings = Settings(["allreduce"], GRID, 10.0, {"machine": "made up"}, again=doubtful)
     Campaign(trials, settings, kept.extend, lambda *_: None, before).run()
     known = {(each.context, each.nbytes) for each in before} - doubtful
@@ -317,7 +320,7 @@ def test_campaign_measures_doubtful_points_again_and_no_others() -> None:
 
 @pytest.mark.parametrize("budget_s", [0.02, 0.1, 1.0])
 def test_a_campaign_ends_soon_after_its_budget(budget_s: float) -> None:
-    trials = MadeUp(4, seed=6)
+    trials = SimulatedTrials(4, seed=6)
     campaign(trials, budget_s)
     assert trials.elapsed_s < 2 * budget_s + 0.1
 
@@ -326,7 +329,7 @@ def test_campaign_refuses_too_small_a_budget_with_advice() -> None:
     with pytest.raises(
         UsageError, match=r"a budget of 1e-09 s is too small to measure anything: .* give more, or fewer"
     ):
-        campaign(MadeUp(4, seed=7), 1e-9)
+        campaign(SimulatedTrials(4, seed=7), 1e-9)
 
 
 # --- the command, on real ranks --------------------------------------------------------------------------------------
@@ -447,7 +450,7 @@ def test_unwritable_cache_is_a_warning_of_calibrate(tmp_path: Path) -> None:
     assert json.loads(ended.stdout)["links"]["shm"]["step"]
 
 
-# --- what ranks agree on ---------------------------------------------------------------------------------------------
+# --- agreement among ranks -------------------------------------------------------------------------------------------
 
 
 def test_unusable_table_is_the_same_error_on_all_ranks(tmp_path: Path) -> None:

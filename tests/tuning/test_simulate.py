@@ -157,12 +157,12 @@ def test_symmetric_schedule_equals_the_schedule_built_from_all_ranks() -> None:
         for size in (8, 12, 66):
             if algorithm.supports(size) is None:
                 found = schedule(algorithm, size, 0, {})
-                of_all = schedule(not_ours(algorithm), size, 0, {})
+                of_all = schedule(with_untrusted_builder(algorithm), size, 0, {})
                 assert not of_all.is_symmetric
                 assert rows_of(found) == rows_of(of_all), (algorithm, size)
 
 
-def not_ours(algorithm: Algorithm) -> Algorithm:
+def with_untrusted_builder(algorithm: Algorithm) -> Algorithm:
     """Return the algorithm with a builder that the simulator does not trust to be symmetric."""
     build: Callable[..., Plan] = algorithm.build
     assert isinstance(build, Builder)
