@@ -1,5 +1,9 @@
 """Unisono for torch. Importing this module registers the backend "unisono" of torch.distributed."""
 
+from unisono.frameworks.torch.registration import register
+
+register()  # before the other imports, which fail in an old version of torch
+
 from unisono.frameworks.torch.ddp_hook import ddp_hook
 from unisono.frameworks.torch.errors import CallError
 from unisono.frameworks.torch.fsdp import AllGather, ReduceScatter
@@ -8,7 +12,6 @@ from unisono.frameworks.torch.monitored_barrier import monitored_barrier
 from unisono.frameworks.torch.optimizer import DistributedOptimizer
 from unisono.frameworks.torch.options import Options
 from unisono.frameworks.torch.process_group import ProcessGroup
-from unisono.frameworks.torch.registration import register
 
 __all__ = [
     "AllGather",
@@ -22,5 +25,3 @@ __all__ = [
     "monitored_barrier",
     "register",
 ]
-
-register()

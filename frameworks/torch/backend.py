@@ -15,6 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from unisono.frameworks.torch.constants import NAME
 from unisono.frameworks.torch.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.errors import CallError
 from unisono.frameworks.torch.group_operations import GroupOperations
 from unisono.frameworks.torch.monitored_barrier import wait_for_all
 from unisono.frameworks.torch.options import Options
@@ -86,8 +87,14 @@ class Backend(GroupOperations, BASE):  # type: ignore[misc]
         """Return a backend for some of the ranks, in this order, which call it. It has links of its own.
 
         Raises:
+            CallError: this rank is not among them. torch calls `split` there too, and would crash without a backend.
             dist.DistBackendError: the ranks did not meet in time.
         """
+        if self.rank() not in ranks:
+            raise CallError(
+                f"unisono: rank {self.rank()} is not among the ranks {list(ranks)} of the new group: put every rank "
+                "into one of the split_ranks, or use new_group"
+            )
         return self._of(ranks, store, opts._timeout)
 
     def perform_nocolor_split(self, _device: Any) -> None:

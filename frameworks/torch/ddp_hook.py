@@ -36,9 +36,11 @@ def ddp_hook(communicator: Communicator, compression: str | None = None) -> Call
     comms.open()
 
     def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        tensor, stage = bucket.buffer(), Stage()
+        tensor = bucket.buffer()
+        is_compressed = comms.compresses(str(tensor.dtype).removeprefix("torch."))
+        stage = Stage(takes_gpu=not is_compressed)  # the host compresses
         x = stage.write(tensor)
-        if comms.compresses(x.dtype.name):
+        if is_compressed:
             pending = comms.reduction(0, bucket.index(), x, residuals.of(bucket.index(), x.size))()
         else:
             pending = communicator.allreduce(x, "avg", out=x, wait=False)

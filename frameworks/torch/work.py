@@ -174,7 +174,8 @@ class Work(dist.Work):  # type: ignore[misc]
         """Return the future of the tensors that the call writes. It is complete if the work has been waited for."""
         if self._future is not None:
             return self._future
-        ended: Any = Future()
+        # With the devices, those who wait let their current stream wait for the streams in which the results are ready.
+        ended: Any = Future(devices=list({tensor.device for tensor in self.results if tensor.is_cuda}))
         future = ended.then(lambda _: self.result())
         if not self._weak_results:  # a future would hold the tensors of the weak references
             self._future = future

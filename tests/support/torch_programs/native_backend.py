@@ -125,6 +125,20 @@ def splits() -> None:
     expect(tensor.tolist(), [float(group.size())] * 2)
     expect(un.torch.communicator(group).rank, group.rank())
     group.shutdown()
+    if RANK == 1:
+        text = error_of(lambda: world.split_group([2, 0], timeout=timedelta(seconds=60), group_name="without 1"))
+        expect("rank 1 is not among the ranks [2, 0]" in text, True)
+    gpu = torch.device("cuda", 0)
+    world.bound_device_id = gpu
+    with (
+        mock.patch("torch.accelerator.is_available", return_value=True),
+        mock.patch("torch.accelerator.current_accelerator", return_value=gpu),
+    ):
+        group = dist.split_group(split_ranks=[[0, 1], [2]])
+    world.bound_device_id = None
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=group)
+    expect(tensor.tolist(), [2.0 if RANK < 2 else 1.0] * 2)
 
 
 def hooks() -> None:

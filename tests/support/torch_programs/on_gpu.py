@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -62,8 +62,41 @@ def check_calls(rank: int, size: int) -> None:
     dist.reduce_scatter_tensor(share, whole)
     assert values_of(share) == [2.0 * rank] * 2
     check_of_group(dist.group.WORLD, rank, size, share)
+    check_future()
+    check_ddp_hook(rank)
     stats = un.torch.communicator().stats()
     assert sum(each.sent_nbytes for each in stats.on_device.by_ipc.values()) > 0
+
+
+class HostFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """A future that takes devices without CUDA."""
+
+    all_devices: ClassVar[list[list[Any]]] = []
+
+    def __init__(self, *, devices: list[Any]) -> None:
+        super().__init__()
+        self.all_devices.append(devices)
+
+
+def check_future() -> None:
+    """A future knows the devices of its results. torch without CUDA has no such future, so its class is a double."""
+    with mock.patch("unisono.frameworks.torch.work.Future", HostFuture):
+        for x in (on_gpu(torch.ones(2)), torch.ones(2)):
+            dist.all_reduce(x, async_op=True).get_future().wait()
+    assert HostFuture.all_devices == [[torch.device("cuda", 0)], []]
+
+
+def check_ddp_hook(rank: int) -> None:
+    """Gradients on a GPU are averaged there, and those that are compressed are averaged on the host."""
+    with un.torch.communicator().dup() as world:
+        for compression in (None, "bfloat16"):
+            gradients = on_gpu(torch.full((4,), rank * 2.0))
+            bucket = mock.Mock(buffer=mock.Mock(return_value=gradients), index=mock.Mock(return_value=0))
+            with mock.patch("unisono.frameworks.torch.work.Future", HostFuture):
+                result = un.torch.ddp_hook(world, compression)(None, bucket).wait()
+            assert values_of(result) == [1.0] * 4
+            # The nbytes of the first bucket, and nothing of the second one.
+            assert sum(each.sent_nbytes for each in world.stats().on_device.by_ipc.values()) == 16
 
 
 def check_of_group(group: Any, rank: int, size: int, share: Any) -> None:
