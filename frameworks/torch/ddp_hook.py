@@ -12,7 +12,7 @@ import torch.distributed as dist
 from unisono import Communicator
 from unisono.frameworks.arrays import Array
 from unisono.frameworks.gradients.bucket_comms import BucketComms, resolved_teams
-from unisono.frameworks.torch.tensors import Stage
+from unisono.frameworks.torch.tensors import GpuStage, Stage
 from unisono.frameworks.torch.work import Work, WorkKeeper
 
 
@@ -38,7 +38,7 @@ def ddp_hook(communicator: Communicator, compression: str | None = None) -> Call
     def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         tensor = bucket.buffer()
         is_compressed = comms.compresses(str(tensor.dtype).removeprefix("torch."))
-        stage = Stage(takes_gpu=not is_compressed)  # the host compresses
+        stage = Stage() if is_compressed else GpuStage()  # the host compresses
         x = stage.write(tensor)
         if is_compressed:
             pending = comms.reduction(0, bucket.index(), x, residuals.of(bucket.index(), x.size))()
