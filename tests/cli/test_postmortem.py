@@ -1,4 +1,4 @@
-"""`unisono postmortem`: what it says about real jobs that fail or hang, and about dumps made by hand."""
+"""`unisono postmortem`: its reports about real jobs that fail or hang, and about dumps made by hand."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_sigusr1_to_the_launcher_says_who_hangs_and_where(tmp_path: Path) -> Non
 
 
 def _ask_until_all_wait(launcher: subprocess.Popen[bytes]) -> str:
-    """Send SIGUSR1 to the launcher until it says that rank 2 waits for rank 1; return what it said then."""
+    """Send SIGUSR1 to the launcher until it reports that rank 2 waits for rank 1; return that report."""
     assert launcher.stderr is not None
     deadline = time.monotonic() + DEADLINE_S
     said = ""

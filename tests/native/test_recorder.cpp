@@ -24,7 +24,7 @@ std::string text_at(const FlightMemory& memory, std::uint64_t place) {
   return begin + header.texts_offset + place % header.texts_nbytes;
 }
 
-void a_call_is_in_the_memory_with_its_times_and_its_end() {
+void a_call_is_recorded_with_its_times_and_its_end() {
   FlightRecorder recorder(1, 4, 100);
   const FlightMemory& memory = recorder.memory();
   CHECK(memory.is_published() && memory.header().rank == 1 && memory.header().size == 4);
@@ -41,7 +41,7 @@ void a_call_is_in_the_memory_with_its_times_and_its_end() {
   CHECK(record.state == RecordState::failed && memory.header().calls == 1);
 }
 
-void texts_that_are_used_again_are_written_again_before_they_are_lost() {
+void texts_in_use_are_written_again_before_they_are_overwritten() {
   FlightRecorder recorder(0, 1, 100);
   const auto repeated = description("the call that the program repeats");
   for (int number = 0; number < 20'000; ++number) {
@@ -68,7 +68,7 @@ void long_texts_and_names_are_cut() {
   CHECK(refused && memory.header().about_nbytes == 0);
 }
 
-void traffic_records_are_used_again_and_never_twice_at_once() {
+void a_traffic_record_is_used_again_only_after_its_release() {
   FlightMemory memory(0, 1, 100);
   std::vector<TrafficSlot> slots;
   while (TrafficSlot slot = memory.traffic(3, "a transport with a long name")) slots.push_back(std::move(slot));
@@ -151,12 +151,11 @@ void a_signal_is_an_event_until_the_last_one_is_forgotten() {
 
 int main() {
   return run_tests({
-      {"a call is in the memory with its times and its end", a_call_is_in_the_memory_with_its_times_and_its_end},
-      {"texts that are used again are written again before they are lost",
-       texts_that_are_used_again_are_written_again_before_they_are_lost},
+      {"a call is recorded with its times and its end", a_call_is_recorded_with_its_times_and_its_end},
+      {"texts in use are written again before they are overwritten",
+       texts_in_use_are_written_again_before_they_are_overwritten},
       {"long texts and names are cut", long_texts_and_names_are_cut},
-      {"traffic records are used again and never twice at once",
-       traffic_records_are_used_again_and_never_twice_at_once},
+      {"a traffic record is used again only after its release", a_traffic_record_is_used_again_only_after_its_release},
       {"a recorder without a depth is private and still quotes calls",
        a_recorder_without_a_depth_is_private_and_still_quotes_calls},
       {"only the rank can write the memory", only_the_rank_can_write_the_memory},

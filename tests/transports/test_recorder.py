@@ -1,4 +1,4 @@
-"""The flight recorder: what it holds of calls and messages, what dumps hold of it, and how a dump can fail."""
+"""The flight recorder: its records of calls and messages, their dumps, and dumps that fail."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_collective_is_recorded_with_its_facts(world: un.Communicator, tmp_pat
 def test_calls_without_a_python_frame_are_recorded(world: un.Communicator, tmp_path: Path) -> None:
     plan = world.plan("allreduce", X, out=X.copy())
     for _ in range(3):
-        world.allreduce(X)  # from the second on, by the native call cache
+        world.allreduce(X)  # the second call and later ones run in the native call cache
         plan()
     calls = of_rank(world, tmp_path).snapshot.calls
     assert [call.text for call in calls] == ["allreduce(float32[8], op=sum)"] * 6
@@ -252,7 +252,7 @@ while True: pass
 
 @contextlib.contextmanager
 def looping(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a rank in an endless loop that has got SIGUSR1, and kill it."""
+    """Yield a rank that is in an endless loop and has received SIGUSR1; kill it at the end."""
     environ = {**os.environ, "UNISONO_DUMP": str(tmp_path)}
     command = [sys.executable, "-c", LOOPING, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ) as rank:

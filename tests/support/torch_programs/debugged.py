@@ -1,4 +1,4 @@
-"""Calls under ``TORCH_DISTRIBUTED_DEBUG=DETAIL``: the right ones, and one in which the ranks disagree."""
+"""Makes calls under ``TORCH_DISTRIBUTED_DEBUG=DETAIL``: right ones, and one in which the ranks disagree."""
 
 from __future__ import annotations
 

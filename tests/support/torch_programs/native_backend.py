@@ -1,4 +1,4 @@
-"""Uses what torch offers to a backend of c10d: devices, hooks, splits and more. Writes the name of each part."""
+"""Uses the features of a c10d backend: devices, hooks, splits and more. Prints the name of each part."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def messages() -> None:
 
 
 def works() -> None:
-    """Works answer all that torch's own do."""
+    """Check that works have all methods of torch's own works."""
     tensor = torch.ones(2)
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
@@ -183,7 +183,7 @@ def memory() -> None:
 
 
 def shrinking() -> None:
-    """Leave out the last rank, which takes no part."""
+    """Shrink the group to all ranks but the last one, which makes no call."""
     if RANK == SIZE - 1:
         return
     group = dist.shrink_group([SIZE - 1], shrink_flags=c10d.SHRINK_ABORT)
