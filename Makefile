@@ -48,7 +48,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -62,6 +62,9 @@ test: $(STAMPS)/dev-$(KEY) $(if $(PYTEST),,lint) ## Build with warnings as error
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not packaging and not slow" $(PYTEST)
 
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
+
+torch-clients: $(STAMPS)/torch-$(KEY) ## Test the backend under libraries that stand on torch, which are installed in .torch/clients
+	@$(BIN)/python scripts/torch_clients.py $(PYTEST)
 
 jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, so that the tests of JAX arrays run
 

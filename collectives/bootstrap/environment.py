@@ -39,10 +39,11 @@ _TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 _TORCHRUN = (*_ENV, _TORCHRUN_ID)
 # The launcher of a job with the variables `_ENV` alone.
 ENV = "env://"
+# The beginning of the URL of the store that torchrun's agent serves.
+TORCH = "torch://"
 # The store of a job whose ranks meet by MPI.
 MPI_WORLD = "mpi://world"
 
-_TORCHRUN_RESTART = "TORCHELASTIC_RESTART_COUNT"
 _LARGEST = 1 << 31
 
 # Keys read from inherited descriptors, by job. A pipe can be read only once, but `init` may be called again.
@@ -161,12 +162,10 @@ def _from_env(environ: Mapping[str, str]) -> Launch:
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Launch:
-    from urllib.parse import quote
-
     _require(environ, _TORCHRUN)
-    run, restart = quote(environ["TORCHELASTIC_RUN_ID"], safe=""), environ.get(_TORCHRUN_RESTART, "0")
-    store = environ.get(_STORE, f"torch://{_master(environ)}/{run}/{quote(restart, safe='')}")
-    job = _digest(f"{store} {run} {restart}")
+    store = environ.get(_STORE, f"{TORCH}{_master(environ)}")
+    # Without TORCHELASTIC_RESTART_COUNT, because agents that have restarted differently often have different ones.
+    job = _digest(f"{store} {environ[_TORCHRUN_ID]}")
     return Launch(
         *_rank_and_size(environ, "RANK", "WORLD_SIZE"),
         store=store,

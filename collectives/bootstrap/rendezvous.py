@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from unisono.collectives.bootstrap.environment import ENV, MPI_WORLD, Launch, agree_on_key
+from unisono.collectives.bootstrap.environment import ENV, MPI_WORLD, TORCH, Launch, agree_on_key
 from unisono.options import Options
 from unisono.transports.links.handshake import KEY_NBYTES
 from unisono.transports.rendezvous import (
@@ -144,13 +144,15 @@ def rendezvous_of(launch: Launch, options: Options, passed: Any) -> Rendezvous:
         from unisono.transports.rendezvous.mpi import MpiRendezvous
 
         return MpiRendezvous(world_of(launch.launcher, launch.size) if passed is None else passed, limit_s)
-    if launch.launcher == ENV and (torch_store := store_of_process_group(launch.rank, launch.size)) is not None:
-        return StoreRendezvous(torch_store_of(torch_store, launch.rank), launch.rank, launch.size, launch.key, limit_s)
-    if launch.store is not None:
+    torch_store = store_of_process_group(launch.rank, launch.size) if launch.launcher == ENV else None
+    if torch_store is None and launch.store is not None and not launch.store.startswith(TORCH):
         return _at_url(launch, launch.store, limit_s)
-    if passed is None:
+    if torch_store is None:
+        torch_store = launch.store or passed
+    if torch_store is None:
         return SingleRank()
-    return StoreRendezvous(torch_store_of(passed, launch.rank), launch.rank, launch.size, launch.key, limit_s)
+    store = torch_store_of(torch_store, launch.rank, launch.size, limit_s)
+    return StoreRendezvous(store, launch.rank, launch.size, launch.key, limit_s)
 
 
 def _at_url(launch: Launch, url: str, limit_s: float) -> StoreRendezvous:

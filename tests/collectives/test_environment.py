@@ -161,17 +161,18 @@ def test_job_id_is_derived_from_the_store_when_not_set():
 def test_variables_of_torchrun_give_rank_size_and_store():
     launch = detect(TORCHRUN)
     assert place(launch) == (3, 8)
-    assert launch.store == "torch://node0:29500/a%20run%2F1/2"
+    assert launch.store == "torch://node0:29500"
     assert (launch.launcher, launch.key) == ("torchrun", None)
     assert launch.served_host is None
 
 
-def test_a_restart_by_torchrun_is_another_job():
-    assert detect(TORCHRUN).job != detect({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "3"}).job
+def test_ranks_of_agents_that_restarted_differently_often_are_of_one_job():
+    assert detect(TORCHRUN).job == detect({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "3"}).job
+    assert detect(TORCHRUN).job != detect({**TORCHRUN, "TORCHELASTIC_RUN_ID": "another run"}).job
 
 
 def test_torchruns_ipv6_address_is_put_in_brackets():
-    assert detect({**TORCHRUN, "MASTER_ADDR": "fe80::1"}).store.startswith("torch://[fe80::1]:29500/")
+    assert detect({**TORCHRUN, "MASTER_ADDR": "fe80::1"}).store == "torch://[fe80::1]:29500"
 
 
 def test_four_env_variables_of_torch_suffice_to_join_a_job():

@@ -218,8 +218,3 @@ def test_torch_ddp_example_learns_digits_under_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     recognised = done.stdout.splitlines()[-1].removeprefix("recognised: ").removesuffix("%")
     assert int(recognised) > 80
-
-
-def test_accelerate_uses_the_existing_process_group(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="pip install accelerate")
-    assert lines_of(run("accelerated", 2, tmp_path)) == [["2 unisono True True"]] * 2

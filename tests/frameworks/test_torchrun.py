@@ -10,6 +10,8 @@ import pytest
 from support.deadlines import DEADLINE_S
 from support.launched import by_variables
 from support.ports import free_port
+from support.torch_ranks import PROGRAMS
+from support.torchrun import torchrun
 
 pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
 
@@ -59,3 +61,18 @@ def test_init_works_before_and_beside_a_torch_process_group(tmp_path: Path, step
     port = free_port()
     for ended in by_variables(WITH_TORCH, *steps.split(), port=port, folder=tmp_path):
         assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("way", "death", "agents"), [("backend", "late", 2), ("init", "late", 1), ("init", "early", 2)]
+)
+def test_ranks_meet_again_after_torchrun_has_restarted_them(tmp_path: Path, way: str, death: str, agents: int) -> None:
+    reports = torchrun(PROGRAMS / "restarted.py", tmp_path, way, death, ranks=2, agents=agents, restarts=1).reports
+    size = 2 * agents
+    first, step = sum(range(size)), size
+    assert [one["losses"] for one in reports] == [[first + step * i for i in range(6)]] * size
+    assert reports[1]["restarts"] == 1
+    errors = {path.name: path.read_text() for path in tmp_path.glob("error-*")}
+    survivors = [rank for rank in range(size) if rank != 1] if death == "late" else []
+    assert sorted(errors) == [f"error-{rank}" for rank in survivors]
+    assert all("rank 1 " in text for text in errors.values()), errors

@@ -27,7 +27,11 @@ def leave_mark(folder: Path, name: object) -> None:
     (folder / f"mark {name}").touch()
 
 
+def has_mark(folder: Path, name: object) -> bool:
+    """Return whether `leave_mark` has created the mark `name` in `folder`."""
+    return (folder / f"mark {name}").exists()
+
+
 def await_marks(folder: Path, *names: object) -> None:
     """Wait until `leave_mark` has created all marks `names` in `folder`."""
-    marks = [folder / f"mark {name}" for name in names]
-    assert eventually(lambda: all(mark.exists() for mark in marks)), f"no {marks} yet"
+    assert eventually(lambda: all(has_mark(folder, name) for name in names)), f"not all of {names} in {folder} yet"

@@ -19,7 +19,7 @@ from support.deadlines import DEADLINE_S
 from unisono.errors import RendezvousError, UsageError
 from unisono.transports.host.host_discovery import Surroundings
 from unisono.transports.links.listener import Addresses
-from unisono.transports.rendezvous import host_and_port, next_prefix, open_store, tcp_store
+from unisono.transports.rendezvous import host_and_port, next_prefix, open_store, tcp_store, torch_store_of
 from unisono.transports.rendezvous.file_store import FileStore
 from unisono.transports.rendezvous.roster import Member, entry_of, join
 from unisono.transports.rendezvous.stores import KEY_LIMIT_NBYTES, VALUE_LIMIT_NBYTES, PrefixStore, StoreTimeoutError
@@ -503,11 +503,11 @@ def test_open_store_refuses_invalid_urls(url):
         open_store(url, "", key=None, job=JOB, timeout_s=1)
 
 
-def test_open_store_of_torchrun_without_torch_is_a_rendezvous_error(monkeypatch):
+def test_store_of_torchrun_without_torch_is_a_rendezvous_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with pytest.raises(RendezvousError, match="needs torch"):
-        open_store("torch://127.0.0.1:1/run/0", "", key=None, job=JOB, timeout_s=1)
+        torch_store_of("torch://127.0.0.1:1", 0, 2, 1)
 
 
 # The roster.

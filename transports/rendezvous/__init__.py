@@ -4,6 +4,7 @@
 `tcp_store.py`    ``tcp://host:port``: a server in one process, and its clients, which retry until it is there
 `file_store.py`   ``file:///path``: a folder that all ranks see
 `torch_store.py`  ``torch://host:port``, and stores of torch.distributed that a program passes
+`openings.py`     how ranks find the values of one rendezvous in a store of torch that outlives them
 `roster.py`       the exchange of entries, and the roster
 `mpi.py`          the rendezvous over a communicator of mpi4py, without a store
 """
@@ -30,20 +31,18 @@ def next_prefix(url: str, *, rank: int, job: bytes) -> str:
 
     The n-th call for a rank returns the same prefix as the n-th call for any other rank.
     """
-    scheme, _, address = url.partition("://")
-    run = "".join(address.partition("/")[1:]) if scheme == "torch" else ""
     number = _openings.pop((url, job, rank), -1) + 1
     _openings[url, job, rank] = number
     if len(_openings) > _MOST_OPENINGS:
         del _openings[next(iter(_openings))]
-    return f"unisono{run}/{job.hex()}/{number}/"
+    return f"unisono/{job.hex()}/{number}/"
 
 
 def open_store(url: str, prefix: str, *, key: bytes | None, job: bytes, timeout_s: float) -> Store:
     """Open the store at `url` for one rendezvous of `job`.
 
     Args:
-        url: ``tcp://host:port``, ``file:///path`` or, under torchrun, ``torch://host:port/run/restart``.
+        url: ``tcp://host:port`` or ``file:///path``.
         prefix: the prefix of the rendezvous, from `next_prefix`.
         key: the job's key, 32 bytes, or None if rank 0 passes it through the store.
         job: the job's id, 16 bytes.
@@ -61,22 +60,26 @@ def open_store(url: str, prefix: str, *, key: bytes | None, job: bytes, timeout_
     return PrefixStore(connect(url, prefix, key, job, timeout_s), prefix)
 
 
-def torch_store_of(store: Any, rank: int) -> Store:
-    """Return a `Store` over a store of torch.distributed that the program has passed.
+def torch_store_of(store: Any, rank: int, size: int, timeout_s: float) -> Store:
+    """Return the part of a store of torch.distributed that belongs to this rendezvous; see `openings.agree`.
 
-    Its keys have a prefix for each opening. So the n-th opening by a rank shares values with the n-th opening by every
-    other rank, in any process, and with no other.
+    Args:
+        store: the store, or the URL ``torch://host:port`` of the store of torchrun's agent.
+        rank: this rank.
+        size: the number of ranks.
+        timeout_s: seconds to wait for the other ranks.
 
     Raises:
         UsageError: `store` is not a store of torch.distributed.
-        RendezvousError: the store cannot be used.
+        RendezvousError: the store cannot be used, or ranks did not arrive in time.
     """
-    if not all(hasattr(store, name) for name in ("compare_set", "check", "add")):
+    if not isinstance(store, str) and not all(hasattr(store, name) for name in ("compare_set", "set", "delete_key")):
         raise UsageError(f"store must be a URL or a store of torch.distributed, not {store!r}")
-    from unisono.transports.rendezvous.torch_store import TorchStore
+    from unisono.transports.rendezvous.openings import agree
+    from unisono.transports.rendezvous.torch_store import TorchStore, connect
 
-    opened = TorchStore(store)
-    return PrefixStore(opened, f"unisono/{opened.count(f'unisono/openings/{rank}')}/")
+    opened = TorchStore(connect(*host_and_port(store), timeout_s) if isinstance(store, str) else store)
+    return PrefixStore(opened, agree(opened, rank, size, timeout_s))
 
 
 def store_of_process_group(rank: int, size: int) -> Any | None:
@@ -116,14 +119,7 @@ def _file(url: str, _prefix: str, _key: bytes | None, _job: bytes, _timeout_s: f
     return FileStore(path)
 
 
-def _torch(url: str, _prefix: str, _key: bytes | None, _job: bytes, timeout_s: float) -> Store:
-    from unisono.transports.rendezvous.torch_store import TorchStore, connect
-
-    return TorchStore(connect(*host_and_port(url), timeout_s))
-
-
 _SCHEMES: dict[str, Callable[[str, str, bytes | None, bytes, float], Store]] = {
     "tcp": _tcp,
     "file": _file,
-    "torch": _torch,
 }

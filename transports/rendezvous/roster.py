@@ -132,7 +132,7 @@ def _publish(
         silent = [rank for rank in range(1, size) if _span(rank, size) > 1 and not _is_set(store, _part(rank))]
         missing = sorted(silent, key=lambda rank: _span(rank, size))[:1] or [0]
     # The others wait for the roster, so this gives them the same error at once.
-    error = _did_not_arrive(missing, size, timeout_s)
+    error = did_not_arrive(missing, size, timeout_s)
     store.set(_ROSTER, _encode({"error": error.message}))
     raise error
 
@@ -151,7 +151,7 @@ def give_up(store: Store, rank: int, size: int, reason: str) -> None:
 
 def entry_of(me: Member, size: int) -> bytes:
     """Return the entry of a rank that was started as one of `size` ranks."""
-    return _encode({"terms": _terms(size), "member": dataclasses.asdict(me)})
+    return _encode({"terms": terms(size), "member": dataclasses.asdict(me)})
 
 
 def roster_record(entries: Sequence[bytes], settings: Mapping[str, Setting]) -> dict[str, Any]:
@@ -168,7 +168,8 @@ def roster_record(entries: Sequence[bytes], settings: Mapping[str, Setting]) -> 
     return {"members": members, "settings": dict(settings)}
 
 
-def _terms(size: int) -> str:
+def terms(size: int) -> str:
+    """Return the facts that must be equal on all ranks, as text: the version of Unisono and the number of ranks."""
     first, last = WIRE_VERSIONS
     return f"Unisono {__version__} (wire versions {first} to {last}) as one of {size} ranks"
 
@@ -179,7 +180,7 @@ def _read_roster(store: Store, size: int, deadline: Deadline, timeout_s: float) 
     except StoreTimeoutError:
         missing = [rank for rank in range(size) if not has_arrived(store, rank)]
         # If all entries are in the store, rank 0 has died after it had set its own.
-        raise _did_not_arrive(missing or [0], size, timeout_s) from None
+        raise did_not_arrive(missing or [0], size, timeout_s) from None
     return roster_of(record, size)
 
 
@@ -246,7 +247,8 @@ def _part(rank: int) -> str:
     return f"part/{rank}"
 
 
-def _did_not_arrive(missing: Sequence[int], size: int, timeout_s: float) -> RendezvousError:
+def did_not_arrive(missing: Sequence[int], size: int, timeout_s: float) -> RendezvousError:
+    """Return the error for ranks that did not come within `timeout_s` seconds."""
     shown = ", ".join(str(rank) for rank in missing[:8]) + (", …" if len(missing) > 8 else "")
     ranks = "rank" if len(missing) == 1 else "ranks"
     return RendezvousError(f"{ranks} {shown} of {size} did not arrive within {timeout_s:g} s")

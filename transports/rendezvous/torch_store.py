@@ -7,6 +7,7 @@ change its values. docs/security.md states that trust.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from unisono.deadlines import LONGEST_WAIT_S
 from unisono.errors import RendezvousError
 from unisono.transports.rendezvous.stores import already_set, check_value, encoded_key, poll
+
+_ABSENT = b"unisono: absent"  # no key has this value
 
 
 def connect(host: str, port: int, timeout_s: float) -> Any:
@@ -37,52 +40,77 @@ class TorchStore:
 
     def __init__(self, store: Any) -> None:
         self._store: Any = store
-        self._keys: set[str] = set()  # the keys that this client has set
+        self._keys: dict[str, None] = {}  # the keys that `clear` removes, in this order
 
-    def count(self, key: str) -> int:
-        """Return the number of calls for `key` on all clients, including this one.
+    def set(self, key: str, value: bytes) -> None:
+        encoded_key(key)
+        check_value(value)
+        if not self.claim(key, value):
+            raise already_set(key)
+        self._keys[key] = None
+
+    def claim(self, key: str, value: bytes) -> bool:
+        """Set `key`, which `clear` is not to remove, unless it has been set; return whether it has this value now.
 
         Raises:
             RendezvousError: the store cannot be reached.
         """
         try:
-            return int(self._store.add(key, 1))
+            # With an empty expected value, compare_set sets a new key, and returns the value of an existing one.
+            return bool(self._store.compare_set(key, "", value) == value)
         except RuntimeError as error:
             raise _gone(error) from error
 
-    def set(self, key: str, value: bytes) -> None:
-        encoded_key(key)
-        check_value(value)
+    def announce(self, key: str, value: bytes) -> None:
+        """Set `key`, also if it has a value.
+
+        Raises:
+            RendezvousError: the store cannot be reached.
+        """
         try:
-            # With an empty expected value, compare_set sets a new key, and returns the value of an existing one.
-            if self._store.compare_set(key, "", value) != value:
-                raise already_set(key)
+            self._store.set(key, value)
         except RuntimeError as error:
             raise _gone(error) from error
-        self._keys.add(key)
+        self._keys[key] = None
+
+    def adopt(self, keys: Iterable[str]) -> None:
+        """Let `clear` remove keys that other clients have set."""
+        self._keys.update(dict.fromkeys(keys))
 
     def get(self, key: str, timeout_s: float) -> bytes:
         encoded_key(key)
         # Ctrl-C cannot interrupt the wait of TCPStore, which also writes warnings to stderr when it times out.
-        value = poll(partial(self._look, key), key, timeout_s)
+        value = poll(partial(self.look, key), key, timeout_s)
         check_value(value)
         return value
 
+    def look(self, key: str) -> bytes | None:
+        """Return the value of `key`, or None if it is not set.
+
+        Raises:
+            RendezvousError: the store cannot be reached.
+        """
+        try:
+            # `get` of torch would wait for a key that another rank removes at this moment. compare_set never waits. It
+            # returns the expected value if the key is not set, and otherwise its value.
+            value = bytes(self._store.compare_set(key, _ABSENT, _ABSENT))
+            return None if value == _ABSENT else value
+        except RuntimeError as error:
+            raise _gone(error) from error
+
+    def remove(self, key: str) -> None:
+        """Remove `key`, if the store can remove keys."""
+        self._keys.pop(key, None)
+        with contextlib.suppress(RuntimeError):  # the store cannot remove keys, or is gone
+            self._store.delete_key(key)
+
     def clear(self) -> None:
         # The store of torch lives as long as the process that serves it, so the keys must be removed one by one.
-        for key in self._keys:
-            with contextlib.suppress(RuntimeError):  # the store cannot remove keys, or is gone
-                self._store.delete_key(key)
-        self._keys.clear()
+        for key in list(self._keys):
+            self.remove(key)
 
     def close(self) -> None:
         self._store = None
-
-    def _look(self, key: str) -> bytes | None:
-        try:
-            return bytes(self._store.get(key)) if self._store.check([key]) else None
-        except RuntimeError as error:
-            raise _gone(error) from error
 
 
 def _gone(error: RuntimeError) -> RendezvousError:
