@@ -156,6 +156,8 @@ class Options:
             then, or the network between the hosts.
         tcp_streams: the number of connections between two ranks, at most 16. They share large messages, for networks
             that one connection does not fill.
+        warn_after_s: seconds after which a rank logs that a call has not ended, and which rank it waits for. Every further
+            call that takes as long is logged too. An infinite number means never.
         recorded_calls: how many of its last calls each rank records, for dumps and for `unisono top`. With 0 it records
             none, which saves about 60 ns per call.
         dump: a directory. Each rank writes a dump of its last calls there when the job fails, and when the process gets
@@ -179,6 +181,7 @@ class Options:
     heartbeat_timeout_s: float = 20.0
     tcp_streams: int = 1
     tcp_checksum: bool = False
+    warn_after_s: float = 2.0
     recorded_calls: int = 1000
     dump: str = ""
 
@@ -267,6 +270,7 @@ FIELDS: dict[str, Field] = {
     "heartbeat_timeout_s": _SECONDS,
     "tcp_streams": Field(_number_or_text(int), _integer(1, MOST_TCP_STREAMS, f"a number from 1 to {MOST_TCP_STREAMS}")),
     "tcp_checksum": Field(_switch, _flag),
+    "warn_after_s": _SECONDS,
     "recorded_calls": Field(_number_or_text(int), _integer(0, MOST_RECORDED, f"a number from 0 to {MOST_RECORDED}")),
     "dump": Field(str, _path_or_none),
 }

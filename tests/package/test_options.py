@@ -31,6 +31,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "bind_address": (None, "", 7),
     "tcp_streams": (0, 17, -1, None, 2.5, "2", True),
     "tcp_checksum": ("maybe", None, 1),
+    "warn_after_s": (0, -1, NAN, None, "5"),
     "recorded_calls": (-1, 100_001, None, 2.5, "2", True),
     "dump": (None, 5, b"dumps"),
 }
@@ -47,6 +48,7 @@ TAKEN: dict[str, tuple[Any, Any]] = {
     "bind_address": ("eth0", "eth0"),
     "tcp_streams": (16, 16),
     "tcp_checksum": (True, True),
+    "warn_after_s": (INFINITY, INFINITY),
     "recorded_calls": (0, 0),
     "dump": (Path("dumps"), "dumps"),
 }

@@ -285,3 +285,42 @@ def test_sigusr1_stays_with_a_program_that_handles_it(tmp_path: Path) -> None:
 def test_sigusr1_ends_a_program_that_has_closed_its_job(tmp_path: Path) -> None:
     with looping(tmp_path, "close") as rank:
         assert rank.wait(DEADLINE_S) == -signal.SIGUSR1
+
+
+# --- slow calls ------------------------------------------------------------------------------------------------------
+
+
+def come_late(world: un.Communicator, delay_s: float) -> None:
+    world.barrier()
+    if world.rank == 1:
+        time.sleep(delay_s)
+    world.allreduce(X)
+
+
+@pytest.mark.parametrize(("limit_s", "expected"), [(0.3, 1), (float("inf"), 0)])
+def test_the_first_waiting_rank_logs_a_slow_call_once(limit_s: float, expected: int) -> None:
+    lines: list[tuple[int, str]] = []
+    options = un.Options(warn_after_s=limit_s, timeout_s=DEADLINE_S)
+    un.launch(come_late, 3, 1.5, options=options, on_output=lambda rank, _, line: lines.append((rank, line)))
+    logged = [(rank, line) for rank, line in lines if "has waited" in line]
+    assert [rank for rank, _ in logged] == [0] * expected
+    for _, line in logged:
+        assert "rank 0 has waited 0.3 s in call #1 allreduce(float32[8], op=sum) at " in line
+        assert ": rank 1 has not called it (last: barrier() at " in line
+
+
+def receive_late(world: un.Communicator) -> None:
+    world.barrier()
+    if world.rank == 1:
+        time.sleep(1.5)
+        world.send(X, 0)
+    else:
+        world.recv(X.copy(), 1)
+
+
+def test_a_slow_message_is_logged_with_what_the_other_rank_does() -> None:
+    lines: list[str] = []
+    options = un.Options(warn_after_s=0.3, timeout_s=DEADLINE_S)
+    un.launch(receive_late, 2, options=options, on_output=lambda _rank, _stream, line: lines.append(line))
+    (logged,) = [line for line in lines if "has waited" in line]
+    assert "rank 0 has waited 0.3 s: rank 1 is in no call (last: barrier() at " in logged

@@ -100,7 +100,7 @@ class Session:
         self.identity = identity
         self._answer_timeout_s = options.rendezvous_timeout_s
         self._heartbeat_timeout_s = options.heartbeat_timeout_s
-        self.control = _core.Control(identity.rank, identity.size, options.recorded_calls)
+        self.control = _core.Control(identity.rank, identity.size, options.recorded_calls, options.warn_after_s)
         self._members: tuple[Member, ...] = ()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

@@ -71,25 +71,25 @@ class Recorder:
         self._writing = threading.Lock()
         self._path_of_failure = ""
         self._has_dumped_failure = False
-        self._failures = _event()
+        self._events = _event()
         self._signals = _event()
 
     def start(self) -> None:
-        """Begin to wait for failures and SIGUSR1. Called in the thread of the loop, or before the loop starts.
+        """Begin to wait for failures, notices and SIGUSR1. Called in the thread of the loop, or before the loop starts.
 
         SIGUSR1 is taken only if the process has no handler for it. A handler that the program sets later replaces this
         one.
         """
-        self._loop.watch(self._failures, self._on_failure)
-        self._control.add_doorbell(self._failures.fileno())
+        self._loop.watch(self._events, self._on_event)
+        self._control.add_doorbell(self._events.fileno())
         self._loop.watch(self._signals, self._on_signal)
         _core.notify_of_signal(self._signals.fileno())
 
     def close(self) -> None:
         """Write the dump of a failure that has not been written yet, and stop. Called in the thread of the loop."""
         _core.forget_signal(self._signals.fileno())
-        self._control.remove_doorbell(self._failures.fileno())
-        for event in (self._failures, self._signals):
+        self._control.remove_doorbell(self._events.fileno())
+        for event in (self._events, self._signals):
             self._loop.unwatch(event.fileno())
             event.close()
         if self._control.failed():
@@ -144,9 +144,11 @@ class Recorder:
             _log.warning("no dump could be written to %s: %s", self._directory, refusal.strerror)
             return ""
 
-    def _on_failure(self) -> None:
+    def _on_event(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._failures.fileno())
+            os.eventfd_read(self._events.fileno())
+        for notice, is_important in self._control.take_notices():
+            (_log.warning if is_important else _log.info)("%s", notice)
         if self._control.failed():
             self.dump_failure()
 

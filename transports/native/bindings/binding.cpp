@@ -121,6 +121,9 @@ Blocks blocks_of(const Partition& partition, std::int64_t elements,
   return blocks;
 }
 
+// Longer times than a century count as one.
+constexpr double most_slow_after_s = 3e9;
+
 // Elements, element type, operation and divisor of each extent.
 using ExtentRows = std::vector<std::tuple<std::int64_t, int, int, std::uint64_t>>;
 
@@ -264,8 +267,14 @@ void bind_float_environment(nb::module_& module) {
 
 void bind_control(nb::module_& module) {
   nb::class_<Control>(module, "Control")
-      .def(nb::init<std::int32_t, std::int32_t, std::size_t>(), nb::arg("rank"), nb::arg("size"),
-           nb::arg("recorded") = 0)
+      .def(
+          "__init__",
+          [](Control* place, std::int32_t rank, std::int32_t size, std::size_t recorded, double slow_after_s) {
+            const std::chrono::duration<double> seconds(std::min(slow_after_s, most_slow_after_s));
+            new (place) Control(rank, size, recorded, std::chrono::duration_cast<Control::Clock::duration>(seconds));
+          },
+          nb::arg("rank"), nb::arg("size"), nb::arg("recorded"), nb::arg("slow_after_s"))
+      .def("take_notices", &Control::take_notices)
       .def(
           "describe", [](Control& control, const std::string& about) { control.recorder().memory().describe(about); },
           nb::arg("about"))

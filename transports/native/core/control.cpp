@@ -25,6 +25,8 @@ constexpr auto outlook_time = 300ms;
 constexpr auto silence_time = 50ms;
 // At most this many outlooks of late calls are kept.
 constexpr std::size_t most_outlooks = 256;
+// Notices that nobody takes, as at exit, are dropped.
+constexpr std::size_t most_notices = 64;
 constexpr auto interrupt_check_period = 20ms;
 
 // Whether a connection broke because the other end sent nothing, not even its end.
@@ -38,10 +40,11 @@ std::string departure_text(std::int32_t rank, const std::string& farewell) {
 
 }  // namespace
 
-Control::Control(std::int32_t rank, std::int32_t size, std::size_t recorded)
+Control::Control(std::int32_t rank, std::int32_t size, std::size_t recorded, Clock::duration slow_after)
     : rank_(rank),
       size_(size),
       recorder_(rank, size, recorded),
+      slow_after_(slow_after),
       links_(static_cast<std::size_t>(size)),
       departures_(static_cast<std::size_t>(size)),
       farewells_(static_cast<std::size_t>(size)),
@@ -506,6 +509,18 @@ void Control::note_departure(std::int32_t peer, std::int32_t informant, const st
     for (std::int32_t other = 0; other < size_; ++other)
       if (other != peer) send_past_events(other);
   ring_all();
+}
+
+void Control::notify(std::string text, bool important) {
+  const std::lock_guard lock(mutex_);
+  if (notices_.size() >= most_notices) return;
+  notices_.emplace_back(std::move(text), important);
+  ring_all();
+}
+
+std::vector<std::pair<std::string, bool>> Control::take_notices() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(notices_, {});
 }
 
 void Control::ring_all() {

@@ -52,8 +52,10 @@ class Control {
  public:
   using Clock = std::chrono::steady_clock;
 
-  //! Starts the service thread. `recorded`: how many calls the flight recorder keeps for readers.
-  Control(std::int32_t rank, std::int32_t size, std::size_t recorded = 0);
+  //! Starts the service thread. `recorded`: how many calls the flight recorder keeps for readers. `slow_after`: when a
+  //! call counts as slow.
+  Control(std::int32_t rank, std::int32_t size, std::size_t recorded = 0,
+          Clock::duration slow_after = std::chrono::hours(1'000'000));
   ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
@@ -64,6 +66,13 @@ class Control {
   std::int32_t size() const { return size_; }
   //! The flight recorder of this process.
   FlightRecorder& recorder() { return recorder_; }
+
+  //! The time after which a rank reports a call that has not ended.
+  Clock::duration slow_after() const { return slow_after_; }
+  //! Adds a notice for the log of the program and rings the doorbells. `important`: other ranks do not report the same.
+  void notify(std::string text, bool important);
+  //! Removes and returns the notices, with whether each is important.
+  std::vector<std::pair<std::string, bool>> take_notices();
 
   //! Takes over an authenticated socket to the control of `peer`, and a pidfd of its process or -1. This rank or the
   //! peer is a judge.
@@ -181,6 +190,8 @@ class Control {
   const std::int32_t rank_;
   const std::int32_t size_;
   FlightRecorder recorder_;
+  const Clock::duration slow_after_;
+  std::vector<std::pair<std::string, bool>> notices_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // a failure, or a communicator that has settled
   std::vector<Link> links_;          // by peer

@@ -118,7 +118,9 @@ class Request {
   std::optional<Clock::time_point> idle_since_;
   std::chrono::milliseconds next_report_{10};  // the call is reported as blocked after it has been idle this long
   bool reported_late_ = false;
-  bool has_moved_ = false;    // since it was found that it takes a while
+  bool has_moved_ = false;  // since it was found that it takes a while
+  // Whether the judges have been asked why the call takes so long, and whether their answer has been reported.
+  enum class Slow : std::uint8_t { no, asked, reported } slow_ = Slow::no;
   std::int64_t number_ = -1;  // of a message that has begun
   // Used by all threads.
   std::atomic<std::int64_t> sequence_{-1};  // of a collective that has begun
@@ -274,6 +276,9 @@ class Endpoint {
   void check_deadlines(Clock::time_point now);
   void check_deadline(Request& request, Clock::time_point now);
   void report_late(Request& request);
+  void ask_judges(const Request& request, Clock::time_point deadline);
+  void report_slow(Request& request, Clock::time_point now);
+  bool is_first_waiting(std::int32_t awaited) const;
   std::vector<Request*> pending() const;
   std::chrono::microseconds time_to_next_deadline() const;
   void sleep(Idle& idle, bool serving);

@@ -38,6 +38,8 @@ constexpr auto second_report = 1000ms;
 constexpr auto report_period = 30s;
 // A call is late once half of its time has passed, or 2 s before its deadline if that is later.
 constexpr double most_late_s = 2;
+// The judges are asked this long before the answer is to be reported.
+constexpr auto most_asking_time = 500ms;
 constexpr auto signal_check_period = 20ms;
 constexpr auto longest_sleep = 20ms;
 // A peer may have opened a channel just before it departed, and this rank may not have added it yet.
@@ -269,12 +271,14 @@ void Endpoint::run_periodic_checks(Idle& idle) {
   next_check_ = now + check_period;
   if (current_ != nullptr) {
     if (!current_->idle_since_) current_->idle_since_ = now;
+    report_slow(*current_, now);
     if (now - *current_->idle_since_ >= current_->next_report_) {
       current_->next_report_ =
           current_->next_report_ < second_report ? second_report : current_->next_report_ + report_period;
       control_->report_blocked(communicator_, members_, current_->sequence_);
     }
   }
+  for (Request* request : messages_) report_slow(*request, now);
   record_waits(idle, now);
   check_deadlines(now);
 }
@@ -324,11 +328,38 @@ std::chrono::microseconds Endpoint::time_to_next_deadline() const {
 // Asks the judges why a call does not end. Their last answer before the deadline becomes part of its error.
 void Endpoint::report_late(Request& request) {
   request.reported_late_ = true;
-  const Clock::time_point deadline{Clock::duration(request.deadline_)};
+  ask_judges(request, Clock::time_point{Clock::duration(request.deadline_)});
+}
+
+void Endpoint::ask_judges(const Request& request, Clock::time_point deadline) {
   if (request.call_ != nullptr)
     control_->report_late(communicator_, members_, current_sequence(), -1, -1, deadline);
   else
     control_->report_late(communicator_, members_, -1, request.number_, peer_of(request), deadline);
+}
+
+// Reports a call that takes long, once, with the reason that the judges give. It does not fail.
+void Endpoint::report_slow(Request& request, Clock::time_point now) {
+  if (!request.idle_since_) request.idle_since_ = now;
+  const auto limit = control_->slow_after();
+  const auto time = now - *request.idle_since_;
+  if (request.slow_ == Request::Slow::no && time >= limit - std::min<Clock::duration>(limit / 2, most_asking_time)) {
+    request.slow_ = Request::Slow::asked;
+    ask_judges(request, *request.idle_since_ + limit);
+  } else if (request.slow_ == Request::Slow::asked && time >= limit) {
+    request.slow_ = Request::Slow::reported;
+    const double seconds = std::chrono::duration<double>(limit).count();
+    const bool is_call = request.call_ != nullptr;
+    const Outlook outlook = control_->outlook(communicator_, is_call ? current_sequence() : -1, request.number_);
+    control_->notify("rank " + std::to_string(rank()) + " has waited " + seconds_text(seconds) + outlook.text,
+                     !is_call || is_first_waiting(outlook.peer));
+  }
+}
+
+// Whether this is the lowest rank of the communicator that waits, if all but `awaited` do.
+bool Endpoint::is_first_waiting(std::int32_t awaited) const {
+  const std::int32_t first = job_rank(0);
+  return rank() == (first != awaited || size() == 1 ? first : job_rank(1));
 }
 
 // Sleeps until a channel can make progress, the doorbell rings, a signal arrives, or a periodic check is due.
