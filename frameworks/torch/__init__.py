@@ -4,6 +4,7 @@ The backend:
     registration: how torch finds the backend.
     constants: the name and the devices of the backend.
     creation: the factory that torch calls.
+    direct_group: the process group of a backend that serves all devices, from torch 2.14 on.
     backend, process_group: what the factory returns, from torch 2.14 on and before.
     group_operations: what both have in common.
     collectives, point_to_point: its calls.

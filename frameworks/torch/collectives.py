@@ -28,7 +28,7 @@ from unisono.frameworks.torch.constants import NAME
 from unisono.frameworks.torch.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.errors import torch_error
 from unisono.frameworks.torch.operations import operation
-from unisono.frameworks.torch.tensors import FlatMemory, GpuStage, Stage, address_of, disjoint
+from unisono.frameworks.torch.tensors import FlatMemory, GpuStage, Stage, address_of, disjoint, plain_memory
 from unisono.frameworks.torch.work import Work, WorkKeeper
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -84,6 +84,13 @@ class Collectives:
         """Combine a tensor of each rank, in place. Of sparse tensors only the sum is possible, as with Gloo."""
         opts = opts or c10d.AllreduceOptions()
         (tensor,) = tensors = _listed(tensors)
+        is_waited_for = not (opts.asyncOp or self._keeper.is_coalescing)
+        if is_waited_for and (plain := plain_memory(tensor)) is not None:
+            # The call that tensor-parallel inference waits for makes no object that it does not need.
+            self._collectives += 1
+            op, rounding = self._op(opts, tensor.dtype)
+            self._communicator.allreduce(plain, op, out=plain, **self._limits(opts), **rounding)
+            return None
         if tensor.is_sparse:
             from unisono.frameworks.torch import sparse
 
@@ -289,13 +296,18 @@ class Collectives:
         self._collectives += 1
         if stage.has_gpu:
             check_gpu(self)
-        limit_s = self._limit_s if opts.timeout == _UNSET else opts.timeout.total_seconds()
-        limits = _NOTHING if limit_s is None else {"timeout_s": limit_s}
+        limits = self._limits(opts)
         if opts.asyncOp or self._keeper.is_coalescing:
             return Work(start(wait=False, **limits), results, stage.finish, self._keeper)
         start(**limits)
         stage.finish()
         return None
+
+    def _limits(self, opts: Any) -> Mapping[str, Any]:
+        """Return the arguments of a call for the time limit in its options, or else of the group."""
+        timeout = opts.timeout
+        limit_s = self._limit_s if timeout == _UNSET else timeout.total_seconds()
+        return _NOTHING if limit_s is None else {"timeout_s": limit_s}
 
     def _op(self, opts: Any, dtype: Any) -> tuple[str | Op, Mapping[str, Any]]:
         return operation(opts.reduceOp, dtype), self._rounding.get(dtype, _NOTHING)

@@ -29,6 +29,8 @@ _OPERATIONS: Mapping[int, str] = {
 }
 # A boolean of torch is a byte, and any value but 0 is true. So a sum of booleans is "lor", and a product is "land".
 _BOOL_OPERATIONS: Mapping[int, str] = {**_OPERATIONS, hash(_Kind.SUM): "lor", hash(_Kind.PRODUCT): "land"}
+# By the dtypes whose operations differ from `_OPERATIONS`. A dtype that can only be moved has none.
+_BY_DTYPE: Mapping[Any, Mapping[int, str]] = {torch.bool: _BOOL_OPERATIONS, **{dtype: {} for dtype in ONLY_MOVED}}
 
 
 def operation(reduce_op: Any, dtype: Any) -> str | Op:
@@ -37,11 +39,11 @@ def operation(reduce_op: Any, dtype: Any) -> str | Op:
     Raises:
         UsageError: Unisono has no such operation, or cannot reduce the dtype.
     """
-    if dtype in ONLY_MOVED:
-        raise UsageError(f"tensors of {dtype} can be moved but not reduced: convert them to another dtype")
-    name = (_BOOL_OPERATIONS if dtype is torch.bool else _OPERATIONS).get(hash(reduce_op))
+    name = _BY_DTYPE.get(dtype, _OPERATIONS).get(hash(reduce_op))
     if name is not None:
         return name
+    if dtype in ONLY_MOVED:
+        raise UsageError(f"tensors of {dtype} can be moved but not reduced: convert them to another dtype")
     if reduce_op == _Kind.PREMUL_SUM:
         factor = reduce_op.factor
         return Op.premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)

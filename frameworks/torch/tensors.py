@@ -166,6 +166,18 @@ class Stage:
         return first.detach().as_strided((sum(each.numel() for each in nonempty),), (1,))
 
 
+def plain_memory(tensor: Any) -> Array | None:
+    """Return the array at the address of a contiguous tensor on the host, if an earlier call has made it; or None.
+
+    It is the short way of `Stage.read` and `Stage.write` for a tensor that a program passes again and again.
+    """
+    if tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous():
+        array = _arrays.get((tensor.data_ptr(), tensor.numel(), tensor.dtype))
+        if array is not None and not (tensor.is_neg() or tensor.is_conj()):
+            return array
+    return None
+
+
 class GpuStage(Stage):
     """The memory of a call that uses tensors on a GPU there."""
 
