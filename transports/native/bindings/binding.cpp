@@ -273,7 +273,7 @@ void bind_control(nb::module_& module) {
             const std::chrono::duration<double> seconds(std::min(slow_after_s, most_slow_after_s));
             new (place) Control(rank, size, recorded, std::chrono::duration_cast<Control::Clock::duration>(seconds));
           },
-          nb::arg("rank"), nb::arg("size"), nb::arg("recorded"), nb::arg("slow_after_s"))
+          nb::arg("rank"), nb::arg("size"), nb::arg("recorded") = 0, nb::arg("slow_after_s") = most_slow_after_s)
       .def("take_notices", &Control::take_notices)
       .def(
           "describe", [](Control& control, const std::string& about) { control.recorder().memory().describe(about); },
