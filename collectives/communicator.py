@@ -322,6 +322,19 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         """
         return self._executor.dump(directory)
 
+    def trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write a trace of this rank's last calls to a file, and return its path.
+
+        The file has Chrome's trace event format, which https://ui.perfetto.dev shows. The trace has the last
+        `recorded_calls` calls on all communicators of the job. `unisono trace merge` puts the traces of all ranks into
+        one file. Other ranks do not take part, and any thread may call this.
+
+        Raises:
+            UsageError: this communicator has no recorder, because another package's transport carries its messages.
+            OSError: the file cannot be written. No part of it stays.
+        """
+        return self._executor.trace(path)
+
     def abort(self, reason: str) -> None:
         """Abort the job: on all ranks, calls in progress and all later calls raise `AbortedError` with `reason`."""
         self._executor.abort(reason)

@@ -162,6 +162,7 @@ class Options:
             none, which saves about 60 ns per call.
         dump: a directory. Each rank writes a dump of its last calls there when the job fails, and when the process gets
             SIGUSR1. "" for none.
+        trace: a directory. Each rank writes a trace of its last 100,000 calls there when it leaves; "" for none.
         tcp_checksum: whether payloads over TCP carry checksums (CRC-32C). They detect errors that the checksums of the
             network miss.
 
@@ -184,6 +185,7 @@ class Options:
     warn_after_s: float = 2.0
     recorded_calls: int = 1000
     dump: str = ""
+    trace: str = ""
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -273,6 +275,7 @@ FIELDS: dict[str, Field] = {
     "warn_after_s": _SECONDS,
     "recorded_calls": Field(_number_or_text(int), _integer(0, MOST_RECORDED, f"a number from 0 to {MOST_RECORDED}")),
     "dump": Field(str, _path_or_none),
+    "trace": Field(str, _path_or_none),
 }
 
 # The variables that a launcher sets for each rank; `collectives.bootstrap.environment` reads them.

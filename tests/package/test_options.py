@@ -34,6 +34,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "warn_after_s": (0, -1, NAN, None, "5"),
     "recorded_calls": (-1, 100_001, None, 2.5, "2", True),
     "dump": (None, 5, b"dumps"),
+    "trace": (None, 5, b"traces"),
 }
 TAKEN: dict[str, tuple[Any, Any]] = {
     "log": ("INFO", "info"),
@@ -51,6 +52,7 @@ TAKEN: dict[str, tuple[Any, Any]] = {
     "warn_after_s": (INFINITY, INFINITY),
     "recorded_calls": (0, 0),
     "dump": (Path("dumps"), "dumps"),
+    "trace": (Path("traces"), "traces"),
 }
 # Kubernetes sets these variables in every container of a namespace with services "unisono" and "unisono-store".
 OF_KUBERNETES = {

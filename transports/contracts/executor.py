@@ -280,6 +280,9 @@ class Executor(Protocol):
             OSError: the dump cannot be written.
         """
 
+    def trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write a trace of the last calls of this rank to a file, and return its path; raises as `dump` does."""
+
     def abort(self, reason: str) -> None:
         """End the communicator on every rank with `AbortedError`."""
 

@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_NO_RECORDS = "this communicator records no calls, because another package's transport carries its messages"
+
+
 class GenericExecutor:
     """The `Executor` of one rank over a transport.
 
@@ -212,7 +215,10 @@ class GenericExecutor:
         return ()  # this executor does not count
 
     def dump(self, directory: str | os.PathLike[str]) -> Path:
-        raise UsageError("this communicator records no calls, because another package's transport carries its messages")
+        raise UsageError(_NO_RECORDS)
+
+    def trace(self, path: str | os.PathLike[str]) -> Path:
+        raise UsageError(_NO_RECORDS)
 
     def abort(self, reason: str) -> None:
         self.fail(AbortedError(f"rank {self.members[self.rank]} aborted the communicator: {reason}"))

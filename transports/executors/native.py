@@ -442,6 +442,9 @@ class NativeExecutor:
     def dump(self, directory: str | os.PathLike[str]) -> Path:
         return self._session.recorder.dump(directory, "request")
 
+    def trace(self, path: str | os.PathLike[str]) -> Path:
+        return self._session.recorder.trace(path)
+
     def abort(self, reason: str) -> None:
         self._failures.abort(reason)
 

@@ -30,7 +30,7 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono.forks import closed_in_child
-from unisono.options import Options
+from unisono.options import MOST_RECORDED, Options
 from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.host.fd_limit import lift_limit_of_files
@@ -46,7 +46,7 @@ from unisono.transports.links.listener import Addresses, Listener
 from unisono.transports.links.liveness import process_descriptor, watch
 from unisono.transports.links.preference import tcp_interface_of_ucx
 from unisono.transports.links.tagged_fabrics import Fabrics
-from unisono.transports.recorder.recorder import Recorder
+from unisono.transports.recorder.recorder import Directories, Recorder
 from unisono.transports.recorder.stacks import offer_stacks
 from unisono.transports.rendezvous.roster import Member, Roster
 
@@ -100,7 +100,8 @@ class Session:
         self.identity = identity
         self._answer_timeout_s = options.rendezvous_timeout_s
         self._heartbeat_timeout_s = options.heartbeat_timeout_s
-        self.control = _core.Control(identity.rank, identity.size, options.recorded_calls, options.warn_after_s)
+        recorded_calls = MOST_RECORDED if options.trace else options.recorded_calls
+        self.control = _core.Control(identity.rank, identity.size, recorded_calls, options.warn_after_s)
         self._members: tuple[Member, ...] = ()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -129,11 +130,10 @@ class Session:
                 on_failure=self._break_down,
             )
             opened.callback(self._listener.close, lambda: None)
-            self.recorder = Recorder(
-                self.control, self._listener.loop, options.dump, f"{job.hex()[:8]}-{epoch}", _error_name
-            )
+            directories, name = Directories(options.dump, options.trace), f"{job.hex()[:8]}-{epoch}"
+            self.recorder = Recorder(self.control, self._listener.loop, directories, name, _error_name)
             self._listener.loop.submit(self.recorder.start)
-            if options.recorded_calls:
+            if recorded_calls:
                 offer_stacks()
             opened.pop_all()
         self._caller = DialingRank(identity.key, identity.job, identity.epoch, identity.rank)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from io import FileIO
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from unisono import log
 from unisono.forks import closed_in_child
@@ -49,23 +49,35 @@ class Loop(Protocol):
         """Stop watching a descriptor."""
 
 
+class Directories(NamedTuple):
+    """The directories of files that nobody asks for in the program; empty for none.
+
+    Attributes:
+        dumps: for dumps on failures and SIGUSR1.
+        traces: for a trace when the rank leaves the job.
+    """
+
+    dumps: str
+    traces: str
+
+
 class Recorder:
     """The flight recorder of a session.
 
     Args:
         control: the native control of the session, which holds the recorder.
         loop: the event loop of the session, whose thread writes dumps.
-        directory: the directory of dumps that nobody asked for; empty for none.
+        directories: where to write files that nobody asks for.
         name: the job and the epoch, for the names of files.
         error_name: returns the name of the error for the number of a native failure.
     """
 
     def __init__(
-        self, control: _core.Control, loop: Loop, directory: str, name: str, error_name: Callable[[int], str]
+        self, control: _core.Control, loop: Loop, directories: Directories, name: str, error_name: Callable[[int], str]
     ) -> None:
         self._control = control
         self._loop = loop
-        self._directory = directory
+        self._directory, self._traces = directories
         self._name = name
         self._error_name = error_name
         self._writing = threading.Lock()
@@ -94,6 +106,8 @@ class Recorder:
             event.close()
         if self._control.failed():
             self.dump_failure()
+        if self._traces:
+            self._trace_or_warn()
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write a description of the rank into the recorder's memory: `facts`, its program and its versions."""
@@ -136,6 +150,21 @@ class Recorder:
 
         dump = Dump(self.snapshot(), reason, time.monotonic_ns(), time.time(), error, _stacks())
         return write(dump, directory, self._name)
+
+    def trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write a trace of the recorded calls to a file and return its path; raises `OSError` if that fails."""
+        from unisono.transports.recorder import traces
+
+        return traces.write(self.snapshot(), path)
+
+    def _trace_or_warn(self) -> None:
+        from unisono.transports.recorder.traces import file_name
+
+        snapshot = self.snapshot()
+        try:
+            self.trace(os.path.join(self._traces, file_name(self._name, snapshot.rank, snapshot.size)))
+        except OSError as refusal:
+            _log.warning("no trace could be written to %s: %s", self._traces, refusal.strerror)
 
     def _dump_or_warn(self, reason: str, error: Mapping[str, Any] | None) -> str:
         try:

@@ -2,7 +2,7 @@
 
 - `main.py`: the table of subcommands, and how errors are shown.
 - `bench.py`, `calibrate.py`, `doctor.py`, `explain.py`, `postmortem.py`, `run.py`, `show.py`, `simulate.py`, `test.py`,
-  `top.py`, `tune.py` and `verify.py`: the subcommands of these names.
+  `top.py`, `trace.py`, `tune.py` and `verify.py`: the subcommands of these names.
 - `tables.py`: writes and shows decision tables; the subcommands of `unisono tune`.
 - `checks.py`, `gpu_checks.py`: the checks of `unisono doctor`.
 - `counts.py`, `loading.py`: options that several subcommands share.

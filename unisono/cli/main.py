@@ -33,6 +33,7 @@ SUBCOMMANDS = {
     "postmortem": Subcommand(
         "unisono.cli.postmortem", "Say from the dumps of a failed or hanging job which rank did what wrong."
     ),
+    "trace": Subcommand("unisono.cli.trace", "Merge the traces of a job's ranks."),
     "doctor": Subcommand("unisono.cli.doctor", "Check what works on this machine, and say why the rest does not."),
     "bench": Subcommand("unisono.cli.bench", "Measure collectives, next to other libraries."),
     "explain": Subcommand("unisono.cli.explain", "Explain which algorithm a call uses, and why."),

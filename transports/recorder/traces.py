@@ -1,0 +1,123 @@
+"""Traces: the recorded calls of a rank in the format of Chrome's tracing, which Perfetto (ui.perfetto.dev) shows.
+
+The format is the "Trace Event Format" of Chromium. A rank is a process in it. Each communicator has a track for its
+collectives and one for its messages, and more where calls overlap. Times are microseconds since 1970. The ranks of a
+host share the clock that times their calls. Ranks on different hosts are aligned as well as the hosts agree on the time
+of day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from unisono.transports.recorder.memory import RecordedCall, Snapshot
+
+FORMAT = "unisono-trace"
+
+
+def file_name(job: str, rank: int, size: int) -> str:
+    """Return the name of the trace of a rank, in which all ranks have equally many digits."""
+    return f"unisono-{job}-rank-{rank:0{len(str(size - 1))}d}.trace.json"
+
+
+def write(snapshot: Snapshot, path: str | os.PathLike[str]) -> Path:
+    """Write the trace of a rank to a file, whose directory is made if it is missing. An older file is replaced.
+
+    Raises:
+        OSError: the file cannot be written. No part of it stays.
+    """
+    return write_events(list(_events(snapshot)), {"format": FORMAT, **_facts(snapshot)}, path)
+
+
+def write_events(events: list[dict[str, Any]], facts: dict[str, Any], path: str | os.PathLike[str]) -> Path:
+    """Write events and facts about them as a trace; raises as `write` does."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": events, "displayTimeUnit": "ns", "otherData": facts}, file)
+        os.replace(unfinished, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise
+    return target
+
+
+def _facts(snapshot: Snapshot) -> dict[str, Any]:
+    lost = snapshot.made - len(snapshot.calls)
+    return {"rank": snapshot.rank, "size": snapshot.size, **snapshot.about, "calls_lost": lost}
+
+
+def _events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    """Yield the events of the rank: the names of its tracks, its calls, and the parts of calls that wait."""
+    since_1970_ns = time.time_ns() - time.monotonic_ns()
+    now_ns = time.monotonic_ns()
+    rank, host = snapshot.rank, snapshot.about.get("host", "")
+    yield _name("process_name", rank, 0, f"rank {rank} on {host}")
+    yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+    tracks = _Tracks()
+    for call in snapshot.calls:
+        end_ns = call.ended_ns or now_ns
+        track, is_new = tracks.track_of(call, end_ns)
+        if is_new:
+            yield _name("thread_name", rank, track, _track_name(call, snapshot))
+        parts = [(call.text, call.called_ns, end_ns)]
+        if call.begun_ns > call.called_ns:
+            parts.append(("queued", call.called_ns, call.begun_ns))
+        if call.moved_ns:
+            parts.append(("before the first message", call.begun_ns, call.moved_ns))
+        for index, (name, begin_ns, until_ns) in enumerate(parts):
+            yield {
+                "ph": "X",
+                "name": name,
+                "cat": "message" if call.is_message else "collective",
+                "pid": rank,
+                "tid": track,
+                "ts": (begin_ns + since_1970_ns) / 1e3,
+                "dur": max(until_ns - begin_ns, 0) / 1e3,
+                **({} if index else {"args": _arguments(call)}),
+            }
+
+
+def _name(kind: str, rank: int, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": track, "args": {"name": name}}
+
+
+def _track_name(call: RecordedCall, snapshot: Snapshot) -> str:
+    ranks = snapshot.communicators.get(call.communicator)
+    of = "all ranks" if ranks is None else f"ranks {', '.join(map(str, ranks))}"
+    return f"{'messages' if call.is_message else 'collectives'} of {of}"
+
+
+def _arguments(call: RecordedCall) -> dict[str, Any]:
+    number = {} if call.is_message else {"sequence": call.sequence}
+    return {**number, "site": call.site, "bytes": call.nbytes, "state": call.state, "peer": call.peer, **call.facts}
+
+
+class _Tracks:
+    """Numbers of tracks. Calls that overlap in time get different ones, because a viewer would nest them."""
+
+    def __init__(self) -> None:
+        self._ends: defaultdict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)  # track and end, in ns
+        self._used = 0
+
+    def track_of(self, call: RecordedCall, end_ns: int) -> tuple[int, bool]:
+        """Return the track of a call that ends at `end_ns`, and whether it is new."""
+        tracks = self._ends[call.communicator, call.is_message]
+        for index, (track, free_ns) in enumerate(tracks):
+            if free_ns <= call.called_ns:
+                tracks[index] = track, end_ns
+                return track, False
+        self._used += 1
+        tracks.append((self._used, end_ns))
+        return self._used, True

@@ -1,0 +1,66 @@
+"""``unisono trace``: merges the traces of ranks into one that Perfetto shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from unisono.errors import UsageError
+from unisono.transports.recorder import traces
+
+_DEFAULT = "trace.json"
+
+
+@click.group(short_help="Merge the traces of a job's ranks.")
+def command() -> None:
+    """Work with traces, which ranks write to the directory in UNISONO_TRACE, and by world.trace(path)."""
+
+
+@command.command(short_help="Merge the traces in a directory into one file.")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help=f"[default: DIRECTORY/{_DEFAULT}]"
+)
+@click.option("--job", default="", metavar="ID", help="The job, where the directory has traces of several.")
+def merge(directory: Path, output: Path | None, job: str) -> None:
+    """Merge the traces of all ranks in DIRECTORY into one file. Open it at https://ui.perfetto.dev.
+
+    All ranks are on one clock: see the documentation of traces.
+    """
+    by_job: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(directory.glob("*.trace.json")):
+        trace = _read(path)
+        by_job.setdefault(
+            f"{str(trace['otherData'].get('job', '?'))[:8]}-{trace['otherData'].get('epoch', 0)}", []
+        ).append(trace)
+    jobs = [name for name in by_job if name.startswith(job)]
+    if not jobs:
+        known = f": there are {', '.join(by_job)}" if by_job else ": set UNISONO_TRACE to it before the job"
+        raise UsageError(f"there are no traces{f' of job {job!r}' if job else ''} in {str(directory)!r}{known}")
+    if len(jobs) > 1:
+        raise UsageError(f"there are traces of the jobs {', '.join(jobs)} in {str(directory)!r}: pick one by --job")
+    parts = by_job[jobs[0]]
+    events = [event for part in parts for event in part["traceEvents"]]
+    facts = {"format": traces.FORMAT, "job": jobs[0], "ranks": sorted(part["otherData"]["rank"] for part in parts)}
+    target = output or directory / _DEFAULT
+    try:
+        traces.write_events(events, facts, target)
+    except OSError as error:
+        raise UsageError(f"{str(target)!r} cannot be written: {error.strerror}") from None
+    lost = sum(part["otherData"].get("calls_lost", 0) for part in parts)
+    click.echo(f"{target}: {len(parts)} ranks, {len(events)} events; open it at https://ui.perfetto.dev")
+    if lost:
+        click.echo(f"{lost} earlier calls are not in it: UNISONO_RECORDED_CALLS sets how many are kept")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        trace = json.loads(path.read_text(encoding="utf-8"))
+        if trace["otherData"]["format"] == traces.FORMAT and isinstance(trace["traceEvents"], list):
+            return dict(trace)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(f"{str(path)!r} is no trace of Unisono, or only a part of one")
