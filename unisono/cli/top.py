@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ _NOTHING = "no job of this user runs on this host: unisono top shows ranks betwe
 @click.option("--stacks", is_flag=True, help="Show once where each rank is in the program.")
 @click.option("--json", "as_json", is_flag=True, help="Write the jobs once, as JSON.")
 def command(job: str, once: bool, interval: float, stacks: bool, as_json: bool) -> None:
-    """Show the ranks of JOB, or of all jobs of this user on this host.
+    """Show the ranks of JOB, or of all jobs of this user on this host, until Ctrl-C.
 
     It only reads memory that the ranks publish, so it does not disturb them, and it sees ranks that are stuck. With
     --stacks the ranks get SIGUSR2, upon which each writes where it is, unless its program uses that signal.
@@ -61,7 +62,8 @@ def _show_once(job: str, *, stacks: bool, as_json: bool) -> None:
 
 def _show(job: str, interval: float) -> None:
     before = live_ranks(job)
-    with Live(Text("reading…"), console=console(), auto_refresh=False, screen=False) as live:
+    view = Live(Text("reading…"), console=console(), auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), view as live:
         while True:
             time.sleep(interval)
             now = live_ranks(job)
