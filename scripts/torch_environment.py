@@ -1,4 +1,6 @@
-"""Run the tests of torch with other versions of torch: ``torch_environment.py 2.13.0 2.14.1``.
+"""Run tests with other versions of torch: ``torch_environment.py 2.9.1 2.14.1 [-- ARGUMENTS OF PYTEST]``.
+
+Without arguments of pytest, all tests of torch run.
 
 Each version has an environment of its own, ``.torch/VERSION``. It sees the packages of the current environment: the
 editable Unisono with its compiled core, and the tools of the tests. Only torch is installed, and nothing is compiled.
@@ -19,14 +21,14 @@ import sys
 import sysconfig
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from unisono.bench.peers import make_environment
 from unisono.errors import UsageError
 
 ROOT = Path(".torch")
-TESTS = "tests/frameworks"
+TESTS = ("-k", "torch", "tests/frameworks")
 # The package with the CUDA runtime, by the name of the library.
 RUNTIMES = {"libcudart.so.12": "nvidia-cuda-runtime-cu12", "libcudart.so.13": "nvidia-cuda-runtime"}
 # Libraries that the system has.
@@ -105,22 +107,23 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def tested(version: str) -> str:
-    """Run the tests with a version of torch. Return the outcome: "passed", "failed", or "skipped" with the reason."""
+def tested(version: str, tests: Sequence[str]) -> str:
+    """Run tests with a version of torch. Return the outcome: "passed", "failed", or "skipped" with the reason."""
     try:
         python = install(version)
     except UsageError as error:
         return f"skipped: {error}"
-    command = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", "-k", "torch", TESTS]
+    command = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", *tests]
     return "failed" if subprocess.run(command, check=False).returncode else "passed"
 
 
 def main() -> None:
     """Test the versions that are arguments, one after the other."""
     outcomes = {}
-    for version in sys.argv[1:]:
+    versions, _, tests = " ".join(sys.argv[1:]).partition(" -- ")
+    for version in versions.split():
         say(f"torch {version}")
-        outcomes[version] = tested(version)
+        outcomes[version] = tested(version, tests.split() or TESTS)
     for version, outcome in outcomes.items():
         say(f"torch {version}: {outcome}")
     sys.exit("failed" in outcomes.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -39,6 +40,11 @@ def backend_base() -> Any:
 BASE: Any = backend_base() or object
 
 
+# The backends of groups that have not been shut down. torch's wrapper for debugging holds only the C++ half of a
+# backend, which has no methods once Python has dropped the other half.
+_open: set[Backend] = set()
+
+
 @skip_dynamo
 class Backend(GroupOperations, BASE):  # type: ignore[misc]
     """The backend of a process group for tensors on the CPU and on GPUs.
@@ -57,7 +63,9 @@ class Backend(GroupOperations, BASE):  # type: ignore[misc]
         BASE.__init__(self, rank, size)
         self.join(store, rank, size, timeout, options)
         self._abort_hooks: dict[int, Callable[[], None]] = {}
-        self._keeper.on_failure = self._run_abort_hooks
+        # Without a reference to this object, which would then live until the next garbage collection.
+        self._keeper.on_failure = partial(_call_once, self._abort_hooks)
+        _open.add(self)
 
     @property
     def options(self) -> Any:
@@ -100,7 +108,7 @@ class Backend(GroupOperations, BASE):  # type: ignore[misc]
     def perform_nocolor_split(self, _device: Any) -> None:
         """Do nothing, because a rank that is not in a new group takes no part in making it."""
 
-    def shrink(self, ranks_to_exclude: Sequence[int], flags: int = c10d.SHRINK_DEFAULT, _opts: Any = None) -> Backend:
+    def shrink(self, ranks_to_exclude: Sequence[int], flags: int = 0, _opts: Any = None) -> Backend:
         """Return a backend for the other ranks, which call it. The excluded ranks may be dead.
 
         The ranks meet by the store of torch, which torch needs for the new group anyway. So nobody has to find out who
@@ -135,11 +143,18 @@ class Backend(GroupOperations, BASE):  # type: ignore[misc]
 
     register_abort_hook, unregister_abort_hook = registerAbortHook, unregisterAbortHook
 
+    def shutdown(self) -> None:
+        """Leave the group. Calls of other ranks that still need this rank fail. A second call does nothing."""
+        super().shutdown()
+        _open.discard(self)
+
     def abort(self) -> None:
         """Make all calls fail on all ranks, and leave the group."""
-        self._run_abort_hooks()
+        self._keeper.on_failure()
         super().abort()
 
-    def _run_abort_hooks(self) -> None:
-        while self._abort_hooks:
-            self._abort_hooks.popitem()[1]()
+
+def _call_once(hooks: dict[int, Callable[[], None]]) -> None:
+    """Call the hooks and forget them."""
+    while hooks:
+        hooks.popitem()[1]()

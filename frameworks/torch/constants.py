@@ -2,4 +2,4 @@
 
 NAME = "unisono"
 DEVICES = ("cpu", "cuda")
-OLDEST_TORCH = "2.4"
+OLDEST_TORCH = "2.8"

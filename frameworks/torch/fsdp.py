@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 
 import unisono
 
+# Their names since torch 2.13, and before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 # The reference count of an array that no tensor uses: the list, the loop variable and the argument of `getrefcount`.
 _UNUSED = 3
 
@@ -43,7 +47,7 @@ class AllGather(Memory):
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
         """Gather a shard from each rank into the output. The input may be this rank's part of the output."""
-        return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+        return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class ReduceScatter(Memory):
@@ -51,4 +55,4 @@ class ReduceScatter(Memory):
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
         """Combine the inputs of all ranks. Each rank gets its shard of the result."""
-        return dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

@@ -45,6 +45,6 @@ def operation(reduce_op: Any, dtype: Any) -> str | Op:
     if dtype in ONLY_MOVED:
         raise UsageError(f"tensors of {dtype} can be moved but not reduced: convert them to another dtype")
     if reduce_op == _Kind.PREMUL_SUM:
-        factor = reduce_op.factor
+        _, factor = reduce_op.__getstate__()  # older versions of torch do not have `factor`
         return Op.premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
     raise UsageError(f"the operation {reduce_op} is not supported")

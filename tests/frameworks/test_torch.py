@@ -17,6 +17,7 @@ pytest.importorskip("torch.distributed", reason="make torch installs what these 
 import torch
 from support.ports import free_port
 from support.torch_ranks import PROGRAMS, lines_of, run, started
+from torch.distributed.fsdp import FSDPModule
 
 # Whether torch takes a backend of c10d that is written in Python, as it does from 2.14 on.
 NATIVE = torch.torch_version.TorchVersion(torch.__version__) >= (2, 14)
@@ -24,8 +25,8 @@ native = pytest.mark.skipif(not NATIVE, reason="this version of torch takes no b
 
 
 def without_noise(lines: list[str]) -> list[str]:
-    """Return the lines that are not of torch's profiler."""
-    return [line for line in lines if not line.startswith(("USDT:", "ERROR:"))]
+    """Return the lines that are neither of torch's profiler nor of Gloo."""
+    return [line for line in lines if not line.startswith(("USDT:", "ERROR:", "[Gloo]"))]
 
 
 def test_torch_backend_makes_the_calls_of_gloo_and_more(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_training_with_ddp_equals_that_of_one_process(tmp_path: Path) -> None:
 
 def test_sharded_torch_training_equals_that_of_one_process(tmp_path: Path) -> None:
     for lines in lines_of(run("sharded", 2, tmp_path)):
-        assert len(lines) == 10
+        assert len(lines) == (10 if hasattr(FSDPModule, "set_custom_all_gather") else 8)
         assert [line for line in lines if not line.endswith(": equal")] == []
 
 
@@ -208,7 +209,8 @@ def test_importing_torch_registers_the_backend_without_loading_unisono() -> None
 def test_process_group_starts_by_every_init_method_of_torch(tmp_path: Path) -> None:
     ways = ("tcp", "a store, the first time", "a store, the second time", "beside Gloo", "for the CPU")
     expected = [f"{way}: [2.0, 2.0] by 2 ranks" for way in ways]
-    assert lines_of(run("meetings", 2, tmp_path, str(free_port()))) == [expected, expected]
+    for lines in lines_of(run("meetings", 2, tmp_path, str(free_port()))):
+        assert without_noise(lines) == expected
 
 
 def test_torch_ddp_example_learns_digits_under_torchrun(tmp_path: Path) -> None:
