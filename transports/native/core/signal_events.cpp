@@ -14,13 +14,13 @@
 namespace unisono {
 namespace {
 
-std::array<std::atomic<int>, 16> events;  // each plus 1; 0: a free place
-std::mutex changing;
+std::array<std::atomic<int>, 16> notified;  // each plus 1; 0: a free place
+std::mutex changing_notified;
 
 void add_to_events(int) {
   const int error = errno;
   const std::uint64_t one = 1;
-  for (const auto& event : events)
+  for (const auto& event : notified)
     if (const int number = event.load()) static_cast<void>(!::write(number - 1, &one, sizeof one));
   errno = error;
 }
@@ -42,7 +42,7 @@ void set_handler(Handler handler) {
 
 // Returns whether `wanted` was in the table, where `instead` is now.
 bool replace(int wanted, int instead) {
-  for (auto& event : events) {
+  for (auto& event : notified) {
     int expected = wanted;
     if (event.compare_exchange_strong(expected, instead)) return true;
   }
@@ -55,26 +55,26 @@ void give_up_signal() {
 
 // In a forked child the numbers of the descriptors may be those of other files.
 void forget_all_in_child() {
-  for (auto& event : events) event = 0;
+  for (auto& event : notified) event = 0;
   give_up_signal();
-  changing.unlock();
+  changing_notified.unlock();
 }
 
 }  // namespace
 
 void notify_of_signal(int event) {
   static const int registered =
-      ::pthread_atfork([] { changing.lock(); }, [] { changing.unlock(); }, forget_all_in_child);
+      ::pthread_atfork([] { changing_notified.lock(); }, [] { changing_notified.unlock(); }, forget_all_in_child);
   static_cast<void>(registered);
-  const std::lock_guard held(changing);
+  const std::lock_guard held(changing_notified);
   replace(0, event + 1);
   if (current_handler() == SIG_DFL) set_handler(add_to_events);
 }
 
 void forget_signal(int event) {
-  const std::lock_guard held(changing);
+  const std::lock_guard held(changing_notified);
   replace(event + 1, 0);
-  const bool is_last = std::all_of(events.begin(), events.end(), [](const auto& other) { return other == 0; });
+  const bool is_last = std::all_of(notified.begin(), notified.end(), [](const auto& other) { return other == 0; });
   if (is_last) give_up_signal();
 }
 
