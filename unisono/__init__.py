@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unisono import data_parallel as data_parallel, testing as testing, torch as torch
+    from unisono import data_parallel as data_parallel, metrics as metrics, testing as testing, torch as torch
     from unisono.algorithms.catalogue.registration import algorithm as algorithm
     from unisono.collectives.api.reduce_local import reduce_local as reduce_local
     from unisono.collectives.arrays.mapped import empty as empty
@@ -73,7 +73,7 @@ _NAMES = {
 }
 
 # Public modules. A module in `_FRAMEWORKS` needs the library of the same name.
-_MODULES = ("data_parallel", "testing")
+_MODULES = ("data_parallel", "metrics", "testing")
 _FRAMEWORKS = ("torch",)
 
 __all__ = ["__version__", *_NAMES, *_MODULES]  # noqa: PLE0604

@@ -163,6 +163,8 @@ class Options:
         dump: a directory. Each rank writes a dump of its last calls there when the job fails, and when the process gets
             SIGUSR1. "" for none.
         trace: a directory. Each rank writes a trace of its last 100,000 calls there when it leaves; "" for none.
+        metrics: a directory. Each rank writes its metrics there as a text file for Prometheus, every 15 seconds; "" for
+            none. It needs the package prometheus-client.
         tcp_checksum: whether payloads over TCP carry checksums (CRC-32C). They detect errors that the checksums of the
             network miss.
 
@@ -186,6 +188,7 @@ class Options:
     recorded_calls: int = 1000
     dump: str = ""
     trace: str = ""
+    metrics: str = ""
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -276,6 +279,7 @@ FIELDS: dict[str, Field] = {
     "recorded_calls": Field(_number_or_text(int), _integer(0, MOST_RECORDED, f"a number from 0 to {MOST_RECORDED}")),
     "dump": Field(str, _path_or_none),
     "trace": Field(str, _path_or_none),
+    "metrics": Field(str, _path_or_none),
 }
 
 # The variables that a launcher sets for each rank; `collectives.bootstrap.environment` reads them.

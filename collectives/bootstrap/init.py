@@ -174,6 +174,10 @@ def init(
         session = Session(identity, settings)
         world = join_world(session, rendezvous, settings)
         rendezvous.end()
+        if settings.metrics:
+            from unisono.collectives.calls.metrics import write_textfile
+
+            write_textfile(world, settings.metrics)
         _report_trust(launch)
     except BaseException as error:
         failure = _failure_of(launch, error)

@@ -13,4 +13,5 @@
 - `message_handoff.py`: the operands that `send` and `recv` hand to an executor.
 - `wildcards.py`: `ANY_SOURCE` and `ANY_TAG`.
 - `statistics.py`: the counters that `Communicator.stats` returns.
+- `metrics.py`: exports them to Prometheus and OpenTelemetry.
 """

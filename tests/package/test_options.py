@@ -35,6 +35,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "recorded_calls": (-1, 100_001, None, 2.5, "2", True),
     "dump": (None, 5, b"dumps"),
     "trace": (None, 5, b"traces"),
+    "metrics": (None, 5, b"metrics"),
 }
 TAKEN: dict[str, tuple[Any, Any]] = {
     "log": ("INFO", "info"),
@@ -53,6 +54,7 @@ TAKEN: dict[str, tuple[Any, Any]] = {
     "recorded_calls": (0, 0),
     "dump": (Path("dumps"), "dumps"),
     "trace": (Path("traces"), "traces"),
+    "metrics": (Path("metrics"), "metrics"),
 }
 # Kubernetes sets these variables in every container of a namespace with services "unisono" and "unisono-store".
 OF_KUBERNETES = {
