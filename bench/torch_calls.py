@@ -95,6 +95,8 @@ def _calls(size: int) -> dict[str, Callable[[Any], object]]:
         "all_reduce, 8 KiB of bfloat16": reduce(torch.bfloat16, 8 << 10),
         "all_reduce, 64 KiB of bfloat16": reduce(torch.bfloat16, 64 << 10),
         "all_reduce, 1 MiB of bfloat16": reduce(torch.bfloat16, 1 << 20),
+        "all_reduce, 8 MiB of bfloat16": reduce(torch.bfloat16, 8 << 20),
+        "all_reduce, 32 MiB of bfloat16": reduce(torch.bfloat16, 32 << 20),
         "all_reduce, 1 MiB": reduce(torch.float32, 1 << 20),
         "all_reduce, 64 MiB": reduce(torch.float32, 64 << 20),
         "all_reduce, 64 MiB of bfloat16": reduce(torch.bfloat16, 64 << 20),

@@ -20,8 +20,10 @@ TESTS = "tests/frameworks/test_torch_clients.py"
 LIBRARIES = (
     "torch==2.13.0",
     "accelerate==1.15.0",
+    "deepspeed==0.19.8",
     "lightning==2.6.6",
     "pytorch-ignite==0.5.5",
+    "torchft==0.2.0",
     "torchmetrics==1.9.0",
     "transformers==5.23.0",
 )

@@ -7,6 +7,7 @@ Before version 2.14, torch takes a `ProcessGroup` written in Python; since then 
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from collections import Counter
 from datetime import timedelta
@@ -30,6 +31,9 @@ from unisono.frameworks.torch.work import THREADS, WorkKeeper
 # How long `shutdown` waits for callbacks of futures. There is a limit, because a callback may wait for `shutdown`.
 _CALLBACKS_S = 2.0
 _VERSION = "unisono/torch"  # the key of rank 0's version of torch
+# The key of a random text that rank 0 sets for each group, because ranks and groups of the same name may share a store
+# one after the other.
+_TOKEN = "unisono/group"
 
 
 @skip_dynamo
@@ -54,22 +58,22 @@ class GroupOperations(Collectives, PointToPoint):
             dist.DistBackendError: the ranks did not meet in time, or have different versions of torch.
         """
         self._options = options or Options()
-        opening = store.add(f"unisono/groups/{rank}", 1)  # groups of this name so far: a store may outlive one
         if rank == 0:
             store.set(_VERSION, torch.__version__)
+            store.set(_TOKEN, os.urandom(8).hex())
         try:
             communicator = unisono.init(self._options.settings(timeout), store=store, rank=rank, size=size)
         except UnisonoError as error:
             raise torch_error(error) from error
-        self._begin(communicator, store, timeout, opening)
+        self._begin(communicator, store, timeout, store.get(_TOKEN).decode())
         self._check_version(store.get(_VERSION).decode())
 
-    def _begin(self, communicator: Communicator, store: Any, timeout: timedelta, opening: int) -> None:
+    def _begin(self, communicator: Communicator, store: Any, timeout: timedelta, token: str) -> None:
         """Set the attributes of a group whose ranks have met."""
         self._communicator = communicator
         self._store = store
         self._timeout = timeout
-        self._opening = opening
+        self._token = token
         self._keeper = WorkKeeper()
         self._rounding = self._options.rounding()
         self._limit_s = None
@@ -113,7 +117,7 @@ class GroupOperations(Collectives, PointToPoint):
     def next_key_prefix(self, purpose: str) -> str:
         """Return a new prefix for keys in the store. The k-th call for a purpose returns the same text on all ranks."""
         self._uses[purpose] += 1
-        return f"unisono/{purpose}/{self._opening}/{self._uses[purpose]}"
+        return f"unisono/{purpose}/{self._token}/{self._uses[purpose]}"
 
     def _get_sequence_number_for_group(self) -> int:
         """Return how many collectives this rank has called. It is equal on ranks that have made the same calls."""
