@@ -13,6 +13,12 @@ from pathlib import Path
 from support.deadlines import DEADLINE_S
 
 PROGRAMS = Path(__file__).parent / "torch_programs"
+# Warnings of torch are errors, except two of versions before 2.13, which concern torch itself.
+WARNINGS = (
+    *("-W", "error::UserWarning"),
+    *("-W", "ignore:Sparse invariant checks are implicitly disabled:UserWarning"),
+    *("-W", "ignore:Warning:UserWarning"),  # "Warning: Profiler clears events"
+)
 
 
 @contextlib.contextmanager
@@ -28,7 +34,7 @@ def started(program: str, ranks: int, folder: Path, *words: str) -> Iterator[lis
             place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-W", "error::UserWarning", str(PROGRAMS / f"{program}.py"), *words],
+                    [sys.executable, *WARNINGS, str(PROGRAMS / f"{program}.py"), *words],
                     env={**os.environ, **place},
                     cwd=folder,
                     stdout=subprocess.PIPE,
