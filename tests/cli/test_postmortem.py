@@ -110,10 +110,10 @@ def test_sigusr1_to_the_launcher_says_who_hangs_and_where(tmp_path: Path) -> Non
             deadline = time.monotonic() + DEADLINE_S
             while len(list(dumps.glob("unisono-*.json"))) < 3 and time.monotonic() < deadline:
                 time.sleep(0.05)
+            (finding,) = report_on(tmp_path).findings
         finally:
             launcher.terminate()
             launcher.communicate(timeout=DEADLINE_S)
-    (finding,) = report_on(tmp_path).findings
     assert (finding.kind, finding.ranks) == ("user code", (1,))
     assert "program.py:29 in <module>" in finding.text
 
@@ -126,8 +126,8 @@ def _ask_until_all_wait(launcher: subprocess.Popen[bytes]) -> str:
     while time.monotonic() < deadline:
         launcher.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
-        said = os.read(launcher.stderr.fileno(), 1 << 16).decode()
-        if all(part in said for part in ("rank 2 is in #3", "waits for rank 1", "rank 1 is in user code")):
+        said += os.read(launcher.stderr.fileno(), 1 << 16).decode()
+        if all(part in said for part in ("rank 0 is in #3", "rank 2 is in #3", "rank 1 is in user code")):
             return said
     raise AssertionError(said)
 
