@@ -143,6 +143,9 @@ class CallCache {
     const Entry* entry = lookup(collective, x, out, op, root, algorithm);
     if (entry == nullptr || target_->abandoned()) return nb::none();
     auto request = target_->start(*entry->call, memory_of(*entry), call_site());
+    // A short call whose peers have come already ends here, without a switch to the thread for background calls.
+    if (entry->call->description->nbytes <= most_nbytes_begun_at_once)
+      target_->poll_rounds(*request, polls_with_lock_held);
     target_->run_in_background(*request, timeout_s);
     StartedCall::Kept kept{entry->kept.back(), frozen(x), frozen(out)};
     return on_start_(StartedCall(endpoint_, std::move(kept), std::move(request)), entry->call->description->text);
