@@ -50,7 +50,7 @@ def test_repeated_worlds_of_one_leak_no_file_descriptors() -> None:
     for _ in range(5):
         un.init().close()
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # threads of earlier tests may close some meanwhile
 
 
 def drop_the_world() -> None:
