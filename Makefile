@@ -172,7 +172,7 @@ $(STAMPS)/dev-$(KEY) $(STAMPS)/cuda-$(KEY) $(STAMPS)/everything-$(KEY): CONFIG :
 
 # The version is fixed because the newest brings gigabytes that no test here needs.
 TORCH := torch==2.13.0
-# The tests that see what is different in a version of torch.
+# The tests whose results depend on the version of torch.
 BACKEND_TESTS := tests/frameworks/test_torch.py tests/frameworks/test_torch_versions.py \
   --deselect tests/frameworks/test_torch.py::test_torch_ddp_example_learns_digits_under_torchrun
 # The others that are tested: the last patch of each minor version, the newest last.

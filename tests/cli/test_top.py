@@ -1,4 +1,4 @@
-"""`unisono top`: what it shows of real jobs that run, hang, are stopped and end."""
+"""`unisono top` beside real jobs: one that runs, one that hangs, and one with a stopped rank."""
 
 from __future__ import annotations
 

@@ -6,13 +6,12 @@ Processes may share the folder: a file appears in it as a whole, and never chang
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from unisono.transports.cuda.compiler import compile_kernel, fingerprint, is_ptx
 from unisono.transports.cuda.kernel_catalogue import Kernel
+from unisono.transports.host.whole_file import whole_file
 
 
 def user_cache(environ: Mapping[str, str]) -> Path:
@@ -50,11 +49,5 @@ def _store(code: bytes, path: Path) -> None:
     """Create the file `path`, so that other processes see all of it or nothing."""
     # Other users may not put code here, because this user would run it.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(code)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with whole_file(path, "wb") as file:
+        file.write(code)

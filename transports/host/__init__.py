@@ -2,6 +2,7 @@
 
 `host_discovery.py`    finds out which ranks share memory
 `sealed_memory.py`     creates shared memory of a fixed size
+`whole_file.py`        writes files that appear as a whole
 `bind_address.py`      resolves the option `bind_address`
 `core_distance.py`     measures how far apart two cores are
 `listening_ports.py`   lists the TCP ports on which this process listens

@@ -1,21 +1,19 @@
 """Dumps: what the flight recorder of one rank knew at one moment, as a JSON file. docs/postmortem.md has the format.
 
-A dump is written to a temporary file in the same folder, which then gets the name of the dump. So a process that is
-killed meanwhile, or a full disk, never leaves half a dump.
+A process that is killed while it writes, or a full disk, never leaves half a dump (host/whole_file.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from unisono.records import record
+from unisono.transports.host.whole_file import whole_file
 from unisono.transports.recorder.memory import ChannelTraffic, RecordedCall, Snapshot
 
 FORMAT = "unisono-dump"
@@ -64,17 +62,10 @@ def write(dump: Dump, directory: str | os.PathLike[str], job: str) -> Path:
     """
     path = Path(directory) / file_name(job, dump.snapshot.rank, dump.snapshot.size)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump(_encoded(dump), file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
+    with whole_file(path) as file:
+        json.dump(_encoded(dump), file, indent=1, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
     return path
 
 

@@ -38,8 +38,7 @@ class LiveRank:
     @property
     def job(self) -> str:
         """The id and the epoch of its job."""
-        about = self.snapshot.about
-        return f"{str(about.get('job', '?'))[:8]}-{about.get('epoch', 0)}"
+        return self.snapshot.job
 
 
 def live_ranks(job: str = "", pids: Collection[int] | None = None) -> list[LiveRank]:

@@ -123,6 +123,20 @@ class Snapshot:
     made: int
     calls: tuple[RecordedCall, ...]
 
+    @property
+    def job(self) -> str:
+        """The id and the epoch of its job."""
+        return job_name(self.about)
+
+
+def job_name(about: Mapping[str, Any]) -> str:
+    """Return the id and the epoch of a job, by which people tell jobs apart, from the description of one of its ranks.
+
+    >>> job_name({"job": "1a2b3c4d5e6f7a8b", "epoch": 0})
+    '1a2b3c4d-0'
+    """
+    return f"{str(about.get('job', '?'))[:8]}-{about.get('epoch', 0)}"
+
 
 def parse(memory: bytes, last: int | None = None) -> Snapshot:
     """Return the content of a copy of a recorder's memory.

@@ -81,8 +81,7 @@ class Recorder:
         self._name = name
         self._error_name = error_name
         self._writing = threading.Lock()
-        self._path_of_failure = ""
-        self._has_dumped_failure = False
+        self._dump_of_failure: str | None = None  # its path, once it has been written; "" if that failed
         self._events = _event()
         self._signals = _event()
 
@@ -139,10 +138,9 @@ class Recorder:
         if not self._directory:
             return ""
         with self._writing:
-            if not self._has_dumped_failure:
-                self._has_dumped_failure = True
-                self._path_of_failure = self._dump_or_warn("error", self._failure())
-        return self._path_of_failure
+            if self._dump_of_failure is None:
+                self._dump_of_failure = self._dump_or_warn("error", self._failure())
+            return self._dump_of_failure
 
     def dump(self, directory: str | os.PathLike[str], reason: str, error: Mapping[str, Any] | None = None) -> Path:
         """Write a dump and return its path; raises `OSError` if that fails."""
@@ -158,11 +156,12 @@ class Recorder:
         return traces.write(self.snapshot(), path)
 
     def _trace_or_warn(self) -> None:
-        from unisono.transports.recorder.traces import file_name
+        from unisono.transports.recorder import traces
 
         snapshot = self.snapshot()
+        name = traces.file_name(self._name, snapshot.rank, snapshot.size)
         try:
-            self.trace(os.path.join(self._traces, file_name(self._name, snapshot.rank, snapshot.size)))
+            traces.write(snapshot, os.path.join(self._traces, name))
         except OSError as refusal:
             _log.warning("no trace could be written to %s: %s", self._traces, refusal.strerror)
 

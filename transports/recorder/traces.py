@@ -8,24 +8,24 @@ of day.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unisono.transports.host.whole_file import whole_file
+from unisono.transports.recorder.dumps import file_name as name_of_dump
 from unisono.transports.recorder.memory import RecordedCall, Snapshot
 
 FORMAT = "unisono-trace"
 
 
 def file_name(job: str, rank: int, size: int) -> str:
-    """Return the name of the trace of a rank, in which all ranks have equally many digits."""
-    return f"unisono-{job}-rank-{rank:0{len(str(size - 1))}d}.trace.json"
+    """Return the name of the trace of a rank, which is that of its dump with another ending."""
+    return name_of_dump(job, rank, size).removesuffix(".json") + ".trace.json"
 
 
 def write(snapshot: Snapshot, path: str | os.PathLike[str]) -> Path:
@@ -41,15 +41,8 @@ def write_events(events: list[dict[str, Any]], facts: dict[str, Any], path: str 
     """Write events and facts about them as a trace; raises as `write` does."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ns", "otherData": facts}, file)
-        os.replace(unfinished, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
+    with whole_file(target) as file:
+        json.dump({"traceEvents": events, "displayTimeUnit": "ns", "otherData": facts}, file)
     return target
 
 

@@ -10,6 +10,7 @@ import click
 
 from unisono.errors import UsageError
 from unisono.transports.recorder import traces
+from unisono.transports.recorder.memory import job_name
 
 _DEFAULT = "trace.json"
 
@@ -33,9 +34,7 @@ def merge(directory: Path, output: Path | None, job: str) -> None:
     by_job: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(directory.glob("*.trace.json")):
         trace = _read(path)
-        by_job.setdefault(
-            f"{str(trace['otherData'].get('job', '?'))[:8]}-{trace['otherData'].get('epoch', 0)}", []
-        ).append(trace)
+        by_job.setdefault(job_name(trace["otherData"]), []).append(trace)
     jobs = [name for name in by_job if name.startswith(job)]
     if not jobs:
         known = f": there are {', '.join(by_job)}" if by_job else ": set UNISONO_TRACE to it before the job"

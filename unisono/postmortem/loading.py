@@ -57,7 +57,7 @@ def load(places: Sequence[Path], job: str = "") -> JobDumps:
         )
     jobs: defaultdict[str, list[Dump]] = defaultdict(list)
     for dump in dumps:
-        jobs[job_of(dump)].append(dump)
+        jobs[dump.snapshot.job].append(dump)
     chosen = _chosen(jobs, job)
     others = [name for name in jobs if name != chosen]
     if others:
@@ -69,12 +69,6 @@ def load(places: Sequence[Path], job: str = "") -> JobDumps:
         newest[dump.snapshot.rank] = dump
     size = max(dump.snapshot.size for dump in newest.values())
     return JobDumps(chosen, size, dict(sorted(newest.items())), tuple(notes))
-
-
-def job_of(dump: Dump) -> str:
-    """Return the id and the epoch of the job of a dump."""
-    about = dump.snapshot.about
-    return f"{str(about.get('job', '?'))[:8]}-{about.get('epoch', 0)}"
 
 
 def _files(places: Iterable[Path]) -> list[Path]:
