@@ -174,10 +174,6 @@ def init(
         session = Session(identity, settings)
         world = join_world(session, rendezvous, settings)
         rendezvous.end()
-        if settings.metrics:
-            from unisono.collectives.calls.metrics import write_textfile
-
-            write_textfile(world, settings.metrics)
         _report_trust(launch)
     except BaseException as error:
         failure = _failure_of(launch, error)
@@ -190,7 +186,20 @@ def init(
             raise failure.with_traceback(None) from None  # the internals of the rendezvous do not help the caller
         raise
     _log.info("%d rank(s) met in %.1f ms, launched by: %s", launch.size, _ms_since(began), launch.launcher)
+    if settings.metrics:
+        _export(world, settings.metrics)
     return world
+
+
+def _export(world: Communicator, directory: str) -> None:
+    """Write the metrics of a communicator to a directory from now on, or close it and raise the error."""
+    from unisono.collectives.calls.metrics import write_textfile
+
+    try:
+        write_textfile(world, directory)
+    except UsageError:
+        world.close()
+        raise
 
 
 def _report_unknown_variables(rank: int) -> None:

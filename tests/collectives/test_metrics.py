@@ -12,6 +12,7 @@ import pytest
 
 import unisono as un
 from unisono import metrics
+from unisono.collectives.bootstrap import init
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("opentelemetry.sdk")
@@ -78,6 +79,15 @@ def test_a_file_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with un.init(un.Options()) as world, pytest.raises(un.UsageError, match="cannot be written"):
         metrics.write_textfile(world, tmp_path / "file")
+
+
+def test_the_option_writes_the_text_file_or_says_why_not(tmp_path: Path) -> None:
+    with un.init(un.Options(metrics=str(tmp_path / "made"))):
+        assert (tmp_path / "made" / "unisono-rank-0.prom").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(un.UsageError, match="metrics cannot be written"):
+        un.init(un.Options(metrics=str(tmp_path / "file")))
+    assert not init._jobs
 
 
 def test_a_communicator_that_is_garbage_has_no_metrics() -> None:
