@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from unisono import log
 from unisono.deadlines import seconds
 from unisono.errors import UsageError
 from unisono.records import record
@@ -27,16 +28,6 @@ WHOLE_TRANSPORTS = ("ucx_core",)
 TRANSPORTS_GROUP = "unisono.transports"
 MOST_TCP_STREAMS = 16
 MOST_RECORDED = 100_000
-
-
-def _one_of(*allowed: str) -> Callable[[object], str]:
-    def check(value: object) -> str:
-        text = value.lower() if isinstance(value, str) else ""
-        if text not in allowed:
-            raise ValueError(f"one of {', '.join(allowed)}")
-        return text
-
-    return check
 
 
 def parse_transports(names: str | tuple[str, ...]) -> str:
@@ -136,7 +127,8 @@ class Options:
     Time limits are positive numbers of seconds; an infinite number means no limit.
 
     Attributes:
-        log: the lowest level of messages on stderr: "error", "warning", "info" or "debug".
+        log: the lowest level of messages on stderr: "error", "warning", "info" or "debug"; or "debug:" and names of
+            `log.SUBSYSTEMS`, such as "debug:links,tuning", for their details alone.
         timeout_s: seconds after which a collective that has not completed raises `CollectiveTimeoutError`.
         rendezvous_timeout_s: seconds for which `init` waits for all ranks.
         transports: the transports that may carry messages, in order of preference, as "shm,ucx,tcp" or as a tuple. Each
@@ -263,7 +255,7 @@ def _number_or_text(number_type: Callable[[str], float]) -> Callable[[str], floa
 _SECONDS = Field(_number_or_text(float), seconds)
 
 FIELDS: dict[str, Field] = {
-    "log": Field(str, _one_of("error", "warning", "info", "debug")),
+    "log": Field(str, log.checked_setting),
     "timeout_s": _SECONDS,
     "rendezvous_timeout_s": _SECONDS,
     "transports": Field(str, parse_transports),

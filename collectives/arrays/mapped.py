@@ -20,7 +20,7 @@ from unisono.transports.contracts.call import AnyArray
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.reductions.definition import numpy_dtype
 
-_log = log.get()
+_log = log.get("calls")
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:

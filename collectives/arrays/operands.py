@@ -45,6 +45,9 @@ class Operand:
         self.order = order
         self.is_packed = is_packed
 
+    def __str__(self) -> str:
+        return f"{self.dtype.name}{list(self.shape)}"
+
 
 def source(x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
     """Return the operand for an array that a call reads. A strided array is packed, in C order.

@@ -174,7 +174,6 @@ def init(
         session = Session(identity, settings)
         world = join_world(session, rendezvous, settings)
         rendezvous.end()
-        _report_trust(launch)
     except BaseException as error:
         failure = _failure_of(launch, error)
         if session is not None:
@@ -185,7 +184,8 @@ def init(
         if isinstance(failure, UnisonoError):
             raise failure.with_traceback(None) from None  # the internals of the rendezvous do not help the caller
         raise
-    _log.info("%d rank(s) met in %.1f ms, launched by: %s", launch.size, _ms_since(began), launch.launcher)
+    if launch.rank == 0 and _log.shows("info"):
+        _report(launch, session, world, settings, _ms_since(began))
     if settings.metrics:
         _export(world, settings.metrics)
     return world
@@ -207,14 +207,14 @@ def _report_unknown_variables(rank: int) -> None:
     for sentence in unknown_variables(os.environ):
         if sentence not in _reported:
             _reported.add(sentence)
-            (_log.warning if rank == 0 else _log.info)("%s", sentence)
+            (_log.warning if rank == 0 else _log.debug)("%s", sentence)
 
 
-def _report_trust(launch: Launch) -> None:
-    if launch.size > 1 and launch.rank == 0 and _log.shows("info"):
-        from unisono.collectives.bootstrap.trust import trust_of
+def _report(launch: Launch, session: Session, world: Communicator, options: Options, took_ms: float) -> None:
+    from unisono.collectives.bootstrap.job_report import job_report
 
-        _log.info("%s", trust_of(launch))
+    for line in job_report(launch, session, world.hosts, options, took_ms):
+        _log.info("%s", line)
 
 
 def _launch(store: Any, rank: int | None, size: int | None, mpi_comm: Any) -> Launch:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 JoinWorld: TypeAlias = "Callable[[Session, Rendezvous, Options, StoreServer | None], Communicator]"
 
-_log = log.get()
+_log = log.get("rendezvous")
 
 # How long a survivor waits for an answer of the store, which its leader serves already.
 _ANSWER_S = 5.0
@@ -54,7 +54,7 @@ def shrink(executor: Executor, options: Options, timeout_s: float, join_world: J
             except UnisonoError as error:
                 if deadline.has_passed():
                     raise RendezvousError(f"the survivors did not meet in time: {error.message}") from None
-                _log.info("the survivors begin again: %s", error.message)
+                _log.debug("the survivors begin again: %s", error.message)
                 continue
             opened.pop_all()
             executor.session.survivors.end(executor.communicator)

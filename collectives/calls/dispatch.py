@@ -48,7 +48,7 @@ from unisono.operations import Op
 from unisono.options import Options
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray, Call
-from unisono.transports.contracts.executor import NO_CACHE, Executor
+from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor
 from unisono.transports.host.system_limits import is_refusal, unavailable
 from unisono.tuning.decide.choice import NO_STATE, TunerState
 
@@ -79,7 +79,7 @@ else:
     cached_method = _core.CachedMethod
     fast_message = partial(_core.CachedMethod, cache="_messages")
 
-_log = log.get()
+_log = log.get("calls")
 
 
 class CallArguments(NamedTuple):
@@ -127,10 +127,10 @@ class Dispatcher:
         self._works = Works(executor)
         self._devices = Devices(executor, self._planner, self._works, options, self._host_calls)
         self._refusal: str | None = None
-        # At log level debug the cache is off: every call is dispatched, because `HostCall.run` logs its time.
-        debugging = _log.shows("debug")
-        self._cache = NO_CACHE if debugging else executor.call_cache(options.timeout_s)
-        self._messages = executor.message_calls(ANY_SOURCE, ANY_TAG, options.timeout_s)
+        # If the log shows each call, every call must be dispatched, so the call cache and fast messages are off.
+        are_logged = _log.shows("debug")
+        self._cache = NO_CACHE if are_logged else executor.call_cache(options.timeout_s)
+        self._messages = NO_MESSAGES if are_logged else executor.message_calls(ANY_SOURCE, ANY_TAG, options.timeout_s)
         self._group: Group | None = None
 
     @property

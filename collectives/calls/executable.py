@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from unisono.collectives.device.calls import DeviceCalls
     from unisono.collectives.device.work import CheckedDeviceCall
 
-_log = log.get()
+_log = log.get("calls")
 
 OpLike: TypeAlias = "str | Op | tuple[str | Op | None, ...] | None"
 
@@ -44,10 +44,24 @@ class ExecutableCall:
         Raises:
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed.
         """
-        raise NotImplementedError
+        began = time.perf_counter()
+        _log.debug("%s begins", self)
+        self._run(limit_s)
+        _log.debug("%s took %.1f us", self, (time.perf_counter() - began) * 1e6)
 
     def start(self, limit_s: float) -> Work[Any]:
         """Start the call, and return its work without waiting for other ranks."""
+        _log.debug("%s starts", self)
+        return self._start(limit_s)
+
+    def __str__(self) -> str:
+        """Return the call as the user wrote it, such as ``allreduce(float32[8], op=sum)``."""
+        raise NotImplementedError
+
+    def _run(self, limit_s: float) -> None:
+        raise NotImplementedError
+
+    def _start(self, limit_s: float) -> Work[Any]:
         raise NotImplementedError
 
     def persist(self, limit_s: float) -> Callable[..., Any]:
@@ -78,13 +92,13 @@ class HostCall(ExecutableCall):
         self._prepared = prepared
         self._sources = prepared.sources()
 
-    def run(self, limit_s: float) -> None:
-        prepared = self._prepared
-        began = time.perf_counter()
-        self._executor.run(prepared.call, self._sources, prepared.targets, limit_s)
-        _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
+    def __str__(self) -> str:
+        return str(self._prepared.call.signature)
 
-    def start(self, limit_s: float) -> Work[Any]:
+    def _run(self, limit_s: float) -> None:
+        self._executor.run(self._prepared.call, self._sources, self._prepared.targets, limit_s)
+
+    def _start(self, limit_s: float) -> Work[Any]:
         prepared = self._prepared
         operation = self._executor.start(prepared.call, self._sources, prepared.targets)
         operation.run_in_background(limit_s)
@@ -126,10 +140,13 @@ class DeviceCall(ExecutableCall):
         self._call = call
         self._check_usable = check_usable
 
-    def run(self, limit_s: float) -> None:
+    def __str__(self) -> str:
+        return f"{self.checked.arrays[0].spec.collective} on a GPU"
+
+    def _run(self, limit_s: float) -> None:
         self._calls.start(self._call, limit_s, here=True).wait()
 
-    def start(self, limit_s: float) -> Work[Any]:
+    def _start(self, limit_s: float) -> Work[Any]:
         return self._calls.start(self._call, limit_s, here=False)
 
     def persist(self, limit_s: float) -> Callable[..., Any]:
@@ -156,24 +173,27 @@ class CustomOpCall(ExecutableCall):
         self._works = works
         self._reductions = reductions
 
-    def run(self, limit_s: float) -> None:
+    def __str__(self) -> str:
+        return str(self._reductions.planned[0].first.signature)
+
+    def _run(self, limit_s: float) -> None:
         self._reducer.run(self._reductions, limit_s)
 
-    def start(self, limit_s: float) -> Work[Any]:
-        return self._start(limit_s, None, lambda _: self.checked.finish())
+    def _start(self, limit_s: float) -> Work[Any]:
+        return self._start_with(limit_s, None, lambda _: self.checked.finish())
 
     def persist(self, limit_s: float) -> Callable[..., Any]:
         result = self.checked.finish()
 
         def again(wait: bool = True) -> Any:
             if not wait:
-                return self._start(limit_s, result)
+                return self._start_with(limit_s, result)
             self._reducer.run(self._reductions, limit_s)
             return result
 
         return again
 
-    def _start(self, limit_s: float, result: Any, convert: Callable[[Any], Any] | None = None) -> Work[Any]:
+    def _start_with(self, limit_s: float, result: Any, convert: Callable[[Any], Any] | None = None) -> Work[Any]:
         operation = self._reducer.start(self._reductions, limit_s)
         return self._works.add(operation, result, limit_s, convert, is_counted=False)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from unisono.collectives.calls.statistics import Statistics
     from unisono.collectives.communicator import Communicator
 
-_log = log.get()
+_log = log.get("calls")
 
 Labels = tuple[str, ...]
 # How often `write_textfile` writes.

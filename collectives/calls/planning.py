@@ -27,7 +27,7 @@ from unisono.transports.contracts.call import Argument, Call, Extent, Signature,
 from unisono.tuning.decide.choice import NO_STATE, Choice, Question, TunerState, choose
 from unisono.tuning.decide.model import shown
 
-_log = log.get()
+_log = log.get("tuning")
 
 # The planner keeps at most this many calls, because a program whose shapes never repeat would fill the memory.
 _MOST_CALLS = 4096
@@ -309,7 +309,7 @@ class CallPlanner:
         build = find(spec.collective, choice.algorithm).build
         plan = build(self._size, self._rank, spec.root or 0, **form, **dict(choice.params))
         signature = _signature(specs, choice.shown, choice.segments)
-        _log.info(
+        _log.debug(
             "%s: %s over %d segment(s), by tier %s, %s",
             *(signature, choice.variant, choice.segments, choice.tier, shown(choice.predicted_s)),
         )

@@ -23,7 +23,7 @@ from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UnisonoError, UsageError
 from unisono.transports.contracts.executor import Executor, Message, Operation
 
-_log = log.get()
+_log = log.get("calls")
 
 Result = TypeVar("Result")
 AnyWork = TypeVar("AnyWork", bound="Work[Any]")

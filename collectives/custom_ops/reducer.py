@@ -46,7 +46,7 @@ from unisono.transports.contracts.executor import Executor, Operation
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.reductions.definition import numpy_dtype
 
-_log = log.get()
+_log = log.get("tuning")
 
 # Assumed costs, which are not measured: of a call before it sends anything, and of combining a byte.
 _CALL_S = 10e-6
@@ -255,7 +255,7 @@ class Reducer:
         names = [" and ".join(each.collective for each in draft.exchanges) for draft in drafts]
         shown = ", ".join(f"{name} {cost * 1e6:.1f} us" for name, cost in zip(names, costs, strict=True))
         reduction = f"{spec.collective} by a function of {count_of(spec)} elements of each rank"
-        _log.info("%s is carried out by %s; predicted: %s", reduction, names[best], shown)
+        _log.debug("%s is carried out by %s; predicted: %s", reduction, names[best], shown)
         return drafts[best]
 
     def _cost_s(self, spec: CallSpec, draft: Draft) -> float:

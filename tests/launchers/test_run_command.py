@@ -619,3 +619,41 @@ def test_only_rank_0_warns_of_an_unknown_unisono_variable(script: Script) -> Non
 
 def test_log_option_of_run_reaches_the_ranks(script: Script) -> None:
     assert run("-n", 1, "--log", "info", script("print(os.environ['UNISONO_LOG'])")).stdout == "[0] info\n"
+
+
+CALLS = """
+import numpy as np, unisono as un
+with un.init() as world:
+    x = np.ones(4, "float32")
+    world.allreduce(x)
+    world.allreduce(x)
+    world.send(x, 1) if world.rank == 0 else world.recv(x, un.ANY_SOURCE) if world.rank == 1 else None
+"""
+
+
+def test_info_log_describes_the_job_once_in_at_most_12_lines(script: Script) -> None:
+    ended = run("-n", 3, script(CALLS), UNISONO_LOG="info", UNISONO_TRANSPORTS="tcp")
+    assert (ended.returncode, ended.stdout) == (0, "")
+    lines = ended.stderr.splitlines()
+    assert len(lines) <= 12
+    assert all(line.startswith("[0] unisono [0/3] ") for line in lines)
+    for fact in (
+        "3 ranks on one host met in",
+        "ranks 0-2 may use",
+        "transports: tcp (asked for) within a host",
+        "security: The launcher made this job's key",
+        "options: log='info', transports='tcp'",
+        f"Python {sys.version.split()[0]}, unisono",
+    ):
+        assert fact in ended.stderr
+
+
+def test_debug_log_of_calls_shows_when_each_begins_and_nothing_of_links(script: Script) -> None:
+    ended = run("-n", 2, script(CALLS), UNISONO_LOG="debug:calls")
+    assert ended.returncode == 0
+    allreduce = r"unisono \[1/2\] \d\d:\d\d:\d\d\.\d{3} allreduce\(float32\[4\], op=sum\) "
+    assert len(re.findall(allreduce + "begins", ended.stderr)) == 2
+    assert len(re.findall(allreduce + r"took [\d.]+ us", ended.stderr)) == 2
+    assert "send of float32[4] to rank 1 with tag 0 starts" in ended.stderr
+    assert "recv of float32[4] from any rank with tag 0 starts" in ended.stderr
+    assert "channel" not in ended.stderr

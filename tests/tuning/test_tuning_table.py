@@ -41,7 +41,7 @@ CROSSING = {"recursive_doubling": lambda n: 2 + n / 500, "ring": lambda n: 6 + n
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     tables._reported.clear()
-    caplog.set_level(logging.INFO, "unisono")
+    caplog.set_level(logging.DEBUG, "unisono")
     logging.getLogger("unisono").propagate = True
     return caplog
 

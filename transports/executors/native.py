@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from unisono import log
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.catalogue.vendors import MPI_NATIVE
 from unisono.algorithms.ir.binding import Shape, bounds
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
     from unisono.transports.mpi.collectives import MpiCollectives
 
-_log = log.get()
 
 # The id of the communicator of all ranks.
 _WORLD = 0

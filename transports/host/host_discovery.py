@@ -32,7 +32,7 @@ from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, Admission, DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, HandshakeServer, greet
 
-_log = log.get()
+_log = log.get("links")
 
 _ID_NBYTES = 16
 _PENDING_LIMIT = 1024

@@ -43,7 +43,7 @@ from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.tagged_fabrics import FabricError, Fabrics
 
-_log = log.get()
+_log = log.get("links")
 
 # So many closed communicators are remembered. No rank dials a channel of an older one any more.
 _MOST_CLOSED = 1024
@@ -174,9 +174,7 @@ class Channels:
 
     def _transport_to(self, peer: int) -> str:
         """Return the transport of the latest channel to `peer`; before one is open, the first that may reach it."""
-        possible = (
-            name for name in self._options.preference if name not in SHARED_MEMORY or self._hooks.is_local(peer)
-        )
+        possible = (name for name in self._options.preference if not self._openers[name].obstacle(peer))
         return self._used.get(peer) or next(possible, "none")
 
     def shares_memory(self, ranks: Iterable[int]) -> bool:
@@ -235,7 +233,7 @@ class Channels:
         self._hooks.fail(opening.peer, TransportUnavailableError(message + "; ".join(opening.obstacles)))
 
     def _note_obstacle(self, opening: _Opening, obstacle: str) -> None:
-        _log.info("channel %s to rank %d: not %s: %s", *opening.shown(), opening.transport, obstacle)
+        _log.debug("channel %s to rank %d: not %s: %s", *opening.shown(), opening.transport, obstacle)
         opening.obstacles.append(obstacle)
 
     def _dial_sockets(self, opening: _Opening, opener: Opener) -> None:
@@ -265,7 +263,7 @@ class Channels:
         """Record that a channel is open; on an error, try the next transport or fail the job."""
         if error is None:
             self._note_used(opening.communicator, opening.peer, opening.transport)
-            _log.info("channel %s to rank %d: %s", *opening.shown(), self.link_to(opening.peer))
+            _log.debug("channel %s to rank %d: %s", *opening.shown(), self.link_to(opening.peer))
             return
         opening.close()
         if isinstance(error, FabricError):

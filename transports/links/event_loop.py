@@ -21,7 +21,7 @@ from unisono.forks import closed_in_child
 
 Callback = Callable[[], None]
 
-_log = log.get()
+_log = log.get("links")
 
 
 class EventLoop:

@@ -27,7 +27,7 @@ _CREDENTIALS = struct.Struct("iII")
 _EXHAUSTED_PAUSE_S = 0.01
 _STARVED_S = 2.0
 
-_log = log.get()
+_log = log.get("links")
 
 Admit = Callable[[Hello, socket.socket], None]
 

@@ -8,7 +8,7 @@ from unisono import log
 from unisono.errors import TransportUnavailableError
 from unisono.transports.host.bind_address import interface_of
 
-_log = log.get()
+_log = log.get("links")
 
 _AUTO = ("shm", "tcp")
 _AUTO_WITH_UCX = ("shm", "ucx", "tcp")

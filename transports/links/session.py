@@ -53,7 +53,7 @@ from unisono.transports.rendezvous.roster import Member, Roster
 if TYPE_CHECKING:
     from unisono.transports.links.survivors import Arrivals
 
-_log = log.get()
+_log = log.get("links")
 
 _DIAL_PAUSE_S = 0.01
 # The descriptors of a judge: for each rank its link, its pidfd and its connections of the rendezvous; and all others.
@@ -225,6 +225,11 @@ class Session:
     def reach(self, peer: int, communicator: int, lane: int, timeout_s: float) -> socket.socket:
         """Return a connection to another rank for the agreement of survivors; raises the errors of `dial`."""
         return self._dial(peer, Purpose.SURVIVOR, communicator, lane, timeout_s)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The ranks of the job, in their order."""
+        return self._members
 
     def hosts_and_pids(self) -> tuple[tuple[str, int], ...]:
         """Return the host name and the process id of each rank."""

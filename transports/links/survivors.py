@@ -35,7 +35,7 @@ from unisono.errors import RendezvousError, UnisonoError
 from unisono.forks import closed_in_child
 from unisono.transports.links.handshake import Hello
 
-_log = log.get()
+_log = log.get("links")
 
 # Why a survivor dials; the HELLO carries it in its field `lane`.
 _TO_FOLLOW, _TO_PROBE = 0, 1

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from unisono.transports.recorder.memory import Snapshot
 
-_log = log.get()
+_log = log.get("calls")
 
 # How many different calls before the failed one an error shows, and of how many calls they are taken.
 _CALLS_IN_ERRORS = 2
@@ -176,7 +176,7 @@ class Recorder:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._events.fileno())
         for notice, is_important in self._control.take_notices():
-            (_log.warning if is_important else _log.info)("%s", notice)
+            (_log.warning if is_important else _log.debug)("%s", notice)
         if self._control.failed():
             self.dump_failure()
 

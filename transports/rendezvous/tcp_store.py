@@ -45,7 +45,7 @@ _REPLY = struct.Struct("!BI")  # status, bytes of the value
 _GRACE_S = 5.0
 _RETRY_S = (0.002, 0.1)
 
-_log = log.get()
+_log = log.get("rendezvous")
 
 
 class _Verb(enum.IntEnum):

@@ -31,7 +31,7 @@ from unisono.transports import _core
 from unisono.transports.contracts.call import MemoryType
 from unisono.transports.host.listening_ports import listening
 
-_log = log.get()
+_log = log.get("links")
 
 # The module of the core interface of each package; both have the same names.
 _PROVIDERS = ("ucxx._lib.libucxx", "ucp._libs.ucx_api")

@@ -40,7 +40,7 @@ from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve
 if TYPE_CHECKING:
     from unisono.tuning.decide.table import Reading, Table
 
-_log = log.get()
+_log = log.get("tuning")
 
 # For each class of dtypes, the dtype whose reductions are measured.
 _MEASURED = {"plain": "float32", "narrow": "bfloat16"}
@@ -331,7 +331,7 @@ def _best(candidates: list[Candidate], forced: Variant | None, reading: Reading 
         if of_range and of_range.refusal is None:
             return of_range, reading.tier
         if of_range and of_range.refusal:
-            _log.info("the table's %s is not used, because it %s", of_range.variant, of_range.refusal)
+            _log.debug("the table's %s is not used, because it %s", of_range.variant, of_range.refusal)
         if candidates[0].refusal is None and candidates[0].measured_s is not None:
             return candidates[0], reading.tier
     return candidates[0], "model"

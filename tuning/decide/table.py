@@ -32,7 +32,7 @@ from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.machine.parameters import between
 from unisono.tuning.measure.measurement_log import Context, Measurement
 
-_log = log.get()
+_log = log.get("tuning")
 
 FORMAT = 1
 # A variant keeps its range until another one is faster by this factor.

@@ -71,6 +71,17 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(listed)
 
 
+def ranges(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as a list in the notation of Linux.
+
+    >>> ranges([0, 1, 2, 8])
+    '0-2,8'
+    """
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
+
+
 def switches(path: Path, host_of_rank: Sequence[str]) -> Hosts:
     """Return ranks by host, and hosts by switch, according to Slurm's `topology.conf`; `host_of_rank` names the hosts.
 

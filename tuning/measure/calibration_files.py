@@ -16,7 +16,7 @@ from unisono.errors import UsageError
 from unisono.tuning.machine import fingerprint as machine_identity
 from unisono.tuning.machine.parameters import Parameters, from_json, priors, to_json
 
-_log = log.get()
+_log = log.get("tuning")
 
 _SUFFIX = ".json"
 

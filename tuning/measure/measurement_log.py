@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unisono import log
 from unisono.errors import UsageError
 
-_log = log.get()
+_log = log.get("tuning")
 
 FORMAT = 1
 

@@ -25,6 +25,7 @@ from unisono.options import FIELDS, Options, unknown_variables, variable
 from unisono.transports.host.host_discovery import Surroundings
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.gpu_inventory import gpus, islands
+from unisono.tuning.machine.levels import ranges
 from unisono.tuning.measure import calibration_files
 
 
@@ -116,13 +117,6 @@ def _gpus() -> str:
     joined = "".join(f", NVLink joins {ranges(sorted(island))}" for island in islands(devices))
     names = Counter(each.name for each in devices)
     return ", ".join(f"{number} × {name}" for name, number in names.items()) + joined
-
-
-def ranges(numbers: list[int]) -> str:
-    """Return sorted numbers as ranges, such as ``0-3,6``."""
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
-    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
 
 
 def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]:

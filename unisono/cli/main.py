@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", INTERRUPTED)
     except UnisonoError as error:
-        if os.environ.get("UNISONO_LOG", "").lower() == "debug":
+        if os.environ.get("UNISONO_LOG", "").lower().startswith("debug"):
             raise
         if isinstance(error, PlanError):
             tell(str(error))  # several lines, because the error has a picture

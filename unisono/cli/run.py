@@ -65,7 +65,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--bind", type=click.Choice(["none", "core"]), default="none", help="Bind ranks to cores.")
 @click.option("--timeout", "timeout_s", metavar="SECONDS", callback=_seconds, help="Stop the ranks after this time.")
 @click.option("--label/--no-label", default=True, help="Begin each line with the rank that wrote it.")
-@click.option("--log", type=click.Choice(["error", "warning", "info", "debug"]), help=f"Set {variable('log')}.")
+@click.option("--log", metavar="LEVEL", help=f"Set {variable('log')}, such as info or debug:links.")
 @click.option("--verbose", is_flag=True, help="Show the tracebacks of all ranks, as soon as they are written.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -89,7 +89,7 @@ def command(
     environ = {**os.environ, **({variable("log"): log} if log else {})}
     options = Options.from_environment(environ)
     argv = _program(program, module=module, executable=context.meta["executable"])
-    everything = verbose or options.log == "debug"
+    everything = verbose or options.log.startswith("debug")
     require_open_files(size)
     write = _Writer(size, label=label)
     output = MergedOutput(write, hold=not everything)
