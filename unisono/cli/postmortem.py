@@ -16,6 +16,7 @@ from unisono.errors import UsageError
 from unisono.postmortem.analysis import Report, Row, analyse, current, place
 from unisono.postmortem.loading import load
 from unisono.postmortem.page import html, state_text
+from unisono.postmortem.torch_layout import write as write_torch_layout
 
 # More ranks make a table too wide, so it shows only ranks that differ from the others.
 _MOST_COLUMNS = 16
@@ -27,7 +28,16 @@ _MOST_COLUMNS = 16
 @click.option("--last", type=click.IntRange(min=1), default=12, show_default=True, help="Collectives to show.")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as JSON.")
 @click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with a timeline.")
-def command(places: Sequence[Path], job: str, last: int, as_json: bool, page: Path | None) -> None:
+@click.option(
+    "--torch",
+    "torch_directory",
+    metavar="OUT",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the dumps for torch's analyser into an empty directory.",
+)
+def command(
+    places: Sequence[Path], job: str, last: int, as_json: bool, page: Path | None, torch_directory: Path | None
+) -> None:
     """Compare the dumps in DIR, and say which rank did what wrong.
 
     Each rank writes a dump into the directory in UNISONO_DUMP when its job fails, and when it gets SIGUSR1.
@@ -35,6 +45,8 @@ def command(places: Sequence[Path], job: str, last: int, as_json: bool, page: Pa
     report = analyse(load(places, job), last)
     if page is not None:
         _write(page, html(report))
+    if torch_directory is not None:
+        write_torch_layout(report.dumps, torch_directory)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
         return
