@@ -26,5 +26,5 @@ An adapter has:
 - `mpi.py`, `mpi_cuda.py`, `oneccl.py`, `torch_distributed.py`, `torch_cuda.py`: the peers.
 - `bare_copy.py`, `bare_tcp.py`: bounds that no library can be below.
 - `worker.py`: one rank of a measured library, which runs the commands of the driver.
-- `gradients_rank.py`, `regret_rank.py`, `shaped_rank.py`: ranks of benchmarks that are no adapters.
+- `faulty_rank.py`, `gradients_rank.py`, `regret_rank.py`, `shaped_rank.py`: ranks of benchmarks that are no adapters.
 """

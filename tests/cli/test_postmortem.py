@@ -19,10 +19,12 @@ from support.deadlines import DEADLINE_S
 
 from unisono.errors import UsageError
 from unisono.postmortem.analysis import Report, analyse
+from unisono.postmortem.culprits import live_findings
 from unisono.postmortem.loading import load
 from unisono.postmortem.page import html
 from unisono.transports.recorder.dumps import Dump, write
-from unisono.transports.recorder.memory import RecordedCall, Snapshot
+from unisono.transports.recorder.live_ranks import LiveRank
+from unisono.transports.recorder.memory import ChannelTraffic, RecordedCall, Snapshot
 
 PROGRAM = """
 import os, signal, sys, time
@@ -203,6 +205,49 @@ def test_a_slow_rank_is_the_one_for_which_the_others_wait(tmp_path: Path) -> Non
     slow = [call(0), call(1, state="running")]
     report = reported(tmp_path, dump(0, waiting, 3), dump(1, slow, 3), dump(2, waiting, 3))
     assert [(finding.kind, finding.ranks) for finding in report.findings] == [("slow", (1,))]
+
+
+def test_a_slow_link_is_the_one_with_bytes_under_way_in_a_ring_where_all_wait(tmp_path: Path) -> None:
+    def rank(own: int, sent: int, received: int) -> Dump:
+        after, before = (own + 1) % 3, (own - 1) % 3
+        traffic = (
+            ChannelTraffic(0, after, "tcp", 9, sent, 0, 0, 0),
+            ChannelTraffic(1, before, "tcp", 0, 0, 9, received, 0),
+        )
+        whole = dump(own, [call(0, state="running", waits_for=before)], 3)
+        return replace(whole, snapshot=replace(whole.snapshot, traffic=traffic))
+
+    report = reported(
+        tmp_path, rank(0, 4_000_000, 4_000_000), rank(1, 5_000_000, 4_000_000), rank(2, 4_000_000, 3_500_000)
+    )
+    assert [(finding.kind, finding.ranks) for finding in report.findings] == [("slow link", (1, 2))]
+    assert "rank 1 to rank 2 is slow: 1.5 MB" in report.summary
+
+
+def test_the_rank_that_uses_communicators_in_another_order_is_the_culprit(tmp_path: Path) -> None:
+    def rank(own: int, communicator: int) -> Dump:
+        whole = dump(own, [call(0), call(0, "allreduce(x)", "running", communicator=communicator)], 3)
+        return replace(whole, snapshot=replace(whole.snapshot, communicators={7: (0, 1, 2), 8: (0, 1, 2)}))
+
+    report = reported(tmp_path, rank(0, 7), rank(1, 8), rank(2, 7))
+    assert [(finding.kind, finding.ranks) for finding in report.findings] == [("deadlock", (1,))]
+    assert "of communicator 2 of ranks 0, 1 and 2, where ranks 0 and 2 wait in" in report.summary
+
+
+def test_the_culprit_of_a_running_job_is_named_once_others_have_waited() -> None:
+    def rank(own: int, calls: Sequence[RecordedCall], waited_s: float, *, is_stopped: bool = False) -> LiveRank:
+        return LiveRank(100 + own, dump(own, calls, 3).snapshot, 1001 + int(waited_s * 1e9), is_stopped)
+
+    def culprits(waited_s: float, middle: LiveRank | None) -> list[tuple[str, tuple[int, ...]]]:
+        waiting = [call(0), call(1, state="running", waits_for=1)]
+        ranks = [rank(0, waiting, waited_s), *([] if middle is None else [middle]), rank(2, waiting, waited_s)]
+        return [(finding.kind, finding.ranks) for finding in live_findings(ranks)]
+
+    assert culprits(0.5, rank(1, [call(0)], 0.5)) == []
+    assert culprits(1.5, rank(1, [call(0)], 1.5)) == [("user code", (1,))]
+    assert culprits(1.5, rank(1, [call(0)], 1.5, is_stopped=True)) == [("stopped", (1,))]
+    assert culprits(1.5, None) == [("elsewhere", (1,))]
+    assert live_findings([]) == []
 
 
 def test_of_several_jobs_the_newest_is_shown_unless_one_is_picked(tmp_path: Path) -> None:

@@ -136,6 +136,23 @@ void a_judge_asks_only_ranks_of_the_communicator() {
                                  "rank 3 has not called it (it is in scan() at other.py:3)");
 }
 
+// Rank 1 uses two communicators in another order than ranks 0 and 2.
+void a_rank_that_alone_has_made_a_call_is_named_if_the_others_are_in_another_one() {
+  Diagnosis diagnosis;
+  diagnosis.sequence = 4;
+  diagnosis.ranks.resize(3);
+  for (RankReport& report : diagnosis.ranks) {
+    report.state = CallState::not_called;
+    report.text = "it is in scan() at other.py:3";
+  }
+  diagnosis.ranks[1].state = CallState::running;
+  diagnosis.ranks[1].text = "barrier() at train.py:12";
+  const std::string others =
+      "rank 0 has not called it (it is in scan() at other.py:3); rank 2 has not called it (it is in scan() at "
+      "other.py:3)";
+  CHECK(diagnosis.outlook(1, -1).text == " in call #4 barrier() at train.py:12: only rank 1 called it; " + others);
+}
+
 // Rank 0 is stopped. So rank 1 judges, and names rank 0.
 void a_silent_hub_is_named_by_its_stand_in() {
   SocketPair to_hub[2] = {unix_pair(), unix_pair()};
@@ -148,8 +165,9 @@ void a_silent_hub_is_named_by_its_stand_in() {
   late.add_link(1, std::move(link.b), Descriptor());
   begin_call(stand_in, 5, 9, "barrier()");
   begin_call(late, 5, 9, "barrier()");
-  CHECK(
-      eventually_reports(late, 5, -1, " in call #5 barrier() at train.py:12: rank 0 does not answer (is it stopped?)"));
+  CHECK(eventually_reports(
+      late, 5, -1,
+      " in call #5 barrier() at train.py:12: rank 0 does not answer (is it stopped, or the link to it slow?)"));
 }
 
 void ranks_that_wait_for_each_others_messages_are_shown() {
@@ -336,6 +354,8 @@ int main() {
       {"a late rank learns of departures and failures", a_late_rank_learns_of_departures_and_failures},
       {"ranks that disagree are named with their calls", ranks_that_disagree_are_named_with_their_calls},
       {"a judge asks only ranks of the communicator", a_judge_asks_only_ranks_of_the_communicator},
+      {"a rank that alone has made a call is named if the others are in another one",
+       a_rank_that_alone_has_made_a_call_is_named_if_the_others_are_in_another_one},
       {"a silent hub is named by its stand-in", a_silent_hub_is_named_by_its_stand_in},
       {"ranks that wait for each other's messages are shown", ranks_that_wait_for_each_others_messages_are_shown},
       {"calls of ranks that run ahead are remembered", calls_of_ranks_that_run_ahead_are_remembered},

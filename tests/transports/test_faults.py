@@ -390,7 +390,7 @@ def test_a_timeout_of_a_message_names_the_rank_that_all_wait_for(tmp_path: Path,
         job.signal(1, signal.SIGKILL)
         for kind, text in outcomes:
             assert kind == "CollectiveTimeoutError", text
-            assert "rank 1 does not answer (is it stopped?)" in text
+            assert "rank 1 does not answer (is it stopped, or the link to it slow?)" in text
 
 
 def send_to_each_other(world: un.Communicator) -> tuple[str, str]:

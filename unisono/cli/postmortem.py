@@ -13,7 +13,8 @@ from rich.table import Table
 
 from unisono.cli.terminal import console
 from unisono.errors import UsageError
-from unisono.postmortem.analysis import Report, Row, analyse, current, place
+from unisono.postmortem.analysis import Report, analyse
+from unisono.postmortem.culprits import Row, current, place
 from unisono.postmortem.loading import load
 from unisono.postmortem.page import html, state_text
 from unisono.postmortem.torch_layout import write as write_torch_layout

@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.cli.terminal import console
+from unisono.postmortem.analysis import sentence
+from unisono.postmortem.culprits import Finding, live_findings
 from unisono.transports.recorder.activity import Activity, activity, seconds_text
 from unisono.transports.recorder.live_ranks import LiveRank, live_ranks
 from unisono.transports.recorder.live_stacks import stack
@@ -51,7 +53,13 @@ def _show_once(job: str, *, stacks: bool, as_json: bool) -> None:
     activities = _activities(live_ranks(job), before)
     by_pid = {each.rank.pid: stack(each.rank.pid) for each in activities} if stacks else {}
     if as_json:
-        click.echo(json.dumps([_values(each, by_pid) for each in activities], indent=1))
+        values = [
+            _values(each, by_pid, findings)
+            for ranks in _by_job(activities).values()
+            for findings in [_findings(ranks)]
+            for each in ranks
+        ]
+        click.echo(json.dumps(values, indent=1))
         return
     terminal = console()
     terminal.print(_page(activities))
@@ -79,8 +87,26 @@ def _activities(now: Sequence[LiveRank], before: Sequence[LiveRank]) -> list[Act
 def _page(activities: Sequence[Activity]) -> RenderableType:
     if not activities:
         return Text(_NOTHING)
-    jobs = dict.fromkeys(each.rank.job for each in activities)
-    return Group(*(_table(job, [each for each in activities if each.rank.job == job]) for job in jobs))
+    parts: list[RenderableType] = []
+    for job, ranks in _by_job(activities).items():
+        parts += [_table(job, ranks), *_said(ranks)]
+    return Group(*parts)
+
+
+def _by_job(activities: Sequence[Activity]) -> dict[str, list[Activity]]:
+    jobs: dict[str, list[Activity]] = {}
+    for each in activities:
+        jobs.setdefault(each.rank.job, []).append(each)
+    return jobs
+
+
+def _said(activities: Sequence[Activity]) -> list[Text]:
+    """Return a line about each culprit."""
+    return [Text(sentence(finding.text), style="yellow") for finding in _findings(activities)]
+
+
+def _findings(activities: Sequence[Activity]) -> list[Finding]:
+    return live_findings([each.rank for each in activities])
 
 
 def _table(job: str, activities: Sequence[Activity]) -> Table:
@@ -120,7 +146,7 @@ def _rate(nbytes_per_s: float) -> str:
     return f"{nbytes_per_s:.0f} B/s"
 
 
-def _values(each: Activity, stacks: Mapping[int, str]) -> dict[str, Any]:
+def _values(each: Activity, stacks: Mapping[int, str], findings: Sequence[Finding]) -> dict[str, Any]:
     snapshot = each.rank.snapshot
     return {
         "job": each.rank.job,
@@ -139,5 +165,6 @@ def _values(each: Activity, stacks: Mapping[int, str]) -> dict[str, Any]:
         "calls_per_s": each.calls_per_s,
         "bytes_per_s": dict(each.nbytes_per_s),
         "waiting": each.waiting,
+        "findings": [finding.text for finding in findings],
         **({"stack": stacks[each.rank.pid]} if stacks else {}),
     }

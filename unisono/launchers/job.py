@@ -159,10 +159,13 @@ class LocalJob:
         self._requests.append(lambda: self._pass_on(number))
 
     def look(self) -> list[str]:
-        """Return sentences that say what each rank does now, and which ranks are not in the job."""
+        """Return sentences that say what each rank does now, which ranks are not in the job, and who is the culprit."""
+        from unisono.postmortem.culprits import live_findings
         from unisono.transports.recorder.activity import where
+        from unisono.transports.recorder.live_ranks import live_ranks
 
-        return where(self._job, range(len(self._commands)))
+        culprits = [finding.text for finding in live_findings(live_ranks(self._job))]
+        return [*where(self._job, range(len(self._commands))), *culprits]
 
     def report(self, tell: Callable[[str], None]) -> None:
         """Request that `tell` is called with each sentence of `look`."""

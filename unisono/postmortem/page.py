@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from unisono.postmortem.analysis import Report, Row, current, place
+from unisono.postmortem.analysis import Report
+from unisono.postmortem.culprits import Row, current, place
 from unisono.postmortem.timeline import Bar, timeline
 
 _WIDTH = 1000

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import UsageError
-from unisono.postmortem.analysis import WORLD, members
+from unisono.postmortem.culprits import WORLD, members
 from unisono.postmortem.loading import JobDumps
 from unisono.transports.host.whole_file import whole_file
 from unisono.transports.recorder.dumps import Dump

@@ -18,7 +18,7 @@ std::string departure_text(const RankReport& report) {
   return report.text.empty() ? " has left" : " has left (" + report.text + ")";
 }
 
-constexpr const char* silence = " does not answer (is it stopped?)";
+constexpr const char* silence = " does not answer (is it stopped, or the link to it slow?)";
 
 }  // namespace
 
@@ -94,6 +94,14 @@ Outlook Diagnosis::outlook_of_call() const {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
     if (ranks[rank].state != CallState::departed && ranks[rank].is_silent()) add(rank, silence);
   if (why.empty()) why = "all ranks have called it, and it did not end";
+  std::vector<std::int32_t> callers;
+  std::size_t elsewhere = 0;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (has_called(ranks[rank])) callers.push_back(static_cast<std::int32_t>(rank));
+    if (ranks[rank].is_in_another_call()) ++elsewhere;
+  }
+  // Most ranks are in another call, so the few that wait here are likely to be the wrong ones.
+  if (!callers.empty() && callers.size() < elsewhere) why.insert(0, "only " + ranks_text(callers) + " called it; ");
   const auto caller = std::find_if(ranks.begin(), ranks.end(), has_called);
   const std::string call = caller == ranks.end() ? "" : " " + caller->text;
   outlook.text = " in call #" + std::to_string(sequence) + call + ": " + why;
@@ -101,7 +109,7 @@ Outlook Diagnosis::outlook_of_call() const {
 }
 
 // Follows the ranks that wait for each other, beginning with `waits_for`: "rank 2 is in recv(source=1, tag=0) at
-// ring.py:9; rank 1 does not answer (is it stopped?)".
+// ring.py:9; rank 1 does not answer (is it stopped, or the link to it slow?)".
 Outlook Diagnosis::outlook_of_message(std::int32_t rank, std::int32_t waits_for) const {
   Outlook outlook{waits_for, ""};
   std::set<std::int32_t> seen{rank};

@@ -23,6 +23,8 @@ struct RankReport {
   //! Whether the rank counts as one that does not answer: it has never answered, or it owes answers to more than three
   //! questions. Fewer missing answers only mean that the rank is slow.
   bool is_silent() const { return state == CallState::unknown || unanswered > 3; }
+  //! Whether the rank has not made the call because it is in another one, as `Control::answer_query` says.
+  bool is_in_another_call() const { return state == CallState::not_called && text.starts_with("it is in "); }
 };
 
 //! The reason why the call of one rank does not end, for the error of that rank.
