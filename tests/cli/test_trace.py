@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.commands import unisono
+from support.hosts import PrefixedJob, needs_namespaces
 
 import unisono as un
+from unisono.bench.namespaces import SUBNET, inside, network
+from unisono.postmortem.loading import load
+from unisono.postmortem.timeline import timeline
 from unisono.transports.recorder import traces
+from unisono.transports.recorder.clocks import facts_of
 from unisono.transports.recorder.memory import RecordedCall, Snapshot
 
 X = np.ones(8, np.float32)
@@ -75,6 +81,49 @@ def test_overlapping_calls_get_tracks_of_their_own_and_show_their_parts(tmp_path
     parts = [event["name"] for event in trace["traceEvents"] if event["ph"] == "X" and "args" not in event]
     assert parts == ["queued", "before the first message"] * 4
     assert trace["otherData"]["calls_lost"] == 6
+
+
+# --- clocks -----------------------------------------------------------------------------------------------------------
+
+AHEAD_S = 5000
+
+
+def call_together(world: un.Communicator, say: Callable[[str], None], folder: str) -> None:
+    world.barrier()
+    world.trace(f"{folder}/{world.rank}.trace.json")
+    world.dump(folder)
+    world.barrier()
+    say("done")
+
+
+@needs_namespaces
+def test_ranks_on_hosts_with_other_clocks_are_aligned(tmp_path: Path) -> None:
+    with network(2) as hosts:
+        prefixes = [inside(hosts[0]), [*inside(hosts[1]), *f"unshare -T --fork --monotonic {AHEAD_S}".split()]]
+        options = {"bind_address": SUBNET}
+        with PrefixedJob(call_together, prefixes, tmp_path, str(tmp_path), **options) as job:
+            assert job.hear_all() == ["done"] * 2
+    merged = unisono("trace", "merge", ".", folder=tmp_path)
+    assert "the clocks of the hosts are aligned to" in merged.stdout
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    offset_ns, uncertainty_ns = trace["otherData"]["clocks"]["1"].values()
+    assert abs(offset_ns + AHEAD_S * 10**9) < uncertainty_ns
+    bars = [calls_of(trace["traceEvents"], rank)[0] for rank in range(2)]
+    assert max(bar["ts"] for bar in bars) < min(bar["ts"] + bar["dur"] for bar in bars) + uncertainty_ns / 1e3
+    first, second = timeline(load([tmp_path]))[:2]
+    assert max(first.begin_s, second.begin_s) < min(first.end_s, second.end_s) + uncertainty_ns / 1e9
+
+
+def test_merging_puts_times_on_the_clock_of_rank_0_where_offsets_are_known(tmp_path: Path) -> None:
+    for rank, measured in ((0, (0, 0)), (1, (-7_000_000, 20_000)), (2, None)):
+        about = {"job": "aa" * 16, "epoch": 0, **facts_of(measured)}
+        snapshot = Snapshot(rank, 3, 5, about, {}, (), 1, (call(0, 8_000_000 if rank == 1 else 1_000_000, 9_000_000),))
+        traces.write(snapshot, tmp_path / traces.file_name("aaaaaaaa-0", rank, 3))
+    merged = unisono("trace", "merge", str(tmp_path), folder=tmp_path)
+    assert "rank 2 could not compare clocks with rank 0" in merged.stdout
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    first, second, _ = (calls_of(events, rank)[0]["ts"] for rank in range(3))
+    assert abs(first - second) < 1
 
 
 def test_the_program_can_ask_for_a_trace(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -151,6 +152,45 @@ void a_rank_that_alone_has_made_a_call_is_named_if_the_others_are_in_another_one
       "rank 0 has not called it (it is in scan() at other.py:3); rank 2 has not called it (it is in scan() at "
       "other.py:3)";
   CHECK(diagnosis.outlook(1, -1).text == " in call #4 barrier() at train.py:12: only rank 1 called it; " + others);
+}
+
+void the_clock_of_rank_0_is_measured() {
+  Ranks ranks(3, Transport::shm);
+  const auto own = ranks.control(0).measure_clock(std::chrono::seconds(0));
+  CHECK(own && own->offset_ns == 0 && own->uncertainty_ns == 0);
+  for (const std::int32_t rank : {1, 2}) {
+    const auto clock = ranks.control(rank).measure_clock(std::chrono::seconds(100));
+    CHECK(clock && clock->uncertainty_ns > 0 && std::abs(clock->offset_ns) <= clock->uncertainty_ns + 1);
+  }
+  ranks.control(0).leave("");
+  CHECK(ranks.control(1).measure_clock(std::chrono::milliseconds(1)));  // the last result
+}
+
+// A rank that answers with the times of another clock, or with the time of another question.
+void a_clock_that_is_ahead_is_measured_and_other_answers_are_ignored() {
+  SocketPair link = unix_pair();
+  Control control(1, 2);
+  control.add_link(0, std::move(link.a), Descriptor());
+  const std::int64_t ahead_ns = std::int64_t{5} << 40;
+  std::thread other([&] {
+    std::string bytes;
+    char buffer[4096];
+    for (ssize_t got; (got = ::recv(link.b.get(), buffer, sizeof buffer, 0)) > 0;) {
+      bytes.append(buffer, static_cast<std::size_t>(got));
+      for (Frame frame; decode(bytes, frame) && frame.type == FrameType::clock;) {
+        Frame wrong = frame;
+        wrong.type = frame.type = FrameType::time;
+        wrong.number -= 1;
+        frame.sequence = frame.number + ahead_ns;
+        const std::string answers = encode(wrong) + encode(frame);
+        if (::send(link.b.get(), answers.data(), answers.size(), MSG_NOSIGNAL) < 0) return;
+      }
+    }
+  });
+  const auto clock = control.measure_clock(std::chrono::seconds(100));
+  control.leave("");
+  other.join();
+  CHECK(clock && std::abs(clock->offset_ns - ahead_ns) <= clock->uncertainty_ns + 1);
 }
 
 // Rank 0 is stopped. So rank 1 judges, and names rank 0.
@@ -356,6 +396,9 @@ int main() {
       {"a judge asks only ranks of the communicator", a_judge_asks_only_ranks_of_the_communicator},
       {"a rank that alone has made a call is named if the others are in another one",
        a_rank_that_alone_has_made_a_call_is_named_if_the_others_are_in_another_one},
+      {"the clock of rank 0 is measured", the_clock_of_rank_0_is_measured},
+      {"a clock that is ahead is measured and other answers are ignored",
+       a_clock_that_is_ahead_is_measured_and_other_answers_are_ignored},
       {"a silent hub is named by its stand-in", a_silent_hub_is_named_by_its_stand_in},
       {"ranks that wait for each other's messages are shown", ranks_that_wait_for_each_others_messages_are_shown},
       {"calls of ranks that run ahead are remembered", calls_of_ranks_that_run_ahead_are_remembered},

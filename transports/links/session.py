@@ -177,6 +177,8 @@ class Session:
         else:
             self._dialled_judges.add(0)
             self._add_control_link(0, self._dial(0, Purpose.CONTROL, 0, 0, timeout_s))
+        if not self._is_local(0):
+            self.recorder.compare_clocks()
         if self.identity.size > _JUDGES:
             departures = closed_in_child(FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+"))
             self._departures = departures

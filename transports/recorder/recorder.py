@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from io import FileIO
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from unisono import log
 from unisono.forks import closed_in_child
 from unisono.transports import _core
+from unisono.transports.recorder.clocks import LIMIT_S, facts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +83,7 @@ class Recorder:
         self._name = name
         self._error_name = error_name
         self._writing = threading.Lock()
+        self._has_other_clock = False
         self._dump_of_failure: str | None = None  # its path, once it has been written; "" if that failed
         self._events = _event()
         self._signals = _event()
@@ -108,6 +111,14 @@ class Recorder:
         if self._traces:
             self._trace_or_warn()
 
+    def compare_clocks(self) -> None:
+        """Begin to measure how far the clock of rank 0, which is on another host, is ahead of this rank's.
+
+        Files of a rank that has not called this say that the clocks are the same.
+        """
+        self._has_other_clock = True
+        self._control.measure_clock(0.0)
+
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write a description of the rank into the recorder's memory: `facts`, its program and its versions."""
         arguments = [argument[:_MOST_ARGUMENT_LENGTH] for argument in sys.argv[:_MOST_ARGUMENTS]]
@@ -119,6 +130,11 @@ class Recorder:
         from unisono.transports.recorder.memory import parse
 
         return parse(self._control.recorded())
+
+    def _snapshot_for_file(self) -> Snapshot:
+        offset = self._control.measure_clock(LIMIT_S) if self._has_other_clock else (0, 0)
+        snapshot = self.snapshot()
+        return replace(snapshot, about={**snapshot.about, **facts_of(offset)})
 
     def last_calls(self) -> tuple[str, ...]:
         """Return the last calls of this rank that ended, as errors show them, the newest first.
@@ -146,19 +162,19 @@ class Recorder:
         """Write a dump and return its path; raises `OSError` if that fails."""
         from unisono.transports.recorder.dumps import Dump, write
 
-        dump = Dump(self.snapshot(), reason, time.monotonic_ns(), time.time(), error, _stacks())
+        dump = Dump(self._snapshot_for_file(), reason, time.monotonic_ns(), time.time(), error, _stacks())
         return write(dump, directory, self._name)
 
     def trace(self, path: str | os.PathLike[str]) -> Path:
         """Write a trace of the recorded calls to a file and return its path; raises `OSError` if that fails."""
         from unisono.transports.recorder import traces
 
-        return traces.write(self.snapshot(), path)
+        return traces.write(self._snapshot_for_file(), path)
 
     def _trace_or_warn(self) -> None:
         from unisono.transports.recorder import traces
 
-        snapshot = self.snapshot()
+        snapshot = self._snapshot_for_file()
         name = traces.file_name(self._name, snapshot.rank, snapshot.size)
         try:
             traces.write(snapshot, os.path.join(self._traces, name))

@@ -1,9 +1,8 @@
 """Traces: the recorded calls of a rank in the format of Chrome's tracing, which Perfetto (ui.perfetto.dev) shows.
 
 The format is the "Trace Event Format" of Chromium. A rank is a process in it. Each communicator has a track for its
-collectives and one for its messages, and more where calls overlap. Times are microseconds since 1970. The ranks of a
-host share the clock that times their calls. Ranks on different hosts are aligned as well as the hosts agree on the time
-of day.
+collectives and one for its messages, and more where calls overlap. Times are microseconds since 1970 by the host's
+time of day. A merged trace has all times on one clock.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from unisono.transports.host.whole_file import whole_file
+from unisono.transports.recorder.clocks import aligned, clock_of
 from unisono.transports.recorder.dumps import file_name as name_of_dump
 from unisono.transports.recorder.memory import RecordedCall, Snapshot
 
@@ -34,7 +34,8 @@ def write(snapshot: Snapshot, path: str | os.PathLike[str]) -> Path:
     Raises:
         OSError: the file cannot be written. No part of it stays.
     """
-    return write_events(list(_events(snapshot)), {"format": FORMAT, **_facts(snapshot)}, path)
+    zero_ns = time.time_ns() - time.monotonic_ns()
+    return write_events(list(_events(snapshot, zero_ns)), {"format": FORMAT, **_facts(snapshot, zero_ns)}, path)
 
 
 def write_events(events: list[dict[str, Any]], facts: dict[str, Any], path: str | os.PathLike[str]) -> Path:
@@ -46,14 +47,25 @@ def write_events(events: list[dict[str, Any]], facts: dict[str, Any], path: str 
     return target
 
 
-def _facts(snapshot: Snapshot) -> dict[str, Any]:
+def merged(traces: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of the traces of several ranks, with all times on one clock (clocks.py)."""
+    facts = {index: trace["otherData"] for index, trace in enumerate(traces)}
+    zeros = aligned({index: clock_of(each, each["zero_ns"]) for index, each in facts.items()})
+    return [
+        {**event, "ts": event["ts"] + (zeros[index] - facts[index]["zero_ns"]) / 1e3} if "ts" in event else event
+        for index, trace in enumerate(traces)
+        for event in trace["traceEvents"]
+    ]
+
+
+def _facts(snapshot: Snapshot, zero_ns: int) -> dict[str, Any]:
     lost = snapshot.made - len(snapshot.calls)
-    return {"rank": snapshot.rank, "size": snapshot.size, **snapshot.about, "calls_lost": lost}
+    rest = {"calls_lost": lost, "zero_ns": zero_ns}
+    return {"rank": snapshot.rank, "size": snapshot.size, **snapshot.about, **rest}
 
 
-def _events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+def _events(snapshot: Snapshot, zero_ns: int) -> Iterator[dict[str, Any]]:
     """Yield the events of the rank: the names of its tracks, its calls, and the parts of calls that wait."""
-    since_1970_ns = time.time_ns() - time.monotonic_ns()
     now_ns = time.monotonic_ns()
     rank, host = snapshot.rank, snapshot.about.get("host", "")
     yield _name("process_name", rank, 0, f"rank {rank} on {host}")
@@ -76,7 +88,7 @@ def _events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
                 "cat": "message" if call.is_message else "collective",
                 "pid": rank,
                 "tid": track,
-                "ts": (begin_ns + since_1970_ns) / 1e3,
+                "ts": (begin_ns + zero_ns) / 1e3,
                 "dur": max(until_ns - begin_ns, 0) / 1e3,
                 **({} if index else {"args": _arguments(call)}),
             }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from unisono.errors import UsageError
+from unisono.postmortem.culprits import ranks_text
 from unisono.transports.recorder import traces
+from unisono.transports.recorder.clocks import facts_of, measured
 from unisono.transports.recorder.memory import job_name
 
 _DEFAULT = "trace.json"
@@ -29,7 +32,7 @@ def command() -> None:
 def merge(directory: Path, output: Path | None, job: str) -> None:
     """Merge the traces of all ranks in DIRECTORY into one file. Open it at https://ui.perfetto.dev.
 
-    All ranks are on one clock: see the documentation of traces.
+    All ranks are on one clock, by offsets that they have measured: see the documentation of traces.
     """
     by_job: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(directory.glob("*.trace.json")):
@@ -42,8 +45,11 @@ def merge(directory: Path, output: Path | None, job: str) -> None:
     if len(jobs) > 1:
         raise UsageError(f"there are traces of the jobs {', '.join(jobs)} in {str(directory)!r}: pick one by --job")
     parts = by_job[jobs[0]]
-    events = [event for part in parts for event in part["traceEvents"]]
-    facts = {"format": traces.FORMAT, "job": jobs[0], "ranks": sorted(part["otherData"]["rank"] for part in parts)}
+    events = traces.merged(parts)
+    of_ranks = {part["otherData"]["rank"]: part["otherData"] for part in parts}
+    facts: dict[str, Any] = {"format": traces.FORMAT, "job": jobs[0], "ranks": sorted(of_ranks)}
+    clocks = {rank: measured(about) for rank, about in of_ranks.items()}
+    facts["clocks"] = {rank: facts_of(clock) for rank, clock in clocks.items()}
     target = output or directory / _DEFAULT
     try:
         traces.write_events(events, facts, target)
@@ -51,14 +57,27 @@ def merge(directory: Path, output: Path | None, job: str) -> None:
         raise UsageError(f"{str(target)!r} cannot be written: {error.strerror}") from None
     lost = sum(part["otherData"].get("calls_lost", 0) for part in parts)
     click.echo(f"{target}: {len(parts)} ranks, {len(events)} events; open it at https://ui.perfetto.dev")
+    click.echo(_said_of(clocks))
     if lost:
         click.echo(f"{lost} earlier calls are not in it: UNISONO_RECORDED_CALLS sets how many are kept")
+
+
+def _said_of(clocks: Mapping[int, tuple[int, int] | None]) -> str:
+    """Return a sentence on how well the clocks of the ranks are aligned."""
+    unknown = [rank for rank, clock in clocks.items() if clock is None]
+    if unknown:
+        return f"{ranks_text(unknown)} could not compare clocks with rank 0, and keep the time of day of their hosts"
+    worst_ns = max(uncertainty for clock in clocks.values() if clock for uncertainty in clock[1:])
+    if not worst_ns:
+        return "all ranks have the same clock"
+    return f"the clocks of the hosts are aligned to {worst_ns / 1e3:.0f} µs"
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         trace = json.loads(path.read_text(encoding="utf-8"))
-        if trace["otherData"]["format"] == traces.FORMAT and isinstance(trace["traceEvents"], list):
+        about = trace["otherData"]
+        if about["format"] == traces.FORMAT and about["zero_ns"] and isinstance(trace["traceEvents"], list):
             return dict(trace)
     except (ValueError, KeyError, TypeError):
         pass

@@ -1,8 +1,4 @@
-"""The calls of all ranks on one clock.
-
-Ranks on one host share CLOCK_MONOTONIC. Between hosts, the time of day at which each dump was written tells how far the
-clocks are apart, as exactly as the hosts agree on the time of day.
-"""
+"""The calls of all ranks on one clock (transports/recorder/clocks.py)."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ from collections.abc import Sequence
 
 from unisono.postmortem.loading import JobDumps
 from unisono.records import record
+from unisono.transports.recorder.clocks import aligned, clock_of
 from unisono.transports.recorder.dumps import Dump
 from unisono.transports.recorder.memory import RecordedCall
 
@@ -32,18 +29,20 @@ class Bar:
 
 def timeline(dumps: JobDumps, last: int = 200) -> Sequence[Bar]:
     """Return the last calls of each rank, at most `last` of each, in the order of ranks."""
-    bars = [bar for rank, dump in dumps.by_rank.items() for bar in _bars(rank, dump, last)]
-    end_s = max((dump.written_s for dump in dumps.by_rank.values()), default=0.0)
+    clocks = {rank: clock_of(dump.snapshot.about, _zero_ns(dump)) for rank, dump in dumps.by_rank.items()}
+    zeros = aligned(clocks)
+    bars = [bar for rank, dump in dumps.by_rank.items() for bar in _bars(rank, dump, last, zeros[rank])]
+    end_s = max(((zeros[rank] + dump.written_ns) / 1e9 for rank, dump in dumps.by_rank.items()), default=0.0)
     return [Bar(bar.rank, bar.begin_s - end_s, bar.end_s - end_s, bar.call) for bar in bars]
 
 
-def _bars(rank: int, dump: Dump, last: int) -> list[Bar]:
+def _zero_ns(dump: Dump) -> int:
+    return int(dump.written_s * 1e9) - dump.written_ns
+
+
+def _bars(rank: int, dump: Dump, last: int, zero_ns: int) -> list[Bar]:
     """Return bars in seconds since 1970."""
-
-    def seconds(ns: int) -> float:
-        return dump.written_s + (ns - dump.written_ns) / 1e9
-
     return [
-        Bar(rank, seconds(call.called_ns), seconds(call.ended_ns) if call.ended_ns else dump.written_s, call)
+        Bar(rank, (zero_ns + call.called_ns) / 1e9, (zero_ns + (call.ended_ns or dump.written_ns)) / 1e9, call)
         for call in dump.snapshot.calls[-last:]
     ]

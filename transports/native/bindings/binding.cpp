@@ -184,6 +184,17 @@ nb::bytes recorded(Control& control) {
   return nb::bytes(memory.data(), memory.nbytes());
 }
 
+// (offset, uncertainty) of rank 0's clock in nanoseconds, or None.
+nb::object measure_clock(Control& control, double limit_s) {
+  std::optional<ClockOffset> clock;
+  {
+    const nb::gil_scoped_release released;
+    clock = control.measure_clock(std::chrono::milliseconds(static_cast<std::int64_t>(limit_s * 1e3)));
+  }
+  if (!clock) return nb::none();
+  return nb::make_tuple(clock->offset_ns, clock->uncertainty_ns);
+}
+
 // The last calls that have ended, as errors show them, the newest first.
 std::vector<std::string> last_calls(Control& control, std::size_t most) {
   std::vector<std::string> texts;
@@ -301,6 +312,7 @@ void bind_control(nb::module_& module) {
           "suspect", [](Control& control, int peer, const std::string& seen) { control.suspect(peer, -1, seen); },
           nb::arg("peer"), nb::arg("seen"))
       .def("judges", &Control::judges)
+      .def("measure_clock", measure_clock, nb::arg("limit_s"))
       .def("add_doorbell", &Control::add_doorbell, nb::arg("doorbell"))
       .def("remove_doorbell", &Control::remove_doorbell, nb::arg("doorbell"))
       .def("departed", &Control::departed, nb::arg("peer"))

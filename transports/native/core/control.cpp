@@ -28,6 +28,8 @@ constexpr std::size_t most_outlooks = 256;
 // Notices that nobody takes, as at exit, are dropped.
 constexpr std::size_t most_notices = 64;
 constexpr auto interrupt_check_period = 20ms;
+// One of these questions meets no other work of the two service threads, so its round trip is short.
+constexpr int clock_questions = 16;
 
 // Whether a connection broke because the other end sent nothing, not even its end.
 bool silent(int error) {
@@ -37,6 +39,8 @@ bool silent(int error) {
 std::string departure_text(std::int32_t rank, const std::string& farewell) {
   return ranks_text({rank}) + " has left" + (farewell.empty() ? " the communicator" : ": " + farewell);
 }
+
+std::int64_t now_ns() { return std::chrono::nanoseconds(Control::Clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 
@@ -277,6 +281,39 @@ void Control::settle(std::uint64_t communicator, const std::vector<std::int32_t>
   settling_.erase(call);
 }
 
+std::optional<ClockOffset> Control::measure_clock(std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  if (rank_ == 0) return ClockOffset{};
+  if (!links_[0].open) return clock_.best;
+  clock_.remaining = clock_questions;
+  ask_clock();
+  changed_.wait_for(lock, limit, [this] { return clock_.remaining == 0 || !links_[0].open; });
+  return clock_.best;
+}
+
+void Control::ask_clock() {
+  Frame question;
+  question.type = FrameType::clock;
+  question.rank = rank_;
+  question.number = clock_.asked_ns = now_ns();
+  send(0, question);
+}
+
+void Control::note_time(const Frame& frame) {
+  if (clock_.remaining == 0 || frame.number != clock_.asked_ns) return;
+  const std::int64_t half_ns = (now_ns() - clock_.asked_ns) / 2;
+  const bool is_first = clock_.remaining == clock_questions;
+  if (is_first || half_ns < clock_.best->uncertainty_ns) {
+    const auto theirs = static_cast<std::uint64_t>(frame.sequence);
+    const auto ours = static_cast<std::uint64_t>(clock_.asked_ns + half_ns);
+    clock_.best = ClockOffset{static_cast<std::int64_t>(theirs - ours), half_ns};
+  }
+  if (--clock_.remaining > 0)
+    ask_clock();
+  else
+    changed_.notify_all();
+}
+
 bool Control::departed(std::int32_t peer) const {
   const std::lock_guard lock(mutex_);
   return departures_.at(static_cast<std::size_t>(peer)).has_value();
@@ -457,6 +494,16 @@ void Control::handle(std::int32_t from, const Frame& frame) {
       break;
     case FrameType::outlook:
       note_outlook(from, frame);
+      break;
+    case FrameType::clock: {
+      Frame answer = frame;
+      answer.type = FrameType::time;
+      answer.sequence = now_ns();
+      send(from, answer);
+      break;
+    }
+    case FrameType::time:
+      if (from == 0) note_time(frame);
       break;
     case FrameType::settled:
       settling_.erase({frame.communicator, frame.sequence});

@@ -47,6 +47,12 @@
 
 namespace unisono {
 
+//! How far the clock of rank 0 is ahead of this rank's, and by how much that may be wrong, in nanoseconds.
+struct ClockOffset {
+  std::int64_t offset_ns = 0;
+  std::int64_t uncertainty_ns = 0;
+};
+
 //! The control links of one rank.
 class Control {
  public:
@@ -112,6 +118,14 @@ class Control {
   void settle(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::chrono::milliseconds limit,
               bool (*interrupted)());
 
+  //! Measures the offset of rank 0's clock, which is CLOCK_MONOTONIC of its host, and waits for the result until
+  //! `limit` has passed. If rank 0 has departed or does not answer, the result is the last one; empty if there is none.
+  //!
+  //! This rank asks rank 0 for the time, again and again. Rank 0 has read its clock between the question and the
+  //! answer, so its time belongs to the middle of the two, give or take a half of the round trip. The shortest round
+  //! trip counts (F. Cristian, Probabilistic clock synchronization, 1989).
+  std::optional<ClockOffset> measure_clock(std::chrono::milliseconds limit);
+
   //! Whether a rank has departed.
   bool departed(std::int32_t peer) const;
   //! Whether this rank knew at `time` that `peer` had departed.
@@ -157,6 +171,12 @@ class Control {
     Clock::time_point time;
   };
 
+  struct ClockQuestions {
+    int remaining = 0;
+    std::int64_t asked_ns = 0;  // when the latest one was sent
+    std::optional<ClockOffset> best;
+  };
+
   // All functions below are called with the mutex held.
   void serve(std::unique_lock<std::mutex>& lock);
   void poll_links(std::unique_lock<std::mutex>& lock);
@@ -178,6 +198,8 @@ class Control {
   void set_failure(Failure failure, std::int32_t informant);
   void note_departure(std::int32_t peer, std::int32_t informant, const std::string& farewell);
   void note_outlook(std::int32_t from, const Frame& frame);
+  void ask_clock();
+  void note_time(const Frame& frame);
   void resolve_suspicions(Clock::time_point now);
   std::optional<Failure> failure_of(const Suspicion& suspicion, Clock::time_point now) const;
   std::int32_t first_departure_with_reason() const;
@@ -193,7 +215,7 @@ class Control {
   const Clock::duration slow_after_;
   std::vector<std::pair<std::string, bool>> notices_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // a failure, or a communicator that has settled
+  std::condition_variable changed_;  // a failure, a communicator that has settled, or a clock that has been measured
   std::vector<Link> links_;          // by peer
   std::vector<std::optional<Clock::time_point>> departures_;
   std::vector<std::string> farewells_;
@@ -202,6 +224,7 @@ class Control {
   std::vector<Suspicion> suspicions_;
   std::map<LateCall, JudgedOutlook> outlooks_;
   std::set<std::pair<std::uint64_t, std::int64_t>> settling_;  // communicator and sequence
+  ClockQuestions clock_;
   Failure failure_;
   std::atomic<bool> failed_{false};
   std::atomic<std::uint64_t> frames_sent_{0};

@@ -22,6 +22,8 @@ enum class FrameType : std::uint8_t {
   outlook = 8,   // from a judge: why your late call does not end
   closing = 9,   // to a judge: I close this communicator, and this was my last call on it
   settled = 10,  // from a judge: every other rank has made that call too, or has departed
+  clock = 11,    // to rank 0: what does your clock say? `number` is the time by mine, in nanoseconds
+  time = 12,     // from rank 0, with the same `number`: the time by its clock is `sequence`
 };
 
 //! What a rank knows of a call. `forgotten`: it made the call so long ago that its history has dropped it. `outside`:
