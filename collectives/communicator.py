@@ -385,12 +385,24 @@ class Communicator(Groups, Objects, Messages, MpiNames):
                 self._executor.settle()
 
     def _close(self) -> None:
+        if self._options.stats:
+            self._report_statistics(self._options.stats)
         self._refuse("this communicator is closed: call unisono.init() for a new one")
         self._works.close()
         if self._reducer_if_any is not None:
             self._reducer_if_any.close()
         self._devices.close()
         self._on_close()
+
+    def _report_statistics(self, directory: str) -> None:
+        """Add the counters of this communicator alone to the file of this rank."""
+        from unisono.collectives.calls.statistics import append_to
+
+        rank = self.world_ranks[self.rank]
+        by_custom_ops = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
+        by_peer = [(self.world_ranks[peer], each) for peer, each in self._executor.traffic().items()]
+        by_peer += [(self.world_ranks[peer], each) for peer, each in by_custom_ops.items()]
+        append_to(directory, rank, by_peer, self._executor.usage())
 
     def _host_calls(self) -> Communicator:
         self._devices_comm = self.dup()

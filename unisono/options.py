@@ -157,6 +157,8 @@ class Options:
         trace: a directory. Each rank writes a trace of its last 100,000 calls there when it leaves; "" for none.
         metrics: a directory. Each rank writes its metrics there as a text file for Prometheus, every 15 seconds; "" for
             none. It needs the package prometheus-client.
+        stats: a directory. Each rank adds the counters of its communicators to a file there when they are closed; ""
+            for none. `unisono run --stats` reads them.
         tcp_checksum: whether payloads over TCP carry checksums (CRC-32C). They detect errors that the checksums of the
             network miss.
 
@@ -181,6 +183,7 @@ class Options:
     dump: str = ""
     trace: str = ""
     metrics: str = ""
+    stats: str = ""
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -272,6 +275,7 @@ FIELDS: dict[str, Field] = {
     "dump": Field(str, _path_or_none),
     "trace": Field(str, _path_or_none),
     "metrics": Field(str, _path_or_none),
+    "stats": Field(str, _path_or_none),
 }
 
 # The variables that a launcher sets for each rank; `collectives.bootstrap.environment` reads them.

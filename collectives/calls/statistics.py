@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
+from unisono import log
 from unisono.transports.contracts.call import Call, Usage
 from unisono.transports.contracts.transport import Traffic
 
+_log = log.get()
 # Each size class reaches up to 4 times as many bytes as the class before.
 _FACTOR = 4
 
@@ -60,6 +64,32 @@ class Statistics(dict[int, Traffic]):
         super().__init__(traffic)
         self.calls = _calls(used)
         self.on_device = on_device
+
+
+def append_to(
+    directory: str, rank: int, traffic: Iterable[tuple[int, Traffic]], used: Iterable[tuple[Call, Usage]]
+) -> None:
+    """Add the counters of a communicator as a line of JSON to ``rank-N.jsonl`` in a directory, or log why it cannot.
+
+    Args:
+        directory: it is made if it is missing.
+        rank: this rank in the job.
+        traffic: counters with a peer in the job; a peer may occur several times.
+        used: the calls of the communicator.
+    """
+    calls = _calls(used)
+    line = {
+        "calls": sum(row.calls for row in calls),
+        "seconds": sum(row.seconds for row in calls),
+        "peers": [[peer, each.sent_nbytes, each.received_nbytes, each.waited_s] for peer, each in traffic],
+    }
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"rank-{rank}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(line)}\n")
+    except OSError as error:
+        _log.warning("no statistics could be written to %s: %s", directory, error.strerror)
 
 
 def _calls(used: Iterable[tuple[Call, Usage]]) -> tuple[CallStatistics, ...]:

@@ -36,6 +36,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "dump": (None, 5, b"dumps"),
     "trace": (None, 5, b"traces"),
     "metrics": (None, 5, b"metrics"),
+    "stats": (None, 5, b"stats"),
 }
 TAKEN: dict[str, tuple[Any, Any]] = {
     "log": ("INFO", "info"),
@@ -55,6 +56,7 @@ TAKEN: dict[str, tuple[Any, Any]] = {
     "dump": (Path("dumps"), "dumps"),
     "trace": (Path("traces"), "traces"),
     "metrics": (Path("metrics"), "metrics"),
+    "stats": (Path("stats"), "stats"),
 }
 # Kubernetes sets these variables in every container of a namespace with services "unisono" and "unisono-store".
 OF_KUBERNETES = {

@@ -7,8 +7,9 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -67,6 +68,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--label/--no-label", default=True, help="Begin each line with the rank that wrote it.")
 @click.option("--log", metavar="LEVEL", help=f"Set {variable('log')}, such as info or debug:links.")
 @click.option("--verbose", is_flag=True, help="Show the tracebacks of all ranks, as soon as they are written.")
+@click.option("--stats", is_flag=True, help="Show at the end what each rank has called, and for whom it has waited.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def command(
@@ -79,6 +81,7 @@ def command(
     label: bool,
     log: str | None,
     verbose: bool,
+    stats: bool,
     program: tuple[str, ...],
 ) -> int:
     """Run PROGRAM with its arguments on several ranks of this machine.
@@ -93,11 +96,16 @@ def command(
     require_open_files(size)
     write = _Writer(size, label=label)
     output = MergedOutput(write, hold=not everything)
-    job = LocalJob([Command(argv)] * size, output, bind=None if bind == "none" else bind, environ=environ)
-    write.keep_waiting = job.attend
-    with _signals_forwarded(job) as received:
-        exits = job.run(timeout_s)
-    tracebacks = output.finish()
+    with tempfile.TemporaryDirectory(prefix="unisono-run-") if stats else nullcontext("") as folder:
+        if stats:
+            environ[variable("stats")] = folder
+        job = LocalJob([Command(argv)] * size, output, bind=None if bind == "none" else bind, environ=environ)
+        write.keep_waiting = job.attend
+        with _signals_forwarded(job) as received:
+            exits = job.run(timeout_s)
+        tracebacks = output.finish()
+        if stats:
+            _show_statistics(Path(folder), exits)
     for line in job.whereabouts:
         tell(line)
     if received:
@@ -106,6 +114,17 @@ def command(
         return _tell_timeout(timeout_s, job.late)
     status = _tell_exits(exits, tracebacks, None if everything else write)
     return status or _tell_losses(write.errors)
+
+
+def _show_statistics(folder: Path, exits: Sequence[Exit]) -> None:
+    from unisono.cli import job_statistics
+    from unisono.cli.terminal import console
+
+    ranks = job_statistics.read(folder, len(exits))
+    console(stderr=True).print(job_statistics.summary(ranks))
+    sentence = job_statistics.straggler(ranks)
+    if sentence and not any(ended.code for ended in exits):  # the others wait for a failed rank, too
+        tell(sentence)
 
 
 def _program(words: Sequence[str], *, module: bool, executable: bool) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from rich.table import Table
 _WIDTH_OF_PIPE = 1000  # wide enough for any table
 
 
-def console() -> Console:
-    """Return the console for results. If the output is not a terminal, no line is folded."""
-    return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_PIPE)
+def console(*, stderr: bool = False) -> Console:
+    """Return the console for results on stdout, or on stderr. If that is not a terminal, no line is folded."""
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, width=None if is_terminal else _WIDTH_OF_PIPE)
 
 
 def errors_console() -> Console:
