@@ -51,6 +51,7 @@ from unisono.frameworks.gradients.settings import Settings, check_arguments
 from unisono.frameworks.gradients.step_memory import StepMemory, StepMemoryPool
 from unisono.frameworks.gradients.steps_in_flight import StepsInFlight
 from unisono.frameworks.gradients.timeline import Report, Timeline, now, report_of
+from unisono.transports.recorder.traces import add_source
 
 
 @unconverted
@@ -155,6 +156,8 @@ class GradientReducer:
         self._comms = BucketComms(world, resolved, op, compression, timeout_s)
         self._lock = threading.RLock()  # of the state below, because several threads may pass gradients
         self._timeline = Timeline()
+        self._tracks = traces.Tracks(self._timeline)
+        add_source(self._tracks)
         self._replanner = Replanner(self._control, self._settings, self._comms, self._timeline)
         self._steps = StepsInFlight(self._control, timeout_s)
         self._step = 0
@@ -335,8 +338,11 @@ class GradientReducer:
         return report_of(self._timeline.ended(), self._comms.nbytes_sent() / max(1, self._step))
 
     def trace(self, path: str | Path) -> None:
-        """Write the last steps of this rank, with buckets and waits, to a file for chrome://tracing or Perfetto."""
-        traced = list(traces.events(self._timeline.ended(), self._control.rank))
+        """Write the last steps of this rank, with buckets and waits, to a file for chrome://tracing or Perfetto.
+
+        The traces of the rank's calls (`Communicator.trace` and the option `trace`) have them too, while this exists.
+        """
+        traced = [{**event, "pid": self._control.rank} for event in self._tracks.trace_events()]
         Path(path).write_text(json.dumps({"traceEvents": traced, "displayTimeUnit": "ms"}))
 
     def draw(self, path: str | Path) -> None:

@@ -90,7 +90,7 @@ class Timeline:
 
     def ended(self) -> list[Step]:
         """Return the training steps whose buckets have all been reduced."""
-        return [step for step in self.steps if step.spans and all(span.end_s for span in step.spans)]
+        return [step for step in list(self.steps) if step.spans and all(span.end_s for span in step.spans)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,35 +7,44 @@ from pathlib import Path
 from typing import Any
 
 from unisono import UsageError
-from unisono.frameworks.gradients.timeline import Span, Step
+from unisono.frameworks.gradients.timeline import Span, Step, Timeline
 
 _PROGRAM, _WAITING, _BUCKETS = 0, 1, 2  # the first rows of a trace; each bucket has a row
 _MOST_DRAWN = 3
 
 
-def events(steps: Sequence[Step], rank: int) -> Iterator[dict[str, Any]]:
-    """Yield the events of steps in the trace format of Chrome. Times are microseconds of the host's monotonic clock."""
+class Tracks:
+    """The tracks of a timeline in the traces of the rank: the gradients, the waits of the program, and each bucket."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+
+    def trace_events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events of the last steps in Chrome's format, as transports/recorder/traces.py wants them."""
+        return _events(self._timeline.ended())
+
+
+def _events(steps: Sequence[Step]) -> Iterator[dict[str, Any]]:
     rows = [(_PROGRAM, "gradients become ready"), (_WAITING, "the program waits")]
     rows += [
         (_BUCKETS + index, f"bucket {index}") for index in range(max((len(step.spans) for step in steps), default=0))
     ]
-    yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
     for row, name in rows:
-        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": row, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_name", "tid": row, "args": {"name": name}}
     for step in steps:
-        yield _event(f"step {step.number}", rank, _PROGRAM, step.begin_s, step.ready_s, {})
+        yield _event(f"step {step.number}", _PROGRAM, step.begin_s, step.ready_s, {})
         for begin_s, end_s in step.waits:
-            yield _event("exposed", rank, _WAITING, begin_s, end_s, {"step": step.number})
+            yield _event("exposed", _WAITING, begin_s, end_s, {"step": step.number})
         for index, span in enumerate(step.spans):
             facts = {"bytes": span.bucket.nbytes, "algorithm": span.algorithm, "gradients": list(span.bucket.names)}
             ready_s = span.ready_s or span.start_s  # 0 for a bucket that lacked a gradient
-            yield _event("queued", rank, _BUCKETS + index, ready_s, span.start_s, {"step": step.number})
-            yield _event("reduce", rank, _BUCKETS + index, span.start_s, span.end_s, {"step": step.number, **facts})
+            yield _event("queued", _BUCKETS + index, ready_s, span.start_s, {"step": step.number})
+            yield _event("reduce", _BUCKETS + index, span.start_s, span.end_s, {"step": step.number, **facts})
 
 
-def _event(name: str, rank: int, row: int, begin_s: float, end_s: float, facts: dict[str, Any]) -> dict[str, Any]:
+def _event(name: str, row: int, begin_s: float, end_s: float, facts: dict[str, Any]) -> dict[str, Any]:
     times = {"ts": 1e6 * begin_s, "dur": 1e6 * max(0.0, end_s - begin_s)}
-    return {"ph": "X", "name": name, "cat": "gradients", "pid": rank, "tid": row, **times, "args": facts}
+    return {"ph": "X", "name": name, "cat": "gradients", "tid": row, **times, "args": facts}
 
 
 def draw(steps: Sequence[Step], path: str | Path) -> None:

@@ -757,12 +757,14 @@ def recorded(world: Any, folder: str) -> Any:
         reducer.trace(path)
         if world.rank == 0:
             reducer.draw(Path(folder, "steps.png"))
-        return json.loads(path.read_text())["traceEvents"], reducer.report()
+        events = json.loads(path.read_text())["traceEvents"]
+        with_calls = json.loads(world.trace(path).read_text())["traceEvents"]
+        return events, reducer.report(), with_calls
 
 
 def test_timeline_records_when_each_bucket_was_reduced(two: Pool, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    for rank, (events, report) in enumerate(run(two, recorded, str(tmp_path))):
+    for rank, (events, report, with_calls) in enumerate(run(two, recorded, str(tmp_path))):
         reduced = [event for event in events if event["name"] == "reduce"]
         assert len(reduced) == 4 * 3
         assert {event["args"]["bytes"] for event in reduced} == {448}
@@ -773,6 +775,12 @@ def test_timeline_records_when_each_bucket_was_reduced(two: Pool, tmp_path: Path
         assert report.nbytes == sum(row.nbytes for row in report.buckets) == 3 * 448
         assert all(row.start_s <= row.end_s for row in report.buckets)
         assert "3 buckets" in str(report)
+        bars = [event for event in with_calls if event["ph"] == "X"]
+        calls = [bar for bar in bars if bar["cat"] == "collective" and bar["name"].startswith("allreduce")]
+        last = [bar for bar in bars if bar["name"] == "reduce" and bar["args"]["step"] == 3][-1]
+        assert any(last["ts"] <= call["ts"] <= last["ts"] + last["dur"] for call in calls)
+        assert last["pid"] == rank
+        assert last["tid"] not in {call["tid"] for call in calls}
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -58,6 +58,9 @@ EXCEPTIONS = {
             "only gradients travel in these forms; whoever only calls collectives has no use for them",
         ),
     },
+    "frameworks/gradients/reducer.py": {
+        "unisono.transports.recorder.traces.add_source": "a trace of the calls of a rank shows its training steps too",
+    },
     "transports/message/plugin_loading.py": {
         "unisono.entry_points.entry_points": "installed packages may have transports; they come in here",
     },

@@ -11,9 +11,10 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 from unisono.transports.host.whole_file import whole_file
 from unisono.transports.recorder.clocks import aligned, clock_of
@@ -21,6 +22,26 @@ from unisono.transports.recorder.dumps import file_name as name_of_dump
 from unisono.transports.recorder.memory import RecordedCall, Snapshot
 
 FORMAT = "unisono-trace"
+# The tracks of a source begin at a multiple of this number, above those of calls.
+_TRACKS_OF_SOURCE = 1_000_000
+
+
+class Source(Protocol):
+    """Something that has events for the traces of this process, such as the timeline of training steps."""
+
+    def trace_events(self) -> Iterable[dict[str, Any]]:
+        """Return events of Chrome's format. Any thread may call this.
+
+        `ts` is in microseconds of CLOCK_MONOTONIC, `tid` counts the tracks of this source from 0, and `pid` is absent.
+        """
+
+
+_sources: WeakSet[Source] = WeakSet()
+
+
+def add_source(source: Source) -> None:
+    """Add the events of a source to all traces that this process writes while the source exists."""
+    _sources.add(source)
 
 
 def file_name(job: str, rank: int, size: int) -> str:
@@ -35,7 +56,8 @@ def write(snapshot: Snapshot, path: str | os.PathLike[str]) -> Path:
         OSError: the file cannot be written. No part of it stays.
     """
     zero_ns = time.time_ns() - time.monotonic_ns()
-    return write_events(list(_events(snapshot, zero_ns)), {"format": FORMAT, **_facts(snapshot, zero_ns)}, path)
+    events = [*_events(snapshot, zero_ns), *_events_of_sources(snapshot.rank, zero_ns)]
+    return write_events(events, {"format": FORMAT, **_facts(snapshot, zero_ns)}, path)
 
 
 def write_events(events: list[dict[str, Any]], facts: dict[str, Any], path: str | os.PathLike[str]) -> Path:
@@ -92,6 +114,13 @@ def _events(snapshot: Snapshot, zero_ns: int) -> Iterator[dict[str, Any]]:
                 "dur": max(until_ns - begin_ns, 0) / 1e3,
                 **({} if index else {"args": _arguments(call)}),
             }
+
+
+def _events_of_sources(rank: int, zero_ns: int) -> Iterator[dict[str, Any]]:
+    for number, source in enumerate(list(_sources), 1):
+        for event in source.trace_events():
+            times = {"ts": event["ts"] + zero_ns / 1e3} if "ts" in event else {}
+            yield {**event, **times, "pid": rank, "tid": event["tid"] + number * _TRACKS_OF_SOURCE}
 
 
 def _name(kind: str, rank: int, track: int, name: str) -> dict[str, Any]:
