@@ -152,8 +152,8 @@ class Options:
             that takes as long is logged once. An infinite number means never.
         recorded_calls: how many of its last calls each rank records, for dumps and for `unisono top`. With 0 it records
             none, which saves about 60 ns per call.
-        dump: a directory. Each rank writes a dump of its last calls there when the job fails, and when the process gets
-            SIGUSR1. "" for none.
+        dump: a directory. Each rank writes a dump of its last calls there when the job fails or cannot begin, and when
+            the process gets SIGUSR1. "" for none.
         trace: a directory. Each rank writes a trace of its last 100,000 calls there when it leaves; "" for none.
         metrics: a directory. Each rank writes its metrics there as a text file for Prometheus, every 15 seconds; "" for
             none. It needs the package prometheus-client.

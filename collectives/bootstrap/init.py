@@ -31,6 +31,7 @@ from unisono.transports.executors.native import NativeExecutor
 from unisono.transports.host.system_limits import is_refusal, unavailable
 from unisono.transports.links.preference import resolved
 from unisono.transports.links.session import RankIdentity, Session
+from unisono.transports.recorder.recorder import dump_of_start
 from unisono.transports.rendezvous.roster import Member, Roster
 from unisono.transports.rendezvous.tcp_store import StoreServer
 
@@ -182,6 +183,10 @@ def init(
             rendezvous.give_up(f"rank {launch.rank} gave up: {getattr(failure, 'message', None) or repr(failure)}")
             rendezvous.close()
         if isinstance(failure, UnisonoError):
+            if settings.dump and not isinstance(failure, UsageError) and failure.dump is None:
+                job = launch.job or (job_of_key(rendezvous.key) if rendezvous is not None else b"")
+                path = dump_of_start(settings.dump, job.hex() or "unknown", launch.rank, launch.size, failure)
+                failure.dump = path or None
             raise failure.with_traceback(None) from None  # the internals of the rendezvous do not help the caller
         raise
     if launch.rank == 0 and _log.shows("info"):

@@ -134,6 +134,41 @@ def _ask_until_all_wait(launcher: subprocess.Popen[bytes]) -> str:
     raise AssertionError(said)
 
 
+UNMET = """
+import os, sys, time, unisono as un
+rank, fault = int(os.environ["UNISONO_RANK"]), sys.argv[1]
+if rank == 1 and fault == "absent": sys.exit(0)
+if rank == 1: os.environ["UNISONO_STORE"] = f"file://{os.getcwd()}/other"
+def meet():
+    un.init()
+try:
+    meet()
+except un.RendezvousError:
+    while len(os.listdir("dumps")) < (2 if fault == "absent" else 3): time.sleep(0.05)
+    raise
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("absent", "rank 1 wrote no dump"),
+        ("other store", "rank 1 could not meet the others: ranks 0, 2 of 3 did not arrive"),
+    ],
+)
+def test_ranks_that_do_not_meet_write_dumps_and_the_absent_one_is_named(fault: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(UNMET)
+    limits = {"UNISONO_DUMP": str(tmp_path / "dumps"), "UNISONO_RENDEZVOUS_TIMEOUT_S": "2"}
+    failed = unisono("run", "-n", "3", "program.py", fault, folder=tmp_path, **limits)
+    assert "RendezvousError" in failed.stderr
+    report = report_on(tmp_path)
+    assert [(finding.kind, finding.ranks) for finding in report.findings] == [("not met", (1,))]
+    assert says in report.findings[0].text
+    dump = report.dumps.by_rank[0]
+    assert dump.snapshot.calls == ()
+    assert dump.stack["MainThread"][-1].endswith("program.py:7 in meet")
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,26 @@ def last(dump: Dump) -> memory.RecordedCall:
     return dump.snapshot.calls[-1]
 
 
+def test_wrong_arguments_write_no_dump(tmp_path: Path) -> None:
+    with pytest.raises(un.UsageError):
+        un.init(un.Options(dump=str(tmp_path)), store="pigeon://loft", rank=0, size=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_meets_nobody_writes_a_dump_unless_the_disk_refuses(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder, is_written in (("dumps", True), ("file/dumps", False)):
+        options = un.Options(dump=str(tmp_path / folder), rendezvous_timeout_s=0.1)
+        with pytest.raises(un.RendezvousError) as caught:
+            un.init(options, store=f"file://{tmp_path}/store", rank=0, size=2)
+        assert (caught.value.dump is not None) == is_written
+    (path,) = (tmp_path / "dumps").iterdir()
+    dump = dumps.read(path)
+    assert dump.error is not None
+    assert (dump.error["type"], dump.error["text"]) == ("RendezvousError", "rank 1 of 2 did not arrive within 0.1 s")
+    assert dump.stack["MainThread"]
+
+
 @pytest.fixture
 def world() -> un.Communicator:
     with un.init(un.Options()) as world:

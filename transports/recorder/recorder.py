@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from unisono.errors import UnisonoError
     from unisono.transports.recorder.memory import Snapshot
 
 _log = log.get("calls")
@@ -121,9 +122,7 @@ class Recorder:
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write a description of the rank into the recorder's memory: `facts`, its program and its versions."""
-        arguments = [argument[:_MOST_ARGUMENT_LENGTH] for argument in sys.argv[:_MOST_ARGUMENTS]]
-        about = {**facts, "program": arguments, "python": sys.version.split()[0], "started_s": time.time()}
-        self._control.describe(json.dumps(about))
+        self._control.describe(json.dumps(_described(facts)))
 
     def snapshot(self) -> Snapshot:
         """Return what the recorder holds now."""
@@ -219,6 +218,30 @@ class Recorder:
             "peer": peer if peer >= 0 else None,
             "sequence": sequence if sequence >= 0 else None,
         }
+
+
+def dump_of_start(directory: str, job: str, rank: int, size: int, error: UnisonoError) -> str:
+    """Write the dump of a rank that could not meet the others, which has no calls; return its path.
+
+    If it cannot be written, that is a warning in the log, and the result is "".
+    """
+    from unisono.transports.recorder.dumps import Dump, write
+    from unisono.transports.recorder.memory import Snapshot, job_name
+
+    about = _described({"job": job, "epoch": 0, "host": os.uname().nodename})
+    facts = {"type": type(error).__name__, "text": error.message, "found_by": rank, "peer": error.peer}
+    snapshot = Snapshot(rank, size, os.getpid(), about, {}, (), 0, ())
+    dump = Dump(snapshot, "error", time.monotonic_ns(), time.time(), {**facts, "sequence": None}, _stacks())
+    try:
+        return str(write(dump, directory, job_name(about)))
+    except OSError as refusal:
+        _log.warning("no dump could be written to %s: %s", directory, refusal.strerror)
+        return ""
+
+
+def _described(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = [argument[:_MOST_ARGUMENT_LENGTH] for argument in sys.argv[:_MOST_ARGUMENTS]]
+    return {**facts, "program": arguments, "python": sys.version.split()[0], "started_s": time.time()}
 
 
 def _event() -> FileIO:

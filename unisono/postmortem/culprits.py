@@ -19,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from unisono.errors import RendezvousError
 from unisono.postmortem.loading import JobDumps
 from unisono.records import record
 from unisono.transports.recorder.dumps import Dump
@@ -37,8 +38,8 @@ class Finding:
     """Something that is wrong with the job.
 
     Attributes:
-        kind: "mismatch", "dead", "left", "no dump", "stopped", "user code", "behind", "deadlock", "slow", "slow link"
-            or "elsewhere".
+        kind: "mismatch", "dead", "left", "no dump", "not met", "stopped", "user code", "behind", "deadlock", "slow",
+            "slow link" or "elsewhere".
         ranks: the ranks that the finding is about, the culprits.
         text: a sentence about them.
     """
@@ -167,6 +168,9 @@ def _rows(dumps: JobDumps, communicator: int) -> Iterator[Row]:
 def dead(dumps: JobDumps) -> Iterator[Finding]:
     """Yield the ranks without a dump: dead ones, those that have left, and those of which nothing is known."""
     error = first_error(dumps) or {}
+    if error.get("type") == RendezvousError.__name__:
+        yield from _unmet(dumps)
+        return
     lost = error["peer"] if error.get("type") == "PeerLostError" else None
     others = [rank for rank in dumps.missing if rank != lost]
     if lost is not None:
@@ -182,6 +186,22 @@ def dead(dumps: JobDumps) -> Iterator[Finding]:
             tuple(unknown),
             f"{ranks_text(unknown)} wrote no dump: killed, or never started, or it could not write",
         )
+
+
+def _unmet(dumps: JobDumps) -> Iterator[Finding]:
+    """Yield the ranks that the others have not met at the start, and those that failed for another reason than most.
+
+    A rank that has another store, for example, waits there for the others, as they wait for it.
+    """
+    if dumps.missing:
+        absent = ranks_text(dumps.missing)
+        yield Finding("not met", dumps.missing, f"{absent} wrote no dump, and so has not called un.init() to its end")
+    reasons: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, dump in dumps.by_rank.items():
+        if dump.error is not None:
+            reasons[dump.error["text"]].append(rank)
+    for reason, ranks in sorted(reasons.items(), key=lambda item: -len(item[1]))[1:]:
+        yield Finding("not met", tuple(ranks), f"{ranks_text(ranks)} could not meet the others: {reason}")
 
 
 def _mismatches(rows: Sequence[Row]) -> Iterator[Finding]:
