@@ -317,7 +317,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         directory is made if it is missing; an older dump of this rank in it is replaced.
 
         Raises:
-            UsageError: this communicator has no recorder, because another package's transport carries its messages.
+            UsageError: this communicator has no recorder, because its ranks are threads of one process.
             OSError: the file cannot be written. No part of it stays.
         """
         return self._executor.dump(directory)
@@ -330,7 +330,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         one file. Other ranks do not take part, and any thread may call this.
 
         Raises:
-            UsageError: this communicator has no recorder, because another package's transport carries its messages.
+            UsageError: this communicator has no recorder, because its ranks are threads of one process.
             OSError: the file cannot be written. No part of it stays.
         """
         return self._executor.trace(path)

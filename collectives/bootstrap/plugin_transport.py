@@ -8,6 +8,7 @@ from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.deadlines import Deadline
 from unisono.options import Options
+from unisono.transports.executors.call_records import CallRecords
 from unisono.transports.executors.generic import GenericExecutor
 from unisono.transports.executors.native import NativeExecutor
 from unisono.transports.links.session import Session
@@ -48,4 +49,5 @@ def open_executor(name: str, session: Session, native: NativeExecutor, options: 
     except BaseException:
         transport.close()
         raise
-    return GenericExecutor(SupervisedTransport(transport, session.control), native)
+    records = CallRecords(session.control, everyone)
+    return GenericExecutor(SupervisedTransport(transport, session.control), native, records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from support.ports import free_port
 import unisono as un
 from unisono.cli.bench import _libraries as libraries
 from unisono.cli.checks import third_party
+from unisono.postmortem.analysis import analyse
+from unisono.postmortem.loading import load
 
 Say = Callable[[Any], None]
 
@@ -141,11 +144,35 @@ def disagree(world: un.Communicator, say: Say) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_mismatch_on_a_plugin_transport_is_an_error_on_all_ranks(tmp_path: Path) -> None:
-    with Job(disagree, 3, tmp_path, transports="sockets") as job:
+    with Job(disagree, 3, tmp_path, transports="sockets", dump=str(tmp_path / "dumps")) as job:
         for kind, text in job.hear_all():
             assert kind == "MismatchError", text
             assert "int32[4]" in text
             assert "int64[4]" in text
+    finding, *_ = analyse(load([tmp_path / "dumps"])).findings
+    assert (finding.kind, finding.ranks) == ("mismatch", (2,))
+
+
+def record_calls(world: un.Communicator, say: Say, folder: str) -> None:
+    pair = world.subgroup([0, 2]) if world.rank != 1 else None
+    world.allreduce(np.ones(4))
+    if pair is not None:
+        pair.barrier()
+    say(json.loads(world.trace(f"{folder}/{world.rank}.json").read_text())["traceEvents"])
+    world.barrier()
+
+
+@pytest.mark.usefixtures("installed")
+def test_collectives_on_a_plugin_transport_are_recorded(tmp_path: Path) -> None:
+    with Job(record_calls, 3, tmp_path, str(tmp_path), transports="sockets") as job:
+        for rank, events in enumerate(job.hear_all()):
+            tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+            calls = [event for event in events if event["ph"] == "X" and "args" in event]
+            calls = [call for call in calls if tracks[call["tid"]] != "collectives of all ranks"]  # Unisono's own links
+            own = [(call["name"], tracks[call["tid"]]) for call in calls]
+            pair = [("barrier()", "collectives of ranks 0, 2")] * (rank != 1)
+            assert own == [("allreduce(float64[4], op=sum)", "collectives of ranks 0, 1, 2"), *pair]
+            assert all(call["args"]["state"] == "done" and call["args"]["site"] for call in calls)
 
 
 def errors_of(name: str, place: Path, ranks: int = 3, **more: str) -> tuple[int, str]:

@@ -4,6 +4,7 @@
 `native.py`        the native executor, which translates calls for the C++ core
 `lane.py`          one lane of a running collective, for the generic executor
 `matching.py`      matches point-to-point messages to receives, for the generic executor
+`call_records.py`  records the calls of the generic executor in the flight recorder
 `call_memory.py`   maps the spans of a plan to views of arrays
 `plan_checks.py`   checks a plan against its executor
 `polling.py`       waits for an operation by polling

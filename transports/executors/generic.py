@@ -64,8 +64,9 @@ from unisono.transports.reductions.definition import reduce_into
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from unisono.transports.executors.call_records import CallRecords
 
-_NO_RECORDS = "this communicator records no calls, because another package's transport carries its messages"
+_NO_RECORDS = "this communicator records no calls, because its ranks are threads of one process"
 
 
 class GenericExecutor:
@@ -75,9 +76,12 @@ class GenericExecutor:
         transport: the transport that carries its messages.
         beside: an executor of the same ranks over Unisono's own links. Both make the same subgroups, and this one
             closes it. None if the ranks are threads of one process.
+        records: the records of its collectives. None if the ranks are threads of one process.
     """
 
-    def __init__(self, transport: MessageTransport, beside: Executor | None = None) -> None:
+    def __init__(
+        self, transport: MessageTransport, beside: Executor | None = None, records: CallRecords | None = None
+    ) -> None:
         self.rank = transport.rank
         self.size = transport.size
         self.members = transport.members
@@ -85,6 +89,7 @@ class GenericExecutor:
         self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(count)
         self._transport = transport
         self._beside = beside
+        self._records = records
         self._lock = threading.RLock()  # guards all that follows; a thread that makes progress holds it
         self._active: list[_Running] = []
         self._going_on: dict[_Running, Deadline] = {}  # operations in the background, with their deadlines
@@ -102,8 +107,11 @@ class GenericExecutor:
 
     def subgroup(self, ranks: Sequence[int]) -> GenericExecutor:
         members = tuple(ranks)
+        number = next(self._subgroups[members])
+        transport = self._transport.subgroup(members, number)
         beside = None if self._beside is None else self._beside.subgroup(members)
-        return GenericExecutor(self._transport.subgroup(members, next(self._subgroups[members])), beside)
+        records = None if self._records is None else self._records.subgroup(transport.members, number)
+        return GenericExecutor(transport, beside, records)
 
     def authenticated(self) -> Executor:
         return self if self._beside is None else self._beside.authenticated()
@@ -124,7 +132,10 @@ class GenericExecutor:
             sequence = self._sequence
             self._sequence += 1
             self._transport.announce(sequence, call.signature)
-            return self._launch(_Collective(self, call, sequence, memory, self._transport))
+            collective = _Collective(self, call, sequence, memory, self._transport)
+            if self._records is not None:
+                collective.record = self._records.begin(call, sequence)
+            return self._launch(collective)
 
     def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
         self.start(call, source, target).wait(timeout_s)
@@ -215,10 +226,10 @@ class GenericExecutor:
         return ()  # this executor does not count
 
     def dump(self, directory: str | os.PathLike[str]) -> Path:
-        raise UsageError(_NO_RECORDS)
+        return self._recorded_beside().dump(directory)
 
     def trace(self, path: str | os.PathLike[str]) -> Path:
-        raise UsageError(_NO_RECORDS)
+        return self._recorded_beside().trace(path)
 
     def abort(self, reason: str) -> None:
         self.fail(AbortedError(f"rank {self.members[self.rank]} aborted the communicator: {reason}"))
@@ -233,6 +244,8 @@ class GenericExecutor:
                 self._failure = self._failure or AbortedError(f"rank {self.members[self.rank]} closed the communicator")
                 self._forget_all()
                 self._transport.close()
+                if self._records is not None:
+                    self._records.close()
                 if self._beside is not None:
                     self._beside.close()
 
@@ -243,9 +256,11 @@ class GenericExecutor:
                 return
             try:
                 # A call that has all its messages is done, even if the communicator has failed since.
-                active = [operation for operation in self._active if not operation.advance()]
-                self._ended += len(self._active) - len(active)
+                active, ended = list[_Running](), list[_Running]()
+                for operation in self._active:
+                    (ended if operation.advance() else active).append(operation)
                 self._active = active
+                self._note_ends(ended, is_done=True)
                 self._transport.progress()
             except UnisonoError as error:
                 self.fail(error)
@@ -291,8 +306,19 @@ class GenericExecutor:
             time.sleep(next(pauses) or 0.0)
 
     def _forget_all(self) -> None:
-        self._ended += len(self._active)
+        self._note_ends(self._active, is_done=False)
         self._active.clear()
+
+    def _note_ends(self, operations: Sequence[_Running], *, is_done: bool) -> None:
+        self._ended += len(operations)
+        for operation in operations:
+            if self._records is not None and operation.record is not None:
+                self._records.end(operation.record, is_done=is_done)
+
+    def _recorded_beside(self) -> Executor:
+        if self._beside is None:
+            raise UsageError(_NO_RECORDS)
+        return self._beside
 
     def is_over(self) -> bool:
         """Return whether the communicator has failed or is closed. The error still counts as not raised."""
@@ -336,6 +362,7 @@ class _Running:
         self._sequence = sequence
         self._timeout_s = 0.0
         self._finished = False
+        self.record: int | None = None  # the index of its record, of a collective that is recorded
 
     def poll(self) -> bool:
         if not self._finished:

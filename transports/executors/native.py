@@ -30,6 +30,7 @@ from unisono.transports.contracts.communicator_id import communicator_id
 from unisono.transports.contracts.executor import CallCache, Message, MessageCalls, Operation
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.executors.call_memory import arrays_of, checked_extents
+from unisono.transports.executors.call_records import facts_of
 from unisono.transports.executors.plan_checks import MESSAGES, READS, check_plan, check_reads
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.failures import ABORTED, ERRORS, INTERNAL, MISMATCH, PEER_LOST, TIMEOUT, kind_of
@@ -551,22 +552,6 @@ def _native_call(call: Call, lengths: tuple[int, int]) -> _core.Call:
         segments=call.segments,
         digest=call.signature.digest,
         description=str(call.signature),
-        facts=json.dumps(_facts(call)),
+        facts=json.dumps(facts_of(call)),
         shared=(call.is_shared(Buffer.INPUT), call.is_shared(Buffer.OUTPUT)),
     )
-
-
-def _facts(call: Call) -> Mapping[str, Any]:
-    """Return the facts of a call for readers of the flight recorder."""
-    signature = call.signature
-    return {
-        "collective": signature.collective,
-        "dtype": signature.dtype,
-        "shape": signature.shape,
-        "op": signature.op,
-        "root": signature.root,
-        "algorithm": signature.algorithm,
-        "segments": signature.segments,
-        "arrays": 1 + len(signature.others),
-        "elements": [sum(each.elements[side] for each in call.extents) for side in (0, 1)],
-    }

@@ -277,6 +277,13 @@ void bind_float_environment(nb::module_& module) {
 }
 
 void bind_control(nb::module_& module) {
+  nb::class_<Description>(module, "Description")
+      .def(
+          "__init__",
+          [](Description* place, std::string text, std::string facts, std::uint64_t nbytes) {
+            new (place) Description{std::move(text), std::move(facts), nbytes};
+          },
+          nb::arg("text"), nb::arg("facts"), nb::arg("nbytes"));
   nb::class_<Control>(module, "Control")
       .def(
           "__init__",
@@ -311,6 +318,29 @@ void bind_control(nb::module_& module) {
       .def(
           "suspect", [](Control& control, int peer, const std::string& seen) { control.suspect(peer, -1, seen); },
           nb::arg("peer"), nb::arg("seen"))
+      .def(
+          "begin_call",
+          [](Control& control, std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
+             std::shared_ptr<Description> description) {
+            return control.recorder().begin(communicator, sequence, digest, std::move(description), call_site());
+          },
+          nb::arg("communicator"), nb::arg("sequence"), nb::arg("digest"), nb::arg("description"))
+      .def(
+          "end_call",
+          [](Control& control, std::size_t index, bool done) {
+            control.recorder().end(index, done ? RecordState::done : RecordState::failed);
+          },
+          nb::arg("index"), nb::arg("done"))
+      .def(
+          "name_communicator",
+          [](Control& control, std::uint64_t communicator, const std::vector<std::int32_t>& members) {
+            control.recorder().name(communicator, " in " + ranks_text(members));
+          },
+          nb::arg("communicator"), nb::arg("members"))
+      .def(
+          "close_communicator",
+          [](Control& control, std::uint64_t communicator) { control.recorder().close(communicator); },
+          nb::arg("communicator"))
       .def("judges", &Control::judges)
       .def("measure_clock", measure_clock, nb::arg("limit_s"))
       .def("add_doorbell", &Control::add_doorbell, nb::arg("doorbell"))
