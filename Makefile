@@ -107,7 +107,7 @@ sanitize-%: $(STAMPS)/dev-$(KEY) debian
 	$(BIN)/cmake --build build/sanitize-$*
 	$(CHECK) --test-dir build/sanitize-$*
 
-debian: ## Install the compilers and tools of the targets aarch64, fuzz and counts, if root
+debian: ## Install the tools of aarch64, fuzz and counts, and a browser for the tests, if root
 	@scripts/debian-packages.sh
 
 # What there is, is looked up when the tools have been installed: the recipes below are expanded only then.

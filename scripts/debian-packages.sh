@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs the missing packages of the native core's checks: as root on Debian or Ubuntu. Elsewhere, it lists them.
+# Installs the missing packages of the native core's checks, and the browser of a test: as root on Debian or Ubuntu.
+# Elsewhere, it lists them.
 # Targets whose tool is missing say that they are skipped.
 set -eu
 packages=$(cat "$(dirname "$0")/debian-packages.txt")

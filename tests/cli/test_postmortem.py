@@ -295,6 +295,20 @@ def test_of_several_jobs_the_newest_is_shown_unless_one_is_picked(tmp_path: Path
         reported(tmp_path, job="dd")
 
 
+def test_files_that_are_cut_off_or_newer_are_named_and_other_jobs_are_not_read(tmp_path: Path) -> None:
+    reported(tmp_path, dump(0, [call(0)], 3), dump(1, [call(0)], 3), dump(2, [call(0)], 3))
+    whole = (tmp_path / "unisono-aaaaaaaa-0-rank-1.json").read_text()
+    (tmp_path / "unisono-aaaaaaaa-0-rank-1.json").write_text(whole[:-100])
+    (tmp_path / "newer.json").write_text(whole.replace('"version": 1', '"version": 2'))
+    (tmp_path / "compact.json").write_text(json.dumps(json.loads(whole.replace("aa" * 16, "bb" * 16))))
+    report = reported(tmp_path, job="aa")
+    assert (report.dumps.job, report.dumps.missing) == ("aaaaaaaa-0", (1,))
+    notes = "\n".join(report.dumps.notes)
+    assert "rank-1.json is no JSON file, or only a part of one" in notes
+    assert "newer.json has version 2 of the format; this Unisono reads 1" in notes
+    assert "there are dumps of bbbbbbbb-0 too" in notes
+
+
 def test_a_thousand_ranks_and_hostile_texts(tmp_path: Path) -> None:
     text = "<script>alert(1)</script>[red]x[/]"
     dumps = [dump(rank, [call(0, text), call(1, text, "running")], 1000) for rank in range(1000) if rank != 7]
@@ -312,5 +326,5 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(html(report))
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{tmp_path}/page.html"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
-    assert "rank 1 has not called #1" in shown
+    assert "Rank 1 has not called #1" in shown
     assert shown.count("<rect") == 3

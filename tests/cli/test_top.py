@@ -19,6 +19,7 @@ from support.deadlines import DEADLINE_S
 
 from unisono.cli import top
 from unisono.cli.main import main
+from unisono.transports.recorder.live_ranks import live_ranks
 
 PROGRAM = """
 import signal, sys, time
@@ -33,6 +34,7 @@ while True:
     world.allreduce(x)
     if world.rank == 1: time.sleep(0.005)
 """
+NOBODY = 65534
 Ranks = list[dict[str, Any]]
 
 
@@ -72,6 +74,24 @@ def eventually(launcher: int, folder: Path, condition: Callable[[Ranks], bool]) 
     raise AssertionError(ranks)
 
 
+def jobs_that_another_user_sees() -> str:
+    """Return the jobs of the ranks that a process of the user nobody can read, separated by spaces."""
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.setgroups([])
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.write(sender, " ".join(rank.job for rank in live_ranks()).encode() or b" ")
+        os._exit(0)
+    os.close(sender)
+    with open(receiver, "rb") as answer:
+        jobs = answer.read().decode()
+    os.waitpid(child, 0)
+    assert jobs, "the child has failed"
+    return jobs.strip()
+
+
 def test_a_running_job_is_shown_with_its_rates(tmp_path: Path) -> None:
     with job(tmp_path) as launcher:
         first, second = eventually(launcher, tmp_path, lambda ranks: len(ranks) == 2 and ranks[0]["calls_per_s"])
@@ -79,6 +99,8 @@ def test_a_running_job_is_shown_with_its_rates(tmp_path: Path) -> None:
         assert first["program"] == ["program.py"]
         assert first["bytes_per_s"]["shm"] > 0
         assert 0 <= first["waiting"] <= 1
+        if os.geteuid() == 0:
+            assert jobs_that_another_user_sees() == ""
         table = unisono("top", "--once", first["job"], folder=tmp_path).stdout
         assert f"job {first['job']}: 2 ranks; program.py" in table
 
@@ -95,6 +117,10 @@ def test_a_hanging_job_shows_who_waits_for_whom_and_where_each_rank_is(tmp_path:
         assert 'program.py", line 11 in <module>' in stacks[0]
         assert 'program.py", line 9 in <module>' in stacks[1]
         assert "event_loop.py" not in stacks[1]
+        if os.geteuid() == 0:
+            apart = ["unshare", "--pid", "--fork", sys.executable, "-m", "unisono", "top", "--stacks", first["job"]]
+            seen = subprocess.run(apart, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
+            assert seen.count("no stack: the process is in another pid namespace") == 2
         os.kill(second["pid"], signal.SIGSTOP)
         eventually(launcher, tmp_path, lambda ranks: len(ranks) == 2 and ranks[1]["stopped"])
         assert "stopped" in unisono("top", "--once", first["job"], folder=tmp_path).stdout

@@ -5,19 +5,25 @@ A process that is killed while it writes, or a full disk, never leaves half a du
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from unisono.records import record
 from unisono.transports.host.whole_file import whole_file
-from unisono.transports.recorder.memory import ChannelTraffic, RecordedCall, Snapshot
+from unisono.transports.recorder.memory import ChannelTraffic, RecordedCall, Snapshot, job_name
 
 FORMAT = "unisono-dump"
 VERSION = 1
+# The fields before the calls, one a line, fit into this: the longest is the program's command line.
+_MOST_OF_HEAD = 1 << 14
+_FIELDS_OF_HEAD = ("format", "version", "job", "epoch", "written_s")
+_HEAD = re.compile(rf'^ "({"|".join(_FIELDS_OF_HEAD)})": (.*?),?$', re.MULTILINE)
 
 
 @record
@@ -67,6 +73,29 @@ def write(dump: Dump, directory: str | os.PathLike[str], job: str) -> Path:
         file.flush()
         os.fsync(file.fileno())
     return path
+
+
+class Head(NamedTuple):
+    """The job of a dump, and when it was written, in seconds since 1970."""
+
+    job: str
+    written_s: float
+
+
+def read_head(path: str | os.PathLike[str]) -> Head:
+    """Return the job and the time of the dump in a file. This is much faster than `read`, which decodes all calls.
+
+    Raises:
+        ValueError, OSError: as `read`. A file that is not whole may have a head.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        values = dict(_HEAD.findall(file.read(_MOST_OF_HEAD)))
+    with contextlib.suppress(KeyError, ValueError):
+        name, version, job, epoch, written_s = (json.loads(values[field]) for field in _FIELDS_OF_HEAD)
+        if (name, version) == (FORMAT, VERSION):
+            return Head(job_name({"job": job, "epoch": epoch}), written_s)
+    dump = read(path)
+    return Head(dump.snapshot.job, dump.written_s)
 
 
 def read(path: str | os.PathLike[str]) -> Dump:

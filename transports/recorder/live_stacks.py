@@ -9,6 +9,7 @@ package to install, and many systems let only root attach to a process.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -36,12 +37,27 @@ def stack(pid: int) -> str:
     try:
         with open(path, "rb", buffering=0) as file:
             before = file.seek(0, os.SEEK_END)
-            os.kill(pid, signal.SIGUSR2)
+            _signal(pid)
             _await_end(file.fileno(), before)
             file.seek(before)
             return _of_program(file.read().decode(errors="replace")) or "no stack: the process is stopped"
     except OSError as error:
+        if error.errno == errno.EINVAL:
+            return "no stack: the process is in another pid namespace"
         return f"no stack: {error.strerror}"
+
+
+def _signal(pid: int) -> None:
+    """Send SIGUSR2 to a process that /proc shows.
+
+    /proc may be that of another pid namespace, in which the number belongs to another process. So this does not use the
+    number, and the kernel refuses processes that are outside of the own namespace.
+    """
+    process = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        signal.pidfd_send_signal(process, signal.SIGUSR2)
+    finally:
+        os.close(process)
 
 
 def _of_program(stacks: str) -> str:

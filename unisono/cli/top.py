@@ -26,7 +26,10 @@ from unisono.transports.recorder.live_stacks import stack
 # The time between the two readings of `--once`, from which rates follow.
 _ONCE_S = 0.5
 _UNITS = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
-_NOTHING = "no job of this user runs on this host: unisono top shows ranks between unisono.init() and close()"
+_NOTHING = (
+    "no job of this user runs on this host or in this container: unisono top shows ranks between unisono.init() and "
+    "close()"
+)
 
 
 @click.command(short_help="Show what the running jobs on this host do, and who waits for whom.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from unisono.errors import UsageError
 from unisono.records import record
-from unisono.transports.recorder.dumps import Dump, read
+from unisono.transports.recorder.dumps import Dump, read, read_head
+
+T = TypeVar("T")
 
 
 @record
@@ -43,32 +45,38 @@ def load(places: Sequence[Path], job: str = "") -> JobDumps:
     Raises:
         UsageError: a place does not exist, there is no dump, or none of this job.
     """
-    dumps, notes = list[Dump](), list[str]()
-    for path in _files(places):
-        try:
-            dumps.append(read(path))
-        except (ValueError, OSError) as error:
-            notes.append(f"skipped: {error}")
+    notes: list[str] = []
+    heads = {path: head for path in _files(places) if (head := _read_or_note(read_head, path, notes)) is not None}
+    newest_s: dict[str, float] = {}
+    for head in heads.values():
+        newest_s[head.job] = max(head.written_s, newest_s.get(head.job, 0.0))
+    chosen = _chosen(newest_s, job)
+    own = [path for path, head in heads.items() if head.job == chosen]
+    dumps = [dump for path in own if (dump := _read_or_note(read, path, notes)) is not None]
     if not dumps:
         reasons = "".join(f"\n  {note}" for note in notes)
         raise UsageError(
             f"there are no dumps in {', '.join(map(str, places))}: set UNISONO_DUMP to a directory before the job, or "
             f"call world.dump(directory) in it{reasons}"
         )
-    jobs: defaultdict[str, list[Dump]] = defaultdict(list)
-    for dump in dumps:
-        jobs[dump.snapshot.job].append(dump)
-    chosen = _chosen(jobs, job)
-    others = [name for name in jobs if name != chosen]
+    others = [name for name in newest_s if name != chosen]
     if others:
         notes.append(
             f"these are the dumps of job {chosen}; there are dumps of {', '.join(others)} too (--job picks one)"
         )
     newest: dict[int, Dump] = {}
-    for dump in sorted(jobs[chosen], key=lambda dump: dump.written_s):
+    for dump in sorted(dumps, key=lambda dump: dump.written_s):
         newest[dump.snapshot.rank] = dump
     size = max(dump.snapshot.size for dump in newest.values())
     return JobDumps(chosen, size, dict(sorted(newest.items())), tuple(notes))
+
+
+def _read_or_note(function: Callable[[Path], T], path: Path, notes: list[str]) -> T | None:
+    try:
+        return function(path)
+    except (ValueError, OSError) as error:
+        notes.append(f"skipped: {error}")
+        return None
 
 
 def _files(places: Iterable[Path]) -> list[Path]:
@@ -83,8 +91,9 @@ def _files(places: Iterable[Path]) -> list[Path]:
     return files
 
 
-def _chosen(jobs: dict[str, list[Dump]], job: str) -> str:
-    matching = [name for name in jobs if name.startswith(job)]
-    if not matching:
-        raise UsageError(f"there are no dumps of job {job!r}: there are {', '.join(jobs)}")
-    return max(matching, key=lambda name: max(dump.written_s for dump in jobs[name]))
+def _chosen(newest_s: Mapping[str, float], job: str) -> str:
+    """Return the job that begins with `job` and has the newest dump; empty if there are no dumps."""
+    matching = [name for name in newest_s if name.startswith(job)]
+    if newest_s and not matching:
+        raise UsageError(f"there are no dumps of job {job!r}: there are {', '.join(newest_s)}")
+    return max(matching, key=lambda name: newest_s[name], default="")
