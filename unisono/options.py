@@ -175,7 +175,7 @@ class Options:
     load: str = ""
     segment_nbytes: int = 0
     bind_address: str = "127.0.0.1"
-    heartbeat_timeout_s: float = 20.0
+    heartbeat_timeout_s: float = 3.0
     tcp_streams: int = 1
     tcp_checksum: bool = False
     warn_after_s: float = 2.0
