@@ -8,6 +8,8 @@
 `dialer.py`            connects to other ranks
 `event_loop.py`        the thread that waits for sockets and timers
 `channel_openers.py`   the table of channel kinds, and how each is opened
+`pending_sockets.py`    sockets on which a channel waits for the other rank
+`resumption.py`         continues TCP channels whose connection has broken
 `socket_passing.py`    passes shared memory over a socket
 `liveness.py`          heartbeats between hosts, and the process at the other end of a link
 `tagged_fabrics.py`    UCX and MPI as libraries of tagged messages

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from unisono.errors import UnisonoError
 from unisono.options import MOST_TCP_STREAMS, Options
 from unisono.transports import _core
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import Hello, Purpose
+from unisono.transports.links.pending_sockets import ChannelKey, Done, PendingSockets
 from unisono.transports.links.socket_passing import share_memory, take_shared_memory
 from unisono.transports.links.tagged_fabrics import Fabrics, Proposal
 
@@ -28,17 +28,6 @@ _STREAM_MASK = 0xFF
 _STREAMS_SHIFT = 24
 # On the wire, lane 0 is for point-to-point messages, and lane k + 1 is lane k of collectives.
 _WIRE_POINT_TO_POINT = 0
-
-Done = Callable[[Exception | None], None]
-"""Called once: with None if the channel is open, otherwise with the error. A FabricError is a refusal of the peer."""
-
-
-class ChannelKey(NamedTuple):
-    """The name of a channel: the endpoint of its communicator, its lane, and the peer's number in the job."""
-
-    endpoint: _core.Endpoint
-    lane: int
-    peer: int
 
 
 class OpenerContext(NamedTuple):
@@ -78,59 +67,19 @@ class Opener(Protocol):
         """Close the sockets of unfinished channels, of one endpoint or of all."""
 
 
-class _Pending:
-    """The sockets of channels that wait for bytes of the other rank."""
-
-    def __init__(self, loop: EventLoop) -> None:
-        self._loop = loop
-        self._endpoints: dict[socket.socket, _core.Endpoint] = {}
-
-    def await_bytes(self, key: ChannelKey, sock: socket.socket, take: Callable[[], bool], done: Done) -> None:
-        """Call `take` whenever the socket can be read, until it returns True. If it raises, the channel ends."""
-        self._endpoints[sock] = key.endpoint
-
-        def on_readable() -> None:
-            if sock not in self._endpoints:  # closed by an earlier callback of the same wake-up
-                return
-            try:
-                if not take():
-                    return
-            except (OSError, RuntimeError, UnisonoError) as error:
-                self._forget(sock)
-                sock.close()
-                done(error)
-            else:
-                done(None)
-
-        self._loop.watch(sock, on_readable)
-
-    def end(self, sock: socket.socket) -> None:
-        """Stop watching the socket, which stays open."""
-        self._forget(sock)
-
-    def close(self, endpoint: _core.Endpoint | None) -> None:
-        for sock in [sock for sock, owner in self._endpoints.items() if endpoint in (None, owner)]:
-            self._forget(sock)
-            sock.close()
-
-    def _forget(self, sock: socket.socket) -> None:
-        if self._endpoints.pop(sock, None) is not None:
-            self._loop.unwatch(sock)
-
-
 class _SharedMemory:
     """Opens shared-memory channels. The dialler creates memory and two doorbells, and passes them over the socket."""
 
     def __init__(self, context: OpenerContext) -> None:
         self._why_apart = context.why_apart
-        self._pending = _Pending(context.loop)
+        self._pending = PendingSockets(context.loop)
 
     def obstacle(self, peer: int) -> str:
         reason = self._why_apart(peer)
         return f"shared memory does not ({reason})" if reason else ""
 
     def wire_lanes(self, lane: int) -> list[int]:
-        return [_wire_lane(lane)]
+        return [wire_lane(lane)]
 
     def dialled(self, key: ChannelKey, sockets: list[socket.socket], done: Done) -> None:
         (sock,) = sockets
@@ -145,7 +94,7 @@ class _SharedMemory:
             key.endpoint.add_shm(key.lane, key.peer, False, memory, bell, peer_bell, sock.detach())
             return True
 
-        self._pending.await_bytes(key, sock, take, done)
+        self._pending.await_bytes(key.endpoint, sock, take, done)
 
     def close(self, endpoint: _core.Endpoint | None = None) -> None:
         self._pending.close(endpoint)
@@ -163,7 +112,7 @@ class _Tcp:
 
     def wire_lanes(self, lane: int) -> list[int]:
         streams = self._options.tcp_streams
-        return [_wire_lane(lane) | stream << _STREAM_SHIFT | streams << _STREAMS_SHIFT for stream in range(streams)]
+        return [wire_lane(lane, stream) | streams << _STREAMS_SHIFT for stream in range(streams)]
 
     def dialled(self, key: ChannelKey, sockets: list[socket.socket], done: Done) -> None:
         descriptors = [sock.detach() for sock in sockets]
@@ -171,7 +120,7 @@ class _Tcp:
         done(None)
 
     def accepted(self, key: ChannelKey, hello: Hello, sock: socket.socket, done: Done) -> None:
-        stream, streams = hello.lane >> _STREAM_SHIFT & _STREAM_MASK, hello.lane >> _STREAMS_SHIFT
+        stream, streams = stream_of(hello), hello.lane >> _STREAMS_SHIFT
         if not stream < streams <= MOST_TCP_STREAMS:
             raise OSError(f"stream {stream} of {streams} is invalid: a channel has at most {MOST_TCP_STREAMS}")
         gathered = self._gathered.setdefault(key, {})
@@ -193,13 +142,13 @@ class _Fabric:
 
     def __init__(self, context: OpenerContext, name: str) -> None:
         self._fabrics, self._name = context.fabrics, name
-        self._pending = _Pending(context.loop)
+        self._pending = PendingSockets(context.loop)
 
     def obstacle(self, peer: int) -> str:
         return self._fabrics.obstacle(self._name)
 
     def wire_lanes(self, lane: int) -> list[int]:
-        return [_wire_lane(lane)]
+        return [wire_lane(lane)]
 
     def dialled(self, key: ChannelKey, sockets: list[socket.socket], done: Done) -> None:
         (sock,) = sockets
@@ -232,7 +181,7 @@ class _Fabric:
             self._add(key, sock, ours(theirs), theirs)
             return True
 
-        self._pending.await_bytes(key, sock, take, done)
+        self._pending.await_bytes(key.endpoint, sock, take, done)
 
     def _add(self, key: ChannelKey, sock: socket.socket, ours: Proposal, theirs: Proposal) -> None:
         for proposal in (ours, theirs):
@@ -290,7 +239,7 @@ def purpose_of(transport: str) -> Purpose:
 def dials_tcp(purpose: Purpose) -> bool:
     """Return whether a connection must be TCP, also between ranks of one host."""
     kind = CHANNELS.get(transport_of(purpose))
-    return kind is not None and kind.dials_tcp
+    return purpose is Purpose.TCP_RESUME or (kind is not None and kind.dials_tcp)
 
 
 def lane_of(hello: Hello) -> int:
@@ -304,5 +253,16 @@ def lane_name(lane: int) -> str:
     return f"of lane {lane}" if lane >= 0 else "for messages"
 
 
-def _wire_lane(lane: int) -> int:
-    return _WIRE_POINT_TO_POINT if lane == _core.SENDING_LANE else lane + 1
+def wire_lane(lane: int, stream: int = 0) -> int:
+    """Return the field `lane` of a HELLO for a lane and a stream of a channel."""
+    return (_WIRE_POINT_TO_POINT if lane < 0 else lane + 1) | stream << _STREAM_SHIFT
+
+
+def stream_of(hello: Hello) -> int:
+    """Return the number of the stream in the field `lane` of a HELLO."""
+    return hello.lane >> _STREAM_SHIFT & _STREAM_MASK
+
+
+def must_dial(rank: int, lane: int, peer: int) -> bool:
+    """Return whether `rank`, and not `peer`, dials the channel of a lane between them."""
+    return lane == _core.SENDING_LANE or (lane >= 0 and peer < rank)

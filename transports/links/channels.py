@@ -30,17 +30,18 @@ from unisono.transports.links.channel_openers import (
     REACHING_ALL,
     SHARED_MEMORY,
     UNAUTHENTICATED,
-    ChannelKey,
     Opener,
     OpenerContext,
     lane_name,
     lane_of,
+    must_dial,
     purpose_of,
     transport_of,
 )
 from unisono.transports.links.dialer import Dialer, Target
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import Hello, Purpose
+from unisono.transports.links.pending_sockets import ChannelKey
 from unisono.transports.links.tagged_fabrics import FabricError, Fabrics
 
 _log = log.get("links")
@@ -139,6 +140,11 @@ class Channels:
         for opener in self._openers.values():
             opener.close(endpoint)
 
+    def endpoint(self, communicator: int) -> _core.Endpoint | None:
+        """Return the endpoint of an open communicator."""
+        with self._lock:
+            return self._endpoints.get(communicator)
+
     def close(self) -> None:
         """Drop all endpoints, and the connections that wait for their communicator."""
         with self._lock:
@@ -188,8 +194,7 @@ class Channels:
         """
         opened = self._opened[communicator]
         for lane, peer in channels:
-            must_dial = lane == _core.SENDING_LANE or (lane >= 0 and peer < self._rank)
-            if must_dial and (lane, peer) not in opened:
+            if must_dial(self._rank, lane, peer) and (lane, peer) not in opened:
                 opened.add((lane, peer))
                 transports = AUTHENTICATED if communicator in self._authenticated else self._options.preference
                 opening = _Opening(communicator, lane, peer, list(transports))
@@ -248,8 +253,7 @@ class Channels:
         sockets = [sock for sock in opening.sockets.values() if sock is not None]
         if len(sockets) < len(opening.sockets):
             return
-        with self._lock:
-            endpoint = self._endpoints.get(opening.communicator)
+        endpoint = self.endpoint(opening.communicator)
         if endpoint is None:  # the communicator was closed meanwhile
             opening.close()
             return

@@ -57,6 +57,8 @@ class Purpose(enum.IntEnum):
     MPI = 5
     HOST = 6
     SURVIVOR = 7
+    TCP_RESUME = 8
+    TCP_REDIAL = 9
 
 
 class HandshakeError(TransportUnavailableError):

@@ -45,6 +45,7 @@ from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.listener import Addresses, Listener
 from unisono.transports.links.liveness import process_descriptor, watch
 from unisono.transports.links.preference import tcp_interface_of_ucx
+from unisono.transports.links.resumption import Resumption, Stream, Streams
 from unisono.transports.links.tagged_fabrics import Fabrics
 from unisono.transports.recorder.recorder import Directories, Recorder
 from unisono.transports.recorder.stacks import offer_stacks
@@ -109,7 +110,7 @@ class Session:
         self._given_up = ""  # the reason why `meet` must not wait any longer
         self._linked: set[int] = set()  # the ranks that have connected a control link, even if they have left since
         self._dialled_judges: set[int] = set()
-        self._departures: FileIO | None = None  # an eventfd that the native core signals when a rank leaves
+        self._news: FileIO | None = None  # an eventfd that the native core signals when a rank or a connection is lost
         with contextlib.ExitStack() as opened:
             opened.callback(self.control.leave, "")
             key, job, epoch = identity.key, identity.job, identity.epoch
@@ -140,6 +141,9 @@ class Session:
         self._dialer = Dialer(self._listener.loop, self._caller, self.control.failed)
         hooks = ChannelHooks(self._is_local, self._why_apart, self._target, self._fail)
         self.channels = Channels(identity.rank, identity.epoch, self._listener.loop, self._dialer, hooks)
+        self._resumption = Resumption(
+            identity.rank, self._listener.loop, self._dialer, self._target, self._streams, self._on_refused
+        )
 
     @property
     def surroundings(self) -> Surroundings:
@@ -179,10 +183,10 @@ class Session:
             self._add_control_link(0, self._dial(0, Purpose.CONTROL, 0, 0, timeout_s))
         if not self._is_local(0):
             self.recorder.compare_clocks()
-        if self.identity.size > _JUDGES:
-            departures = closed_in_child(FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+"))
-            self._departures = departures
-            self._listener.loop.submit(partial(self._watch_judges, departures))
+        if self.identity.size > 1:
+            news = closed_in_child(FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+"))
+            self._news = news
+            self._listener.loop.submit(partial(self._watch_news, news))
 
     def _describe(self, hosts: int) -> None:
         """Write into the flight recorder what readers cannot know otherwise."""
@@ -199,16 +203,21 @@ class Session:
         if len(self._linked) < others:
             raise RendezvousError(f"not all ranks connected to rank 0 within {timeout_s:g} s of the rendezvous")
 
-    def _watch_judges(self, departures: FileIO) -> None:
-        """Connect to the judges, and later to the ranks that take their places. Called in the loop's thread."""
-        self.control.add_doorbell(departures.fileno())
-        self._listener.loop.watch(departures.fileno(), self._link_to_judges)
-        self._link_to_judges()
+    def _watch_news(self, news: FileIO) -> None:
+        """Connect to the judges, and later to the ranks that take their places, and resume broken connections.
 
-    def _link_to_judges(self) -> None:
-        if self._departures is not None:
+        Called in the loop's thread.
+        """
+        self.control.add_doorbell(news.fileno())
+        self._listener.loop.watch(news.fileno(), self._on_news)
+        self._on_news()
+
+    def _on_news(self) -> None:
+        if self._news is not None:
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._departures.fileno())
+                os.eventfd_read(self._news.fileno())
+        for *stream, resumptions in self.control.take_lost_connections():
+            self._resumption.begin(Stream(*stream), resumptions)
         for judge in self.control.judges():
             if judge < self.identity.rank and judge not in self._dialled_judges:
                 self._dialled_judges.add(judge)
@@ -264,10 +273,11 @@ class Session:
         self.recorder.close()
         self._dialer.close()
         self.channels.close_openers()
-        if self._departures is not None:
-            self._listener.loop.unwatch(self._departures.fileno())
-            self.control.remove_doorbell(self._departures.fileno())
-            self._departures.close()
+        self._resumption.close()
+        if self._news is not None:
+            self._listener.loop.unwatch(self._news.fileno())
+            self.control.remove_doorbell(self._news.fileno())
+            self._news.close()
 
     @property
     def survivors(self) -> Arrivals:
@@ -335,6 +345,8 @@ class Session:
                 self._add_control_link(hello.sender, sock)
             elif hello.purpose is Purpose.SURVIVOR:
                 self.survivors.admit(hello, sock)
+            elif hello.purpose in (Purpose.TCP_RESUME, Purpose.TCP_REDIAL):
+                self._resumption.admit(hello, sock)
             else:
                 self.channels.admit(hello, sock)
         except (OSError, RuntimeError) as error:
@@ -347,6 +359,15 @@ class Session:
         self.control.fail(kind_of(refused), -1, refused.message)
         self.give_up(refused.message)
 
+    def _streams(self, communicator: int) -> Streams | None:
+        if communicator == _core.CONTROL_LINKS:
+            return _ControlStreams(self.control, self._heartbeat_timeout_s)
+        return self.channels.endpoint(communicator)
+
+    def _on_refused(self, stream: Stream) -> None:
+        if stream.communicator == _core.CONTROL_LINKS:
+            self.control.end_link(stream.peer)
+
     def _add_control_link(self, peer: int, sock: socket.socket) -> None:
         process = process_descriptor(sock)
         if sock.family != socket.AF_UNIX:
@@ -355,6 +376,24 @@ class Session:
             self.control.add_link(peer, sock.detach(), process)
             self._linked.add(peer)
             self._changed.notify_all()
+
+
+class _ControlStreams:
+    """The control links in the form in which `Resumption` continues them: each is one stream."""
+
+    def __init__(self, control: _core.Control, heartbeat_timeout_s: float) -> None:
+        self._control = control
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+
+    def retire_stream(self, lane: int, peer: int, stream: int, resumptions: int) -> tuple[int, int] | None:
+        return self._control.retire_link(peer, resumptions)
+
+    def resume_stream(
+        self, lane: int, peer: int, stream: int, descriptor: int, resumptions: int, received: int
+    ) -> bool:
+        sock = socket.socket(fileno=descriptor)
+        watch(sock, self._heartbeat_timeout_s)
+        return self._control.resume_link(peer, sock.detach(), resumptions, received)
 
 
 def _allow_descriptors(rank: int, size: int) -> None:

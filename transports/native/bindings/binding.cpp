@@ -173,6 +173,18 @@ nb::list traffic(const Endpoint& endpoint) {
   return rows;
 }
 
+std::optional<std::pair<std::uint32_t, std::uint64_t>> to_pair(const std::optional<StreamState>& state) {
+  if (!state) return std::nullopt;
+  return std::pair(state->resumptions, state->received);
+}
+
+nb::list take_lost_connections(Control& control) {
+  nb::list lost;
+  for (const LostConnection& each : control.take_lost_connections())
+    lost.append(nb::make_tuple(each.communicator, each.lane, each.peer, each.stream.stream, each.stream.resumptions));
+  return lost;
+}
+
 nb::tuple failure(const Control& control) {
   const Failure failure = control.failure();
   return nb::make_tuple(static_cast<int>(failure.kind), failure.rank, failure.peer, failure.sequence, failure.text);
@@ -293,6 +305,21 @@ void bind_control(nb::module_& module) {
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("recorded") = 0, nb::arg("slow_after_s") = most_slow_after_s)
       .def("take_notices", &Control::take_notices)
+      .def("take_lost_connections", take_lost_connections)
+      .def(
+          "retire_link",
+          [](Control& control, int peer, std::uint32_t resumptions) {
+            return to_pair(control.retire_link(peer, resumptions));
+          },
+          nb::arg("peer"), nb::arg("resumptions"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "resume_link",
+          [](Control& control, int peer, int socket, std::uint32_t resumptions, std::uint64_t received) {
+            return control.resume_link(peer, Descriptor(socket), {resumptions, received});
+          },
+          nb::arg("peer"), nb::arg("socket"), nb::arg("resumptions"), nb::arg("received"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("end_link", &Control::end_link, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "describe", [](Control& control, const std::string& about) { control.recorder().memory().describe(about); },
           nb::arg("about"))
@@ -428,6 +455,23 @@ void bind_endpoint(nb::module_& module) {
                                                                     TcpTerms{epoch, checksum}));
           },
           nb::arg("lane"), nb::arg("peer"), nb::arg("sockets"), nb::arg("epoch"), nb::arg("checksum"))
+      .def(
+          "retire_stream",
+          [](Endpoint& endpoint, std::int64_t lane, int peer, std::uint32_t stream, std::uint32_t resumptions) {
+            return to_pair(endpoint.retire_stream(lane, endpoint.member(peer), {stream, resumptions}));
+          },
+          nb::arg("lane"), nb::arg("peer"), nb::arg("stream"), nb::arg("resumptions"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "resume_stream",
+          [](Endpoint& endpoint, std::int64_t lane, int peer, std::uint32_t stream, int socket,
+             std::uint32_t resumptions, std::uint64_t received) {
+            return endpoint.resume_stream(lane, endpoint.member(peer), stream, Descriptor(socket),
+                                          {resumptions, received});
+          },
+          nb::arg("lane"), nb::arg("peer"), nb::arg("stream"), nb::arg("descriptor"), nb::arg("resumptions"),
+          nb::arg("received"),
+          nb::call_guard<nb::gil_scoped_release>())
       .def("add_tagged", add_tagged, nb::arg("lane"), nb::arg("peer"), nb::arg("messenger"), nb::arg("address"),
            nb::arg("out_tag"), nb::arg("in_tag"), nb::arg("socket"))
       .def("start", start, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"))
@@ -476,6 +520,7 @@ NB_MODULE(_core, module) {
   module.attr("DTYPES") = dtypes;
   module.attr("SHM_NBYTES") = ShmChannel::segment_nbytes();
   module.attr("SENDING_LANE") = ChannelTable::sending_lane;
+  module.attr("CONTROL_LINKS") = control_links;
   module.attr("RECEIVING_LANE") = ChannelTable::receiving_lane;
 
   nb::class_<Plan>(module, "Plan").def(nb::new_(&make_plan), nb::arg("words"));

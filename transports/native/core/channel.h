@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "descriptor.h"
 #include "memory_type.h"
 #include "traffic_record.h"
 
@@ -62,6 +63,18 @@ struct Whole {
   Incoming incoming;
 };
 
+//! A stream of a channel whose connection has ended. `resumptions`: how often it has been continued before.
+struct BrokenStream {
+  std::uint32_t stream;
+  std::uint32_t resumptions;
+};
+
+//! What the two ends of a stream tell each other before they continue it.
+struct StreamState {
+  std::uint32_t resumptions;
+  std::uint64_t received;  // bytes
+};
+
 class Channel {
   //! A sequence of messages to one peer, and one from it.
  public:
@@ -71,6 +84,10 @@ class Channel {
   Channel& operator=(const Channel&) = delete;
 
   std::int32_t peer() const { return peer_; }
+  //! The lane that the channel serves.
+  std::int64_t lane() const { return lane_; }
+  //! Sets the lane. Called before the channel is used.
+  void serve(std::int64_t lane) { lane_ = lane; }
   const char* transport() const { return transport_; }
   const Counters& counters() const { return *counters_; }
   //! Counts in a traffic record from now on, where other processes see it. Called before the channel is used.
@@ -123,8 +140,23 @@ class Channel {
   //! that computes.
   virtual bool polls_by_syscall() const { return false; }
 
-  //! Whether the peer has gone. Messages that it sent before can still be received.
+  //! Whether the peer has gone, or its connection has. Messages that it sent before can still be received.
   virtual bool closed() = 0;
+
+  //! The streams that can be continued over other connections, if the peer lives.
+  virtual std::vector<BrokenStream> broken() { return {}; }
+  //! Ends the use of a stream's connection. Empty if the channel has no such stream, or has continued it more often than
+  //! `resumptions` times, so that the broken connection is an earlier one.
+  virtual std::optional<StreamState> retire(const BrokenStream& stream) {
+    static_cast<void>(stream);
+    return std::nullopt;
+  }
+  //! Continues a stream over another connection. `peer`: what the peer has received, and how often the stream has been
+  //! continued now. Returns false if bytes that the peer lacks are lost.
+  virtual bool resume(std::uint32_t stream, Descriptor socket, const StreamState& peer) {
+    static_cast<void>(stream), static_cast<void>(socket), static_cast<void>(peer);
+    return false;
+  }
 
   //! Announces that the caller is about to sleep until a send or receive can go on, and adds the descriptors to poll.
   //! The caller then passes a heavy fence and looks once more before it sleeps.
@@ -168,6 +200,7 @@ class Channel {
   TrafficSlot slot_;
   std::int32_t peer_;
   const char* transport_;
+  std::int64_t lane_ = 0;
 };
 
 }  // namespace unisono

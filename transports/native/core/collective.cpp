@@ -40,6 +40,7 @@ void ChannelTable::add(std::int64_t lane, std::unique_ptr<Channel> channel) {
   const std::lock_guard lock(mutex_);
   if (entry.channel.load(std::memory_order_relaxed) != nullptr)
     throw std::invalid_argument("there is such a channel already");
+  channel->serve(lane);
   owned_channels_.push_back(std::move(channel));
   entry.channel.store(owned_channels_.back().get(), std::memory_order_release);
 }

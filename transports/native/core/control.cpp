@@ -1,6 +1,5 @@
 #include "control.h"
 
-#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -30,6 +29,15 @@ constexpr std::size_t most_notices = 64;
 constexpr auto interrupt_check_period = 20ms;
 // One of these questions meets no other work of the two service threads, so its round trip is short.
 constexpr int clock_questions = 16;
+// How long a link that has been reset may take to go on over another connection. If only one end has noticed the reset,
+// the heartbeats of the other end's kernel find it within a second.
+constexpr auto resumption_time = 1500ms;
+
+bool is_local(int socket) {
+  sockaddr_storage address{};
+  socklen_t nbytes = sizeof address;
+  return ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &nbytes) != 0 || address.ss_family == AF_UNIX;
+}
 
 // Whether a connection broke because the other end sent nothing, not even its end.
 bool silent(int error) {
@@ -66,11 +74,9 @@ Control::~Control() {
 void Control::add_link(std::int32_t peer, Descriptor socket, Descriptor process) {
   const std::lock_guard lock(mutex_);
   Link& link = links_.at(static_cast<std::size_t>(peer));
-  const int flags = ::fcntl(socket.get(), F_GETFL);
-  ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK);
-  link.socket = std::move(socket);
+  link.crosses_hosts = !is_local(socket.get());
+  link.stream.emplace(std::move(socket), 0);
   link.process = std::move(process);
-  link.open = true;
   send_past_events(peer);
   wake_.ring();
 }
@@ -103,7 +109,7 @@ Frame Control::failure_frame() const {
 
 std::size_t Control::links() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(std::count_if(links_.begin(), links_.end(), [](const Link& l) { return l.open; }));
+  return static_cast<std::size_t>(std::count_if(links_.begin(), links_.end(), [](const Link& l) { return l.stream.has_value(); }));
 }
 
 std::vector<std::int32_t> Control::judges() const {
@@ -142,6 +148,23 @@ void Control::suspect(std::int32_t peer, std::int64_t sequence, const std::strin
   suspicions_.push_back({peer, sequence, reason, Clock::now() + departure_time});
   resolve_suspicions(Clock::now());
   wake_.ring();
+}
+
+void Control::trust(std::int32_t peer) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(suspicions_, [=](const Suspicion& suspicion) { return suspicion.peer == peer; });
+}
+
+void Control::lost_connections(const std::vector<LostConnection>& lost) {
+  const std::lock_guard lock(mutex_);
+  if (lost_connections_.size() >= most_notices) return;  // they are reported again
+  lost_connections_.insert(lost_connections_.end(), lost.begin(), lost.end());
+  ring_all();
+}
+
+std::vector<LostConnection> Control::take_lost_connections() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(lost_connections_, {});
 }
 
 void Control::lose(std::int32_t peer, std::int64_t sequence, const std::string& reason) {
@@ -367,17 +390,17 @@ void Control::serve(std::unique_lock<std::mutex>& lock) {
     for (std::int32_t peer = 0; peer < size_; ++peer) write_link(peer);
     if (stopping_) {
       if (give_up == Clock::time_point::max()) give_up = Clock::now() + farewell_time;
-      const bool all_sent = std::all_of(links_.begin(), links_.end(), [](const Link& l) { return l.out.empty(); });
+      const bool all_sent = std::all_of(links_.begin(), links_.end(), [](const Link& l) { return !l.stream || !l.stream->waits(); });
       if (all_sent || Clock::now() >= give_up) break;
     }
     poll_links(lock);
     const auto now = Clock::now();
     resolve_suspicions(now);
+    lose_late_links(now);
     judge(now);
   }
   for (Link& link : links_) {
-    link.open = false;
-    link.socket.reset();
+    link.stream.reset();
     link.process.reset();
   }
 }
@@ -393,6 +416,7 @@ int Control::poll_timeout_ms() const {
   if (failed()) return -1;
   auto earliest = judge_.next_tick();
   for (const Suspicion& suspicion : suspicions_) earliest = std::min(earliest, suspicion.until);
+  for (const Link& link : links_) earliest = std::min(earliest, link.ends_at.value_or(earliest));
   if (earliest == Clock::time_point::max()) return -1;
   const auto remaining_ms = std::chrono::duration_cast<std::chrono::milliseconds>(earliest - Clock::now()).count();
   return static_cast<int>(std::clamp<long long>(remaining_ms + 1, 0, 1000));
@@ -403,8 +427,8 @@ void Control::poll_links(std::unique_lock<std::mutex>& lock) {
   std::vector<std::pair<std::int32_t, bool>> sources{{-1, false}};  // (peer, whether it is the pidfd)
   for (std::int32_t peer = 0; peer < size_; ++peer) {
     const Link& link = links_[static_cast<std::size_t>(peer)];
-    if (!link.open) continue;
-    descriptors.push_back({link.socket.get(), static_cast<short>(link.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+    if (!link.stream || link.ends_at) continue;
+    descriptors.push_back({link.stream->get(), static_cast<short>(link.stream->waits() ? POLLIN | POLLOUT : POLLIN), 0});
     sources.emplace_back(peer, false);
     if (!link.process.valid()) continue;
     descriptors.push_back({link.process.get(), POLLIN, 0});
@@ -419,18 +443,24 @@ void Control::poll_links(std::unique_lock<std::mutex>& lock) {
     if (descriptors[i].revents == 0) continue;
     const auto [peer, is_process] = sources[i];
     read_link(peer);  // its last frames come before its end
-    if (is_process) link_ended(peer);
+    if (is_process) lose_link(peer);
   }
 }
 
 void Control::read_link(std::int32_t peer) {
   Link& link = links_[static_cast<std::size_t>(peer)];
   char buffer[4096];
-  while (link.open) {
-    const auto got = ::recv(link.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
-    const int error = got < 0 ? errno : 0;
-    if (got <= 0 || !take_bytes(peer, {buffer, static_cast<std::size_t>(got)})) link_ended(peer, error);
+  while (link.stream && !link.ends_at) {
+    std::string_view bytes(reinterpret_cast<const char*>(link.stream->staged().data()), link.stream->staged().size());
+    if (!bytes.empty()) {  // from a former connection
+      link.stream->take(bytes.size());
+    } else if (const auto got = link.stream->receive(reinterpret_cast<std::byte*>(buffer), sizeof buffer)) {
+      bytes = {buffer, got};
+    } else {
+      if (link.stream->ended()) link_ended(peer);
+      return;
+    }
+    if (!take_bytes(peer, bytes)) lose_link(peer);
   }
 }
 
@@ -448,28 +478,71 @@ bool Control::take_bytes(std::int32_t peer, std::string_view bytes) {
 
 void Control::write_link(std::int32_t peer) {
   Link& link = links_[static_cast<std::size_t>(peer)];
-  while (link.open && !link.out.empty()) {
-    const auto put = ::send(link.socket.get(), link.out.data(), link.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (put > 0) {
-      link.out.erase(0, static_cast<std::size_t>(put));
-    } else {
-      if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) link.out.clear();
-      return;
-    }
-  }
+  if (link.stream) link.stream->flush();
 }
 
-void Control::link_ended(std::int32_t peer, int error) {
+// Whether the other end may live although the connection has ended.
+bool Control::may_go_on(const Link& link) const {
+  const int error = link.stream->error();
+  return link.crosses_hosts && (error == ECONNRESET || error == ECONNABORTED || error == EPIPE) && !stopping_;
+}
+
+void Control::link_ended(std::int32_t peer) {
   Link& link = links_[static_cast<std::size_t>(peer)];
-  if (!link.open) return;
-  link.open = false;
-  link.out.clear();
-  link.socket.reset();
+  if (!may_go_on(link) || departures_[static_cast<std::size_t>(peer)].has_value()) {
+    lose_link(peer);
+    return;
+  }
+  link.ends_at = Clock::now() + resumption_time;
+  lost_connections_.push_back({control_links, 0, peer, {0, link.stream->resumptions()}});
+  ring_all();
+}
+
+void Control::lose_link(std::int32_t peer) {
+  Link& link = links_[static_cast<std::size_t>(peer)];
+  if (!link.stream) return;
+  const int error = link.stream->error();
+  link.stream.reset();
   link.process.reset();
+  link.ends_at.reset();
   if (stopping_ || departures_[static_cast<std::size_t>(peer)].has_value()) return;
   const std::string what =
       silent(error) ? " is out of reach: its host or the network has given no sign of life" : " died";
   set_failure({FailureKind::peer_lost, rank_, peer, -1, ranks_text({peer}) + what}, rank_);
+}
+
+void Control::lose_late_links(Clock::time_point now) {
+  for (std::int32_t peer = 0; peer < size_; ++peer)
+    if (links_[static_cast<std::size_t>(peer)].ends_at.value_or(Clock::time_point::max()) <= now) lose_link(peer);
+}
+
+std::optional<StreamState> Control::retire_link(std::int32_t peer, std::uint32_t resumptions) {
+  const std::lock_guard lock(mutex_);
+  Link& link = links_.at(static_cast<std::size_t>(peer));
+  if (!link.stream || !link.crosses_hosts || link.stream->resumptions() > resumptions || stopping_) return {};
+  link.ends_at = Clock::now() + resumption_time;
+  return link.stream->retire();
+}
+
+bool Control::resume_link(std::int32_t peer, Descriptor socket, const StreamState& state) {
+  const std::lock_guard lock(mutex_);
+  Link& link = links_.at(static_cast<std::size_t>(peer));
+  if (!link.stream || !link.ends_at) return false;
+  const bool goes_on = link.stream->resume(std::move(socket), state);
+  if (goes_on) {
+    link.ends_at.reset();
+    link.stream->flush();
+    read_link(peer);  // what has arrived over the former connection
+  } else {
+    lose_link(peer);
+  }
+  wake_.ring();
+  return goes_on;
+}
+
+void Control::end_link(std::int32_t peer) {
+  const std::lock_guard lock(mutex_);
+  if (links_.at(static_cast<std::size_t>(peer)).ends_at) lose_link(peer);
 }
 
 void Control::handle(std::int32_t from, const Frame& frame) {
@@ -522,11 +595,12 @@ void Control::deliver(std::int32_t peer, const Frame& frame) {
 
 void Control::send(std::int32_t peer, const Frame& frame) {
   Link& link = links_[static_cast<std::size_t>(peer)];
-  if (!link.open) return;
-  link.out += encode(frame);
+  if (!link.stream) return;
+  const std::string bytes = encode(frame);
+  link.stream->append(bytes.data(), bytes.size());
   frames_sent_.fetch_add(1, std::memory_order_relaxed);
   write_link(peer);
-  if (!link.out.empty()) wake_.ring();  // the service thread sends the rest when there is room
+  if (link.stream->waits()) wake_.ring();  // the service thread sends the rest when there is room
 }
 
 void Control::send_to_others(std::int32_t except, const Frame& frame) {

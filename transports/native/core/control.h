@@ -7,7 +7,9 @@
 // has a link to both. When a judge departs, the next rank takes its place, and the others dial it (session.py, which
 // `add_doorbell` wakes).
 //
-// Deaths. A link that ends without a farewell means that its rank has died. On one host a pidfd reports that too.
+// Deaths. A link that ends without a farewell means that its rank has died. On one host a pidfd reports that too. A link
+// between hosts may also be reset while both ranks live. It is then continued over another connection, like a channel
+// (links/resumption.py). If that is refused, or takes too long, the rank has died.
 //
 // Failures. A rank sends the first failure that it finds to both judges. Each judge passes it on to every rank, so one
 // stopped judge delays no error. Every rank then wakes its waiting calls, which raise the failure, and refuses later
@@ -17,7 +19,9 @@
 // frames.
 //
 // Suspicion. A rank whose channel to a peer has ended suspects the peer. Usually a judge reports the reason a moment
-// later: a failure, a departure or a death. If not, the loss of the peer is the failure.
+// later: a failure, a departure or a death. If not, only the connection may have broken. The rank then trusts the peer
+// again when the channel goes on over another connection (links/resumption.py). If that takes too long, the loss of the
+// peer is the failure.
 #pragma once
 
 #include <poll.h>
@@ -38,12 +42,14 @@
 #include <utility>
 #include <vector>
 
+#include "channel.h"
 #include "descriptor.h"
 #include "doorbell.h"
 #include "failure.h"
 #include "flight_recorder.h"
 #include "frame.h"
 #include "judge.h"
+#include "tcp_stream.h"
 
 namespace unisono {
 
@@ -52,6 +58,17 @@ struct ClockOffset {
   std::int64_t offset_ns = 0;
   std::int64_t uncertainty_ns = 0;
 };
+
+//! A stream of a TCP channel whose connection has ended; `peer` is a rank of the job.
+struct LostConnection {
+  std::uint64_t communicator;
+  std::int64_t lane;
+  std::int32_t peer;
+  BrokenStream stream;
+};
+
+//! In a `LostConnection`, stands for a control link.
+inline constexpr std::uint64_t control_links = ~std::uint64_t{0};
 
 //! The control links of one rank.
 class Control {
@@ -83,6 +100,12 @@ class Control {
   //! Takes over an authenticated socket to the control of `peer`, and a pidfd of its process or -1. This rank or the
   //! peer is a judge.
   void add_link(std::int32_t peer, Descriptor socket, Descriptor process);
+  //! See `Channel::retire`, for the link to a peer.
+  std::optional<StreamState> retire_link(std::int32_t peer, std::uint32_t resumptions);
+  //! See `Channel::resume`.
+  bool resume_link(std::int32_t peer, Descriptor socket, const StreamState& state);
+  //! Reports that a link which has been reset cannot be continued.
+  void end_link(std::int32_t peer);
   //! The number of open links.
   std::size_t links() const;
   //! The hub and its stand-in, or fewer if fewer ranks remain.
@@ -97,6 +120,12 @@ class Control {
   //! Reports that a peer seems to be lost, for `reason`. A failure follows within half a second. Its
   //! text says why the peer departed or failed, if a judge reports that, and is `reason` otherwise.
   void suspect(std::int32_t peer, std::int64_t sequence, const std::string& reason);
+  //! Ends the suspicion of a peer.
+  void trust(std::int32_t peer);
+  //! Reports connections to open anew, and rings the doorbells.
+  void lost_connections(const std::vector<LostConnection>& lost);
+  //! Removes and returns the reported connections.
+  std::vector<LostConnection> take_lost_connections();
   //! Like `suspect`, and waits for the failure.
   void lose(std::int32_t peer, std::int64_t sequence, const std::string& reason);
 
@@ -152,11 +181,11 @@ class Control {
 
  private:
   struct Link {
-    Descriptor socket;
+    std::optional<TcpStream> stream;  // while the link is open
     Descriptor process;
+    bool crosses_hosts = false;
     std::string in;
-    std::string out;
-    bool open = false;
+    std::optional<Clock::time_point> ends_at{};  // of a link that has been reset, unless it is continued before
   };
   struct Suspicion {
     std::int32_t peer;
@@ -184,7 +213,10 @@ class Control {
   void read_link(std::int32_t peer);
   bool take_bytes(std::int32_t peer, std::string_view bytes);
   void write_link(std::int32_t peer);
-  void link_ended(std::int32_t peer, int error = 0);
+  bool may_go_on(const Link& link) const;
+  void link_ended(std::int32_t peer);
+  void lose_link(std::int32_t peer);
+  void lose_late_links(Clock::time_point now);
   void handle(std::int32_t from, const Frame& frame);
   void send(std::int32_t peer, const Frame& frame);
   void deliver(std::int32_t peer, const Frame& frame);
@@ -214,6 +246,7 @@ class Control {
   FlightRecorder recorder_;
   const Clock::duration slow_after_;
   std::vector<std::pair<std::string, bool>> notices_;
+  std::vector<LostConnection> lost_connections_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // a failure, a communicator that has settled, or a clock that has been measured
   std::vector<Link> links_;          // by peer

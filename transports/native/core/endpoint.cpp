@@ -96,6 +96,7 @@ void Endpoint::close() {
   control_->remove_doorbell(doorbell_.get());
   fail_all_requests();
   for (const auto& [key, mailbox] : mailboxes_) mailbox->close();
+  background_count_.fetch_sub(std::exchange(resumed_, {}).size());
   channels_.clear();  // first, because a transfer may still write to memory of a mailbox
   mailboxes_.clear();
   leadership_->step_down();
@@ -209,6 +210,39 @@ bool Endpoint::reaches(std::int32_t peer) {
   return channels_.at(ChannelTable::sending_lane, peer).channel.load(std::memory_order_acquire) != nullptr;
 }
 
+std::optional<StreamState> Endpoint::retire_stream(std::int64_t lane, std::int32_t peer, const BrokenStream& stream) {
+  take_leadership();
+  Channel* channel = channels_.at(lane, peer).channel.load(std::memory_order_acquire);
+  const auto state = channel == nullptr ? std::nullopt : channel->retire(stream);
+  step_down();
+  return state;
+}
+
+bool Endpoint::resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t stream, Descriptor socket,
+                             const StreamState& state) {
+  take_leadership();
+  Channel* channel = channels_.at(lane, peer).channel.load(std::memory_order_acquire);
+  const bool goes_on = channel != nullptr && channel->resume(stream, std::move(socket), state);
+  if (goes_on) {
+    if (channel->broken().empty()) control_->trust(job_rank(peer));
+    if (!channel->flush() && std::find(resumed_.begin(), resumed_.end(), channel) == resumed_.end()) {
+      const std::lock_guard lock(mutex_);
+      if (!closed_ && (server_.joinable() || start_server())) {
+        resumed_.push_back(channel);
+        background_count_.fetch_add(1);
+      }
+    }
+  }
+  step_down();
+  doorbell_.ring();
+  return goes_on;
+}
+
+// Sends what peers have not received over their former connections, although no call may need the channels now.
+void Endpoint::flush_resumed() {
+  background_count_.fetch_sub(std::erase_if(resumed_, [](Channel* channel) { return channel->flush(); }));
+}
+
 void Endpoint::run_in_background(Request& request, double timeout_s) {
   set_deadline(request, timeout_s);
   {
@@ -263,6 +297,7 @@ bool Endpoint::drive() {
   } catch (const std::exception& error) {  // ProtocolError, or a defect of this library
     fail_here(error.what());
   }
+  if (!resumed_.empty()) flush_resumed();
   if (closed_ || control_->failed()) fail_all_requests();
   return moved;
 }

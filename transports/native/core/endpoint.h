@@ -182,6 +182,12 @@ class Endpoint {
     return channels_.accepts(lane, peer, memory, nbytes);
   }
 
+  //! See `Channel::retire`; empty also if the channel is not open. `peer` is a rank of the communicator.
+  std::optional<StreamState> retire_stream(std::int64_t lane, std::int32_t peer, const BrokenStream& stream);
+  //! See `Channel::resume`.
+  bool resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t stream, Descriptor socket,
+                     const StreamState& state);
+
   //! Lets the server drive a request. It fails if it has not ended in `timeout_s` seconds from now.
   void run_in_background(Request& request, double timeout_s);
   //! Looks for progress once.
@@ -259,6 +265,7 @@ class Endpoint {
 
   // Waiting: see endpoint_waiting.cpp.
   void take_leadership();
+  void give_way(bool& leads);
   void step_down();
   void wake_server();
   void follow(const Request& request);
@@ -287,6 +294,8 @@ class Endpoint {
   std::vector<Blocked> blocked() const;
   bool peer_has_gone(const Blocked& on) const;
   bool check_closed();
+  void report_broken(const std::vector<Blocked>& waits);
+  void flush_resumed();
   void time_out(const Request& request);
   std::int32_t peer_of(const Request& request) const;
 
@@ -309,7 +318,8 @@ class Endpoint {
   std::deque<Request*> collectives_;
   std::deque<Request*> new_messages_;
   std::atomic<std::size_t> queued_{0};
-  std::atomic<std::size_t> background_count_{0};  // background requests that have not ended
+  // The work of the server: background requests that have not ended, and resumed channels with bytes to send again.
+  std::atomic<std::size_t> background_count_{0};
   std::thread server_;
   std::atomic<bool> server_idle_{false};
   std::atomic<int> awaited_{0};  // threads that wait for requests which the server drives
@@ -328,10 +338,12 @@ class Endpoint {
   std::optional<AwaitedVerdict> awaited_verdict_;
   std::map<std::pair<std::int64_t, std::int32_t>, std::shared_ptr<Mailbox>> mailboxes_;  // by lane and peer
   std::vector<Request*> messages_;                  // requests that have begun and not ended
+  std::vector<Channel*> resumed_;                   // with bytes to send again
   std::array<CachedDescription, 16> descriptions_;  // indexed by a hash of the message
   std::uint32_t next_sequence_ = 0;
   std::int64_t next_message_ = 0;
   Clock::time_point next_check_{};
+  Clock::time_point next_loss_report_{};
   Clock::time_point contended_until_{};
 };
 

@@ -40,6 +40,8 @@ constexpr auto report_period = 30s;
 constexpr double most_late_s = 2;
 // The judges are asked this long before the answer is to be reported.
 constexpr auto most_asking_time = 500ms;
+// Broken connections are reported again after this time.
+constexpr auto loss_report_period = 50ms;
 constexpr auto signal_check_period = 20ms;
 constexpr auto longest_sleep = 20ms;
 // A peer may have opened a channel just before it departed, and this rank may not have added it yet.
@@ -79,11 +81,18 @@ void Endpoint::wake_server() {
 // For urgent work by a thread that does not wait for a call.
 void Endpoint::take_leadership() {
   if (leadership_->try_take()) return;
-  const LeadershipRequest leadership_request(*leadership_);
+  leadership_->begin_urgency();
   while (!leadership_->try_take()) {
     doorbell_.ring();
     leadership_->wait_as_follower(longest_sleep, [this] { return !leadership_->is_taken(); });
   }
+  leadership_->end_urgency();
+}
+
+// Lets a thread with urgent work take the lead, if this thread has it.
+void Endpoint::give_way(bool& leads) {
+  if (std::exchange(leads, false)) step_down();
+  leadership_->wait_as_follower(longest_sleep, [this] { return !leadership_->is_urgent(); });
 }
 
 Outcome Endpoint::poll(Request& request) {
@@ -120,6 +129,7 @@ Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupt
   bool left_to_server = false;
   std::optional<LeadershipRequest> leadership_request;
   while (request.outcome() == Outcome::pending) {
+    if (leadership_->is_urgent()) give_way(leads);
     if (!leads && !left_to_server) leads = leadership_->try_take();
     if (!leads) {
       left_to_server = is_served;
@@ -180,7 +190,8 @@ std::uint64_t Endpoint::wait_for_end(std::uint64_t seen, std::chrono::millisecon
 // while it has nothing to do, and then prompt.
 void Endpoint::serve() {
   const auto is_needed = [this] {
-    return background_count_.load() != 0 && !leadership_->is_requested() && !leadership_->is_taken();
+    return background_count_.load() != 0 && !leadership_->is_requested() && !leadership_->is_urgent() &&
+           !leadership_->is_taken();
   };
   while (!closed_) {
     if (!is_needed()) {
@@ -192,7 +203,8 @@ void Endpoint::serve() {
       set_waking(Waking::prompt);
     }
     if (!is_needed() || !leadership_->try_take()) continue;
-    for (Idle idle; background_count_.load() != 0 && !leadership_->is_requested() && !closed_;) {
+    const auto may_go_on = [this] { return !leadership_->is_requested() && !leadership_->is_urgent() && !closed_; };
+    for (Idle idle; background_count_.load() != 0 && may_go_on();) {
       if (drive())
         idle.note_progress();
       else
@@ -394,7 +406,7 @@ void Endpoint::sleep(Idle& idle, bool serving) {
 
 // Whether there is work for which the doorbell may have been rung before this thread announced its sleep.
 bool Endpoint::must_stay_awake(bool serving) const {
-  if (closed_ || control_->failed() || has_startable_call()) return true;
+  if (closed_ || control_->failed() || leadership_->is_urgent() || has_startable_call()) return true;
   return serving && (leadership_->is_requested() || background_count_.load() == 0);
 }
 
@@ -431,8 +443,23 @@ bool Endpoint::check_closed() {
   if (!drive() && !control_->failed()) {
     const std::int32_t peer = job_rank(lost->peer);
     control_->suspect(peer, current_sequence(), "rank " + std::to_string(peer) + " closed its connection");
+    report_broken(waits);
   }
   return true;
+}
+
+// Lets broken connections be opened anew, in case that their peers live.
+void Endpoint::report_broken(const std::vector<Blocked>& waits) {
+  const auto now = Clock::now();
+  if (now < next_loss_report_) return;
+  next_loss_report_ = now + loss_report_period;
+  std::vector<LostConnection> lost;
+  for (const Blocked& on : waits) {
+    if (on.channel == nullptr) continue;
+    for (const BrokenStream& stream : on.channel->broken())
+      lost.push_back({communicator_, on.channel->lane(), job_rank(on.channel->peer()), stream});
+  }
+  if (!lost.empty()) control_->lost_connections(lost);
 }
 
 void Endpoint::time_out(const Request& request) {

@@ -44,12 +44,22 @@ class Leadership {
   //! Whether a thread that waits for its own call asks to become the leader. It has priority over a leader that only
   //! drives calls of other threads.
   bool is_requested() const { return requests_.load(std::memory_order_seq_cst) != 0; }
+  //! Whether a thread needs the lead for urgent work. It has priority over every leader.
+  bool is_urgent() const { return urgent_.load(std::memory_order_relaxed) != 0; }
+  //! Lets the threads that `is_urgent` holds up go on.
+  void end_urgency() {
+    urgent_.fetch_sub(1, std::memory_order_seq_cst);
+    notify_followers();
+  }
+  //! Announces urgent work, until `end_urgency`.
+  void begin_urgency() { urgent_.fetch_add(1, std::memory_order_seq_cst); }
 
  private:
   friend class LeadershipRequest;
   std::atomic<bool> taken_{false};
   std::atomic<int> following_{0};
   std::atomic<int> requests_{0};
+  std::atomic<int> urgent_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
 };

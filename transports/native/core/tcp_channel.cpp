@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "crc32c.h"
 #include "kernels.h"
@@ -22,6 +23,10 @@ constexpr std::size_t most_gathered_nbytes = 4096;
 // A plain receive of at least this many bytes goes from the kernel directly into its destination.
 constexpr std::size_t direct_read_nbytes = 16 << 10;
 
+// A checked block that has arrived damaged must be sent again, although the peer's kernel has acknowledged it. It lies at
+// most as far back as that kernel buffers; Linux buffers 6 MiB by default.
+constexpr std::size_t kept_checked_nbytes = 8 << 20;
+
 std::size_t block_remaining(std::uint64_t position, std::uint64_t nbytes) {
   return static_cast<std::size_t>(std::min<std::uint64_t>(block_nbytes - position % block_nbytes, nbytes - position));
 }
@@ -32,7 +37,8 @@ TcpChannel::TcpChannel(std::int32_t peer, std::vector<Descriptor> sockets, const
     : Channel(peer, "tcp"), terms_(terms), header_read_ahead_(most_read_ahead_nbytes) {
   if (sockets.empty() || sockets.size() > TcpTerms::most_streams)
     throw std::invalid_argument("a TCP channel needs 1 to " + std::to_string(TcpTerms::most_streams) + " sockets");
-  for (Descriptor& socket : sockets) streams_.emplace_back(std::move(socket), most_read_ahead_nbytes);
+  const std::size_t kept_nbytes = terms.checksum ? kept_checked_nbytes : 0;
+  for (Descriptor& socket : sockets) streams_.emplace_back(std::move(socket), most_read_ahead_nbytes, kept_nbytes);
   out_stream_ = streams_.data();
 }
 
@@ -40,7 +46,7 @@ TcpStream& TcpChannel::stream_of(std::uint64_t position) {
   return streams_[static_cast<std::size_t>(position / block_nbytes % streams_.size())];
 }
 
-bool TcpChannel::begin(const Header& header, Whole /*whole*/, MemoryType /*memory*/) {
+bool TcpChannel::begin(const Header& header, Whole whole, MemoryType /*memory*/) {
   WireHeader wire{};
   wire.magic = WireHeader::right_magic;
   wire.header = header;
@@ -52,6 +58,7 @@ bool TcpChannel::begin(const Header& header, Whole /*whole*/, MemoryType /*memor
   out_stream_->append(&wire, sizeof wire);
   out_nbytes_ = header.nbytes;
   out_done_ = 0;
+  out_lasts_ = whole.data != nullptr && !terms_.checksum;
   counters_->sent_messages += 1;
   counters_->sent_nbytes += header.nbytes;
   return true;
@@ -71,12 +78,23 @@ std::size_t TcpChannel::write(const std::byte* data, std::size_t nbytes) {
   if (out_nbytes_ <= most_gathered_nbytes) {
     stream->append(data, taken);
   } else {
-    taken = stream->send(data, taken);
+    taken = stream->send(data, taken, out_lasts_);
   }
   if (terms_.checksum) out_checksum_ = crc32c(out_checksum_, data, taken);
   out_done_ += taken;
   if (taken != 0 && (out_done_ == out_nbytes_ || out_done_ % block_nbytes == 0)) end_block();
   return taken;
+}
+
+bool TcpChannel::flush() {
+  bool all = out_stream_->flush();
+  if (was_resumed_) {
+    for (TcpStream& stream : streams_) all &= stream.flush();
+    was_resumed_ = !all;
+  }
+  if (all && std::exchange(out_lasts_, false))
+    for (TcpStream& stream : streams_) stream.keep_lasting();
+  return all;
 }
 
 void TcpChannel::end_block() {
@@ -92,6 +110,11 @@ const Header* TcpChannel::front() {
   if (stream.staged().size() < sizeof(WireHeader)) return nullptr;
   WireHeader wire;
   std::memcpy(&wire, stream.staged().data(), sizeof wire);
+  if (wire.magic != WireHeader::right_magic || wire.checksum != wire.right_checksum()) {
+    demand_again(stream, "with a damaged header");
+    return nullptr;
+  }
+  damaged_ = 0;
   check(wire);
   stream.take(sizeof wire);
   in_header_ = wire.header;
@@ -109,7 +132,6 @@ const Header* TcpChannel::front() {
 }
 
 void TcpChannel::check(const WireHeader& wire) const {
-  if (wire.magic != WireHeader::right_magic || wire.checksum != wire.right_checksum()) refuse("with a damaged header");
   if (wire.epoch != terms_.epoch) refuse("of another epoch");
   if (wire.number != in_number_) refuse("out of its turn");
 }
@@ -133,7 +155,14 @@ void TcpChannel::stage(TcpStream& stream) {
   staging_.note(Clock::now() - began, stream.staged().size());
 }
 
-// Whether the front block of `nbytes` has arrived. Throws ProtocolError if its checksum is wrong.
+// Demands data that has arrived damaged once more. Throws ProtocolError if the peer does not keep it, or if it has
+// arrived damaged before.
+void TcpChannel::demand_again(TcpStream& stream, const char* what) {
+  if (!terms_.checksum || damaged_++ != 0) refuse(what);
+  stream.reject();
+}
+
+// Whether the front block of `nbytes` has arrived undamaged.
 bool TcpChannel::verify(TcpStream& stream, std::size_t nbytes) {
   if (block_verified_) return true;
   BlockChecksum expected;
@@ -141,7 +170,11 @@ bool TcpChannel::verify(TcpStream& stream, std::size_t nbytes) {
   if (stream.staged().size() < needed) stream.read_ahead(needed, most_read_ahead_nbytes);
   if (stream.staged().size() < needed) return false;
   std::memcpy(&expected, stream.staged().data() + nbytes, sizeof expected);
-  if (crc32c(0, stream.staged().data(), nbytes) != expected) refuse("with a damaged payload");
+  if (crc32c(0, stream.staged().data(), nbytes) != expected) {
+    demand_again(stream, "with a damaged payload");
+    return false;
+  }
+  damaged_ = 0;
   return block_verified_ = true;
 }
 
@@ -189,6 +222,23 @@ std::size_t TcpChannel::receive(TcpStream& stream, std::byte* data, std::size_t 
 
 bool TcpChannel::closed() {
   return std::any_of(streams_.begin(), streams_.end(), [](TcpStream& stream) { return stream.closed(); });
+}
+
+std::vector<BrokenStream> TcpChannel::broken() {
+  std::vector<BrokenStream> broken;
+  for (std::uint32_t i = 0; i < streams_.size(); ++i)
+    if (streams_[i].closed()) broken.push_back({i, streams_[i].resumptions()});
+  return broken;
+}
+
+std::optional<StreamState> TcpChannel::retire(const BrokenStream& stream) {
+  if (stream.stream >= streams_.size() || streams_[stream.stream].resumptions() > stream.resumptions) return {};
+  return streams_[stream.stream].retire();
+}
+
+bool TcpChannel::resume(std::uint32_t stream, Descriptor socket, const StreamState& peer) {
+  if (stream >= streams_.size() || !streams_[stream].resume(std::move(socket), peer)) return false;
+  return was_resumed_ = true;
 }
 
 void TcpChannel::prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) {

@@ -15,8 +15,13 @@
 // destination, unless the read-ahead is measured to be faster (receive_policy.h). After a large message only a header
 // is read ahead, so that little of the next payload is. A checked block is read ahead as a whole, and the receiver
 // passes on none of it before its checksum has been verified.
+//
+// A stream whose connection breaks is continued over another one (tcp_stream.h). A checked block that arrives damaged is
+// treated as if the connection had broken before the block. So it is sent again. If it is damaged a second time, the
+// channel fails.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "channel.h"
@@ -43,7 +48,7 @@ class TcpChannel final : public Channel {
 
   bool begin(const Header& header, Whole whole = {}, MemoryType memory = MemoryType::host) override;
   std::size_t write(const std::byte* data, std::size_t nbytes) override;
-  bool flush() override { return out_stream_->flush(); }
+  bool flush() override;
   const Header* front() override;
   std::span<const std::byte> readable() override;
   void consume(std::size_t nbytes) override;
@@ -51,6 +56,9 @@ class TcpChannel final : public Channel {
   bool may_progress(bool, bool) const override { return true; }  // only the kernel can tell
   bool polls_by_syscall() const override { return true; }
   bool closed() override;
+  std::vector<BrokenStream> broken() override;
+  std::optional<StreamState> retire(const BrokenStream& stream) override;
+  bool resume(std::uint32_t stream, Descriptor socket, const StreamState& peer) override;
   void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;
   void cancel_sleep() override {}
 
@@ -63,16 +71,19 @@ class TcpChannel final : public Channel {
   void stage(TcpStream& stream);
   std::size_t receive(TcpStream& stream, std::byte* data, std::size_t nbytes);
   void advance_position(TcpStream& stream, std::size_t nbytes);
+  void demand_again(TcpStream& stream, const char* what);
   [[noreturn]] void refuse(const char* what) const;
 
   TcpTerms terms_;
   std::vector<TcpStream> streams_;
 
-  // Sending. Only the stream used last can have waiting bytes.
+  // Sending. Only the stream used last can have waiting bytes, and streams that have been resumed.
   TcpStream* out_stream_;
+  bool was_resumed_ = false;  // since all streams were flushed
   std::uint32_t out_number_ = 0;  // of the next message
   std::uint64_t out_nbytes_ = 0;
   std::uint64_t out_done_ = 0;
+  bool out_lasts_ = false;  // the payload stays unchanged until the message has ended
   BlockChecksum out_checksum_ = 0;  // of the current block so far
 
   // Receiving.
@@ -83,6 +94,7 @@ class TcpChannel final : public Channel {
   StagingPolicy staging_;
   bool in_checked_ = false;
   bool block_verified_ = false;
+  std::uint32_t damaged_ = 0;  // how often the data that is expected now has arrived damaged
   bool message_open_ = false;
   std::size_t header_read_ahead_;  // bytes to read ahead when a header is expected
 };

@@ -1,8 +1,10 @@
 #include "tcp_stream.h"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -12,9 +14,13 @@
 #include <cstring>
 #include <string>
 #include <system_error>
+#include <utility>
 
 namespace unisono {
 namespace {
+
+// A history up to this size is kept without asking the kernel which part of it is acknowledged.
+constexpr std::size_t most_unexamined_nbytes = 64 << 10;
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
@@ -46,14 +52,20 @@ void do_without_pacing(int socket) {
 
 }  // namespace
 
-TcpStream::TcpStream(Descriptor socket, std::size_t read_ahead_nbytes)
-    : socket_(std::move(socket)),
+TcpStream::TcpStream(Descriptor socket, std::size_t read_ahead_nbytes, std::size_t kept_nbytes)
+    : kept_nbytes_(kept_nbytes),
       capacity_(read_ahead_nbytes),
       staging_(std::make_unique_for_overwrite<std::byte[]>(read_ahead_nbytes)) {
+  prepare(std::move(socket));
+}
+
+void TcpStream::prepare(Descriptor socket) {
+  socket_ = std::move(socket);
   const int flags = ::fcntl(socket_.get(), F_GETFL);
   if (flags < 0 || ::fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK) != 0)
     throw std::system_error(errno, std::generic_category(), "fcntl of a channel");
-  if (stays_in_the_kernel(socket_.get())) do_without_pacing(socket_.get());
+  stays_in_the_kernel_ = stays_in_the_kernel(socket_.get());
+  if (stays_in_the_kernel_) do_without_pacing(socket_.get());
 }
 
 void TcpStream::append(const void* data, std::size_t nbytes) {
@@ -61,7 +73,7 @@ void TcpStream::append(const void* data, std::size_t nbytes) {
   waiting_.insert(waiting_.end(), bytes, bytes + nbytes);
 }
 
-std::size_t TcpStream::send(const std::byte* data, std::size_t nbytes) {
+std::size_t TcpStream::send(const std::byte* data, std::size_t nbytes, bool lasting) {
   if (gone_) return 0;
   const std::size_t waits = waiting_.size() - waiting_sent_;
   iovec parts[2] = {{waiting_.data() + waiting_sent_, waits}, {const_cast<std::byte*>(data), nbytes}};
@@ -70,16 +82,61 @@ std::size_t TcpStream::send(const std::byte* data, std::size_t nbytes) {
   message.msg_iovlen = 2;
   const auto sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) {
-    gone_ = !would_block(errno);
+    note_end(errno);
     return 0;
   }
   const std::size_t of_waiting = std::min(waits, static_cast<std::size_t>(sent));
+  const std::size_t of_data = static_cast<std::size_t>(sent) - of_waiting;
+  remember(waiting_.data() + waiting_sent_, of_waiting);
+  lasting ? remember_lasting(data, of_data) : remember(data, of_data);
   waiting_sent_ += of_waiting;
   if (waiting_sent_ == waiting_.size()) {
     waiting_.clear();
     waiting_sent_ = 0;
   }
-  return static_cast<std::size_t>(sent) - of_waiting;
+  return of_data;
+}
+
+// Returns how many of the last `nbytes` that were sent must be kept: those that the kernel may still send again. Nothing
+// can break a connection inside one kernel, so its bytes are not kept.
+std::size_t TcpStream::kept_of(std::size_t nbytes) const {
+  if (stays_in_the_kernel_) return std::min(nbytes, kept_nbytes_);
+  int unacknowledged = 0;
+  if (nbytes <= most_unexamined_nbytes || ::ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) != 0) return nbytes;
+  return std::min(nbytes, std::max(static_cast<std::size_t>(unacknowledged), kept_nbytes_));
+}
+
+void TcpStream::remember(const std::byte* data, std::size_t nbytes) {
+  if (nbytes == 0) return;
+  keep_lasting();
+  sent_ += nbytes;
+  const std::size_t kept = kept_of(history_.size() + nbytes);
+  const std::size_t of_data = std::min(kept, nbytes);
+  history_.keep_last(kept - of_data);
+  history_.append(data + (nbytes - of_data), of_data);
+}
+
+void TcpStream::remember_lasting(const std::byte* data, std::size_t nbytes) {
+  if (nbytes == 0) return;
+  sent_ += nbytes;
+  lasting_nbytes_ += nbytes;
+  if (!lasting_.empty() && lasting_.back().data() + lasting_.back().size() == data)
+    lasting_.back() = {lasting_.back().data(), lasting_.back().size() + nbytes};
+  else
+    lasting_.emplace_back(data, nbytes);
+}
+
+void TcpStream::keep_lasting() {
+  if (lasting_.empty()) return;
+  const std::size_t kept = kept_of(history_.size() + lasting_nbytes_);
+  const std::size_t of_lasting = std::min(kept, lasting_nbytes_);
+  history_.keep_last(kept - of_lasting);
+  std::size_t skipped = std::exchange(lasting_nbytes_, 0) - of_lasting;
+  for (const std::span<const std::byte> piece : std::exchange(lasting_, {})) {
+    const std::size_t from = std::min(skipped, piece.size());
+    history_.append(piece.data() + from, piece.size() - from);
+    skipped -= from;
+  }
 }
 
 bool TcpStream::flush() {
@@ -100,9 +157,18 @@ void TcpStream::read_ahead(std::size_t needed, std::size_t most, std::size_t lea
 
 std::size_t TcpStream::receive(std::byte* data, std::size_t nbytes) {
   const auto got = ::recv(socket_.get(), data, nbytes, MSG_DONTWAIT);
-  if (got > 0) return static_cast<std::size_t>(got);
-  gone_ = got == 0 || !would_block(errno);
+  if (got > 0) {
+    received_ += static_cast<std::size_t>(got);
+    return static_cast<std::size_t>(got);
+  }
+  note_end(got == 0 ? 0 : errno);
   return 0;
+}
+
+void TcpStream::note_end(int error) {
+  if (would_block(error)) return;
+  gone_ = true;
+  if (error != 0) error_ = error;  // a broken connection reports its error once, and then an orderly end
 }
 
 bool TcpStream::closed() {
@@ -110,6 +176,55 @@ bool TcpStream::closed() {
   char byte;
   const auto got = ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return got == 0 || (got < 0 && !would_block(errno));
+}
+
+StreamState TcpStream::retire() {
+  int arrived = 0;
+  while (socket_.valid() && ::ioctl(socket_.get(), FIONREAD, &arrived) == 0 && arrived > 0) {
+    make_room(static_cast<std::size_t>(arrived));
+    const std::size_t got = receive(staging_.get() + end_, static_cast<std::size_t>(arrived));
+    if (got == 0) break;
+    end_ += got;
+  }
+  socket_.reset();
+  gone_ = true;
+  return {resumptions_, received_};
+}
+
+void TcpStream::reject() {
+  received_ -= end_ - begin_;
+  begin_ = end_ = 0;
+  socket_.reset();
+  gone_ = true;
+}
+
+// Lets the stage take `nbytes` more bytes at its end.
+void TcpStream::make_room(std::size_t nbytes) {
+  if (capacity_ - end_ >= nbytes) return;
+  const std::size_t staged_nbytes = end_ - begin_;
+  const std::size_t capacity = std::max(capacity_, staged_nbytes + nbytes);
+  auto larger = std::make_unique_for_overwrite<std::byte[]>(capacity);
+  std::memcpy(larger.get(), staging_.get() + begin_, staged_nbytes);
+  staging_ = std::move(larger);
+  capacity_ = capacity;
+  begin_ = 0;
+  end_ = staged_nbytes;
+}
+
+bool TcpStream::resume(Descriptor socket, const StreamState& peer) {
+  if (peer.received > sent_ || sent_ - peer.received > history_.size() + lasting_nbytes_) return false;
+  prepare(std::move(socket));
+  for (const std::span<const std::byte> piece : std::exchange(lasting_, {})) history_.append(piece.data(), piece.size());
+  lasting_nbytes_ = 0;
+  std::vector<std::byte> again = history_.take_last(static_cast<std::size_t>(sent_ - peer.received));
+  again.insert(again.end(), waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_sent_), waiting_.end());
+  waiting_ = std::move(again);
+  waiting_sent_ = 0;
+  sent_ = peer.received;
+  gone_ = false;
+  error_ = 0;
+  resumptions_ = peer.resumptions;
+  return true;
 }
 
 }  // namespace unisono

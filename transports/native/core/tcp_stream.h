@@ -1,5 +1,14 @@
-//! One socket of a TCP channel, with the bytes that wait to be sent and the bytes that were read ahead. No function
-//! here blocks.
+//! One stream of a TCP channel: its socket, the bytes that wait to be sent, and the bytes that were read ahead. No
+//! function here blocks.
+//!
+//! Resuming. A connection may break although both ranks live: a switch restarts, or a firewall forgets it. The ranks
+//! then connect again, and each tells the other how many bytes it has received. The sender continues with the byte after
+//! that, from the history of the bytes that it has sent. The history need not reach further back than the bytes that the
+//! other end's kernel has not acknowledged: bytes that a kernel has acknowledged can be received even after the
+//! connection has broken. For example, a rank has sent 900 bytes, and its kernel reports that 300 of them are not
+//! acknowledged. The history keeps these 300. The peer has received 700 bytes when the connection breaks, so the rank
+//! sends the last 200 again. If a proxy between the ranks has acknowledged bytes that it then loses, the history does not
+//! reach back to them, and the peer is lost.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +18,18 @@
 #include <vector>
 
 #include "cache_line.h"
+#include "channel.h"
 #include "descriptor.h"
+#include "sent_history.h"
 
 namespace unisono {
 
-//! A nonblocking socket with a buffer for each direction.
+//! A sequence of bytes in each direction, over one connection or several after each other.
 class TcpStream {
  public:
-  //! Takes over the socket and makes it nonblocking. At most `read_ahead_nbytes` are read ahead.
-  TcpStream(Descriptor socket, std::size_t read_ahead_nbytes);
+  //! Takes over the socket and makes it nonblocking. At most `read_ahead_nbytes` are read ahead. The history keeps at
+  //! least the last `kept_nbytes`, also if the other end's kernel has acknowledged them.
+  TcpStream(Descriptor socket, std::size_t read_ahead_nbytes, std::size_t kept_nbytes = 0);
 
   //! The file descriptor.
   int get() const { return socket_.get(); }
@@ -25,10 +37,14 @@ class TcpStream {
   //! Adds bytes to the waiting ones; they are sent before anything else.
   void append(const void* data, std::size_t nbytes);
   //! Sends the waiting bytes and then up to `nbytes` at `data`, in one system call. Returns how many bytes of `data`
-  //! were taken.
-  std::size_t send(const std::byte* data, std::size_t nbytes);
+  //! were taken. With `lasting`, they stay unchanged until `keep_lasting`.
+  std::size_t send(const std::byte* data, std::size_t nbytes, bool lasting = false);
   //! Sends waiting bytes; true when none is waiting any more.
   bool flush();
+  //! Whether bytes wait to be sent.
+  bool waits() const { return !waiting_.empty(); }
+  //! Copies those lasting bytes that may have to be sent again, because they may change from now on.
+  void keep_lasting();
 
   //! The bytes that were read ahead.
   std::span<const std::byte> staged() const { return {staging_.get() + begin_, end_ - begin_}; }
@@ -44,12 +60,43 @@ class TcpStream {
   //! Receives up to `nbytes` directly into `data`. Nothing may be staged.
   std::size_t receive(std::byte* data, std::size_t nbytes);
 
-  //! Whether the peer has gone and everything that it sent has been received.
+  //! Whether the connection has ended and everything that came over it has been received.
   bool closed();
 
+  //! Whether the connection has ended.
+  bool ended() const { return gone_; }
+  //! The error that ended the connection; 0 if the peer closed it.
+  int error() const { return error_; }
+  //! How often the stream has been continued over another connection.
+  std::uint32_t resumptions() const { return resumptions_; }
+  //! Receives what has arrived over the connection, and closes it.
+  StreamState retire();
+  //! Closes the connection and forgets the bytes that were read ahead, which are damaged. They count as not received.
+  void reject();
+  //! Continues over another socket with the bytes that the peer has not received. Returns false, and changes nothing, if
+  //! the history does not reach back so far.
+  bool resume(Descriptor socket, const StreamState& peer);
+
  private:
+  void prepare(Descriptor socket);
+  void note_end(int error);
+  std::size_t kept_of(std::size_t nbytes) const;
+  void remember(const std::byte* data, std::size_t nbytes);
+  void remember_lasting(const std::byte* data, std::size_t nbytes);
+  void make_room(std::size_t nbytes);
+
   Descriptor socket_;
   bool gone_ = false;  // the peer has closed the connection, or it broke
+  int error_ = 0;
+  bool stays_in_the_kernel_ = false;  // no network lies between the two ends
+  std::uint32_t resumptions_ = 0;
+  std::size_t kept_nbytes_;
+  SentHistory history_;
+  // The bytes sent after those in the history, which lie in memory of the caller.
+  std::vector<std::span<const std::byte>> lasting_;
+  std::size_t lasting_nbytes_ = 0;
+  std::uint64_t sent_ = 0;      // bytes passed to the kernel, without those that were sent again
+  std::uint64_t received_ = 0;  // bytes received, including those read ahead
   std::vector<std::byte> waiting_;
   std::size_t waiting_sent_ = 0;
   std::size_t capacity_;
