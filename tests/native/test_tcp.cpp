@@ -52,7 +52,7 @@ Bytes wire_bytes(const std::vector<std::size_t>& lengths, const TcpTerms& terms)
   return bytes;
 }
 
-// Passes `bytes` to a channel; false if it refuses them.
+// Passes `bytes` to a channel; false if it refuses them, or demands them again.
 bool accepts(const Bytes& bytes, const TcpTerms& terms) {
   SocketPair sockets = unix_pair();
   const auto channel = open(std::move(sockets.b), terms);
@@ -60,9 +60,9 @@ bool accepts(const Bytes& bytes, const TcpTerms& terms) {
   for (std::size_t sent = 0; sent < bytes.size();) {
     const auto part = ::send(sockets.a.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (part > 0) sent += static_cast<std::size_t>(part);
-    if (!drain.run()) return false;
+    if (!drain.run() || !channel->broken().empty()) return false;
   }
-  return drain.run();
+  return drain.run() && channel->broken().empty();
 }
 
 std::vector<std::size_t> some_lengths(Dice& dice) {
@@ -93,7 +93,7 @@ void damaged_bytes_are_refused_or_end() {
       const std::size_t part = std::min(bytes.size() - sent, 1 + dice.below(700));
       CHECK(::send(sockets.a.get(), bytes.data() + sent, part, MSG_NOSIGNAL) == static_cast<ssize_t>(part));
       sent += part;
-      whole = drain.run();
+      whole = drain.run() && channel->broken().empty();
     }
     sockets.a.reset();
     refused += !whole;
@@ -133,14 +133,121 @@ void no_byte_of_a_damaged_block_is_delivered() {
   const auto channel = open(std::move(sockets.b), terms);
   Bytes got(block_nbytes);
   std::size_t sent = 0;
-  const auto refused = [&] {
+  const auto demanded_again = [&] {
     const auto part = ::send(sockets.a.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (part > 0) sent += static_cast<std::size_t>(part);
-    return throws<ProtocolError>([&] {
-      if (channel->front() != nullptr) CHECK(channel->read(got.data(), got.size()) == 0);
-    });
+    if (channel->front() != nullptr) CHECK(channel->read(got.data(), got.size()) == 0);
+    return !channel->broken().empty();
   };
-  CHECK(eventually(refused));
+  CHECK(eventually(demanded_again));
+  CHECK(channel->retire({0, 0})->received == 64);  // the header, and nothing of the block
+  CHECK(::send(sockets.a.get(), bytes.data(), 1, MSG_NOSIGNAL) < 0);
+}
+
+void a_block_that_is_damaged_twice_is_refused() {
+  const TcpTerms terms{0, true};
+  Bytes bytes = wire_bytes({1000}, terms);
+  bytes[500] ^= std::byte{1};
+  SocketPair sockets = unix_pair();
+  const auto channel = open(std::move(sockets.b), terms);
+  Drain drain(*channel);
+  CHECK(::send(sockets.a.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
+  CHECK(drain.run() && !channel->broken().empty());
+  SocketPair others = unix_pair();
+  CHECK(channel->retire({0, 0})->received == 64 && channel->resume(0, std::move(others.b), {1, 0}));
+  CHECK(::send(others.a.get(), bytes.data() + 64, bytes.size() - 64, 0) == static_cast<ssize_t>(bytes.size() - 64));
+  CHECK(!drain.run());
+}
+
+// Lets a stream of two channels go on over another connection, as links/resumption.py does.
+void reconnect(TcpChannel& a, TcpChannel& b, std::uint32_t stream) {
+  SocketPair sockets = unix_pair();
+  const auto of_a = a.retire({stream, 1000});
+  const auto of_b = b.retire({stream, 1000});
+  CHECK(of_a && of_b && of_a->resumptions == of_b->resumptions);
+  CHECK(a.resume(stream, std::move(sockets.a), {of_a->resumptions + 1, of_b->received}));
+  CHECK(b.resume(stream, std::move(sockets.b), {of_a->resumptions + 1, of_a->received}));
+}
+
+void channels_deliver_every_byte_however_often_their_connections_break() {
+  Dice dice(31);
+  std::size_t breaks = 0;
+  for (int round = 0; round < 40; ++round) {
+    const TcpTerms terms{0, dice.below(3) == 0};
+    std::vector<Descriptor> ours, theirs;
+    const std::size_t streams = 1 + dice.below(3);
+    for (std::size_t i = 0; i < streams; ++i) {
+      SocketPair sockets = unix_pair();
+      ours.push_back(std::move(sockets.a));
+      theirs.push_back(std::move(sockets.b));
+    }
+    TcpChannel sender(1, std::move(ours), terms);
+    TcpChannel receiver(1, std::move(theirs), terms);
+    Bytes memory(1 << 20);  // of the sender, who uses it for all messages
+    std::vector<Bytes> messages(5);
+    for (Bytes& message : messages) {
+      message.resize(dice.below(4) == 0 ? dice.below(100) : dice.below(700'000));
+      for (std::byte& byte : message) byte = static_cast<std::byte>(dice.word());
+    }
+    std::size_t sending = 0, sent = 0, receiving = 0;
+    bool begun = false;
+    Bytes received;
+    std::size_t got = 0;
+    const auto send_some = [&] {
+      if (sending == messages.size()) return;
+      const Bytes& message = messages[sending];
+      if (!begun) {
+        std::copy(message.begin(), message.end(), memory.begin());
+        sender.begin(header_of(message.size()), dice.below(2) == 0 ? Whole(memory.data()) : Whole());
+        begun = true;
+      }
+      sent += sender.write(memory.data() + sent, std::min(message.size() - sent, 1 + dice.below(400'000)));
+      if (sent != message.size() || !sender.flush()) return;
+      ++sending;
+      sent = 0;
+      begun = false;
+    };
+    const auto receive_some = [&] {
+      const Header* header = receiver.front();
+      if (header == nullptr) return;
+      received.resize(header->nbytes);
+      if (header->nbytes == 0) receiver.consume(0);
+      got += receiver.read(received.data() + got, std::min(received.size() - got, 1 + dice.below(400'000)));
+      if (got != received.size()) return;
+      CHECK(received == messages[receiving]);
+      ++receiving;
+      got = 0;
+    };
+    CHECK(eventually([&] {
+      for (std::size_t i = dice.below(3); i > 0; --i) send_some();
+      for (std::size_t i = dice.below(3); i > 0; --i) receive_some();
+      if (dice.below(6) == 0) {
+        reconnect(sender, receiver, static_cast<std::uint32_t>(dice.below(streams)));
+        ++breaks;
+      }
+      sender.flush();
+      return receiving == messages.size();
+    }));
+  }
+  CHECK(breaks > 100);
+}
+
+void a_stream_that_lacks_lost_bytes_does_not_go_on() {
+  SocketPair sockets = unix_pair();
+  const auto channel = open(std::move(sockets.a), {});
+  const Bytes payload(100'000);
+  CHECK(channel->begin(header_of(payload.size())) && channel->write(payload.data(), payload.size()) == payload.size());
+  Bytes got(payload.size() + 64);
+  CHECK(::recv(sockets.b.get(), got.data(), got.size(), MSG_WAITALL) == static_cast<ssize_t>(got.size()));
+  CHECK(channel->begin(header_of(payload.size())) && channel->write(payload.data(), payload.size()) == payload.size());
+  CHECK(channel->retire({0, 0})->received == 0 && !channel->retire({1, 0}));
+  SocketPair others = unix_pair();
+  CHECK(!channel->resume(0, std::move(others.a), {1, 1000}));  // as if a proxy had lost the rest
+  CHECK(!channel->resume(0, unix_pair().a, {1, 1'000'000}));   // more than was sent
+  CHECK(!channel->broken().empty());
+  others = unix_pair();
+  CHECK(channel->resume(0, std::move(others.a), {1, got.size()}) && channel->broken().empty());
+  CHECK(!channel->retire({0, 0}));  // about the former connection
 }
 
 void messages_of_another_epoch_and_out_of_order_are_refused() {
@@ -259,6 +366,10 @@ int main() {
       {"every flipped bit of a header is detected", every_flipped_bit_of_a_header_is_detected},
       {"any flipped bit of a checked payload is detected", any_flipped_bit_of_a_checked_payload_is_detected},
       {"no byte of a damaged block is delivered", no_byte_of_a_damaged_block_is_delivered},
+      {"a block that is damaged twice is refused", a_block_that_is_damaged_twice_is_refused},
+      {"channels deliver every byte however often their connections break",
+       channels_deliver_every_byte_however_often_their_connections_break},
+      {"a stream that lacks lost bytes does not go on", a_stream_that_lacks_lost_bytes_does_not_go_on},
       {"messages of another epoch and out of order are refused",
        messages_of_another_epoch_and_out_of_order_are_refused},
       {"a channel has at least one stream", a_channel_has_at_least_one_stream},

@@ -14,10 +14,11 @@ from unisono import log
 @pytest.fixture(autouse=True)
 def restored_logger() -> Iterator[None]:
     logger = logging.getLogger(log.NAME)
-    before = (list(logger.handlers), logger.level, logger.propagate)
+    before = list(logger.handlers), logger.propagate
+    logger.setLevel(logging.NOTSET)
     yield
-    logger.handlers, logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
+    logger.handlers, logger.propagate = before
+    logger.setLevel(logging.NOTSET)  # a level that Unisono has not set last would count as the program's
 
 
 def configure_alone(setting: str, rank: int | None = None, size: int | None = None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -229,6 +231,39 @@ def test_unreachable_host_is_a_lost_peer_on_both_sides(program: Callable[..., An
     assert all("rank 3 is out of reach" in text for _, text in reports[:3])
     # both judges of the job are on that host
     assert any(f"rank {judge} is out of reach" in reports[3][1] for judge in (0, 1))
+
+
+# --- connections that break ------------------------------------------------------------------------------------------
+
+
+def reduce_and_send(world: un.Communicator, say: Say) -> None:
+    """Exchange collectives and messages of several lengths, and compare every result."""
+    say("ready")
+    before, after = (world.rank - 1) % world.size, (world.rank + 1) % world.size
+    for call in range(150):
+        count = (1, 1000, 300_000)[call % 3]
+        x = np.arange(count) + world.rank
+        total = world.allreduce(x, timeout_s=DEADLINE_S)
+        assert (total == np.arange(count) * world.size + sum(range(world.size))).all()
+        received = world.sendrecv(x + call, after, np.empty_like(x), before, timeout_s=DEADLINE_S)
+        assert (received == np.arange(count) + before + call).all()
+    say("done")
+    world.barrier()
+
+
+def test_calls_go_on_when_connections_between_hosts_are_reset(tmp_path: Path) -> None:
+    """`ss -K` resets every connection of a host, control links too, as a firewall that restarts does."""
+    with network(2) as namespaces:
+        with HostsJob(reduce_and_send, namespaces, [2, 1], tmp_path, transports="tcp", tcp_streams=2) as job:
+            assert job.hear_all() == ["ready"] * 3
+            resets = 0
+            for turn in range(12):
+                command = ["ip", "netns", "exec", namespaces[turn % 2], "ss", "-HK", "state", "established"]
+                resets += len(subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines())
+                time.sleep(0.1)
+            assert job.hear_all() == ["done"] * 3
+    if resets == 0:
+        pytest.skip("the kernel cannot reset connections (CONFIG_INET_DIAG_DESTROY)")
 
 
 # --- wrong input ---------------------------------------------------------------------------------------------------

@@ -470,8 +470,7 @@ void bind_endpoint(nb::module_& module) {
                                           {resumptions, received});
           },
           nb::arg("lane"), nb::arg("peer"), nb::arg("stream"), nb::arg("descriptor"), nb::arg("resumptions"),
-          nb::arg("received"),
-          nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("received"), nb::call_guard<nb::gil_scoped_release>())
       .def("add_tagged", add_tagged, nb::arg("lane"), nb::arg("peer"), nb::arg("messenger"), nb::arg("address"),
            nb::arg("out_tag"), nb::arg("in_tag"), nb::arg("socket"))
       .def("start", start, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"))

@@ -145,8 +145,8 @@ class Channel {
 
   //! The streams that can be continued over other connections, if the peer lives.
   virtual std::vector<BrokenStream> broken() { return {}; }
-  //! Ends the use of a stream's connection. Empty if the channel has no such stream, or has continued it more often than
-  //! `resumptions` times, so that the broken connection is an earlier one.
+  //! Ends the use of a stream's connection. Empty if the channel has no such stream, or has continued it more often
+  //! than `resumptions` times, so that the broken connection is an earlier one.
   virtual std::optional<StreamState> retire(const BrokenStream& stream) {
     static_cast<void>(stream);
     return std::nullopt;

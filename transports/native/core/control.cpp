@@ -109,7 +109,8 @@ Frame Control::failure_frame() const {
 
 std::size_t Control::links() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(std::count_if(links_.begin(), links_.end(), [](const Link& l) { return l.stream.has_value(); }));
+  return static_cast<std::size_t>(
+      std::count_if(links_.begin(), links_.end(), [](const Link& l) { return l.stream.has_value(); }));
 }
 
 std::vector<std::int32_t> Control::judges() const {
@@ -390,7 +391,8 @@ void Control::serve(std::unique_lock<std::mutex>& lock) {
     for (std::int32_t peer = 0; peer < size_; ++peer) write_link(peer);
     if (stopping_) {
       if (give_up == Clock::time_point::max()) give_up = Clock::now() + farewell_time;
-      const bool all_sent = std::all_of(links_.begin(), links_.end(), [](const Link& l) { return !l.stream || !l.stream->waits(); });
+      const bool all_sent =
+          std::all_of(links_.begin(), links_.end(), [](const Link& l) { return !l.stream || !l.stream->waits(); });
       if (all_sent || Clock::now() >= give_up) break;
     }
     poll_links(lock);
@@ -428,7 +430,8 @@ void Control::poll_links(std::unique_lock<std::mutex>& lock) {
   for (std::int32_t peer = 0; peer < size_; ++peer) {
     const Link& link = links_[static_cast<std::size_t>(peer)];
     if (!link.stream || link.ends_at) continue;
-    descriptors.push_back({link.stream->get(), static_cast<short>(link.stream->waits() ? POLLIN | POLLOUT : POLLIN), 0});
+    descriptors.push_back(
+        {link.stream->get(), static_cast<short>(link.stream->waits() ? POLLIN | POLLOUT : POLLIN), 0});
     sources.emplace_back(peer, false);
     if (!link.process.valid()) continue;
     descriptors.push_back({link.process.get(), POLLIN, 0});

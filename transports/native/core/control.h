@@ -7,9 +7,9 @@
 // has a link to both. When a judge departs, the next rank takes its place, and the others dial it (session.py, which
 // `add_doorbell` wakes).
 //
-// Deaths. A link that ends without a farewell means that its rank has died. On one host a pidfd reports that too. A link
-// between hosts may also be reset while both ranks live. It is then continued over another connection, like a channel
-// (links/resumption.py). If that is refused, or takes too long, the rank has died.
+// Deaths. A link that ends without a farewell means that its rank has died. On one host a pidfd reports that too. A
+// link between hosts may also be reset while both ranks live. It is then continued over another connection, like a
+// channel (links/resumption.py). If that is refused, or takes too long, the rank has died.
 //
 // Failures. A rank sends the first failure that it finds to both judges. Each judge passes it on to every rank, so one
 // stopped judge delays no error. Every rank then wakes its waiting calls, which raise the failure, and refuses later

@@ -127,13 +127,13 @@ Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupt
   const bool is_served = !crowded_ && runs_in_background(request);
   bool leads = false;
   bool left_to_server = false;
-  std::optional<LeadershipRequest> leadership_request;
+  LeadershipRequest leadership_request(*leadership_);
   while (request.outcome() == Outcome::pending) {
     if (leadership_->is_urgent()) give_way(leads);
     if (!leads && !left_to_server) leads = leadership_->try_take();
     if (!leads) {
       left_to_server = is_served;
-      if (!left_to_server && !leadership_request) leadership_request.emplace(*leadership_);
+      if (!left_to_server) leadership_request.make();
       left_to_server ? await(request) : follow(request);
       idle.checked_at = Clock::now();
     } else if (drive()) {
@@ -153,7 +153,7 @@ Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupt
       control_->fail({FailureKind::aborted, rank(), rank(), request.sequence_,
                       "rank " + std::to_string(rank()) + " was interrupted"});
   }
-  leadership_request.reset();
+  leadership_request.withdraw();
   if (leads)
     step_down();
   else if (background_count_.load() != 0)

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <utility>
 
 namespace unisono {
 
@@ -64,21 +65,26 @@ class Leadership {
   std::condition_variable changed_;
 };
 
-//! Asks for the lead as long as it lives.
+//! Asks for the lead from `make` until it is withdrawn or destroyed.
 class LeadershipRequest {
  public:
-  explicit LeadershipRequest(Leadership& leadership) : leadership_(leadership) {
-    leadership_.requests_.fetch_add(1, std::memory_order_seq_cst);
-  }
-  ~LeadershipRequest() {
-    leadership_.requests_.fetch_sub(1, std::memory_order_seq_cst);
-    leadership_.notify_followers();
-  }
+  explicit LeadershipRequest(Leadership& leadership) : leadership_(leadership) {}
+  ~LeadershipRequest() { withdraw(); }
   LeadershipRequest(const LeadershipRequest&) = delete;
   LeadershipRequest& operator=(const LeadershipRequest&) = delete;
 
+  void make() {
+    if (!std::exchange(is_made_, true)) leadership_.requests_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  void withdraw() {
+    if (!std::exchange(is_made_, false)) return;
+    leadership_.requests_.fetch_sub(1, std::memory_order_seq_cst);
+    leadership_.notify_followers();
+  }
+
  private:
   Leadership& leadership_;
+  bool is_made_ = false;
 };
 
 }  // namespace unisono

@@ -23,8 +23,8 @@ constexpr std::size_t most_gathered_nbytes = 4096;
 // A plain receive of at least this many bytes goes from the kernel directly into its destination.
 constexpr std::size_t direct_read_nbytes = 16 << 10;
 
-// A checked block that has arrived damaged must be sent again, although the peer's kernel has acknowledged it. It lies at
-// most as far back as that kernel buffers; Linux buffers 6 MiB by default.
+// A checked block that has arrived damaged must be sent again, although the peer's kernel has acknowledged it. It lies
+// at most as far back as that kernel buffers; Linux buffers 6 MiB by default.
 constexpr std::size_t kept_checked_nbytes = 8 << 20;
 
 std::size_t block_remaining(std::uint64_t position, std::uint64_t nbytes) {

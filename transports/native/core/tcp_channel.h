@@ -16,8 +16,8 @@
 // is read ahead, so that little of the next payload is. A checked block is read ahead as a whole, and the receiver
 // passes on none of it before its checksum has been verified.
 //
-// A stream whose connection breaks is continued over another one (tcp_stream.h). A checked block that arrives damaged is
-// treated as if the connection had broken before the block. So it is sent again. If it is damaged a second time, the
+// A stream whose connection breaks is continued over another one (tcp_stream.h). A checked block that arrives damaged
+// is treated as if the connection had broken before the block. So it is sent again. If it is damaged a second time, the
 // channel fails.
 #pragma once
 
@@ -79,11 +79,11 @@ class TcpChannel final : public Channel {
 
   // Sending. Only the stream used last can have waiting bytes, and streams that have been resumed.
   TcpStream* out_stream_;
-  bool was_resumed_ = false;  // since all streams were flushed
+  bool was_resumed_ = false;      // since all streams were flushed
   std::uint32_t out_number_ = 0;  // of the next message
   std::uint64_t out_nbytes_ = 0;
   std::uint64_t out_done_ = 0;
-  bool out_lasts_ = false;  // the payload stays unchanged until the message has ended
+  bool out_lasts_ = false;          // the payload stays unchanged until the message has ended
   BlockChecksum out_checksum_ = 0;  // of the current block so far
 
   // Receiving.

@@ -97,8 +97,8 @@ std::size_t TcpStream::send(const std::byte* data, std::size_t nbytes, bool last
   return of_data;
 }
 
-// Returns how many of the last `nbytes` that were sent must be kept: those that the kernel may still send again. Nothing
-// can break a connection inside one kernel, so its bytes are not kept.
+// Returns how many of the last `nbytes` that were sent must be kept: those that the kernel may still send again.
+// Nothing can break a connection inside one kernel, so its bytes are not kept.
 std::size_t TcpStream::kept_of(std::size_t nbytes) const {
   if (stays_in_the_kernel_) return std::min(nbytes, kept_nbytes_);
   int unacknowledged = 0;
@@ -214,7 +214,8 @@ void TcpStream::make_room(std::size_t nbytes) {
 bool TcpStream::resume(Descriptor socket, const StreamState& peer) {
   if (peer.received > sent_ || sent_ - peer.received > history_.size() + lasting_nbytes_) return false;
   prepare(std::move(socket));
-  for (const std::span<const std::byte> piece : std::exchange(lasting_, {})) history_.append(piece.data(), piece.size());
+  for (const std::span<const std::byte> piece : std::exchange(lasting_, {}))
+    history_.append(piece.data(), piece.size());
   lasting_nbytes_ = 0;
   std::vector<std::byte> again = history_.take_last(static_cast<std::size_t>(sent_ - peer.received));
   again.insert(again.end(), waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_sent_), waiting_.end());

@@ -2,13 +2,13 @@
 //! function here blocks.
 //!
 //! Resuming. A connection may break although both ranks live: a switch restarts, or a firewall forgets it. The ranks
-//! then connect again, and each tells the other how many bytes it has received. The sender continues with the byte after
-//! that, from the history of the bytes that it has sent. The history need not reach further back than the bytes that the
-//! other end's kernel has not acknowledged: bytes that a kernel has acknowledged can be received even after the
-//! connection has broken. For example, a rank has sent 900 bytes, and its kernel reports that 300 of them are not
+//! then connect again, and each tells the other how many bytes it has received. The sender continues with the byte
+//! after that, from the history of the bytes that it has sent. The history need not reach further back than the bytes
+//! that the other end's kernel has not acknowledged: bytes that a kernel has acknowledged can be received even after
+//! the connection has broken. For example, a rank has sent 900 bytes, and its kernel reports that 300 of them are not
 //! acknowledged. The history keeps these 300. The peer has received 700 bytes when the connection breaks, so the rank
-//! sends the last 200 again. If a proxy between the ranks has acknowledged bytes that it then loses, the history does not
-//! reach back to them, and the peer is lost.
+//! sends the last 200 again. If a proxy between the ranks has acknowledged bytes that it then loses, the history does
+//! not reach back to them, and the peer is lost.
 #pragma once
 
 #include <cstddef>
@@ -73,8 +73,8 @@ class TcpStream {
   StreamState retire();
   //! Closes the connection and forgets the bytes that were read ahead, which are damaged. They count as not received.
   void reject();
-  //! Continues over another socket with the bytes that the peer has not received. Returns false, and changes nothing, if
-  //! the history does not reach back so far.
+  //! Continues over another socket with the bytes that the peer has not received. Returns false, and changes nothing,
+  //! if the history does not reach back so far.
   bool resume(Descriptor socket, const StreamState& peer);
 
  private:
