@@ -308,10 +308,10 @@ void Control::settle(std::uint64_t communicator, const std::vector<std::int32_t>
 std::optional<ClockOffset> Control::measure_clock(std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);
   if (rank_ == 0) return ClockOffset{};
-  if (!links_[0].open) return clock_.best;
+  if (!links_[0].stream) return clock_.best;
   clock_.remaining = clock_questions;
   ask_clock();
-  changed_.wait_for(lock, limit, [this] { return clock_.remaining == 0 || !links_[0].open; });
+  changed_.wait_for(lock, limit, [this] { return clock_.remaining == 0 || !links_[0].stream; });
   return clock_.best;
 }
 
