@@ -88,6 +88,13 @@ def test_the_culprit_of_a_failure_is_named(
     assert says.lower() in report.summary.lower()
 
 
+def test_dumps_that_cannot_be_written_are_a_warning_beside_the_error(tmp_path: Path) -> None:
+    (tmp_path / "dumps").write_text("a file, where a directory should be")
+    said = job("mismatch", tmp_path)
+    assert said.count(f"no dump could be written to {tmp_path}/dumps: File exists") == 3
+    assert "rank 1 called barrier()" in said
+
+
 @pytest.mark.parametrize("fault", ["message deadlock", "two communicators"])
 def test_a_cycle_of_waiting_ranks_is_named(fault: str, tmp_path: Path) -> None:
     job(fault, tmp_path, UNISONO_TIMEOUT_S="2")
