@@ -155,6 +155,7 @@ class Options:
         dump: a directory. Each rank writes a dump of its last calls there when the job fails or cannot begin, and when
             the process gets SIGUSR1. "" for none.
         trace: a directory. Each rank writes a trace of its last 100,000 calls there when it leaves; "" for none.
+        trace_groups: whether traces also have each group of the plan of each call. A call takes longer then.
         metrics: a directory. Each rank writes its metrics there as a text file for Prometheus, every 15 seconds; "" for
             none. It needs the package prometheus-client.
         stats: a directory. Each rank adds the counters of its communicators to a file there when they are closed; ""
@@ -182,6 +183,7 @@ class Options:
     recorded_calls: int = 1000
     dump: str = ""
     trace: str = ""
+    trace_groups: bool = False
     metrics: str = ""
     stats: str = ""
 
@@ -274,6 +276,7 @@ FIELDS: dict[str, Field] = {
     "recorded_calls": Field(_number_or_text(int), _integer(0, MOST_RECORDED, f"a number from 0 to {MOST_RECORDED}")),
     "dump": Field(str, _path_or_none),
     "trace": Field(str, _path_or_none),
+    "trace_groups": Field(_switch, _flag),
     "metrics": Field(str, _path_or_none),
     "stats": Field(str, _path_or_none),
 }

@@ -66,6 +66,29 @@ def test_ranks_write_traces_when_they_leave_and_merge_joins_them(tmp_path: Path)
     assert all(event["dur"] >= 0 and event["ts"] > 1e15 for event in events if event["ph"] == "X")
 
 
+def reduce_by_ring(world: un.Communicator) -> None:
+    for _ in range(2):
+        world.allreduce(np.ones(300_000, np.float32), algorithm="ring")
+
+
+def test_traces_have_the_groups_of_plans_on_request(tmp_path: Path) -> None:
+    options = un.Options(trace=str(tmp_path), trace_groups=True, segment_nbytes=256 << 10)
+    un.launch(reduce_by_ring, 3, options=options)
+    for path in tmp_path.iterdir():
+        events = json.loads(path.read_text())["traceEvents"]
+        calls = [event for event in events if event.get("cat") == "collective" and "args" in event]
+        groups = [event for event in events if event.get("cat") == "group"]
+        for begun in calls[:2]:
+            own = [event for event in groups if event["args"]["sequence"] == begun["args"]["sequence"]]
+            segments = {event["args"]["segment"] for event in own}
+            assert len(segments) > 1
+            # a ring of three ranks has two steps of a reduce-scatter and two of an allgather
+            assert {len([event for event in own if event["args"]["segment"] == each]) for each in segments} == {4}
+            assert all(begun["ts"] - 1 <= event["ts"] <= event["ts"] + event["dur"] for event in own)
+            assert max(event["ts"] + event["dur"] for event in own) <= begun["ts"] + begun["dur"] + 1
+        assert not overlaps(groups)
+
+
 def call(number: int, called_ns: int, ended_ns: int) -> RecordedCall:
     return RecordedCall(
         number, 0, number, False, 1, "barrier()", {}, 8, called_ns, called_ns + 5, called_ns + 7, ended_ns, "", None,

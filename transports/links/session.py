@@ -103,6 +103,10 @@ class Session:
         self._heartbeat_timeout_s = options.heartbeat_timeout_s
         recorded_calls = MOST_RECORDED if options.trace else options.recorded_calls
         self.control = _core.Control(identity.rank, identity.size, recorded_calls, options.warn_after_s)
+        if options.trace_groups:
+            from unisono.transports.recorder.groups import traced_groups
+
+            self._groups = traced_groups(self.control)
         self._members: tuple[Member, ...] = ()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

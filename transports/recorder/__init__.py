@@ -3,6 +3,7 @@
 `memory.py`    reads the memory of a recorder, of this process or of another one
 `dumps.py`     the file format of a dump: writes and reads it
 `traces.py`    the file format of a trace, which Perfetto shows
+`groups.py`    the groups of plans in traces, on request
 `clocks.py`    puts the times of ranks on different hosts on one clock
 `recorder.py`  the recorder of a session: it dumps on errors, signals and requests
 `stacks.py`    lets SIGUSR2 write the Python stacks of a process, for other processes to read

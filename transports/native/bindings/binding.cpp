@@ -178,6 +178,15 @@ std::optional<std::pair<std::uint32_t, std::uint64_t>> to_pair(const std::option
   return std::pair(state->resumptions, state->received);
 }
 
+nb::list recorded_groups(Control& control) {
+  nb::list groups;
+  if (const GroupLog* log = control.recorder().groups())
+    for (const GroupRecord& each : log->records())
+      groups.append(nb::make_tuple(each.communicator, each.sequence, each.lane, each.group, each.segment, each.begun_ns,
+                                   each.ended_ns));
+  return groups;
+}
+
 nb::list take_lost_connections(Control& control) {
   nb::list lost;
   for (const LostConnection& each : control.take_lost_connections())
@@ -306,6 +315,8 @@ void bind_control(nb::module_& module) {
           nb::arg("rank"), nb::arg("size"), nb::arg("recorded") = 0, nb::arg("slow_after_s") = most_slow_after_s)
       .def("take_notices", &Control::take_notices)
       .def("take_lost_connections", take_lost_connections)
+      .def("record_groups", [](Control& control) { control.recorder().record_groups(); })
+      .def("recorded_groups", recorded_groups)
       .def(
           "retire_link",
           [](Control& control, int peer, std::uint32_t resumptions) {

@@ -172,8 +172,8 @@ bool Collective::advance_straight() {
     if (drive(straight_group_)) moved = true;
     if (straight_group_.messages_left != 0) break;
     group_begun_ = false;
+    end_instance(straight_group_);
     ++straight_group_.group;
-    end_instance();
   }
   return moved;
 }
@@ -214,6 +214,8 @@ bool Collective::post(std::size_t lane) {
 
 // Lists the messages of an instance.
 void Collective::begin(Instance& instance, std::size_t lane) {
+  instance.lane = lane;
+  if (groups_ != nullptr) instance.begun_ns = GroupLog::now_ns();
   instance.work = &call_->program.work(lane, instance.group, instance.segment, instance.room);
   for (const Action& action : instance.work->actions)
     if (travels(action.opcode))
@@ -262,11 +264,14 @@ void Collective::move_to_next(LaneRun& run) const {
 
 void Collective::end(LaneRun& run, std::unique_ptr<Instance> instance) {
   run.groups_ended[static_cast<std::size_t>(instance->segment)] = instance->group + 1;
+  end_instance(*instance);
   spare_.push_back(std::move(instance));
-  end_instance();
 }
 
-void Collective::end_instance() {
+void Collective::end_instance(const Instance& instance) {
+  if (groups_ != nullptr)
+    groups_->add({communicator_, sequence_, static_cast<std::int64_t>(instance.lane), instance.group, instance.segment,
+                  instance.begun_ns, GroupLog::now_ns()});
   if (--instances_left_ == 0 && call_->program.plan().maps()) mapped_.store();
 }
 

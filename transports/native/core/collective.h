@@ -126,6 +126,12 @@ class Collective final : public Operation {
   //! Everything but the spans must stay alive until the call is done. Then the object can be started again.
   void start(const CompiledCall& call, const Memory& memory, std::uint32_t sequence, ChannelTable& channels);
 
+  //! Records the groups of all calls in `log`, as calls of `communicator`.
+  void record_groups(GroupLog* log, std::uint64_t communicator) {
+    groups_ = log;
+    communicator_ = communicator;
+  }
+
   bool advance() override;
   bool done() const override { return instances_left_ == 0; }
   void blocked_on(std::vector<Blocked>& waits) const override;
@@ -156,6 +162,8 @@ class Collective final : public Operation {
   struct Instance {
     std::int64_t group;
     std::int64_t segment;
+    std::size_t lane;
+    std::int64_t begun_ns;  // if groups are recorded
     const Work* work;
     Work room;
     std::vector<Message> messages;
@@ -188,7 +196,7 @@ class Collective final : public Operation {
   static void add_blocked(const Instance& instance, std::vector<Blocked>& waits);
   void retire(LaneRun& run);
   void end(LaneRun& run, std::unique_ptr<Instance> instance);
-  void end_instance();
+  void end_instance(const Instance& instance);
   bool drive_message(const Instance& instance, Message& message);
   bool drive_send(const Instance& instance, Message& message, Channel& channel);
   bool drive_signal(const Instance& instance, Message& message, Channel& channel);
@@ -201,6 +209,8 @@ class Collective final : public Operation {
   Header header_of(const Instance& instance, const Action& action) const;
   std::byte* at(const Place& place) const { return bases_[place.base] + place.offset; }
 
+  GroupLog* groups_ = nullptr;
+  std::uint64_t communicator_ = 0;
   bool timed_ = false;
   std::chrono::steady_clock::time_point began_;
   const CompiledCall* call_ = nullptr;

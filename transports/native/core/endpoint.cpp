@@ -51,6 +51,7 @@ Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator,
       channels_(size()),
       leadership_(std::make_unique<Leadership>()) {
   if (!members_.empty()) control_->recorder().name(communicator_, " in " + ranks_text(members_));
+  collective_.record_groups(control_->recorder().groups(), communicator_);
   control_->add_doorbell(doorbell_.get());
 }
 

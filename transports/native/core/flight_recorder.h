@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "flight_memory.h"
+#include "group_log.h"
 #include "scheduling.h"
 
 namespace unisono {
@@ -132,6 +133,10 @@ class FlightRecorder {
   explicit FlightRecorder(std::int32_t rank = 0, std::int32_t size = 1, std::size_t depth = 0)
       : memory_(rank, size, depth), kept_(memory_.depth()) {}
 
+  //! Lets endpoints that are made from now on record the groups of their plans.
+  void record_groups() { groups_ = std::make_unique<GroupLog>(); }
+  //! The groups, or nullptr if they are not recorded.
+  GroupLog* groups() const { return groups_.get(); }
   //! The memory, which other processes can read.
   FlightMemory& memory() { return memory_; }
 
@@ -197,6 +202,7 @@ class FlightRecorder {
 
   mutable BriefLock lock_;
   FlightMemory memory_;
+  std::unique_ptr<GroupLog> groups_;
   std::vector<Kept> kept_;  // by index of the record
   std::uint64_t begun_ = 0;
   CallHistory history_;
