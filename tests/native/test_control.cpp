@@ -106,6 +106,39 @@ void ranks_that_disagree_are_named_with_their_calls() {
   }
 }
 
+// A rank that has answered "not called" may make another call and send its message while the judge asks again.
+void a_mismatch_waits_for_the_call_of_a_rank_that_had_made_none() {
+  Judge judge(3, [](std::int32_t, const Frame&) {});
+  const auto now = Judge::Clock::now();
+  Frame report;
+  report.communicator = Ranks::communicator;
+  report.sequence = 5;
+  report.type = FrameType::blocked;
+  judge.take_report(0, report, now);
+  report.type = FrameType::mismatch;
+  report.text = "rank 0: rank 2 sent a message of another call";
+  judge.take_report(0, report, now);
+  const auto answer = [&](std::int32_t rank, CallState state, std::uint64_t digest, const char* text) {
+    Frame frame;
+    frame.type = FrameType::answer;
+    frame.communicator = Ranks::communicator;
+    frame.sequence = 5;
+    frame.state = state;
+    frame.digest = digest;
+    frame.text = text;
+    judge.take_answer(rank, frame);
+  };
+  answer(0, CallState::running, 8, "allreduce()");
+  answer(1, CallState::running, 8, "allreduce()");
+  answer(2, CallState::not_called, 0, "");  // to the first question
+  CHECK(!judge.take_failure());
+  answer(2, CallState::running, 9, "barrier()");
+  const auto failure = judge.take_failure();
+  CHECK(failure && failure->text ==
+                       "ranks disagree on call #5: rank 2 called barrier(), where ranks 0 and 1 called "
+                       "allreduce()");
+}
+
 constexpr auto late_time = std::chrono::milliseconds(400);
 
 // Waits until the outlook of a late call has the expected text.
@@ -393,6 +426,8 @@ int main() {
       {"a link that ends without a farewell is a lost peer", a_link_that_ends_without_a_farewell_is_a_lost_peer},
       {"a late rank learns of departures and failures", a_late_rank_learns_of_departures_and_failures},
       {"ranks that disagree are named with their calls", ranks_that_disagree_are_named_with_their_calls},
+      {"a mismatch waits for the call of a rank that had made none",
+       a_mismatch_waits_for_the_call_of_a_rank_that_had_made_none},
       {"a judge asks only ranks of the communicator", a_judge_asks_only_ranks_of_the_communicator},
       {"a rank that alone has made a call is named if the others are in another one",
        a_rank_that_alone_has_made_a_call_is_named_if_the_others_are_in_another_one},
