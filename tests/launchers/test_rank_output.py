@@ -56,9 +56,9 @@ BY_GLOO = LastError(
 
 
 class Written:
-    def __init__(self, *, hold: bool) -> None:
+    def __init__(self, *, hold: bool, keep_going: bool = False) -> None:
         self.lines: list[tuple[int, str, bytes]] = []
-        self.output = MergedOutput(lambda *line: self.lines.append(line), hold=hold)
+        self.output = MergedOutput(lambda *line: self.lines.append(line), hold=hold, keep_going=keep_going)
 
 
 @given(st.lists(st.text("ab\n").map(str.encode)))
@@ -175,3 +175,13 @@ def test_held_traceback_is_written_when_no_rank_fails_within_the_hold_time(
     written.output.tick()
     assert bool(written.output.finish()) is held
     assert (b"".join(line for _, _, line in written.lines) == SYNTAX) is not held
+
+
+def test_traceback_of_a_rank_that_runs_on_after_a_loss_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "HOLD_S", -1.0)
+    written = Written(hold=False, keep_going=True)
+    for rank in (0, 1):
+        written.output.output(rank, "stderr", SYNTAX)
+    written.output.ended(Exit(1, 1))
+    written.output.tick()
+    assert written.output.finish() == {1: SYNTAX.splitlines(keepends=True)}

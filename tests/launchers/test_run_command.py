@@ -45,6 +45,7 @@ def ignoring(number: signal.Signals) -> tuple[str, ...]:
     return (sys.executable, "-c", code, *RUN)
 
 
+ELASTIC = Path(__file__).resolve().parents[2] / "examples" / "elastic.py"
 FAIL = 'import unisono as un; raise un.PeerLostError("rank 1 has died")'
 WAIT = "import time; time.sleep(600)"
 
@@ -292,6 +293,40 @@ def test_run_stops_ranks_that_do_not_notice_a_failure(script: Script) -> None:
     ended = run("-n", 3, script(f"if rank == 0: raise ValueError('the cause')\n{WAIT}"))
     assert ended.returncode == 1
     assert "unisono: rank 2 was stopped (SIGTERM)" in ended.stderr
+
+
+@pytest.mark.parametrize(("transport", "size", "lost"), [("shm", 4, 3), ("tcp", 3, 0)])
+def test_training_goes_on_without_a_killed_rank_under_keep_going(transport: str, size: int, lost: int) -> None:
+    left = [rank for rank in range(size) if rank != lost]
+    ended = run("-n", size, "--keep-going", ELASTIC, "--lose", lost, UNISONO_TRANSPORTS=transport)
+    assert ended.returncode == 0, ended.stderr
+    steps, losses = ended.stdout.splitlines()
+    assert steps == f"[{left[0]}] step 60: rank {lost} died; {len(left)} ranks go on"
+    assert losses.endswith(" in 200 steps, as by a single process")
+    loss, summary = ended.stderr.splitlines()
+    report = rf"unisono: rank {lost} \(host \S+, pid \d+\) was killed by SIGKILL; {len(left)} other ranks go on"
+    assert re.fullmatch(report, loss)
+    ranks = ", ".join(map(str, left))
+    assert summary == f"unisono: rank {lost} was lost (--keep-going), and ranks {ranks} ended with 0"
+
+
+def test_keep_going_exits_with_the_root_cause_when_all_ranks_fail() -> None:
+    ended = run("-n", 2, "--keep-going", "--", "sh", "-c", "exit 7")
+    *losses, first, then = ended.stderr.splitlines()
+    assert ended.returncode == 7
+    assert [line.rpartition("; ")[2] for line in losses] == ["1 other rank goes on", "no other rank is running"]
+    assert re.fullmatch(r"unisono: rank \d exited with code 7", first)
+    assert re.fullmatch(r"unisono: rank \d then exited with code 7", then)
+
+
+def test_interrupt_ends_a_job_that_goes_on_after_a_loss(script: Script) -> None:
+    with started("-n", 2, "--keep-going", script(f"print('ready')\nif rank == 1: sys.exit(3)\n{WAIT}")) as job:
+        assert job.stderr is not None
+        assert job.stderr.readline().endswith("exited with code 3; 1 other rank goes on\n")
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, errors.count("unisono: ")) == (130, 1)
+    assert errors.endswith("[0] KeyboardInterrupt\nunisono: interrupted\n")
 
 
 def test_syntax_error_of_all_ranks_is_shown_once(script: Script) -> None:

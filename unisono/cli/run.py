@@ -65,6 +65,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as in python -m.")
 @click.option("--bind", type=click.Choice(["none", "core"]), default="none", help="Bind ranks to cores.")
 @click.option("--timeout", "timeout_s", metavar="SECONDS", callback=_seconds, help="Stop the ranks after this time.")
+@click.option("--keep-going", is_flag=True, help="Let the other ranks run on when a rank fails.")
 @click.option("--label/--no-label", default=True, help="Begin each line with the rank that wrote it.")
 @click.option("--log", metavar="LEVEL", help=f"Set {variable('log')}, such as info or debug:links.")
 @click.option("--verbose", is_flag=True, help="Show the tracebacks of all ranks, as soon as they are written.")
@@ -78,6 +79,7 @@ def command(
     module: bool,
     bind: str,
     timeout_s: float | None,
+    keep_going: bool,
     label: bool,
     log: str | None,
     verbose: bool,
@@ -87,19 +89,20 @@ def command(
     """Run PROGRAM with its arguments on several ranks of this machine.
 
     PROGRAM is a Python file; with -m a module; after "--" any executable. Its exit code is that of the rank that
-    failed first, or 128 plus the number of the signal that ended it.
+    failed first, or 128 plus the number of the signal that ended it. With --keep-going it is 0 if a rank ended with 0.
     """
     environ = {**os.environ, **({variable("log"): log} if log else {})}
     options = Options.from_environment(environ)
     argv = _program(program, module=module, executable=context.meta["executable"])
-    everything = verbose or options.log.startswith("debug")
+    everything = verbose or keep_going or options.log.startswith("debug")
     require_open_files(size)
     write = _Writer(size, label=label)
-    output = MergedOutput(write, hold=not everything)
+    output = MergedOutput(write, hold=not everything, keep_going=keep_going)
     with tempfile.TemporaryDirectory(prefix="unisono-run-") if stats else nullcontext("") as folder:
         if stats:
             environ[variable("stats")] = folder
-        job = LocalJob([Command(argv)] * size, output, bind=None if bind == "none" else bind, environ=environ)
+        cores, on_loss = None if bind == "none" else bind, _tell_failure if keep_going else None
+        job = LocalJob([Command(argv)] * size, output, bind=cores, environ=environ, on_loss=on_loss)
         write.keep_waiting = job.attend
         with _signals_forwarded(job) as received:
             exits = job.run(timeout_s)
@@ -112,6 +115,9 @@ def command(
         return _tell_signal(received[0])
     if job.late:
         return _tell_timeout(timeout_s, job.late)
+    if keep_going and any(ended.code == 0 for ended in exits):
+        _tell_survival(exits)
+        return _tell_losses(write.errors)
     status = _tell_exits(exits, tracebacks, None if everything else write)
     return status or _tell_losses(write.errors)
 
@@ -242,9 +248,25 @@ def _tell_signal(number: int) -> int:
 
 
 def _tell_timeout(timeout_s: float | None, late: Sequence[int]) -> int:
-    ranks = "rank" if len(late) == 1 else "ranks"
-    tell(f"stopped after {timeout_s:g} s (--timeout): {ranks} {', '.join(map(str, late))} had not ended")
+    tell(f"stopped after {timeout_s:g} s (--timeout): {_named(late)} had not ended")
     return TIMED_OUT
+
+
+def _tell_failure(ended: Exit, living: int) -> None:
+    others = f"{living} other rank{' goes' if living == 1 else 's go'} on" if living else "no other rank is running"
+    tell(f"rank {ended.rank} (host {os.uname().nodename}, pid {ended.pid}) {ended}; {others}")
+
+
+def _tell_survival(exits: Sequence[Exit]) -> None:
+    lost = sorted(ended.rank for ended in exits if ended.code)
+    if lost:
+        succeeded = sorted(ended.rank for ended in exits if ended.code == 0)
+        were = "were" if len(lost) > 1 else "was"
+        tell(f"{_named(lost)} {were} lost (--keep-going), and {_named(succeeded)} ended with 0")
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _tell_losses(errors: Mapping[str, OSError]) -> int:

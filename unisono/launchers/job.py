@@ -7,8 +7,8 @@ pidfds, the loop asks every `TICK_S` which ranks have ended. Other threads and s
 queue, and the loop takes it within `TICK_S`.
 
 Every way to end a job is an *escalation*: a list of (seconds from now, signal). When a rank fails, the other ranks get
-3 s to notice it by themselves, then SIGTERM, and SIGKILL 5 s later. Of two escalations, the one that ends sooner is
-followed. If the launcher itself is killed, the kernel kills the ranks.
+3 s to notice it by themselves, then SIGTERM, and SIGKILL 5 s later. In a job with `on_loss` they run on instead. Of two
+escalations, the one that ends sooner is followed. If the launcher itself is killed, the kernel kills the ranks.
 
 The observer writes the output of the ranks, and a slow reader of that output may delay it. While the observer waits, it
 calls `attend`, so that time limits and signals keep their effect.
@@ -73,6 +73,7 @@ class LocalJob:
         *,
         bind: str | None = None,
         environ: Mapping[str, str] | None = None,
+        on_loss: Callable[[Exit, int], None] | None = None,
     ) -> None:
         """Prepare a job with one rank per command. `run` starts it.
 
@@ -81,6 +82,9 @@ class LocalJob:
             observer: receives the output of the ranks and how they ended.
             bind: "core" binds rank r to core r modulo their number, of the cores that this process may use.
             environ: the environment that the ranks inherit; None for that of this process.
+            on_loss: is called with the end of each failed rank and the number of ranks that still run, which run on. It
+                is not called for ranks that fail after the job has sent a signal to end them. None means that the job
+                ends the other ranks when one fails.
 
         Raises:
             UsageError: there is no rank, `bind` is unknown, or there are more ranks than this process can watch.
@@ -97,6 +101,7 @@ class LocalJob:
         self._observer = observer
         self._bind = bind
         self._environ = os.environ if environ is None else environ
+        self._on_loss = on_loss
         self._requests: deque[Callable[[], None]] = deque()
         self._selector = closed_in_child(selectors.DefaultSelector())
         self._ranks: list[RankProcess] = []
@@ -241,13 +246,15 @@ class LocalJob:
         else:
             self._selector.unregister(process.pidfd)
         code = process.reap()
-        ended = Exit(process.rank, code, stopped=-code in self._sent)
+        ended = Exit(process.rank, code, stopped=-code in self._sent, pid=process.pid)
         self._exits.append(ended)
         self._living.discard(process.rank)
         store.rank_ended(ended)
-        if code:
-            self._escalate(AFTER_FAILURE)
         self._observer.ended(ended)
+        if code and self._on_loss is None:
+            self._escalate(AFTER_FAILURE)
+        elif code and self._on_loss is not None and not self._sent:
+            self._on_loss(ended, len(self._living))
 
     def _forward(self, number: int) -> None:
         self.whereabouts = self.look()

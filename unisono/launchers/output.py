@@ -4,7 +4,7 @@ A rank that fails writes its traceback and ends. Which traceback matters is know
 traceback begins on stderr, all further lines of that rank on stderr are held back until the rank has ended. If the rank
 runs on for `HOLD_S` seconds, it has only reported an exception, and the lines are written like any other output. After
 a rank has failed, the others end soon, by themselves or by signals of the launcher, so their tracebacks are then held
-back without a limit.
+back without a limit. That does not hold for jobs that go on after a failure.
 """
 
 from __future__ import annotations
@@ -58,15 +58,17 @@ class _Held:
 class MergedOutput:
     """An observer of a job that writes the lines of the ranks when they come, and holds tracebacks back."""
 
-    def __init__(self, write: Write, *, hold: bool) -> None:
+    def __init__(self, write: Write, *, hold: bool, keep_going: bool = False) -> None:
         """Create the observer.
 
         Args:
             write: is called with (rank, "stdout" or "stderr", one whole line).
             hold: whether tracebacks are held back; otherwise they are written at once. `finish` returns them anyway.
+            keep_going: whether the other ranks run on when one fails.
         """
         self._write = write
         self._hold = hold
+        self._keep_going = keep_going
         self._lines: dict[tuple[int, str], Lines] = {}
         self._held: dict[int, _Held] = {}
         self._ended: set[int] = set()
@@ -80,7 +82,7 @@ class MergedOutput:
     def ended(self, exit_: Exit) -> None:
         """Hold the lines of this rank back until the job ends; if the rank failed, also those of all others."""
         self._ended.add(exit_.rank)
-        self._is_failing = self._is_failing or exit_.code != 0
+        self._is_failing = self._is_failing or (exit_.code != 0 and not self._keep_going)
 
     def tick(self) -> None:
         """Write the lines held back of ranks that have run on for `HOLD_S` seconds."""

@@ -49,11 +49,13 @@ class Exit:
         rank: the rank.
         code: its exit code, minus the number of the signal that killed it, or `processes.LOST`.
         stopped: whether a signal of the launcher ended it.
+        pid: the id of its process; 0 if unknown.
     """
 
     rank: int
     code: int
     stopped: bool = False
+    pid: int = 0
 
     @property
     def status(self) -> int:
@@ -180,6 +182,7 @@ class RankProcess:
 
     Attributes:
         rank: the rank.
+        pid: the id of the process.
         pidfd: a descriptor that becomes readable when the process has ended. None if the kernel (before 5.3) or a
             container has no pidfd_open; the caller must then poll `has_ended`.
         streams: "stdout" and "stderr" as non-blocking descriptors, for reading.
@@ -190,6 +193,7 @@ class RankProcess:
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self.rank = place.rank
+        self.pid = self._popen.pid
         self._popen.stdout, self._popen.stderr = map(closed_in_child, (self._popen.stdout, self._popen.stderr))
         try:
             self.pidfd = _pidfd_of(self._popen.pid)
