@@ -39,6 +39,7 @@ AARCH64_TESTS := channels frames kernels plans tagged tcp
 BENCH ?= allreduce -n 2 --sizes 8:64M
 PEERS ?=
 GPU ?=
+TRIALS ?= 3000
 PYTEST ?=
 # Processes in which tests run at the same time; 0 runs them one by one. Many tests wait for most of their time.
 WORKERS ?= 3
@@ -48,7 +49,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -142,6 +143,9 @@ bench: $(STAMPS)/bench-$(KEY) ## Measure Unisono beside its peers (make peers in
 	@$(BIN)/unisono bench $(BENCH)
 
 # Without .venv and without a network: it builds for itself what it needs, from what is installed there.
+campaign: $(STAMPS)/dev-$(KEY) ## Plant seeded faults into jobs, and count how each ends (TRIALS=3000)
+	@$(BIN)/python -m unisono.bench.campaign --trials $(TRIALS)
+
 gpu: ## Build, test and measure everything on a machine with a GPU (GPU="--only kernels")
 	@$(PYTHON) bench/gpu.py $(GPU)
 
