@@ -225,7 +225,7 @@ bool Endpoint::resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t
   Channel* channel = channels_.at(lane, peer).channel.load(std::memory_order_acquire);
   const bool goes_on = channel != nullptr && channel->resume(stream, std::move(socket), state);
   if (goes_on) {
-    if (channel->broken().empty()) control_->trust(job_rank(peer));
+    control_->trust(job_rank(peer));  // it lives, so other broken connections to it have their own time
     if (!channel->flush() && std::find(resumed_.begin(), resumed_.end(), channel) == resumed_.end()) {
       const std::lock_guard lock(mutex_);
       if (!closed_ && (server_.joinable() || start_server())) {
