@@ -87,7 +87,7 @@ def two_hosts(folder: Path) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def slow_link(folder: Path) -> Iterator[Place]:
-    """Yield a place with a host for each rank, of which that of rank 1 has a slow link."""
+    """Yield a place with one host for each rank. The link of rank 1's host is slow."""
     with network(RANKS) as names:
         switch = f"{names[0].removesuffix('0')}switch"
         for namespace, device in ((names[CULPRIT], "eth0"), (switch, f"port{CULPRIT}")):

@@ -61,7 +61,7 @@ def loss_and_gradient(parameters: Array, points: Array, values: Array) -> tuple[
 
 
 def train(world: un.Communicator, state: State, before_step: Callable[[int], None]) -> None:
-    """Make all steps that are missing in `state`, which stays that of a finished step if a call fails."""
+    """Make all steps that `state` lacks. If a call fails, `state` is that of the last finished step."""
     while state.step < STEPS:
         before_step(state.step)
         points, values = batch_of(state.step)
@@ -75,7 +75,7 @@ def train(world: un.Communicator, state: State, before_step: Callable[[int], Non
 
 
 def agree(world: un.Communicator, state: State) -> None:
-    """Replace `state` by that of the rank that has finished the most steps."""
+    """Replace `state` by the state of the rank that has finished the most steps."""
     steps = world.allgather(np.array([state.step]))
     root = int(steps.argmax())
     parameters, losses = world.broadcast(state.parameters, root=root), world.broadcast(state.losses, root=root)

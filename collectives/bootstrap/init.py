@@ -184,9 +184,7 @@ def init(
             rendezvous.close()
         if isinstance(failure, UnisonoError):
             if settings.dump and not isinstance(failure, UsageError) and failure.dump is None:
-                job = launch.job or (job_of_key(rendezvous.key) if rendezvous is not None else b"")
-                path = dump_of_start(settings.dump, job.hex() or "unknown", launch.rank, launch.size, failure)
-                failure.dump = path or None
+                failure.dump = _dump(settings.dump, launch, rendezvous, failure)
             raise failure.with_traceback(None) from None  # the internals of the rendezvous do not help the caller
         raise
     if launch.rank == 0 and _log.shows("info"):
@@ -194,6 +192,12 @@ def init(
     if settings.metrics:
         _export(world, settings.metrics)
     return world
+
+
+def _dump(directory: str, launch: Launch, rendezvous: Rendezvous | None, failure: UnisonoError) -> str | None:
+    """Write the dump of a rank that could not meet the others; return its path, or None if it cannot be written."""
+    job = launch.job or (job_of_key(rendezvous.key) if rendezvous is not None else b"")
+    return dump_of_start(directory, job.hex() or "unknown", launch.rank, launch.size, failure) or None
 
 
 def _export(world: Communicator, directory: str) -> None:

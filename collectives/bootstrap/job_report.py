@@ -1,6 +1,6 @@
 """The lines that rank 0 logs when a job begins: what a user wants to know about it, once and for all ranks.
 
-At the level `info`, a job logs at most `MOST_LINES` lines before its first call, however many ranks it has::
+At the level `info`, a job logs at most 12 lines before its first call, however many ranks it has::
 
     unisono [0/8] algorithms are chosen by the calibration in ~/.cache/unisono/1f0c/parameters.json
     unisono [0/8] 8 ranks on 2 hosts met in 35.1 ms; started by: torchrun; job 3f6a90c2
@@ -24,7 +24,6 @@ from unisono.options import FIELDS, Options
 from unisono.transports.links.session import Session
 from unisono.tuning.machine.levels import ranges
 
-MOST_LINES = 12
 _MOST_HOSTS = 4
 # Libraries whose versions matter where a program has imported them.
 _LIBRARIES = ("unisono", "numpy", "torch", "jax", "tensorflow", "keras", "cupy", "mpi4py", "ucxx")

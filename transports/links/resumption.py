@@ -131,13 +131,13 @@ class Resumption:
         else:
             self._await(stream, sock, _STATE, partial(self._on_state_of_dialler, stream, sock))
 
-    def _on_error(self, stream: Stream, _: UnisonoError) -> None:
-        self._dialled.discard(stream)
-        self._on_refused(stream)
-
     def close(self) -> None:
         """Close the sockets of unfinished connections."""
         self._pending.close(None)
+
+    def _on_error(self, stream: Stream, _: UnisonoError) -> None:
+        self._dialled.discard(stream)
+        self._on_refused(stream)
 
     def _ask_to_dial(self, stream: Stream, resumptions: int, sock: socket.socket) -> None:
         self._dialled.discard(stream)

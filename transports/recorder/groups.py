@@ -25,14 +25,16 @@ class GroupTracks:
         for communicator, sequence, lane, group, segment, begun_ns, ended_ns in sorted(
             self._control.recorded_groups(), key=lambda record: record[5]
         ):
-            track = tracks.setdefault((communicator, lane, segment), len(tracks))
-            if track == len(tracks) - 1:
-                yield {"ph": "M", "name": "thread_name", "tid": track, "args": {"name": _track_name(lane, segment)}}
+            key = communicator, lane, segment
+            if key not in tracks:
+                tracks[key] = len(tracks)
+                name = f"groups of lane {lane}, segment {segment}"
+                yield {"ph": "M", "name": "thread_name", "tid": tracks[key], "args": {"name": name}}
             yield {
                 "ph": "X",
                 "name": f"group {group}",
                 "cat": "group",
-                "tid": track,
+                "tid": tracks[key],
                 "ts": begun_ns / 1e3,
                 "dur": (ended_ns - begun_ns) / 1e3,
                 "args": {
@@ -50,7 +52,3 @@ def traced_groups(control: _core.Control) -> GroupTracks:
     tracks = GroupTracks(control)
     add_source(tracks)
     return tracks
-
-
-def _track_name(lane: int, segment: int) -> str:
-    return f"groups of lane {lane}, segment {segment}"
