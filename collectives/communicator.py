@@ -303,7 +303,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         by_devices = {} if self._devices_comm is None else self._devices_comm.stats()
         by_custom_ops = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
         by_objects = {} if self._objects_comm is None else self._objects_comm.stats()
-        for peer, traffic in (*by_custom_ops.items(), *by_devices.items(), *by_objects.items()):
+        by_verifier = {} if self._verifier is None else self._verifier.traffic()
+        for peer, traffic in (*by_custom_ops.items(), *by_devices.items(), *by_objects.items(), *by_verifier.items()):
             totals[peer] = totals[peer] + traffic if peer in totals else traffic
         from unisono.collectives.calls.statistics import Statistics
 
@@ -391,6 +392,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         self._works.close()
         if self._reducer_if_any is not None:
             self._reducer_if_any.close()
+        if self._verifier is not None:
+            self._verifier.close()
         self._devices.close()
         self._on_close()
 

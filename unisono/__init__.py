@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from unisono.errors import (
         AbortedError as AbortedError,
         CollectiveTimeoutError as CollectiveTimeoutError,
+        CorruptionError as CorruptionError,
         InternalError as InternalError,
         MismatchError as MismatchError,
         NoAlgorithmError as NoAlgorithmError,
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 _ERRORS = (
     "AbortedError",
     "CollectiveTimeoutError",
+    "CorruptionError",
     "InternalError",
     "MismatchError",
     "NoAlgorithmError",

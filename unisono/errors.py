@@ -117,5 +117,13 @@ class PlanError(UnisonoError):
     """A plan is wrong. The message names the first wrong rank, step and contribution, or a cycle of waiting ranks."""
 
 
+class CorruptionError(UnisonoError):
+    """Bits of a message or of a result have changed, and no program changed them.
+
+    A network, a memory or a processor has damaged them. Raised on every rank. `peer` is the rank whose messages or
+    result differ; None if no majority of the ranks tells which of the results is the right one.
+    """
+
+
 class InternalError(UnisonoError):
     """An invariant of Unisono is broken. Please report it."""

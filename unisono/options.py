@@ -162,6 +162,9 @@ class Options:
             for none. `unisono run --stats` reads them.
         tcp_checksum: whether payloads over TCP carry checksums (CRC-32C). They detect errors that the checksums of the
             network miss.
+        verify_results: whether the ranks compare checksums of the result of each collective whose result is the same on
+            all of them: allreduce, allgather and broadcast, on arrays in host memory. If they differ, the call raises
+            `CorruptionError`, which names the odd rank if there are three ranks or more.
 
     Raises:
         UsageError: a setting has a value that it cannot have.
@@ -179,6 +182,7 @@ class Options:
     heartbeat_timeout_s: float = 3.0
     tcp_streams: int = 1
     tcp_checksum: bool = False
+    verify_results: bool = False
     warn_after_s: float = 2.0
     recorded_calls: int = 1000
     dump: str = ""
@@ -272,6 +276,7 @@ FIELDS: dict[str, Field] = {
     "heartbeat_timeout_s": _SECONDS,
     "tcp_streams": Field(_number_or_text(int), _integer(1, MOST_TCP_STREAMS, f"a number from 1 to {MOST_TCP_STREAMS}")),
     "tcp_checksum": Field(_switch, _flag),
+    "verify_results": Field(_switch, _flag),
     "warn_after_s": _SECONDS,
     "recorded_calls": Field(_number_or_text(int), _integer(0, MOST_RECORDED, f"a number from 0 to {MOST_RECORDED}")),
     "dump": Field(str, _path_or_none),

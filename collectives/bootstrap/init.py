@@ -139,8 +139,8 @@ def init(
 
     Args:
         options: settings; by default those of the ``UNISONO_*`` variables. All ranks use rank 0's `transports`,
-            `algorithm`, `table`, `segment_nbytes`, `tcp_streams` and `tcp_checksum`. A rank whose own values differ
-            logs a warning.
+            `algorithm`, `table`, `segment_nbytes`, `tcp_streams`, `tcp_checksum` and `verify_results`. A
+            rank whose own values differ logs a warning.
         store: the place where the ranks meet: ``tcp://host:port`` (served by rank 0), ``file:///directory``, or a store
             of torch.distributed. Only the ranks of this job may use a torch store under its prefix, because it passes
             them the key of the job.

@@ -25,7 +25,7 @@ from unisono.tuning.machine.parameters import from_json, priors, to_json as para
 _log = log.get()
 
 # The options that all ranks take from rank 0, because they must choose the same algorithms and treat links alike.
-SHARED_OPTIONS = ("transports", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum")
+SHARED_OPTIONS = ("transports", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum", "verify_results")
 _MOST_NBYTES = 512 << 10
 
 

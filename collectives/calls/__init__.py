@@ -10,6 +10,7 @@
 - `groups.py`: runs the calls of a with-block together, fused.
 - `group_recorder.py`: records the calls of a group until it ends.
 - `serial_queue.py`: runs functions one after the other.
+- `verification.py`: compares the results of the ranks, if the option `verify_results` asks for it.
 - `message_handoff.py`: the operands that `send` and `recv` hand to an executor.
 - `wildcards.py`: `ANY_SOURCE` and `ANY_TAG`.
 - `statistics.py`: the counters that `Communicator.stats` returns.

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict, TypeVar, Unpack
 
     from unisono.collectives.calls.group_recorder import Group
+    from unisono.collectives.calls.verification import Verifier
     from unisono.collectives.custom_ops.reducer import Reducer
     from unisono.collectives.device.contracts import Counts, HostCalls
 
@@ -126,10 +127,15 @@ class Dispatcher:
         self._reducer_if_any: Reducer | None = None
         self._works = Works(executor)
         self._devices = Devices(executor, self._planner, self._works, options, self._host_calls)
+        self._verifier: Verifier | None = None
+        if options.verify_results and self.size > 1:
+            from unisono.collectives.calls.verification import Verifier
+
+            self._verifier = Verifier(executor, self._planner, self._works)
         self._refusal: str | None = None
         # If the log shows each call, every call must be dispatched, so the call cache and fast messages are off.
         are_logged = _log.shows("debug")
-        self._cache = NO_CACHE if are_logged else executor.call_cache(options.timeout_s)
+        self._cache = NO_CACHE if are_logged or self._verifier else executor.call_cache(options.timeout_s)
         self._messages = NO_MESSAGES if are_logged else executor.message_calls(ANY_SOURCE, ANY_TAG, options.timeout_s)
         self._group: Group | None = None
 
@@ -277,17 +283,22 @@ class Dispatcher:
         arrays = self._bind(singles)
         if not any(is_by_function(single.op) for single in singles):
             return CheckedCalls(arrays, [self._host_call(arrays, gathered)])
-        remaining, fused, custom = iter(arrays), list[BoundArray](), list[CustomOpCall]()
+        remaining, fused, custom = iter(arrays), list[BoundArray](), list[ExecutableCall]()
         for of_call in by_call:
             own = list(islice(remaining, len(of_call)))
             if is_by_function(of_call[0].op):
-                custom.append(CustomOpCall(self._reducer, self._works, self._reducer.prepare(own, gathered)))
+                reductions = self._reducer.prepare(own, gathered)
+                custom.append(self._verified(CustomOpCall(self._reducer, self._works, reductions)))
             else:
                 fused += own
         return CheckedCalls(arrays, [self._host_call(fused, gathered), *custom] if fused else custom)
 
-    def _host_call(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> HostCall:
-        return HostCall(self._executor, self._works, self._planned(arrays, gathered))
+    def _host_call(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> ExecutableCall:
+        return self._verified(HostCall(self._executor, self._works, self._planned(arrays, gathered)))
+
+    def _verified(self, call: ExecutableCall) -> ExecutableCall:
+        """Return the call, with a comparison of its results if the option `verify_results` asks for one."""
+        return call if self._verifier is None else self._verifier.verified(call)
 
     def _check_on_device(self, singles: Sequence[CallArguments], gathered: type[Any] | None) -> DeviceCall:
         prepare = self._reducer.prepare if is_by_function(singles[0].op) else self._planned

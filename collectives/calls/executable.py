@@ -16,6 +16,7 @@ from unisono.collectives.calls.planning import AlgorithmLike
 from unisono.collectives.calls.prepared import BoundArray, CheckedCall, PreparedCall
 from unisono.collectives.calls.work import Work, Works
 from unisono.operations import Op
+from unisono.transports.contracts.call import Signature
 from unisono.transports.contracts.executor import Executor, Operation
 
 if TYPE_CHECKING:
@@ -54,9 +55,14 @@ class ExecutableCall:
         _log.debug("%s starts", self)
         return self._start(limit_s)
 
+    @property
+    def signature(self) -> Signature:
+        """The facts of the call on which all ranks must agree."""
+        raise NotImplementedError
+
     def __str__(self) -> str:
         """Return the call as the user wrote it, such as ``allreduce(float32[8], op=sum)``."""
-        raise NotImplementedError
+        return str(self.signature)
 
     def _run(self, limit_s: float) -> None:
         raise NotImplementedError
@@ -92,8 +98,9 @@ class HostCall(ExecutableCall):
         self._prepared = prepared
         self._sources = prepared.sources()
 
-    def __str__(self) -> str:
-        return str(self._prepared.call.signature)
+    @property
+    def signature(self) -> Signature:
+        return self._prepared.call.signature
 
     def _run(self, limit_s: float) -> None:
         self._executor.run(self._prepared.call, self._sources, self._prepared.targets, limit_s)
@@ -173,8 +180,9 @@ class CustomOpCall(ExecutableCall):
         self._works = works
         self._reductions = reductions
 
-    def __str__(self) -> str:
-        return str(self._reductions.planned[0].first.signature)
+    @property
+    def signature(self) -> Signature:
+        return self._reductions.planned[0].first.signature
 
     def _run(self, limit_s: float) -> None:
         self._reducer.run(self._reductions, limit_s)

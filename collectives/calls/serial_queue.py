@@ -3,8 +3,9 @@
 A caller first takes a *ticket*, which fixes the position of its function in the queue. Then it passes the function
 itself: to `Ticket.do`, which runs the function in this thread, or to `do_later`, for a thread of the queue.
 
-Used by: the reducer for custom ops, and calls on a GPU. Both must run their functions in the same order on all ranks. A
-thread pool would not do, because it runs a function in another thread even if the caller waits for the end at once.
+Used by: the reducer for custom ops, the verifier of results, and calls on a GPU. All must run their functions in
+the same order on all ranks. A thread pool would not do, because it runs a function in another thread even if the caller
+waits for the end at once.
 """
 
 from __future__ import annotations
@@ -12,16 +13,29 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any
 
 from unisono.deadlines import Deadline
-from unisono.errors import CollectiveTimeoutError, UsageError
+from unisono.errors import CollectiveTimeoutError, UnisonoError, UsageError
 from unisono.transports.contracts.executor import Executor
 
 # `close` waits at most this long for the running function, because that may have called a function of the user.
 _CLOSE_S = 2.0
+
+
+@contextmanager
+def aborting_if_interrupted(executor: Executor) -> Iterator[None]:
+    """Abort the communicator if the block is interrupted, because other ranks then wait for its next exchange."""
+    try:
+        yield
+    except UnisonoError:
+        raise
+    except BaseException as error:
+        executor.abort("interrupted" if isinstance(error, KeyboardInterrupt) else f"interrupted by {error!r}")
+        raise
 
 
 class Ticket:

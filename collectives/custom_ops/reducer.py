@@ -23,8 +23,7 @@ Reductions by functions run one after the other, so all ranks make their second 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -33,11 +32,11 @@ import numpy as np
 from unisono import log
 from unisono.collectives.calls.planning import CallPlanner, CallSpec
 from unisono.collectives.calls.prepared import BoundArray, CheckedCall
-from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue
+from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue, aborting_if_interrupted
 from unisono.collectives.custom_ops.exchanges import PREFIXES, WHOLE, Draft, check, count_of, draft_shared, draft_whole
 from unisono.collectives.custom_ops.functions import combine_all, combine_prefixes
 from unisono.deadlines import Deadline
-from unisono.errors import AbortedError, UnisonoError, UsageError
+from unisono.errors import AbortedError, UsageError
 from unisono.operations import Op
 from unisono.records import record
 from unisono.transports import _core
@@ -113,7 +112,7 @@ class Reducer:
             AbortedError: the function raised, here or on another rank.
             MismatchError, PeerLostError, CollectiveTimeoutError: the call failed.
         """
-        with self._guarded():
+        with aborting_if_interrupted(self._executor):
             deadline = Deadline(limit_s)
             self._get_ready()
             # If no other reduction is waiting, `_finish` runs the first exchange, because `run` is faster than `start`.
@@ -125,7 +124,7 @@ class Reducer:
 
     def start(self, reductions: Reductions, limit_s: float) -> Operation:
         """Start a reduction, and return its operation; `Executor.wait_for_end` does not notice its end."""
-        with self._guarded():
+        with aborting_if_interrupted(self._executor):
             deadline = Deadline(limit_s)
             self._get_ready()
             started = self._start_first(reductions, limit_s)
@@ -171,7 +170,7 @@ class Reducer:
 
     def _finish(self, reductions: Reductions, started: Sequence[_Started] | None, deadline: Deadline) -> None:
         """Wait for the first exchanges, or run them if `started` is None; combine, and run the second exchanges."""
-        with self._guarded():
+        with aborting_if_interrupted(self._executor):
             for index, (array, planned) in enumerate(zip(reductions.arrays, reductions.planned, strict=True)):
                 if started is None:
                     stage = _stage(array, planned)
@@ -214,17 +213,6 @@ class Reducer:
         finally:
             self._thread = None
         return rows
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Abort the communicator if the block is interrupted, because other ranks then wait for its next exchange."""
-        try:
-            yield
-        except UnisonoError:
-            raise
-        except BaseException as error:
-            self._executor.abort("interrupted" if isinstance(error, KeyboardInterrupt) else f"interrupted by {error!r}")
-            raise
 
     # --- planning ----------------------------------------------------------------------------------------------------
 

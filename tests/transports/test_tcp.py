@@ -96,7 +96,7 @@ def test_bits_flipped_by_the_network_are_an_error_on_every_rank(
     options: dict[str, Any] = {"transports": "tcp", "tcp_checksum": checksum}
     with Job(reduce_over_a_damaging_network, 3, tmp_path, at, 1000, **options) as job:
         for kind, text in job.hear_all():
-            assert kind == "InternalError", text
+            assert kind == "CorruptionError", text
             assert f"from rank 2 arrived with {what}" in text
 
 

@@ -33,7 +33,7 @@ from unisono.transports.executors.call_memory import arrays_of, checked_extents
 from unisono.transports.executors.call_records import facts_of
 from unisono.transports.executors.plan_checks import MESSAGES, READS, check_plan, check_reads
 from unisono.transports.host.system_limits import unavailable
-from unisono.transports.links.failures import ABORTED, ERRORS, INTERNAL, MISMATCH, PEER_LOST, TIMEOUT, kind_of
+from unisono.transports.links.failures import ABORTED, ERRORS, INTERNAL, MISMATCH, PEER_LOST, TIMEOUT, culprit, kind_of
 from unisono.transports.links.session import Session
 from unisono.transports.recorder.recorder import Recorder
 from unisono.transports.reductions.definition import known_dtype, numpy_dtype
@@ -102,7 +102,7 @@ class _Failures:
         error = ERRORS[kind](
             text,
             rank=self._rank,
-            peer=peer if peer >= 0 else finder,
+            peer=culprit(kind, finder, peer),
             operation=operation,
             sequence=sequence if sequence >= 0 else None,
             buffers="the contents of the output are undefined",

@@ -19,6 +19,7 @@
 
 #include "arena.h"
 #include "core_distance.h"
+#include "crc32c.h"
 #include "dtype.h"
 #include "endpoint.h"
 #include "kernels.h"
@@ -241,6 +242,13 @@ void reduce(nb::handle dst, const std::vector<nb::object>& sources, int dtype, i
   const std::size_t count = target.nbytes() / dtype_table[static_cast<std::size_t>(dtype)].itemsize;
   const nb::gil_scoped_release unlocked;
   kernel(target.data(), data.data(), data.size(), count, divisor);
+}
+
+// The CRC-32C of earlier bytes, whose checksum is `before`, and of those of `x`.
+std::uint32_t checksum(nb::handle x, std::uint32_t before) {
+  const Buffer bytes(x, false);
+  const nb::gil_scoped_release unlocked;
+  return crc32c(before, bytes.data(), bytes.nbytes());
 }
 
 Codec codec_of(int form) {
@@ -555,6 +563,7 @@ NB_MODULE(_core, module) {
 
   module.def("reduce", reduce, nb::arg("dst"), nb::arg("sources"), nb::arg("dtype"), nb::arg("combine"),
              nb::arg("divisor"));
+  module.def("crc32c", checksum, nb::arg("x"), nb::arg("before"));
   module.def("wire_nbytes", wire_nbytes, nb::arg("form"), nb::arg("elements"));
   module.def("to_wire", to_wire, nb::arg("form"), nb::arg("wire"), nb::arg("x"), nb::arg("residual"));
   module.def("from_wire", from_wire, nb::arg("form"), nb::arg("x"), nb::arg("wire"), nb::arg("adds"));

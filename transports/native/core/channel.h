@@ -45,6 +45,12 @@ struct ProtocolError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+//! Bytes from rank `peer` have changed on their way.
+struct Corruption : ProtocolError {
+  Corruption(const std::string& text, int from) : ProtocolError(text), peer(from) {}
+  int peer;
+};
+
 //! A reference to memory in an arena of the sender, as it travels.
 struct ArenaReference {
   std::uint32_t number;

@@ -295,6 +295,8 @@ bool Endpoint::drive() {
     fail_here("rank " + std::to_string(rank()) + " does not have enough memory");
   } catch (const std::system_error& error) {
     fail_here("rank " + std::to_string(rank()) + ": " + error.what(), FailureKind::unavailable);
+  } catch (const Corruption& error) {
+    control_->fail({FailureKind::corruption, rank(), error.peer, current_sequence(), error.what()});
   } catch (const std::exception& error) {  // ProtocolError, or a defect of this library
     fail_here(error.what());
   }

@@ -7,7 +7,16 @@
 namespace unisono {
 
 //! The kind of failure, which decides the class of the Python error.
-enum class FailureKind : std::uint8_t { none, mismatch, peer_lost, timeout, aborted, internal, unavailable };
+enum class FailureKind : std::uint8_t {
+  none,
+  mismatch,
+  peer_lost,
+  timeout,
+  aborted,
+  internal,
+  unavailable,
+  corruption
+};
 
 //! The first failure of a job, as all its ranks raise it.
 struct Failure {

@@ -55,7 +55,7 @@ bool decode(std::string& bytes, Frame& frame) {
   if (bytes.size() < sizeof fixed) return false;
   std::memcpy(&fixed, bytes.data(), sizeof fixed);
   const bool valid = fixed.type >= 1 && fixed.type <= static_cast<std::uint8_t>(FrameType::time) &&
-                     fixed.failure <= static_cast<std::uint8_t>(FailureKind::unavailable) &&
+                     fixed.failure <= static_cast<std::uint8_t>(FailureKind::corruption) &&
                      fixed.state <= static_cast<std::uint8_t>(CallState::forgotten) && fixed.text_nbytes <= most_text &&
                      fixed.members <= most_members;
   if (!valid) throw std::runtime_error("a frame on a control link is malformed");

@@ -132,12 +132,12 @@ const Header* TcpChannel::front() {
 }
 
 void TcpChannel::check(const WireHeader& wire) const {
-  if (wire.epoch != terms_.epoch) refuse("of another epoch");
-  if (wire.number != in_number_) refuse("out of its turn");
+  if (wire.epoch != terms_.epoch) throw ProtocolError(arrived("of another epoch"));
+  if (wire.number != in_number_) throw ProtocolError(arrived("out of its turn"));
 }
 
-void TcpChannel::refuse(const char* what) const {
-  throw ProtocolError("a message over TCP from rank " + std::to_string(peer()) + " arrived " + what);
+std::string TcpChannel::arrived(const char* how) const {
+  return "a message over TCP from rank " + std::to_string(peer()) + " arrived " + how;
 }
 
 std::span<const std::byte> TcpChannel::readable() {
@@ -155,10 +155,10 @@ void TcpChannel::stage(TcpStream& stream) {
   staging_.note(Clock::now() - began, stream.staged().size());
 }
 
-// Demands data that has arrived damaged once more. Throws ProtocolError if the peer does not keep it, or if it has
-// arrived damaged before.
-void TcpChannel::demand_again(TcpStream& stream, const char* what) {
-  if (!terms_.checksum || damaged_++ != 0) refuse(what);
+// Demands data that has arrived damaged once more. Throws Corruption if the peer does not keep it, or if it has arrived
+// damaged before.
+void TcpChannel::demand_again(TcpStream& stream, const char* how) {
+  if (!terms_.checksum || damaged_++ != 0) throw Corruption(arrived(how), peer());
   stream.reject();
 }
 

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "channel.h"
@@ -71,8 +72,8 @@ class TcpChannel final : public Channel {
   void stage(TcpStream& stream);
   std::size_t receive(TcpStream& stream, std::byte* data, std::size_t nbytes);
   void advance_position(TcpStream& stream, std::size_t nbytes);
-  void demand_again(TcpStream& stream, const char* what);
-  [[noreturn]] void refuse(const char* what) const;
+  void demand_again(TcpStream& stream, const char* how);
+  std::string arrived(const char* how) const;
 
   TcpTerms terms_;
   std::vector<TcpStream> streams_;
