@@ -46,12 +46,21 @@ if TYPE_CHECKING:
 Shrink: TypeAlias = "Callable[[Executor, Options, float], Communicator]"
 
 _INT64 = -(1 << 63), (1 << 63) - 1
+_MOST_JOINERS = 1 << 20
+# Makes the communicator of the members and the joiners, from a world, a count and a time limit: `Growth.grow` of
+# `bootstrap.grow`.
+Grow: TypeAlias = "Callable[[Communicator, int | None, float], Communicator]"
+
 # Held while a communicator for objects is made, because several threads may send their first object at the same time.
 _making = threading.Lock()
 
 
 def _refuse_to_shrink(executor: Executor, options: Options, timeout_s: float) -> Communicator:
     raise UsageError("this communicator cannot shrink, because un.init() did not make it: call un.init() again")
+
+
+def _refuse_to_grow(world: Communicator, count: int | None, timeout_s: float) -> Communicator:
+    raise UsageError("only the communicator of all ranks can grow, which init, shrink, grow or join has made")
 
 
 class Communicator(Groups, Objects, Messages, MpiNames):
@@ -69,6 +78,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         hosts: the ranks of each host, in the order of their lowest ranks.
         local_rank: the index of this rank among the ranks of its host.
         world_ranks: for each rank, its number in the world.
+        epoch: 0 for the first membership of the job; each `shrink` and each `grow` that changes it makes a higher one.
     """
 
     def __init__(
@@ -79,6 +89,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         on_close: Callable[[], None] = lambda: None,
         tuner_state: TunerState = NO_STATE,
         shrink: Shrink = _refuse_to_shrink,
+        grow: Grow = _refuse_to_grow,
+        epoch: int = 0,
     ) -> None:
         super().__init__(executor, host_layout, options, tuner_state)
         self.hosts = host_layout.hosts
@@ -88,6 +100,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         self.local_rank = next(host.index(self.rank) for host in self.hosts if self.rank in host)
         self._on_close = on_close
         self._shrink = shrink
+        self._grow = grow
+        self.epoch = epoch
         self._closing = threading.RLock()
         self._is_closed = False
         self._devices_comm: Communicator | None = None
@@ -227,7 +241,13 @@ class Communicator(Groups, Objects, Messages, MpiNames):
     def _child(self, executor: Executor, host_layout: HostLayout, options: Options) -> Communicator:
         """Return a communicator over `executor` that is closed together with this one."""
         child = Communicator(
-            executor, host_layout, options, lambda: self._children.remove(child), self.tuner_state, self._shrink
+            executor,
+            host_layout,
+            options,
+            lambda: self._children.remove(child),
+            self.tuner_state,
+            self._shrink,
+            epoch=self.epoch,
         )
         self._children.append(child)
         return child
@@ -358,6 +378,30 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         self._check_usable()
         limit_s = self._options.rendezvous_timeout_s if timeout_s is None else self._limit_s(timeout_s)
         return self._shrink(self._executor, self._options, limit_s)
+
+    def grow(self, count: int | None = None, *, timeout_s: float | None = None) -> Communicator:
+        """Return a communicator of these ranks and of processes that join the job; if none joins, this communicator.
+
+        All ranks call it, on the communicator of all ranks. They keep their numbers, and the processes that join by
+        `un.join`, or as restarted ranks by `un.init`, come behind them. The new communicator has links of its own. This
+        one stays usable, and must still be closed. Without a process that waits, the call costs about two small
+        collectives.
+
+        Args:
+            count: the number of processes to wait for; None admits those that wait now, and waits for no other.
+            timeout_s: seconds to wait for `count` processes; by default the option `rendezvous_timeout_s`.
+
+        Raises:
+            UsageError: the communicator is not of all ranks, or the job has no place where processes could wait.
+            MismatchError: ranks pass different counts. The communicator stays usable.
+            RendezvousError: fewer than `count` processes came in time, or the store of the job has failed. The
+                communicator stays usable.
+            PeerLostError, CollectiveTimeoutError, AbortedError: as in `allgather`.
+        """
+        self._check_alone()
+        number = None if count is None else checked_integer(count, "count", 1, _MOST_JOINERS)
+        limit_s = self._options.rendezvous_timeout_s if timeout_s is None else self._limit_s(timeout_s)
+        return self._grow(self, number, limit_s)
 
     def close(self) -> None:
         """Close this communicator and all communicators that were made from it.

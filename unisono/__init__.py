@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from unisono.algorithms.catalogue.registration import algorithm as algorithm
     from unisono.collectives.api.reduce_local import reduce_local as reduce_local
     from unisono.collectives.arrays.mapped import empty as empty
-    from unisono.collectives.bootstrap.init import init as init
+    from unisono.collectives.bootstrap.init import init as init, join as join
     from unisono.collectives.calls.wildcards import ANY_SOURCE as ANY_SOURCE, ANY_TAG as ANY_TAG
     from unisono.collectives.calls.work import Work as Work, wait_all as wait_all, wait_any as wait_any
     from unisono.collectives.communicator import Communicator as Communicator
@@ -63,7 +63,7 @@ _NAMES = {
     "Communicator": "unisono.collectives.communicator",
     "empty": "unisono.collectives.arrays.mapped",
     "GradientReducer": "unisono.frameworks.gradients.reducer",
-    "init": "unisono.collectives.bootstrap.init",
+    **dict.fromkeys(("init", "join"), "unisono.collectives.bootstrap.init"),
     **dict.fromkeys(("Pool", "launch"), "unisono.launchers.launch"),
     "Op": "unisono.operations",
     "Options": "unisono.options",

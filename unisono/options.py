@@ -287,7 +287,7 @@ FIELDS: dict[str, Field] = {
 }
 
 # The variables that a launcher sets for each rank; `collectives.bootstrap.environment` reads them.
-LAUNCHER_VARIABLES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "JOB", "KEY_FD", "KEY_FILE")
+LAUNCHER_VARIABLES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "JOB", "KEY_FD", "KEY_FILE", "RESTART")
 # Kubernetes sets these variables in every container for a service named "unisono", "unisono-store" and so on.
 _OF_KUBERNETES = (
     r"UNISONO(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"

@@ -8,6 +8,8 @@
 - `plugin_transport`: communicators over the transport of an installed package
 - `user_algorithms`: files that register algorithms of a user
 - `shrink`: a new communicator of the survivors after a rank was lost
+- `grow`: a new communicator of the members of a job and of processes that join it
+- `join`: how such a process joins
 - `job_report`: the lines that rank 0 logs about a job
 - `trust`: who can join a job besides its ranks
 - `exit_reason`: the error with which this process leaves a job

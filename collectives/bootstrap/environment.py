@@ -32,6 +32,7 @@ _Applies: TypeAlias = Callable[[Mapping[str, str]], bool]
 _RANK, _SIZE = variable("rank"), variable("size")
 _STORE, _JOB = variable("store"), variable("job")
 _KEY_FD, _KEY_FILE = variable("key_fd"), variable("key_file")
+_RESTART = variable("restart")
 
 # The variables of torch's env://. A user, a script or a Kubernetes operator sets them.
 _ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -48,6 +49,15 @@ _LARGEST = 1 << 31
 
 # Keys read from inherited descriptors, by job. A pipe can be read only once, but `init` may be called again.
 _inherited_keys: dict[bytes, bytes] = {}
+
+
+@record
+class WaitingPlace:
+    """The place where a process asks to join a running job: the URL of the job's store, its id and its key."""
+
+    store: str
+    job: bytes
+    key: bytes
 
 
 @record
@@ -84,6 +94,12 @@ class Launch:
         is_anywhere = self.launcher == ENV and self.key is not None
         return "" if is_anywhere else host_and_port(str(self.store))[0]
 
+    @property
+    def lasting_store(self) -> str | None:
+        """The URL of the store if it outlives ranks and has a key, so that processes can ask there to join; or None."""
+        is_lasting = self.launcher == "unisono" or str(self.store).startswith("file://")
+        return self.store if is_lasting and self.key is not None else None
+
 
 _Read: TypeAlias = Callable[[Mapping[str, str]], Launch]
 
@@ -102,6 +118,27 @@ def detect(environ: Mapping[str, str]) -> Launch:
         if applies(environ):
             return read(environ)
     return _from_incomplete(environ)
+
+
+def waiting_place(environ: Mapping[str, str]) -> WaitingPlace:
+    """Return the place where a process with these variables asks to join. Rank and size may be missing.
+
+    Raises:
+        UsageError: the variables name no store that outlives ranks, or no key.
+    """
+    is_of_unisono = _STORE in environ and not any(applies(environ) for _, applies, _ in _launchers())
+    launch = _from_unisono({_RANK: "0", _SIZE: "1", **environ}) if is_of_unisono else detect(environ)
+    if launch.lasting_store is None or launch.key is None:
+        raise UsageError(
+            f"there is no job to join: a process that joins needs the variables of the job, with {_KEY_FILE} or "
+            f"{_KEY_FD} for the key and {_STORE}=file:///folder for the store, or those that `unisono run` sets"
+        )
+    return WaitingPlace(launch.lasting_store, launch.job or job_of_key(launch.key), launch.key)
+
+
+def is_restarted(environ: Mapping[str, str]) -> bool:
+    """Return whether the launcher has started this rank anew, so that it joins the job that is running."""
+    return environ.get(_RESTART, "0") != "0"
 
 
 def launchers(environ: Mapping[str, str]) -> list[str]:

@@ -14,15 +14,24 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono import log
 from unisono.collectives.bootstrap import shared_settings
-from unisono.collectives.bootstrap.environment import MPI_WORLD, Launch, detect, job_of_key, key_of_file
+from unisono.collectives.bootstrap.environment import (
+    MPI_WORLD,
+    Launch,
+    detect,
+    is_restarted,
+    job_of_key,
+    key_of_file,
+    waiting_place,
+)
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
 from unisono.collectives.bootstrap.rendezvous import Rendezvous, rendezvous_of
 from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
+from unisono.deadlines import checked_timeout_s
 from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options, unknown_variables
 from unisono.transports import _core
@@ -34,6 +43,9 @@ from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.recorder.recorder import dump_of_start
 from unisono.transports.rendezvous.roster import Member, Roster
 from unisono.transports.rendezvous.tcp_store import StoreServer
+
+if TYPE_CHECKING:
+    from unisono.collectives.bootstrap.grow import Growth
 
 _log = log.get()
 
@@ -50,11 +62,13 @@ class _Job:
         native: the executor over Unisono's own links through which a plugin transport was opened, or None.
     """
 
-    def __init__(self, session: Session, rendezvous: Rendezvous, server: StoreServer | None) -> None:
+    def __init__(self, session: Session, rendezvous: Rendezvous, options: Options, server: StoreServer | None) -> None:
         self.session = session
+        self._options = options
         self.rendezvous = rendezvous
         self.native: NativeExecutor | None = None
         self._server = server
+        self._growth: Growth | None = None
         self._closing = threading.RLock()
         self._is_closed = False
 
@@ -64,6 +78,15 @@ class _Job:
         self._finalizer = weakref.finalize(executor, self._drop)
         self._finalizer.atexit = False
         _jobs.add(self)
+
+    def grow(self, world: Communicator, count: int | None, timeout_s: float) -> Communicator:
+        """Return the communicator of the members of `world` and of processes that join; see `Growth`."""
+        from unisono.collectives.bootstrap.grow import Growth
+
+        if self.native is not None:
+            raise UsageError("a communicator over a plugin transport cannot grow")
+        self._growth = self._growth or Growth(self.session, self._options, join_world)
+        return self._growth.grow(world, count, timeout_s)
 
     def close(self) -> None:
         """Close everything. If another thread is doing so, wait until it has."""
@@ -79,6 +102,8 @@ class _Job:
             parts.callback(self.session.close, reason_to_leave())
             if self.native is not None:
                 parts.callback(self.native.close)
+            if self._growth is not None:
+                parts.callback(self._growth.close)
 
     def end(self) -> None:
         """Close the communicator at exit; if it is garbage, close what it held open."""
@@ -154,11 +179,9 @@ def init(
             gave up (the message says why), or the store cannot be used.
         TransportUnavailableError: the system refuses descriptors, threads or system calls that ranks need.
     """
-    settings = Options.from_environment(os.environ) if options is None else options
-    if settings.load:
-        from unisono.collectives.bootstrap.user_algorithms import load_all
-
-        load_all(settings.load)
+    if store is None and mpi_comm is None and is_restarted(os.environ):
+        return join(options)
+    settings = _settings(options)
     launch = _launch(store, rank, size, mpi_comm)
     if not _jobs:  # the first job of a process decides about its log
         log.configure(settings.log, launch.rank, launch.size)
@@ -171,7 +194,8 @@ def init(
         key = rendezvous.key
         # A key made for this rendezvous is used once, so only keys of launchers and files are counted.
         number = 0 if launch.key is None else next(_rendezvous_counts[launch.key, launch.job, launch.rank])
-        identity = RankIdentity(key, launch.job or job_of_key(key), 0, launch.rank, launch.size, number)
+        job = launch.job or job_of_key(key)
+        identity = RankIdentity(key, job, 0, launch.rank, launch.size, number, launch.lasting_store)
         session = Session(identity, settings)
         world = join_world(session, rendezvous, settings)
         rendezvous.end()
@@ -192,6 +216,49 @@ def init(
     if settings.metrics:
         _export(world, settings.metrics)
     return world
+
+
+def join(options: Options | None = None, *, timeout_s: float | None = None) -> Communicator:
+    """Join a running job from a process that is new, and return the communicator of the members and of this process.
+
+    The process waits until the members of the job call `Communicator.grow`. It is started with the variables of the
+    job, as its ranks were; rank and size are not used. In a rank that `unisono run --max-restarts` has started anew,
+    `un.init` does the same. The process has no state of the program: the members send it, on the new communicator.
+
+    Args:
+        options: as of `init`.
+        timeout_s: seconds to wait; by default the option `rendezvous_timeout_s`.
+
+    Raises:
+        UsageError: there is no job to join: the variables name no store that outlives ranks, or no key.
+        RendezvousError: the members did not call `grow` in time, or refuse this process (the message says why); or the
+            store of the job cannot be used.
+        TransportUnavailableError: the system refuses descriptors, threads or system calls that ranks need.
+    """
+    from unisono.collectives.bootstrap.join import joined
+
+    settings = _settings(options)
+    _report_unknown_variables(0)
+    limit_s = settings.rendezvous_timeout_s if timeout_s is None else checked_timeout_s(timeout_s)
+    try:
+        world = joined(waiting_place(os.environ), settings, limit_s, join_world)
+    except (OSError, RuntimeError) as error:
+        if is_refusal(error):
+            raise unavailable("this process cannot join the job", error) from None
+        raise
+    if settings.metrics:
+        _export(world, settings.metrics)
+    return world
+
+
+def _settings(options: Options | None) -> Options:
+    """Return the options of this process, and load the algorithms of the user that they name."""
+    settings = Options.from_environment(os.environ) if options is None else options
+    if settings.load:
+        from unisono.collectives.bootstrap.user_algorithms import load_all
+
+        load_all(settings.load)
+    return settings
 
 
 def _dump(directory: str, launch: Launch, rendezvous: Rendezvous | None, failure: UnisonoError) -> str | None:
@@ -261,7 +328,7 @@ def join_world(
     Raises:
         UnisonoError: the ranks could not meet; nothing has been closed.
     """
-    job = _Job(session, rendezvous, server)
+    job = _Job(session, rendezvous, options, server)
     cores = sum(1 << core for core in os.sched_getaffinity(0))
     me = Member(session.identity.rank, session.addresses, f"{cores:x}", session.surroundings)
     roster = rendezvous.join(me, options.rendezvous_timeout_s, shared_settings.collect(options, session.identity.rank))
@@ -274,7 +341,9 @@ def join_world(
         session.meet(roster, options.adopting({"transports": "auto"}), rendezvous.comm)
         raise
     executor, host_layout = _executor(roster, agreed, job)
-    world = Communicator(executor, host_layout, agreed, job.close, tuner_state, _shrink)
+    world = Communicator(
+        executor, host_layout, agreed, job.close, tuner_state, _shrink, job.grow, session.identity.epoch
+    )
     job.belong_to(world, executor)
     return world
 

@@ -1,6 +1,6 @@
 """The rendezvous of a job: through a store, by MPI, or alone. Afterwards each rank has the key and the roster.
 
-Used by: `init` and `shrink`.
+Used by: `init`, `shrink`, `grow` and `join`.
 """
 
 from __future__ import annotations

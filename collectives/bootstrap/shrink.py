@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from unisono import log
@@ -16,7 +17,7 @@ from unisono.errors import RendezvousError, UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.executors.native import NativeExecutor
-from unisono.transports.links.session import RankIdentity, Session
+from unisono.transports.links.session import Session
 from unisono.transports.links.survivors import Search, Verdict
 from unisono.transports.rendezvous import host_and_port
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
@@ -43,12 +44,12 @@ def shrink(executor: Executor, options: Options, timeout_s: float, join_world: J
     if executor.session.control.failure()[0] == 0:
         raise UsageError("nothing has failed: dup() makes another communicator of the same ranks, and split() of some")
     deadline = Deadline(timeout_s)
-    epoch = executor.session.identity.epoch
+    epoch = executor.session.latest_epoch
     while True:
         with contextlib.ExitStack() as opened:
             attempt = _Attempt(executor, options, epoch, deadline, opened, join_world)
             verdict = attempt.agree()
-            epoch = verdict.epoch
+            epoch = executor.session.latest_epoch = verdict.epoch
             try:
                 world = attempt.meet(verdict)
             except UnisonoError as error:
@@ -103,8 +104,8 @@ class _Attempt:
         """
         me = self._session.identity
         rank, size = verdict.members.index(me.rank), len(verdict.members)
-        identity, options = RankIdentity(me.key, me.job, verdict.epoch, rank, size, me.meeting), self._options
-        session = Session(identity, options)
+        identity = replace(me, epoch=verdict.epoch, rank=rank, size=size)
+        session = Session(identity, self._options)
         self._opened.callback(session.close, _FAREWELL)
 
         def lost(reason: str) -> None:

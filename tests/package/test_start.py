@@ -41,6 +41,8 @@ UNUSED = (
     *("unisono.collectives.calls.group_recorder", "unisono.collectives.calls.statistics"),
     *(
         "unisono.collectives.bootstrap.shrink",
+        "unisono.collectives.bootstrap.grow",
+        "unisono.collectives.bootstrap.join",
         "unisono.collectives.bootstrap.plugin_transport",
         "unisono.collectives.measurement.call_trials",
     ),
@@ -58,6 +60,7 @@ UNUSED = (
         "unisono.tuning.measure.measurement_log",
     ),
     *(
+        "unisono.transports.links.joiners",
         "unisono.transports.links.survivors",
         "unisono.tuning.decide.forced_rules",
         "unisono.tuning.decide.table",

@@ -128,17 +128,49 @@ class Job:
         """Start the process of `rank`."""
         return forked_ranks.server().start_plain(command, environ)
 
-    def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
+    def variables(self, rank: int) -> dict[str, str]:
+        """Return further environment variables of `rank`."""
+        return {}
+
+    def _start(self, rank: int, store: str | None, options: un.Options | None, task: bytes) -> None:
         ours, theirs = socket.socketpair()
+        environ = {**os.environ, "PYTHONPATH": forked_ranks.import_path(), **self.variables(rank)}
         with theirs:
             command = Command((sys.executable, "-c", CHILD, str(theirs.fileno())), (theirs.fileno(),))
-            self._processes.append(
-                self.start_rank(rank, command, {**os.environ, "PYTHONPATH": forked_ranks.import_path()})
-            )
+            self._processes.append(self.start_rank(rank, command, environ))
         connection = Connection(ours.detach())
         self._connections.append(connection)
         connection.send((store, rank, self.size, options))
         connection.send_bytes(task)
+
+
+class LastingJob(Job):
+    """A `Job` that other processes may join: its variables name a key, and a store that outlives ranks."""
+
+    def __init__(self, fn: Callable[..., Any], size: int, directory: Path, *args: Any, **options: Any) -> None:
+        self._directory = directory
+        self._key = new_key(directory / "key")
+        super().__init__(fn, size, directory, *args, **options)
+
+    def variables(self, rank: int) -> dict[str, str]:
+        place = {"UNISONO_STORE": f"file://{self._directory}/store", "UNISONO_KEY_FILE": str(self._key)}
+        return place if rank >= self.size else {**place, "UNISONO_RANK": str(rank), "UNISONO_SIZE": str(self.size)}
+
+    def start(self, fn: Callable[..., Any], *args: Any) -> int:
+        """Start a process that runs ``fn(say, *args)`` with the variables of the job; return its number for `hear`."""
+        number = len(self._processes)
+        super()._start(number, None, None, _by_value(fn, args))
+        return number
+
+    def _start(self, rank: int, store: str | None, options: un.Options | None, task: bytes) -> None:
+        super()._start(rank, None, options, task)
+
+
+def new_key(path: Path) -> Path:
+    """Write a new key of a job to a file that others cannot read; return its path."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(os.urandom(32))
+    return path
 
 
 def _by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -156,12 +188,15 @@ def _by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def serve() -> None:
-    """Run a rank of a `Job`. An exception of its function ends the process with a traceback, as in a script."""
+    """Run a rank or another process of a `Job`. An exception ends the process with a traceback, as in a script."""
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     store, rank, size, options = connection.recv()
     fn, args = cloudpickle.loads(connection.recv_bytes())
-    world = un.init(options, store=store, rank=rank, size=size)
+    if options is None:
+        fn(connection.send, *args)
+        return
+    world = un.init(options) if store is None else un.init(options, store=store, rank=rank, size=size)
     fn(world, connection.send, *args)
     world.close()

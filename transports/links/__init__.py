@@ -16,4 +16,6 @@
 `preference.py`        the transports that `transports=auto` means
 `failures.py`          failure numbers of the native core and error classes
 `survivors.py`         the agreement of the surviving ranks after a loss
+`joiners.py`           how a process that joins a running job waits, and how its members reach it
+`link_messages.py`     the messages of these two agreements
 """

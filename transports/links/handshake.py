@@ -59,6 +59,7 @@ class Purpose(enum.IntEnum):
     SURVIVOR = 7
     TCP_RESUME = 8
     TCP_REDIAL = 9
+    JOIN = 10
 
 
 class HandshakeError(TransportUnavailableError):

@@ -21,6 +21,8 @@ from unisono.transports.links.handshake_io import BACKLOG, Admit, HandshakeServe
 
 _PENDING_LIMIT = 64
 _PENDING_PER_RANK = 4
+# The store, the first rank of a host and a process that waits to join have listeners of their own.
+_OF_OTHER_LISTENERS = {Purpose.STORE, Purpose.HOST, Purpose.JOIN}
 
 
 @record
@@ -81,12 +83,12 @@ class Listener:
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._on_failure = on_failure
-        self._listening = [_listen_tcp(bind_address)]
+        self._listening = [listen_tcp(bind_address)]
         tcp_host, tcp_port = self._listening[0].getsockname()[:2]
         name = f"unisono-{os.urandom(16).hex()}" if use_unix else ""
         self.addresses = Addresses(host_id, name, tcp_host, tcp_port, os.getpid())
         others = frozenset(range(size)) - {rank}
-        admission = Admission(job, epoch, rank, others, frozenset(Purpose) - {Purpose.STORE, Purpose.HOST})
+        admission = Admission(job, epoch, rank, others, frozenset(Purpose) - _OF_OTHER_LISTENERS)
         # All ranks may dial at once, over several lanes. The limit must admit them, and still bound strangers.
         limit = _PENDING_LIMIT + _PENDING_PER_RANK * size
         self._closing = threading.Lock()
@@ -131,7 +133,12 @@ class Listener:
             listening.close()
 
 
-def _listen_tcp(bind_address: str) -> socket.socket:
+def listen_tcp(bind_address: str) -> socket.socket:
+    """Return a nonblocking socket that listens on a free port of an address, which has the forms of the option.
+
+    Raises:
+        UsageError: the address cannot be listened on, or means no particular interface.
+    """
     host = address_for(bind_address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not any(socket.inet_pton(family, host.partition("%")[0])):

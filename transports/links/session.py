@@ -75,6 +75,7 @@ class RankIdentity:
         size: the number of ranks.
         meeting: the number of earlier rendezvous of this rank with the same key, which is equal on all ranks. So a rank
             in its second `init` does not connect to a rank that is still in its first.
+        lasting_store: the URL of the job's store, if it outlives ranks and so processes can ask there to join; or None.
     """
 
     key: bytes
@@ -83,6 +84,7 @@ class RankIdentity:
     rank: int
     size: int
     meeting: int = 0
+    lasting_store: str | None = None
 
 
 class Session:
@@ -95,10 +97,13 @@ class Session:
 
     Attributes:
         recorder: the flight recorder of this rank.
+        latest_epoch: the highest epoch of the job that this rank knows. Each attempt to change the membership takes a
+            higher one, so that connections of an earlier attempt are refused.
     """
 
     def __init__(self, identity: RankIdentity, options: Options) -> None:
         self.identity = identity
+        self.latest_epoch = identity.epoch
         self._answer_timeout_s = options.rendezvous_timeout_s
         self._heartbeat_timeout_s = options.heartbeat_timeout_s
         recorded_calls = MOST_RECORDED if options.trace else options.recorded_calls

@@ -20,10 +20,8 @@ parts, every part can find a leader of its own. Then the parts go on separately,
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import socket
-import struct
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +32,7 @@ from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.forks import closed_in_child
 from unisono.transports.links.handshake import Hello
+from unisono.transports.links.link_messages import receive, send
 
 _log = log.get("links")
 
@@ -44,8 +43,6 @@ _ANSWER_S = 5.0
 _GRACE_S = 2.0
 _PROBES = 32
 _PAUSE_S = (0.05, 1.0)
-_MESSAGE_LIMIT = 1 << 20
-_LENGTH = struct.Struct("!I")
 _ARRIVED = b"!"
 _WENT_ON = "the other survivors have gone on without this rank, which did not answer in time"
 
@@ -80,7 +77,7 @@ class Arrivals:
                 self._waiting[hello.communicator][hello.sender] = sock
                 self._changed.notify_all()
             else:
-                _send(sock, {"error": _WENT_ON})
+                send(sock, {"error": _WENT_ON})
                 before = sock
         if before is not None:
             before.close()
@@ -97,7 +94,7 @@ class Arrivals:
             self._over.add(communicator)
             late = self._waiting.pop(communicator, {})
         for sock in late.values():
-            _send(sock, {"error": _WENT_ON})
+            send(sock, {"error": _WENT_ON})
             sock.close()
 
     def close(self) -> None:
@@ -186,9 +183,9 @@ class Search:
         with contextlib.ExitStack() as closing:
             closing.callback(link.close)
             try:
-                _send(link, {"epoch": self._epoch})
+                send(link, {"epoch": self._epoch})
                 # The leader gives up first, and says why.
-                answer = _receive(link, Deadline(deadline.remaining_s() + _GRACE_S))
+                answer = receive(link, Deadline(deadline.remaining_s() + _GRACE_S))
             except TimeoutError:
                 raise RendezvousError(f"rank {candidate} is alive, but did not call shrink() in time") from None
             except (OSError, ValueError):
@@ -231,7 +228,7 @@ class Search:
             self._links.pop(rank).close()
         for rank, link in connections.items():
             try:
-                epochs[rank] = int(_receive(link, Deadline(_ANSWER_S))["epoch"])
+                epochs[rank] = int(receive(link, Deadline(_ANSWER_S))["epoch"])
             except (OSError, ValueError, KeyError):
                 link.close()
                 continue
@@ -271,7 +268,7 @@ class Search:
 
     def _send_all(self, message: dict[str, Any]) -> None:
         for link in self._links.values():
-            _send(link, message)
+            send(link, message)
 
     def _watch(self, stop: socket.socket, lost: Callable[[str], None]) -> None:
         """Watch the links until every follower has sent that it has met the others, or `stop` ends."""
@@ -294,39 +291,3 @@ def _byte(link: socket.socket) -> bytes:
         return link.recv(1)
     except OSError:
         return b""
-
-
-def _send(link: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message; do nothing if the other side has gone, because the end of the link shows that later."""
-    data = json.dumps(message).encode()
-    with contextlib.suppress(OSError):
-        link.settimeout(_ANSWER_S)
-        link.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def _receive(link: socket.socket, deadline: Deadline) -> dict[str, Any]:
-    """Return the next message.
-
-    Raises:
-        TimeoutError: no message arrived before `deadline`.
-        OSError: the other side has gone.
-        ValueError: the bytes are not a message.
-    """
-    (nbytes,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
-    if nbytes > _MESSAGE_LIMIT:
-        raise ValueError("a message is too long")
-    message = json.loads(_exactly(link, nbytes, deadline))
-    if not isinstance(message, dict):
-        raise ValueError("a message has no fields")
-    return message
-
-
-def _exactly(link: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
-    received = b""
-    while len(received) < nbytes:
-        link.settimeout(deadline.remaining_s())
-        data = link.recv(nbytes - len(received))
-        if not data:
-            raise ConnectionResetError("it closed the connection")
-        received += data
-    return received

@@ -26,7 +26,8 @@ from unisono.transports.rendezvous.stores import VALUE_LIMIT_NBYTES, already_set
 _FOLDER = "unisono.store"
 _LOCK = "lock"
 # The name of a value, or of a value that is being written. The store removes no other files.
-_VALUE = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{16})?")
+_DRAFT = "draft"
+_VALUE = re.compile(rf"[0-9a-f]{{64}}(\.{_DRAFT})?")
 # The content of the lock file if the job has created `path` itself.
 _CREATED = b"made"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,14 +68,23 @@ class FileStore:
     def set(self, key: str, value: bytes) -> None:
         check_value(value)
         name = _name(key)
-        draft = f"{name}.{os.urandom(8).hex()}"
+        draft = f"{name}.{_DRAFT}"
+        folder = self._folder.number
         try:
-            if self._has(name):
-                raise already_set(key)
-            with open(os.open(draft, _OPEN_DRAFT, 0o600, dir_fd=self._folder.number), "wb") as file:
-                file.write(value)
+            # All clients use the same draft for this key, so of two that set it at once, one is refused.
+            with open(os.open(draft, _OPEN_DRAFT, 0o600, dir_fd=folder), "wb") as file:
+                try:
+                    if self._has(name):
+                        raise already_set(key)
+                    file.write(value)
+                    file.flush()
+                except BaseException:
+                    os.unlink(draft, dir_fd=folder)
+                    raise
             # The rename makes the value appear as a whole.
-            os.rename(draft, name, src_dir_fd=self._folder.number, dst_dir_fd=self._folder.number)
+            os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except FileExistsError:
+            raise already_set(key) from None
         except OSError as error:
             raise RendezvousError(f"the store {self._path} cannot be written: {error.strerror or error}") from error
         self._names.add(name)

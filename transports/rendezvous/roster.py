@@ -170,8 +170,13 @@ def roster_record(entries: Sequence[bytes], settings: Mapping[str, Setting]) -> 
 
 def terms(size: int) -> str:
     """Return the facts that must be equal on all ranks, as text: the version of Unisono and the number of ranks."""
+    return f"{release()} as one of {size} ranks"
+
+
+def release() -> str:
+    """Return the version of Unisono, which must be equal on all ranks, as text."""
     first, last = WIRE_VERSIONS
-    return f"Unisono {__version__} (wire versions {first} to {last}) as one of {size} ranks"
+    return f"Unisono {__version__} (wire versions {first} to {last})"
 
 
 def _read_roster(store: Store, size: int, deadline: Deadline, timeout_s: float) -> Roster:

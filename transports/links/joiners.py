@@ -1,0 +1,381 @@
+"""How a process joins a running job: where it waits, and how the leader of the members reaches it.
+
+Theory of operation
+-------------------
+A process that wants to join (a *joiner*) knows the key, the id and the store of the job, but none of its members. It
+listens at a port, and puts its address into the store as the next free request: ``request/0``, ``request/1`` and so on.
+The leader is rank 0 of the members. When the members call `grow`, it reads the requests that it has not read yet, and
+dials each joiner. The handshake proves on both sides that the other one holds the key of the job. From then on the
+joiner and the leader watch the connection, which ends when the process at the other end does.
+
+The leader puts its answer to each request into the store. So a later leader, which reads all requests again, passes
+over those that an earlier one has answered. A joiner that no leader can reach finds the reason in the answer. It asks
+again, with a new request, if the leader answers so or is lost.
+
+Over the connection the leader asks whether the joiner still waits, because a stopped process keeps its connections.
+Then it sends the invitation: rank, size, epoch and the store of the rendezvous. After the rendezvous the members agree
+whether all of them have met. If they have, the leader lets the joiner begin. If not, it sends an error or closes the
+connection, and in the second case the joiner asks again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import select
+import socket
+import threading
+from typing import Any, NamedTuple
+
+from unisono import log
+from unisono.deadlines import Deadline
+from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, UnisonoError
+from unisono.records import record
+from unisono.transports.links.dialer import DialingRank, Target, dial
+from unisono.transports.links.event_loop import EventLoop
+from unisono.transports.links.handshake import NO_RANK, Admission, Hello, Purpose
+from unisono.transports.links.handshake_io import HandshakeServer
+from unisono.transports.links.link_messages import receive, send
+from unisono.transports.links.listener import Addresses, listen_tcp
+from unisono.transports.links.liveness import watch
+from unisono.transports.rendezvous.roster import release
+from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
+
+_log = log.get("rendezvous")
+
+# How long a joiner may take to answer. One that takes longer asks again, and so waits for the next call of `grow`.
+_ANSWER_S = 2.0
+# How often a joiner looks for the answer to its request.
+_LOOK_S = 0.2
+_PENDING_LIMIT = 64
+_JOINERS_HAVE_NO_EPOCH = 0
+
+
+class Invitation(NamedTuple):
+    """The place of a joiner among the ranks, and the URL of the store where all meet."""
+
+    rank: int
+    size: int
+    epoch: int
+    meeting: int
+    store: str
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Invitation:
+        """Return the invitation in a message; raises ValueError if it has none."""
+        try:
+            rank, size, epoch, meeting = (int(fields[name]) for name in ("rank", "size", "epoch", "meeting"))
+            invitation = cls(rank, size, epoch, meeting, str(fields["store"]))
+        except (KeyError, TypeError):
+            raise ValueError("a message is no invitation") from None
+        if not 0 < invitation.rank < invitation.size or invitation.epoch < 1:
+            raise ValueError("an invitation is out of range")
+        return invitation
+
+
+@record
+class Request:
+    """The request of a joiner, as it is in the store.
+
+    Attributes:
+        release: the version of Unisono.
+        host, port: where the joiner listens.
+        node, pid: its host name and its process, for people.
+    """
+
+    release: str
+    host: str
+    port: int
+    node: str
+    pid: int
+
+    @classmethod
+    def parse(cls, value: bytes) -> Request:
+        """Return the request in a value of the store; raises ValueError if it is malformed."""
+        try:
+            fields = json.loads(value)
+            request = cls(**fields)
+        except (TypeError, RecursionError):
+            raise ValueError("it is malformed") from None
+        types = (("release", str), ("host", str), ("port", int), ("node", str), ("pid", int))
+        if any(type(getattr(request, name)) is not expected for name, expected in types):
+            raise ValueError("a field has a wrong type")
+        if not 0 < request.port < 1 << 16:
+            raise ValueError("its port is out of range")
+        return request
+
+    def pack(self) -> bytes:
+        """Return the value for the store."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.node} ({self.host} port {self.port})"
+
+
+class Joiners:
+    """The processes that wait to join, for the leader of the members.
+
+    Args:
+        store: the part of the job's store for requests and answers.
+        key, job: the key and the id of the job.
+        heartbeat_timeout_s: seconds after which a joiner whose host is silent is lost.
+    """
+
+    def __init__(self, store: Store, key: bytes, job: bytes, heartbeat_timeout_s: float) -> None:
+        self._store = store
+        self._caller = DialingRank(key, job, _JOINERS_HAVE_NO_EPOCH, NO_RANK)
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._next = 0  # the first request that has not been read
+        self._waiting: list[socket.socket] = []
+
+    def look(self) -> int:
+        """Dial the joiners with new requests; return the number of all that wait now.
+
+        Raises:
+            RendezvousError: the store has failed.
+        """
+        for link in readable(self._waiting):
+            self._waiting.remove(link)
+            link.close()
+        while (value := _read(self._store, _request(self._next))) is not None:
+            number, self._next = self._next, self._next + 1
+            if _read(self._store, _answer(number)) is None:
+                self._put(number, self._reach(value))
+        return len(self._waiting)
+
+    def ready(self, most: int) -> list[socket.socket]:
+        """Return the connections of the first joiners that answer now, at most `most`. The caller owns them."""
+        links: list[socket.socket] = []
+        while self._waiting and len(links) < most:
+            link = self._waiting.pop(0)
+            send(link, {"ask": "ready"})
+            try:
+                receive(link, Deadline(_ANSWER_S))
+            except (OSError, ValueError) as error:
+                _log.debug("a process that waits to join does not answer: %s", error)
+                link.close()
+            else:
+                links.append(link)
+        return links
+
+    def wait_again(self, links: list[socket.socket]) -> None:
+        """Let joiners that `ready` has returned wait on."""
+        self._waiting = links + self._waiting
+
+    def close(self) -> None:
+        """Close all connections and the store."""
+        for link in self._waiting:
+            link.close()
+        self._waiting.clear()
+        self._store.close()
+
+    def _reach(self, value: bytes) -> dict[str, Any]:
+        """Connect to the joiner of a request, and return the answer to it."""
+        try:
+            request = Request.parse(value)
+        except ValueError as error:
+            return {"error": f"the request to join cannot be used: {error}"}
+        if request.release != release():
+            return {"error": f"this process runs {request.release}, and the job {release()}: all must run the same"}
+        addresses = Addresses("", "", request.host, request.port, request.pid)
+        try:
+            link, _ = dial(self._caller, Target(NO_RANK, addresses, False, Purpose.JOIN), _ANSWER_S)
+        except UnisonoError as error:
+            _log.info("%s asked to join and cannot be reached: %s", request, error.message)
+            is_refused = isinstance(error, PeerLostError) and isinstance(error.__cause__, ConnectionRefusedError)
+            if isinstance(error, CollectiveTimeoutError) or (isinstance(error, PeerLostError) and not is_refused):
+                return {"again": "it did not answer in time"}
+            needs = "a process that joins needs the key of the job, and on another host UNISONO_BIND_ADDRESS"
+            return {"error": f"the members of the job cannot reach {request}: {error.message}; {needs}"}
+        watch(link, self._heartbeat_timeout_s)
+        self._waiting.append(link)
+        return {"reached": str(request)}
+
+    def _put(self, number: int, answer: dict[str, Any]) -> None:
+        try:
+            self._store.set(_answer(number), json.dumps(answer).encode())
+        except RendezvousError as error:  # the leader of another part of a job that has fallen into parts was faster
+            _log.debug("request %d to join has an answer already: %s", number, error.message)
+
+
+class Joiner:
+    """A process that waits to join a job.
+
+    Args:
+        store: the part of the job's store for requests and answers.
+        key, job: the key and the id of the job.
+        bind_address: the address to listen on, as of the option.
+        heartbeat_timeout_s: seconds after which a leader whose host is silent is lost.
+
+    Raises:
+        UsageError: `bind_address` cannot be used.
+    """
+
+    def __init__(self, store: Store, key: bytes, job: bytes, bind_address: str, heartbeat_timeout_s: float) -> None:
+        self._store = store
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._changed = threading.Condition()
+        self._arrived: socket.socket | None = None  # the connection of a leader that `invitation` has not taken yet
+        self._link: socket.socket | None = None
+        self._number: int | None = None  # of the request that is not answered yet
+        self._listening = listen_tcp(bind_address)
+        try:
+            admission = Admission(job, _JOINERS_HAVE_NO_EPOCH, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.JOIN}))
+            self._loop = EventLoop("unisono-joiner", lambda _: self._listening.close())
+            self._handshakes = HandshakeServer(self._loop, key, admission, _PENDING_LIMIT, self._admit)
+            self._handshakes.watch(self._listening)
+            self._loop.start()
+        except BaseException:
+            self._listening.close()
+            raise
+
+    def invitation(self, deadline: Deadline) -> Invitation:
+        """Wait until the members invite this process.
+
+        Raises:
+            RendezvousError: they did not before `deadline`, or refuse this process; or the store has failed.
+        """
+        while True:
+            link = self._link = self._await_leader(deadline)
+            try:
+                while "ask" in (message := receive(link, deadline)):
+                    send(link, {"ready": True})
+                _raise_refusal(message)
+                return Invitation.of(message)
+            except TimeoutError:
+                raise _not_admitted() from None
+            except (OSError, ValueError) as error:
+                self._drop(f"the leader of the members has gone: {error}")
+
+    def tell_met(self) -> None:
+        """Tell the leader that this process has met the others."""
+        assert self._link is not None
+        send(self._link, {"met": True})
+
+    def may_begin(self, deadline: Deadline) -> bool:
+        """Wait until the leader lets this process begin; return False if it must ask again.
+
+        Raises:
+            RendezvousError: the members refuse this process, or did not agree before `deadline`.
+        """
+        try:
+            return self._verdict(deadline)
+        except TimeoutError:
+            raise _not_admitted() from None
+
+    def await_reason(self, error: UnisonoError, deadline: Deadline) -> None:
+        """Wait until the leader ends an attempt that has failed here with `error`; then this process must ask again.
+
+        Raises:
+            UnisonoError: `error`, because the leader knows of no failure before `deadline`.
+            RendezvousError: the members refuse this process.
+        """
+        try:
+            self._verdict(deadline)
+        except TimeoutError:
+            raise error from None
+
+    def _verdict(self, deadline: Deadline) -> bool:
+        assert self._link is not None
+        try:
+            message = receive(self._link, deadline)
+        except TimeoutError:
+            raise
+        except (OSError, ValueError) as error:
+            self._drop(f"the members begin again: {error}")
+            return False
+        _raise_refusal(message)
+        return True
+
+    def close(self) -> None:
+        """Stop waiting, and close all connections."""
+        self._loop.close(self._handshakes.close)
+        self._listening.close()
+        for link in (self._arrived, self._link):
+            if link is not None:
+                link.close()
+        self._store.close()
+
+    def _drop(self, why: str) -> None:
+        _log.debug("%s", why)
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _admit(self, _: Hello, link: socket.socket) -> None:
+        """Accept the connection of a leader, unless this process has one."""
+        with self._changed:
+            if self._arrived is not None or self._link is not None:
+                link.close()
+                return
+            watch(link, self._heartbeat_timeout_s)
+            self._arrived = link
+            self._changed.notify_all()
+
+    def _await_leader(self, deadline: Deadline) -> socket.socket:
+        self._number = self._ask()
+        reached: Deadline | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._arrived is not None, min(_LOOK_S, deadline.remaining_s()))
+                link, self._arrived = self._arrived, None
+                if link is not None:
+                    return link
+            if deadline.has_passed():
+                raise _not_admitted()
+            answer = json.loads(_read(self._store, _answer(self._number)) or b"{}")
+            _raise_refusal(answer)
+            if "reached" in answer:
+                reached = reached or Deadline(_ANSWER_S)
+            if "again" in answer or (reached is not None and reached.has_passed()):
+                self._number, reached = self._ask(), None
+
+    def _ask(self) -> int:
+        """Put a request into the store, and return its number."""
+        host, port = self._listening.getsockname()[:2]
+        request = Request(release(), host, port, os.uname().nodename, os.getpid()).pack()
+        number = 0 if self._number is None else self._number + 1
+        while True:
+            if _read(self._store, _request(number)) is None:
+                try:
+                    self._store.set(_request(number), request)
+                except RendezvousError:
+                    if _read(self._store, _request(number)) is None:
+                        raise
+                else:
+                    return number
+            number += 1
+
+
+def readable(links: list[socket.socket]) -> list[socket.socket]:
+    """Return the connections that can be read. That of a joiner that waits has ended, because it sends nothing."""
+    poll = select.poll()
+    by_descriptor = {link.fileno(): link for link in links}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
+
+
+def _raise_refusal(message: dict[str, Any]) -> None:
+    if "error" in message:
+        raise RendezvousError(str(message["error"]))
+
+
+def _not_admitted() -> RendezvousError:
+    return RendezvousError("the members of the job did not admit this process in time: all of them must call grow()")
+
+
+def _read(store: Store, key: str) -> bytes | None:
+    try:
+        return store.get(key, 0.0)
+    except StoreTimeoutError:
+        return None
+
+
+def _request(number: int) -> str:
+    return f"request/{number}"
+
+
+def _answer(number: int) -> str:
+    return f"answer/{number}"
