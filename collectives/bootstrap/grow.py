@@ -85,7 +85,7 @@ class Growth:
         """Return a communicator of the members and of joiners, as `Communicator.grow` documents."""
         deadline = Deadline(timeout_s)
         while True:
-            self._session.latest_epoch = _compare(world, count, self._session.latest_epoch) + 1
+            self._session.latest_epoch = _compare(world, count, self._session.latest_epoch)
             decision, party = self._decide(world, count, deadline)
             with contextlib.closing(party):
                 if decision["do"] == "stay":
@@ -141,6 +141,7 @@ class Growth:
         self, world: Communicator, decision: Mapping[str, Any], party: _Party, deadline: Deadline
     ) -> Communicator | None:
         """Return the new communicator if all members and joiners have met; otherwise close it and return None."""
+        self._session.latest_epoch += 1  # as on all members, because they have compared it
         grown, failure = None, ""
         with contextlib.ExitStack() as opened:
             try:
@@ -193,6 +194,7 @@ class _Party:
         self._server = server
         self._is_lost = False  # whether a joiner was lost, so that the others ask again
         self._failure = ""  # of the meeting
+        self._is_over = threading.Event()  # the meeting has failed, or all joiners have met the others
 
     @property
     def url(self) -> str:
@@ -231,16 +233,16 @@ class _Party:
         if self._server is None:
             yield
             return
-        over = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(over, session, members, deadline), daemon=True)
+        left = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(left, session, members, deadline), daemon=True)
         watcher.start()
         try:
             yield
-            watcher.join()
+            self._is_over.wait()
             if self._failure:
                 raise RendezvousError(self._failure)
         finally:
-            over.set()
+            left.set()
             watcher.join()
 
     def close(self) -> None:
@@ -250,11 +252,11 @@ class _Party:
         if self._server is not None:
             self._server.close()
 
-    def _watch(self, over: threading.Event, session: Session, members: Session, deadline: Deadline) -> None:
-        """Watch until `over`, or until all joiners have sent that they have met the others."""
+    def _watch(self, left: threading.Event, session: Session, members: Session, deadline: Deadline) -> None:
+        """Watch until the leader has `left` the meeting. It is over when all joiners have met the others, or failed."""
         assert self._server is not None
         meeting = list(self._links)
-        while meeting and not over.wait(_PAUSE_S):
+        while not left.wait(_PAUSE_S):
             for link in readable(meeting):
                 meeting.remove(link)
                 try:
@@ -270,6 +272,9 @@ class _Party:
             if self._failure:
                 session.give_up(self._failure)
                 self._server.fail(self._failure)
+            if self._failure or not meeting:
+                self._is_over.set()
+            if self._failure:
                 return
 
 

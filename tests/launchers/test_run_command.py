@@ -310,6 +310,45 @@ def test_training_goes_on_without_a_killed_rank_under_keep_going(transport: str,
     assert summary == f"unisono: rank {lost} was lost (--keep-going), and ranks {ranks} ended with 0"
 
 
+@pytest.mark.parametrize(("transport", "size", "lost"), [("shm", 4, 3), ("tcp", 3, 0)])
+def test_replacement_joins_the_training_under_max_restarts(transport: str, size: int, lost: int) -> None:
+    leader = 0 if lost else 1
+    ended = run(*("-n", size, "--max-restarts", 1, ELASTIC, "--lose", lost, "--replace"), UNISONO_TRANSPORTS=transport)
+    assert ended.returncode == 0, ended.stderr
+    loss, growth, losses = ended.stdout.splitlines()
+    assert loss == f"[{leader}] step 60: rank {lost} died; {size - 1} ranks go on"
+    assert growth == f"[{leader}] step 120: a replacement has joined; {size} ranks go on"
+    assert losses.endswith(" in 200 steps, as by a single process")
+    report, summary = (line for line in ended.stderr.splitlines() if line.startswith("unisono: rank"))
+    assert report.endswith(f"was killed by SIGKILL; {size - 1} other ranks go on, and it is started anew")
+    everyone = ", ".join(map(str, range(size)))
+    assert summary == f"unisono: rank {lost} was lost (--keep-going), and ranks {everyone} ended with 0"
+
+
+def test_rank_that_fails_before_init_is_started_anew_and_meets_the_others(script: Script, tmp_path: Path) -> None:
+    program = script(f"""
+        from pathlib import Path
+        attempt = Path({str(tmp_path)!r}, f"attempt {{rank}}")
+        is_first = not attempt.exists()
+        attempt.touch()
+        if rank == 1 and is_first: sys.exit(3)
+        import unisono as un
+        with un.init() as world:
+            world.barrier()
+            print(world.size, world.epoch)
+    """)
+    ended = run("-n", 2, "--max-restarts", 1, program)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["[0] 2 0", "[1] 2 0"]
+
+
+def test_ranks_are_started_anew_as_often_as_max_restarts_allows(script: Script) -> None:
+    ended = run("-n", 1, "--max-restarts", 2, script("print(os.environ['UNISONO_RESTART'])\nsys.exit(7)"))
+    assert (ended.returncode, ended.stdout) == (7, "[0] 0\n" * 3)
+    losses = [line for line in ended.stderr.splitlines() if "pid" in line]
+    assert [line.endswith("and it is started anew") for line in losses] == [True, True, False]
+
+
 def test_keep_going_exits_with_the_root_cause_when_all_ranks_fail() -> None:
     ended = run("-n", 2, "--keep-going", "--", "sh", "-c", "exit 7")
     *losses, first, then = ended.stderr.splitlines()
@@ -626,6 +665,7 @@ def test_run_leaves_no_temporary_files(script: Script, tmp_path: Path) -> None:
         (["-n", "2", "--", "absent-executable"], "there is no executable 'absent-executable'"),
         (["-n", "2", "--bind", "socket", "{script}"], "'socket' is not one of 'none', 'core'"),
         (["-n", "2", "--timeout", "nan", "{script}"], "'nan' is not a positive number of seconds"),
+        (["-n", "2", "--max-restarts", "-1", "{script}"], "'-1' is not a number of restarts"),
         (["-n", "2", "--bogus", "{script}"], "No such option"),
     ],
 )

@@ -48,6 +48,14 @@ def _ranks(context: click.Context, parameter: click.Parameter, text: str) -> int
     return int(text)
 
 
+def _count(context: click.Context, parameter: click.Parameter, text: str | None) -> int:
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise click.BadParameter(f"{text!r} is not a number of restarts.")
+    return int(text)
+
+
 def _seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
     try:
         return None if text is None else float(FIELDS["timeout_s"].parse(text))
@@ -66,6 +74,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--bind", type=click.Choice(["none", "core"]), default="none", help="Bind ranks to cores.")
 @click.option("--timeout", "timeout_s", metavar="SECONDS", callback=_seconds, help="Stop the ranks after this time.")
 @click.option("--keep-going", is_flag=True, help="Let the other ranks run on when a rank fails.")
+@click.option("--max-restarts", metavar="N", callback=_count, help="Start lost ranks anew, N times in all.")
 @click.option("--label/--no-label", default=True, help="Begin each line with the rank that wrote it.")
 @click.option("--log", metavar="LEVEL", help=f"Set {variable('log')}, such as info or debug:links.")
 @click.option("--verbose", is_flag=True, help="Show the tracebacks of all ranks, as soon as they are written.")
@@ -80,6 +89,7 @@ def command(
     bind: str,
     timeout_s: float | None,
     keep_going: bool,
+    max_restarts: int,
     label: bool,
     log: str | None,
     verbose: bool,
@@ -90,9 +100,11 @@ def command(
 
     PROGRAM is a Python file; with -m a module; after "--" any executable. Its exit code is that of the rank that
     failed first, or 128 plus the number of the signal that ended it. With --keep-going it is 0 if a rank ended with 0.
+    --max-restarts implies --keep-going.
     """
     environ = {**os.environ, **({variable("log"): log} if log else {})}
     options = Options.from_environment(environ)
+    keep_going = keep_going or max_restarts > 0
     argv = _program(program, module=module, executable=context.meta["executable"])
     everything = verbose or keep_going or options.log.startswith("debug")
     require_open_files(size)
@@ -102,13 +114,14 @@ def command(
         if stats:
             environ[variable("stats")] = folder
         cores, on_loss = None if bind == "none" else bind, _tell_failure if keep_going else None
-        job = LocalJob([Command(argv)] * size, output, bind=cores, environ=environ, on_loss=on_loss)
+        commands = [Command(argv)] * size
+        job = LocalJob(commands, output, bind=cores, environ=environ, on_loss=on_loss, max_restarts=max_restarts)
         write.keep_waiting = job.attend
         with _signals_forwarded(job) as received:
             exits = job.run(timeout_s)
         tracebacks = output.finish()
         if stats:
-            _show_statistics(Path(folder), exits)
+            _show_statistics(Path(folder), size, exits)
     for line in job.whereabouts:
         tell(line)
     if received:
@@ -122,11 +135,11 @@ def command(
     return status or _tell_losses(write.errors)
 
 
-def _show_statistics(folder: Path, exits: Sequence[Exit]) -> None:
+def _show_statistics(folder: Path, size: int, exits: Sequence[Exit]) -> None:
     from unisono.cli import job_statistics
     from unisono.cli.terminal import console
 
-    ranks = job_statistics.read(folder, len(exits))
+    ranks = job_statistics.read(folder, size)
     console(stderr=True).print(job_statistics.summary(ranks))
     sentence = job_statistics.straggler(ranks)
     if sentence and not any(ended.code for ended in exits):  # the others wait for a failed rank, too
@@ -252,13 +265,15 @@ def _tell_timeout(timeout_s: float | None, late: Sequence[int]) -> int:
     return TIMED_OUT
 
 
-def _tell_failure(ended: Exit, living: int) -> None:
+def _tell_failure(ended: Exit, living: int, is_restarted: bool) -> None:
     others = f"{living} other rank{' goes' if living == 1 else 's go'} on" if living else "no other rank is running"
-    tell(f"rank {ended.rank} (host {os.uname().nodename}, pid {ended.pid}) {ended}; {others}")
+    then = ", and it is started anew" if is_restarted else ""
+    tell(f"rank {ended.rank} (host {os.uname().nodename}, pid {ended.pid}) {ended}; {others}{then}")
 
 
 def _tell_survival(exits: Sequence[Exit]) -> None:
-    lost = sorted(ended.rank for ended in exits if ended.code)
+    """Name the lost ranks, and those that ended with 0; a rank that was started anew may be among both."""
+    lost = sorted({ended.rank for ended in exits if ended.code})
     if lost:
         succeeded = sorted(ended.rank for ended in exits if ended.code == 0)
         were = "were" if len(lost) > 1 else "was"

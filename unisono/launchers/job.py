@@ -10,6 +10,9 @@ Every way to end a job is an *escalation*: a list of (seconds from now, signal).
 3 s to notice it by themselves, then SIGTERM, and SIGKILL 5 s later. In a job with `on_loss` they run on instead. Of two
 escalations, the one that ends sooner is followed. If the launcher itself is killed, the kernel kills the ranks.
 
+A job with `max_restarts` starts failed ranks anew. If a rank had met the others, its new process joins the running job.
+If it had not, its new process takes part in the first rendezvous.
+
 The observer writes the output of the ranks, and a slow reader of that output may delay it. While the observer waits, it
 calls `attend`, so that time limits and signals keep their effect.
 """
@@ -24,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from unisono.errors import UsageError
 from unisono.forks import closed_in_child
@@ -43,6 +46,10 @@ Escalation = Sequence[tuple[float, int]]
 AFTER_FAILURE: Escalation = ((3.0, signal.SIGTERM), (8.0, signal.SIGKILL))
 STOP: Escalation = ((0.0, signal.SIGTERM), (5.0, signal.SIGKILL))
 KILL: Escalation = ((0.0, signal.SIGKILL),)
+
+
+# Is called with the end of a lost rank, the number of other ranks that run, and whether it has been started anew.
+OnLoss: TypeAlias = Callable[[Exit, int, bool], None]
 
 
 class Observer(Protocol):
@@ -73,7 +80,8 @@ class LocalJob:
         *,
         bind: str | None = None,
         environ: Mapping[str, str] | None = None,
-        on_loss: Callable[[Exit, int], None] | None = None,
+        on_loss: OnLoss | None = None,
+        max_restarts: int = 0,
     ) -> None:
         """Prepare a job with one rank per command. `run` starts it.
 
@@ -82,9 +90,10 @@ class LocalJob:
             observer: receives the output of the ranks and how they ended.
             bind: "core" binds rank r to core r modulo their number, of the cores that this process may use.
             environ: the environment that the ranks inherit; None for that of this process.
-            on_loss: is called with the end of each failed rank and the number of ranks that still run, which run on. It
-                is not called for ranks that fail after the job has sent a signal to end them. None means that the job
-                ends the other ranks when one fails.
+            on_loss: is called with the end of each failed rank, the number of other ranks that still run, which run on,
+                and whether the rank has been started anew. It is not called for ranks that fail after the job has sent
+                a signal to end them. None means that the job ends the other ranks when one fails.
+            max_restarts: how many failed ranks the job starts anew, in all; only with `on_loss`.
 
         Raises:
             UsageError: there is no rank, `bind` is unknown, or there are more ranks than this process can watch.
@@ -102,9 +111,12 @@ class LocalJob:
         self._bind = bind
         self._environ = os.environ if environ is None else environ
         self._on_loss = on_loss
+        self._max_restarts = max_restarts
+        self._restarts = 0
         self._requests: deque[Callable[[], None]] = deque()
         self._selector = closed_in_child(selectors.DefaultSelector())
         self._ranks: list[RankProcess] = []
+        self._replaced: list[RankProcess] = []  # have ended, and their ranks run in new processes
         self._living: set[int] = set()
         self._exits: list[Exit] = []
         self._unwatched: list[RankProcess] = []  # running ranks without a pidfd
@@ -198,11 +210,16 @@ class LocalJob:
                 os.close(descriptor)
 
     def _start(self, rank: int, command: Command, store: JobStore) -> None:
+        self._ranks.append(self._started(rank, command, store, restarts=0))
+
+    def _started(self, rank: int, command: Command, store: JobStore, restarts: int) -> RankProcess:
+        """Start a process for a rank, and watch it."""
         place = LocalPlace.of(rank, len(self._commands), self._bind)
         with store.key_pipe() as key_fd:
-            environ = rank_environment(self._environ, place, store.url, store.job.hex(), key_fd, store.torch_port)
+            environ = rank_environment(
+                self._environ, place, store.url, store.job.hex(), key_fd, store.torch_port, restarts
+            )
             process = RankProcess(Command(command.argv, (*command.descriptors, key_fd)), place, environ)
-        self._ranks.append(process)
         self._living.add(rank)
         if process.pidfd is None:
             self._unwatched.append(process)
@@ -210,6 +227,7 @@ class LocalJob:
             self._selector.register(process.pidfd, selectors.EVENT_READ, (self._reap, process, store))
         for stream, descriptor in process.streams.items():
             self._selector.register(descriptor, selectors.EVENT_READ, (self._read, process, stream))
+        return process
 
     def _step(self, store: JobStore) -> None:
         for selected, _ in self._selector.select(TICK_S):
@@ -249,12 +267,30 @@ class LocalJob:
         ended = Exit(process.rank, code, stopped=-code in self._sent, pid=process.pid)
         self._exits.append(ended)
         self._living.discard(process.rank)
-        store.rank_ended(ended)
+        is_loss = bool(code) and self._on_loss is not None and not self._sent
+        others = len(self._living)
+        is_restarted = is_loss and self._restart(process, store)
+        if not is_restarted:
+            store.rank_ended(ended)
         self._observer.ended(ended)
         if code and self._on_loss is None:
             self._escalate(AFTER_FAILURE)
-        elif code and self._on_loss is not None and not self._sent:
-            self._on_loss(ended, len(self._living))
+        elif is_loss and self._on_loss is not None:
+            self._on_loss(ended, others, is_restarted)
+
+    def _restart(self, process: RankProcess, store: JobStore) -> bool:
+        """Start a lost rank anew if that is allowed; return whether it was.
+
+        A rank that had met the others can only join them, so it is not started anew if no other rank runs.
+        """
+        joins = store.has_arrived(process.rank)
+        if self._restarts == self._max_restarts or (joins and not self._living):
+            return False
+        self._restarts += 1
+        self._replaced.append(process)
+        rank = process.rank
+        self._ranks[rank] = self._started(rank, self._commands[rank], store, restarts=self._restarts if joins else 0)
+        return True
 
     def _forward(self, number: int) -> None:
         self.whereabouts = self.look()
@@ -281,8 +317,8 @@ class LocalJob:
             self._ranks[rank].signal(number)
 
     def _clean_up(self) -> None:
-        for process in self._ranks:
-            if process.rank in self._living:
+        for process in (*self._ranks, *self._replaced):
+            if process.rank in self._living and process not in self._replaced:
                 process.signal(signal.SIGKILL)
                 process.reap()
             elif process.has_survivors():

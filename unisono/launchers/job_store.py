@@ -60,7 +60,7 @@ class JobStore:
 
     def rank_ended(self, ended: Exit) -> None:
         """If the rank ended before it joined the job, make the other ranks fail with an error that says so."""
-        if not self._joined(ended.rank):
+        if not self.has_arrived(ended.rank):
             self._server.fail(f"rank {ended.rank} {ended} before it called un.init()")
 
     def close(self) -> None:
@@ -70,7 +70,8 @@ class JobStore:
         self._server.close()
         self._reserved.close()
 
-    def _joined(self, rank: int) -> bool:
+    def has_arrived(self, rank: int) -> bool:
+        """Return whether the rank has taken part in the first rendezvous, or is about to."""
         try:
             if self._reader is None:
                 # This process opens the store for the first time, so it sees the keys of each rank's first opening.

@@ -119,9 +119,11 @@ class LocalPlace:
 
 
 def rank_environment(
-    environ: Mapping[str, str], place: LocalPlace, store: str, job: str, key_fd: int, torch_port: int
+    environ: Mapping[str, str], place: LocalPlace, store: str, job: str, key_fd: int, torch_port: int, restarts: int
 ) -> dict[str, str]:
     """Return the environment of a rank: `environ`, with the variables that Unisono and torch read.
+
+    `restarts` is not 0 if the rank must join the running job, because it has been started anew.
 
     If this process is itself a rank, of `unisono run` or torchrun, the variables of that job are removed.
     """
@@ -133,6 +135,7 @@ def rank_environment(
         "STORE": store,
         "JOB": job,
         "KEY_FD": key_fd,
+        "RESTART": restarts,
     }
     of_torch = {
         "RANK": place.rank,
