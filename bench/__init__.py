@@ -11,7 +11,8 @@ Programs, each `python -m unisono.bench.NAME`:
 - `bootstrap.py`: the time that ranks take to start. `memory.py`: the memory of a rank for its peers.
 - `decision.py`: the cost of the decision at call time. `overlap.py`: calls during computing.
 - `gradients.py`: exposed communication of gradients. `ddp.py`: training steps of DDP. `torch_calls.py`: calls of torch.
-- `faults.py`: faults planted in jobs, and which sources name the culprit. `campaign.py`: seeded faults, and latencies.
+- `faults.py`: faults planted in jobs, and which sources name the culprit. `campaign.py`, `trial_ranks.py`: seeded
+  faults, and latencies.
 - `gpu.py`, `gpu_stages/`: everything that needs a GPU.
 - `hybrid.py`, `shaped.py`, `mpi_ring.py`, `transports.py`: host levels, slow links, MPI and UCX.
 - `mixture.py`, `regret.py`, `replay.py`, `selection.py`: how good the tuner's choices are.

@@ -9,21 +9,29 @@ import pytest
 
 import unisono as un
 from unisono.bench import campaign
-from unisono.bench.campaign import FAULTS, GOOD, STEPS_BY_NAME, Trial, run, trial_of
+from unisono.bench.campaign import GOOD, run, trial_of
+from unisono.bench.trial_ranks import CALLS, FAULTS, Trial
 
-TRIAL = Trial(0, "shm", 3, "allreduce", 1000, "none", "before", 1, 2)
+TRIAL = Trial(0, "unisono", "shm", 3, "allreduce", 1000, "none", "before", 1, 2)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_trials_end_as_promised(seed: int) -> None:
-    outcome = run(trial_of(seed))
-    assert outcome.verdict in GOOD, outcome
+@pytest.mark.parametrize("library", ["unisono", "gloo"])
+def test_trial_ends_as_promised(library: str) -> None:
+    if library == "gloo":
+        pytest.importorskip("torch")
+    outcome = run(TRIAL._replace(library=library, fault="SIGKILL"))
+    assert outcome.verdict == "promised", outcome
+    assert len(outcome.latencies_ms) == 2
+
+
+def test_trial_between_hosts_is_skipped_without_hosts() -> None:
+    assert run(TRIAL._replace(transport="hosts")).verdict in GOOD
 
 
 def test_every_fault_and_call_occurs_among_few_seeds() -> None:
     trials = [trial_of(seed) for seed in range(200)]
     assert {trial.fault for trial in trials} == set(FAULTS)
-    assert {trial.call for trial in trials} == set(STEPS_BY_NAME)
+    assert {trial.call for trial in trials} == set(CALLS)
     assert trial_of(7) == trial_of(7) != trial_of(8)
 
 
@@ -48,8 +56,8 @@ def hang(_: un.Communicator) -> None:
     ],
 )
 def test_broken_promises_are_noticed(trial: Trial, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STEPS_BY_NAME, "damaged", damaged_broadcast)
-    monkeypatch.setitem(FAULTS, "SIGKILL without a word", FAULTS["SIGKILL"]._replace(error="AbortedError"))
+    monkeypatch.setitem(CALLS, "damaged", damaged_broadcast)
+    monkeypatch.setitem(FAULTS, "SIGKILL without a word", FAULTS["SIGKILL"]._replace(errors=("AbortedError",)))
     monkeypatch.setitem(FAULTS, "hang", FAULTS["SIGKILL"]._replace(plant=hang))
     monkeypatch.setattr(campaign, "LIMIT_S", 1.0)
     assert run(trial).verdict == verdict
