@@ -84,6 +84,7 @@ class Player:
         self._operation: Any = None
         self._started_s = 0.0
         self._result: Any = None
+        self._wanted: Any = None
 
     def take_turn(self, now_s: float) -> str:
         """Start the next call, or poll the current one; return what has happened."""
@@ -122,16 +123,14 @@ class Player:
         results = count * size if collective == "allgather" else count
         call = call_of(find(collective, algorithm).build(size, self.rank, 0), "int64", (count, results), op=op)
         self._result = np.zeros(results, np.int64)
+        shares = np.stack([np.arange(count) + rank for rank in range(size)])
+        self._wanted = shares.sum(0) if collective == "allreduce" else shares.reshape(-1)
         self._operation = self.executor.start(call, [np.arange(count) + self.rank], [self._result])
         self._started_s = now_s
         return f"starts {call.signature}"
 
     def _finish(self) -> str:
-        index, count = self._scene.calls[self._at]
-        size = self._scene.ranks
-        shares = np.stack([np.arange(count) + rank for rank in range(size)])
-        wanted = shares.sum(0) if CALLS[index][0] == "allreduce" else shares.reshape(-1)
-        assert (self._result == wanted).all(), f"rank {self.rank} has a wrong result of call {self._at}"
+        assert (self._result == self._wanted).all(), f"rank {self.rank} has a wrong result of call {self._at}"
         self._operation = None
         self._at += 1
         if self._at == len(self._scene.calls):
