@@ -78,6 +78,9 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         hosts: the ranks of each host, in the order of their lowest ranks.
         local_rank: the index of this rank among the ranks of its host.
         world_ranks: for each rank, its number in the world.
+        launch_ranks: for each rank, its number when it was launched (``UNISONO_RANK``). `shrink` and `grow` number the
+            ranks of the world anew, but their metrics, counters and labels keep these numbers. A process that joins in
+            place of a lost rank has the number of that one.
         epoch: 0 for the first membership of the job; each `shrink` and each `grow` that changes it makes a higher one.
     """
 
@@ -91,6 +94,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         shrink: Shrink = _refuse_to_shrink,
         grow: Grow = _refuse_to_grow,
         epoch: int = 0,
+        launch_ranks: Sequence[int] | None = None,
     ) -> None:
         super().__init__(executor, host_layout, options, tuner_state)
         self.hosts = host_layout.hosts
@@ -102,6 +106,10 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         self._shrink = shrink
         self._grow = grow
         self.epoch = epoch
+        self._of_launch = launch_ranks  # by the number in the world
+        self.launch_ranks = (
+            self.world_ranks if launch_ranks is None else tuple(map(launch_ranks.__getitem__, self.world_ranks))
+        )
         self._closing = threading.RLock()
         self._is_closed = False
         self._devices_comm: Communicator | None = None
@@ -112,6 +120,11 @@ class Communicator(Groups, Objects, Messages, MpiNames):
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._is_closed
 
     def __repr__(self) -> str:
         return f"<unisono.Communicator rank {self.rank} of {self.size}>"
@@ -248,6 +261,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             self.tuner_state,
             self._shrink,
             epoch=self.epoch,
+            launch_ranks=self._of_launch,
         )
         self._children.append(child)
         return child
@@ -445,10 +459,10 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         """Add the counters of this communicator alone to the file of this rank."""
         from unisono.collectives.calls.statistics import append_to
 
-        rank = self.world_ranks[self.rank]
+        rank, names = self.launch_ranks[self.rank], self.launch_ranks
         by_custom_ops = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
-        by_peer = [(self.world_ranks[peer], each) for peer, each in self._executor.traffic().items()]
-        by_peer += [(self.world_ranks[peer], each) for peer, each in by_custom_ops.items()]
+        by_peer = [(names[peer], each) for peer, each in self._executor.traffic().items()]
+        by_peer += [(names[peer], each) for peer, each in by_custom_ops.items()]
         append_to(directory, rank, by_peer, self._executor.usage())
 
     def _host_calls(self) -> Communicator:

@@ -53,11 +53,18 @@ _inherited_keys: dict[bytes, bytes] = {}
 
 @record
 class WaitingPlace:
-    """The place where a process asks to join a running job: the URL of the job's store, its id and its key."""
+    """The place where a process asks to join a running job.
+
+    Attributes:
+        store: the URL of the job's store.
+        job, key: the id and the key of the job.
+        rank: the number that the launcher has given the process, which is the one of a lost rank; or None.
+    """
 
     store: str
     job: bytes
     key: bytes
+    rank: int | None
 
 
 @record
@@ -133,7 +140,8 @@ def waiting_place(environ: Mapping[str, str]) -> WaitingPlace:
             f"there is no job to join: a process that joins needs the variables of the job, with {_KEY_FILE} or "
             f"{_KEY_FD} for the key and {_STORE}=file:///folder for the store, or those that `unisono run` sets"
         )
-    return WaitingPlace(launch.lasting_store, launch.job or job_of_key(launch.key), launch.key)
+    rank = None if is_of_unisono and _RANK not in environ else launch.rank
+    return WaitingPlace(launch.lasting_store, launch.job or job_of_key(launch.key), launch.key, rank)
 
 
 def is_restarted(environ: Mapping[str, str]) -> bool:

@@ -86,7 +86,10 @@ class _Job:
         if self.native is not None:
             raise UsageError("a communicator over a plugin transport cannot grow")
         self._growth = self._growth or Growth(self.session, self._options, join_world)
-        return self._growth.grow(world, count, timeout_s)
+        grown = self._growth.grow(world, count, timeout_s)
+        if grown is not world:
+            _export_on(grown, self._options.metrics)
+        return grown
 
     def close(self) -> None:
         """Close everything. If another thread is doing so, wait until it has."""
@@ -195,7 +198,7 @@ def init(
         # A key made for this rendezvous is used once, so only keys of launchers and files are counted.
         number = 0 if launch.key is None else next(_rendezvous_counts[launch.key, launch.job, launch.rank])
         job = launch.job or job_of_key(key)
-        identity = RankIdentity(key, job, 0, launch.rank, launch.size, number, launch.lasting_store)
+        identity = RankIdentity(key, job, 0, launch.rank, launch.size, number, launch.rank, launch.lasting_store)
         session = Session(identity, settings)
         world = join_world(session, rendezvous, settings)
         rendezvous.end()
@@ -269,13 +272,17 @@ def _dump(directory: str, launch: Launch, rendezvous: Rendezvous | None, failure
 
 def _export(world: Communicator, directory: str) -> None:
     """Write the metrics of a communicator to a directory from now on, or close it and raise the error."""
-    from unisono.collectives.calls.metrics import write_textfile
-
     try:
-        write_textfile(world, directory)
+        _write_metrics(world, directory)
     except UsageError:
         world.close()
         raise
+
+
+def _write_metrics(world: Communicator, directory: str) -> None:
+    from unisono.collectives.calls.metrics import write_textfile
+
+    write_textfile(world, directory)
 
 
 def _report_unknown_variables(rank: int) -> None:
@@ -330,8 +337,9 @@ def join_world(
     """
     job = _Job(session, rendezvous, options, server)
     cores = sum(1 << core for core in os.sched_getaffinity(0))
-    me = Member(session.identity.rank, session.addresses, f"{cores:x}", session.surroundings)
-    roster = rendezvous.join(me, options.rendezvous_timeout_s, shared_settings.collect(options, session.identity.rank))
+    identity = session.identity
+    me = Member(identity.rank, session.addresses, f"{cores:x}", session.surroundings, identity.launch_rank)
+    roster = rendezvous.join(me, options.rendezvous_timeout_s, shared_settings.collect(options, identity.rank))
     with _core.DefaultFloatEnvironment():  # all ranks must read the same numbers, because these decide about algorithms
         tuner_state = shared_settings.apply(roster.settings)
     shared_settings.report_differences(options, roster.settings)
@@ -342,7 +350,15 @@ def join_world(
         raise
     executor, host_layout = _executor(roster, agreed, job)
     world = Communicator(
-        executor, host_layout, agreed, job.close, tuner_state, _shrink, job.grow, session.identity.epoch
+        executor,
+        host_layout,
+        agreed,
+        job.close,
+        tuner_state,
+        _shrink,
+        job.grow,
+        identity.epoch,
+        tuple(member.launch_rank for member in roster.members),
     )
     job.belong_to(world, executor)
     return world
@@ -352,7 +368,18 @@ def _shrink(executor: Executor, options: Options, timeout_s: float) -> Communica
     """Return a communicator of the survivors. `Communicator` cannot import `shrink`, which makes communicators."""
     from unisono.collectives.bootstrap.shrink import shrink
 
-    return shrink(executor, options, timeout_s, join_world)
+    world = shrink(executor, options, timeout_s, join_world)
+    _export_on(world, options.metrics)
+    return world
+
+
+def _export_on(world: Communicator, directory: str) -> None:
+    """Write the metrics of a communicator that replaces another one, as the option `metrics` says."""
+    try:
+        if directory:
+            _write_metrics(world, directory)
+    except UsageError as error:
+        _log.warning("%s", error.message)
 
 
 def _executor(roster: Roster, options: Options, job: _Job) -> tuple[Executor, HostLayout]:

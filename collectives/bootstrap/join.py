@@ -74,7 +74,14 @@ def _meet(
 ) -> Communicator:
     """Meet the members and other joiners; return the new communicator."""
     me = RankIdentity(
-        place.key, place.job, invitation.epoch, invitation.rank, invitation.size, invitation.meeting, place.store
+        place.key,
+        place.job,
+        invitation.epoch,
+        invitation.rank,
+        invitation.size,
+        invitation.meeting,
+        invitation.rank if place.rank is None else place.rank,
+        place.store,
     )
     log.configure(options.log, me.rank, me.size)
     session = Session(me, options)

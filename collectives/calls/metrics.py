@@ -106,7 +106,7 @@ def write_textfile(world: Communicator, directory: str | os.PathLike[str], inter
     """Write the metrics of a communicator to ``unisono-rank-N.prom`` in a directory, now and every `interval_s` s.
 
     The textfile collector of Prometheus' node exporter reads such files. A file is replaced as a whole. A thread writes
-    it until the communicator is garbage or the program ends. The directory is made if it is missing.
+    it until the communicator is closed or garbage, or the program ends. The directory is made if it is missing.
 
     Raises:
         UsageError: `prometheus_client` is not installed, or the file cannot be written.
@@ -114,7 +114,7 @@ def write_textfile(world: Communicator, directory: str | os.PathLike[str], inter
     client = _library("prometheus_client")
     registry = client.CollectorRegistry()
     prometheus(world, registry)
-    path = Path(directory) / f"unisono-rank-{world.rank}.prom"
+    path = Path(directory) / f"unisono-rank-{world.launch_ranks[world.rank]}.prom"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         client.write_to_textfile(str(path), registry)
@@ -124,7 +124,7 @@ def write_textfile(world: Communicator, directory: str | os.PathLike[str], inter
 
     def write_again() -> None:
         pause = threading.Event()
-        while not pause.wait(interval_s) and alive() is not None:
+        while not pause.wait(interval_s) and _is_open(alive()):
             try:
                 client.write_to_textfile(str(path), registry)
             except OSError as error:
@@ -175,10 +175,18 @@ class _Collector:
 
 
 def _values(metric: Metric, world: Communicator | None) -> Iterator[tuple[dict[str, str], float]]:
-    """Yield the values of a metric by labels; none if the communicator is garbage."""
+    """Yield the values of a metric by labels; none if the communicator is garbage. Ranks have their launch ranks."""
     if world is not None:
+        rank, names = world.launch_ranks[world.rank], world.launch_ranks
         for labels, value in metric.values(world.stats()):
-            yield {"rank": str(world.rank), **dict(zip(metric.labels, labels, strict=True))}, value
+            by_name = dict(zip(metric.labels, labels, strict=True))
+            if "peer" in by_name:
+                by_name["peer"] = str(names[int(by_name["peer"])])
+            yield {"rank": str(rank), **by_name}, value
+
+
+def _is_open(world: Communicator | None) -> bool:
+    return world is not None and not world.is_closed
 
 
 def _library(name: str) -> Any:

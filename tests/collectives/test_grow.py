@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -325,3 +327,44 @@ def test_job_without_a_key_cannot_grow(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("UNISONO_STORE", f"file://{tmp_path}/store")
     with pytest.raises(un.UsageError, match="there is no job to join"):
         un.join()
+
+
+def replace_rank_0(world: un.Communicator, say: Say, folder: Path) -> None:
+    if world.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fail(world)
+    world = replaced(world, world.shrink())
+    say(world.launch_ranks)
+    world = replaced(world, world.grow(1, timeout_s=DEADLINE_S))
+    count_by_launch_rank(world, say, folder)
+
+
+def join_as_rank_0(say: Say, folder: Path) -> None:
+    os.environ["UNISONO_RANK"], os.environ["UNISONO_SIZE"] = "0", "3"
+    count_by_launch_rank(un.join(timeout_s=DEADLINE_S), say, folder)
+
+
+def count_by_launch_rank(world: un.Communicator, say: Say, folder: Path) -> None:
+    pair = world.subgroup([2, 0]) if world.rank != 1 else None
+    world.barrier()
+    un.metrics.write_textfile(world, folder / "metrics")
+    say((world.launch_ranks, pair and pair.launch_ranks))
+    world.barrier()
+    world.close()
+
+
+def test_metrics_and_counters_name_ranks_as_they_were_launched(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with LastingJob(replace_rank_0, 3, tmp_path, tmp_path, stats=str(tmp_path / "stats")) as job:
+        assert [job.hear(rank) for rank in (1, 2)] == [(1, 2)] * 2
+        joiner = job.start(join_as_rank_0, tmp_path)
+        heard = [((1, 2, 0), (0, 1)), ((1, 2, 0), None), ((1, 2, 0), (0, 1))]
+        assert [job.hear(number) for number in (1, 2, joiner)] == heard
+    counters = {path.name: path.read_text() for path in (tmp_path / "stats").iterdir()}
+    assert sorted(counters) == ["rank-1.jsonl", "rank-2.jsonl"]  # the process that has joined has other options
+    last = json.loads(counters["rank-2.jsonl"].splitlines()[-1])
+    assert {peer for peer, *_ in last["peers"]} <= {0, 1}
+    for rank in range(3):
+        text = (tmp_path / "metrics" / f"unisono-rank-{rank}.prom").read_text()
+        assert set(re.findall(r'rank="(\d)"', text)) == {str(rank)}
+        assert set(re.findall(r'peer="(\d)"', text)) <= {"0", "1", "2"} - {str(rank)}

@@ -13,7 +13,7 @@ import pytest
 from support.fabric_ranks import MpiRanks
 from support.forked_ranks import Started
 from support.mpi_ranks import environment_of
-from support.native_ranks import Job
+from support.native_ranks import Job, LastingJob
 
 import unisono as un
 from unisono.bench.namespaces import SUBNET, address, inside, missing
@@ -56,6 +56,39 @@ class HostsJob(PrefixedJob):
 
     def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
         bound = dataclasses.replace(options, bind_address=address(self.host_of[rank]))
+        super()._start(rank, store, bound, task)
+
+
+class LastingHostsJob(LastingJob):
+    """A `LastingJob` whose processes run on the hosts of a `network`; `per_host` is the number of ranks on each host."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        namespaces: Sequence[str],
+        per_host: Sequence[int],
+        directory: Path,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        self._namespaces = namespaces
+        self._host_of = [host for host, ranks in enumerate(per_host) for _ in range(ranks)]
+        super().__init__(fn, len(self._host_of), directory, *args, **options)
+
+    def start_on(self, host: int, fn: Callable[..., Any], *args: Any) -> int:
+        """Start a process on a host, as `start`."""
+        self._host_of.append(host)
+        return self.start(fn, *args)
+
+    def start_rank(self, rank: int, command: Command, environ: Mapping[str, str]) -> Started:
+        words = [*inside(self._namespaces[self._host_of[rank]]), *command.argv]
+        return subprocess.Popen(words, env=environ, pass_fds=command.descriptors)
+
+    def variables(self, rank: int) -> dict[str, str]:
+        return {**super().variables(rank), "UNISONO_BIND_ADDRESS": address(self._host_of[rank])}
+
+    def _start(self, rank: int, store: str | None, options: un.Options | None, task: bytes) -> None:
+        bound = options and dataclasses.replace(options, bind_address=address(self._host_of[rank]))
         super()._start(rank, store, bound, task)
 
 

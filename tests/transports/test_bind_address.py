@@ -103,6 +103,7 @@ def member(rank: int, host: str, address: str) -> Member:
         Addresses(host, f"name-{rank}", address, 4000 + rank, 100 + rank),
         "3",
         Surroundings(host, "node", 1, 2, 3),
+        rank,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import signal
 import subprocess
 import time
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
 from support.fabric_ranks import require
-from support.hosts import HostsJob, needs_namespaces
+from support.hosts import HostsJob, LastingHostsJob, needs_namespaces
 
 import unisono as un
 from unisono.bench.namespaces import ip, network
@@ -289,3 +291,48 @@ def test_init_between_hosts_on_loopback_says_what_to_set(
 
 def say_error_of_init(world: un.Communicator, say: Say) -> None:
     raise AssertionError("the ranks cannot have met")
+
+
+# --- hosts that are replaced ---------------------------------------------------------------------------------------
+
+
+def lose_rank_0_and_grow(world: un.Communicator, say: Say) -> None:
+    world.allreduce(np.ones(COUNT))
+    if world.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with contextlib.suppress(un.PeerLostError):
+        while True:
+            world.allreduce(np.ones(COUNT))
+    smaller = world.shrink()
+    world.close()
+    grown = smaller.grow(1, timeout_s=DEADLINE_S)
+    smaller.close()
+    sum_and_close(grown, say)
+
+
+def sum_and_close(world: un.Communicator, say: Say) -> None:
+    total = world.allreduce(np.full(COUNT, world.rank))
+    say((world.rank, world.hosts, set(total.tolist())))
+    world.barrier()
+    world.close()
+
+
+def join_from_a_host(say: Say) -> None:
+    sum_and_close(un.join(timeout_s=DEADLINE_S), say)
+
+
+def join_from_loopback(say: Say) -> None:
+    os.environ["UNISONO_BIND_ADDRESS"] = "127.0.0.1"
+    try:
+        un.join(timeout_s=DEADLINE_S)
+    except un.RendezvousError as error:
+        say(error.message)
+
+
+def test_process_on_a_third_host_joins_the_survivors_of_rank_0(hosts: list[str], tmp_path: Path) -> None:
+    with LastingHostsJob(lose_rank_0_and_grow, hosts, [1, 1, 1], tmp_path) as job:
+        hidden = job.start_on(3, join_from_loopback)
+        assert "on another host UNISONO_BIND_ADDRESS" in job.hear(hidden)
+        joiner = job.start_on(3, join_from_a_host)
+        heard = [job.hear(number) for number in (1, 2, joiner)]
+        assert heard == [(rank, ((0,), (1,), (2,)), {3}) for rank in range(3)]

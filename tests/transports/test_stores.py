@@ -60,7 +60,7 @@ def client(server, key=KEY, job=JOB, timeout_s=DEADLINE_S):
 
 
 def member(rank):
-    return Member(rank, Addresses("host", f"name-{rank}", "127.0.0.1", 4000 + rank, 100 + rank), "3", HERE)
+    return Member(rank, Addresses("host", f"name-{rank}", "127.0.0.1", 4000 + rank, 100 + rank), "3", HERE, rank)
 
 
 def later(action, *arguments):
@@ -580,7 +580,7 @@ def test_join_works_between_processes(server):
         "url, rank = sys.argv[1], int(sys.argv[2])\n"
         "prefix = next_prefix(url, rank=rank, job=b'j' * 16)\n"
         "store = open_store(url, prefix, key=bytes(range(32)), job=b'j' * 16, timeout_s=100)\n"
-        "me = Member(rank, Addresses('host', 'name', '127.0.0.1', 1 + rank, 1), '3', Surroundings.here())\n"
+        "me = Member(rank, Addresses('host', 'name', '127.0.0.1', 1 + rank, 1), '3', Surroundings.here(), rank)\n"
         "roster = join(store, rank, 3, me, 20, settings={})\n"
         "print([member.addresses.tcp_port for member in roster.members])\n"
     )

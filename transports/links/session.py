@@ -75,6 +75,7 @@ class RankIdentity:
         size: the number of ranks.
         meeting: the number of earlier rendezvous of this rank with the same key, which is equal on all ranks. So a rank
             in its second `init` does not connect to a rank that is still in its first.
+        launch_rank: the number of this rank when it was launched, which people know it by.
         lasting_store: the URL of the job's store, if it outlives ranks and so processes can ask there to join; or None.
     """
 
@@ -84,6 +85,7 @@ class RankIdentity:
     rank: int
     size: int
     meeting: int = 0
+    launch_rank: int = 0
     lasting_store: str | None = None
 
 
@@ -201,7 +203,7 @@ class Session:
         """Write into the flight recorder what readers cannot know otherwise."""
         identity, surroundings = self.identity, self.surroundings
         facts = {"job": identity.job.hex(), "epoch": identity.epoch, "host": surroundings.host, "hosts": hosts}
-        self.recorder.describe(facts)
+        self.recorder.describe({**facts, "launch_rank": identity.launch_rank})
 
     def _await_links(self, timeout_s: float) -> None:
         with self._changed:

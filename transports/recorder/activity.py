@@ -84,12 +84,14 @@ def where(job: str, expected: Collection[int] = ()) -> list[str]:
 
     Args:
         job: the beginning of the id of the job.
-        expected: the ranks that should be on this host.
+        expected: the ranks that should be on this host, by the numbers that they were launched with.
 
     Returns:
         At most 17 sentences, the ranks outside of the job first; none if no rank is in the job.
     """
-    activities = {rank.snapshot.rank: activity(rank) for rank in live_ranks(job)}
+    # A rank that has shrunk its world may be in two epochs for a while; it acts in the later one.
+    by_epoch = sorted(live_ranks(job), key=lambda rank: rank.snapshot.epoch)
+    activities = {rank.snapshot.launch_rank: activity(rank) for rank in by_epoch}
     if not activities:
         return []
     absent = [f"rank {rank} has not joined the job, or has left" for rank in expected if rank not in activities]

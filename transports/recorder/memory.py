@@ -128,6 +128,16 @@ class Snapshot:
         """The id and the epoch of its job."""
         return job_name(self.about)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of its job."""
+        return int(self.about.get("epoch", 0))
+
+    @property
+    def launch_rank(self) -> int:
+        """The number that the rank was launched with."""
+        return int(self.about.get("launch_rank", self.rank))
+
 
 def job_name(about: Mapping[str, Any]) -> str:
     """Return the id and the epoch of a job, by which people tell jobs apart, from the description of one of its ranks.

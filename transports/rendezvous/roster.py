@@ -39,12 +39,14 @@ class Member:
         addresses: the addresses of its listener.
         cores: the mask of the cores that it may run on, in hexadecimal.
         surroundings: its machine, user and namespaces, to explain why another rank shares no memory with it.
+        launch_rank: its number when it was launched, which `shrink` and `grow` do not change.
     """
 
     rank: int
     addresses: Addresses
     cores: str
     surroundings: Surroundings
+    launch_rank: int
 
 
 @record
@@ -260,7 +262,7 @@ def did_not_arrive(missing: Sequence[int], size: int, timeout_s: float) -> Rende
 
 
 def _member(record: object, rank: int) -> Member:
-    fields = _fields(record, {"rank": int, "addresses": dict, "cores": str, "surroundings": dict})
+    fields = _fields(record, {"rank": int, "addresses": dict, "cores": str, "surroundings": dict, "launch_rank": int})
     if fields["rank"] != rank:
         raise _malformed(f"the entry at position {rank} is of rank {fields['rank']!r}")
     addresses = _fields(
@@ -274,7 +276,8 @@ def _member(record: object, rank: int) -> Member:
         raise _malformed(f"the port or the process id of rank {rank} is out of range")
     if not is_numeric(addresses["tcp_host"]):
         raise _malformed(f"the address of rank {rank} is not numeric")
-    return Member(rank, Addresses(**addresses), _mask(fields["cores"], rank), Surroundings(**surroundings))
+    cores = _mask(fields["cores"], rank)
+    return Member(rank, Addresses(**addresses), cores, Surroundings(**surroundings), fields["launch_rank"])
 
 
 def _mask(text: str, rank: int) -> str:

@@ -181,7 +181,11 @@ class LocalJob:
         from unisono.transports.recorder.activity import where
         from unisono.transports.recorder.live_ranks import live_ranks
 
-        culprits = [finding.text for finding in live_findings(live_ranks(self._job))]
+        ranks = live_ranks(self._job)
+        latest = max((each.snapshot.epoch for each in ranks), default=0)
+        culprits = [
+            finding.text for finding in live_findings([each for each in ranks if each.snapshot.epoch == latest])
+        ]
         return [*where(self._job, range(len(self._commands))), *culprits]
 
     def report(self, tell: Callable[[str], None]) -> None:
