@@ -60,7 +60,7 @@ class HostsJob(PrefixedJob):
 
 
 class LastingHostsJob(LastingJob):
-    """A `LastingJob` whose processes run on the hosts of a `network`; `per_host` is the number of ranks on each host."""
+    """A `LastingJob` whose processes run on the hosts of a `network` with `per_host` ranks each."""
 
     def __init__(
         self,
