@@ -1,15 +1,18 @@
-"""The example that trains with torch tensors: its losses on one rank and on several."""
+"""The examples that train with torch: their losses on one rank and on several, and after a rank was replaced."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
+from support.commands import unisono
 
 import unisono as un
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "transformer.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLE = EXAMPLES / "transformer.py"
 STEPS = 25
 
 
@@ -33,3 +36,14 @@ def test_transformer_example_has_equal_losses_on_one_two_and_four_ranks() -> Non
         assert four == pytest.approx(alone, rel=1e-4)
         assert late[0] == pytest.approx(alone[0], rel=1e-4)
         assert late[-1] < 0.75 * late[0]
+
+
+def test_ddp_goes_on_after_a_loss_and_with_a_replacement(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="make torch installs it")
+    program = str(EXAMPLES / "elastic_torch.py")
+    ended = unisono("run", "-n", "3", "--max-restarts", "1", program, "--lose", "0", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    loss, growth, losses = ended.stdout.splitlines()
+    assert re.fullmatch(r"\[1\] step (19|20): a rank was lost; 2 ranks go on", loss)
+    assert growth == "[1] step 40: a replacement has joined; 3 ranks go on"
+    assert losses.endswith("in 60 steps, as by a single process")
