@@ -43,8 +43,9 @@ TRIALS ?= 3000
 PYTEST ?=
 # Processes in which tests run at the same time; 0 runs them one by one. Many tests wait for most of their time.
 WORKERS ?= 3
-# Seconds for each fuzzing target, and whether the counts of instructions are recorded anew.
+# How long each fuzzing target runs: the seconds, or else its share of this number of executions. And whether the counts of instructions are recorded anew.
 FUZZ_S ?= 6
+EXECUTIONS ?=
 UPDATE ?=
 
 .DEFAULT_GOAL := help
@@ -121,11 +122,12 @@ aarch64-tests:
 	$(BIN)/cmake --build build/aarch64 --target $(AARCH64_TESTS:%=test_%)
 	$(CHECK) --test-dir build/aarch64 -R '^native_($(subst $(space),|,$(AARCH64_TESTS)))$$'
 
-# Inputs that reach new code stay in the folder of the build, and the next run begins with them.
-fuzz: $(STAMPS)/dev-$(KEY) debian ## Fuzz the native core with clang; with another compiler, run the seeds and changes of them
+# Inputs that reach new code stay in the folder of the build, and the next run begins with them. The fuzzing of Python
+# needs no compiler, but a Python for which atheris is built.
+fuzz: $(STAMPS)/fuzz-$(KEY) debian ## Fuzz all parsers with clang and atheris (EXECUTIONS=10000000); without clang, run seeds and changes of them
 	$(CHECKED_BUILD) -B $(FUZZED) -DUNISONO_SANITIZE=address,undefined $(LIBFUZZER)
 	$(BIN)/cmake --build $(FUZZED) --target $(FUZZERS:%=fuzz_%)
-	@$(if $(call has,clang++),scripts/fuzz.sh $(FUZZED) $(FUZZ_S) $(FUZZERS),\
+	@$(if $(call has,clang++),scripts/fuzz.sh $(FUZZED) "$(FUZZ_S)" "$(EXECUTIONS)" $(FUZZERS),\
 	  $(CHECK) --test-dir $(FUZZED) -R fuzz_)
 
 counts: $(STAMPS)/dev-$(KEY) debian ## Compare the instructions of the hot paths with those recorded (UPDATE=1 records them)
@@ -199,6 +201,10 @@ $(STAMPS)/jax-$(KEY): $(STAMPS)/dev-$(KEY)
 
 $(STAMPS)/ucx-$(KEY): $(STAMPS)/dev-$(KEY)
 	$(PIP) install $(UCX)
+	@touch $@
+
+$(STAMPS)/fuzz-$(KEY): $(STAMPS)/dev-$(KEY)
+	$(PIP) install --group fuzz
 	@touch $@
 
 $(STAMPS)/cuda-$(KEY): $(STAMPS)/dev-$(KEY)

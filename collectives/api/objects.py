@@ -83,7 +83,8 @@ class Objects(Collectives, VectorCollectives):
     errors of `Collectives`, and this one:
 
     - `UsageError`: an object cannot be pickled. Every rank of the call raises it, and later calls work. Or an object of
-      another rank cannot be unpickled here. Only this rank raises it, after the call has ended.
+      another rank cannot be unpickled here. Only this rank raises it, after the call has ended. Or this rank has not
+      enough memory for an object of another rank. Then the call cannot be completed on the other ranks either.
     """
 
     def broadcast_object(self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None) -> Any:
@@ -98,9 +99,9 @@ class Objects(Collectives, VectorCollectives):
         mine = _pickle(obj) if self.rank == root else None
         header = self.broadcast(mine.header if mine else np.empty(2, np.int64), root, timeout_s=remaining_s())
         self._check_pickled(header[None], mine, root, remaining_s)
-        head = mine.head if mine else np.empty(header[0], np.uint8)
+        head = mine.head if mine else self._room(header[0], root)
         self._share(head, root, remaining_s)
-        parts = mine.parts if mine else _new_parts(head, header[1])
+        parts = mine.parts if mine else self._new_parts(head, header[1], root)
         for part in parts:
             self._share(part, root, remaining_s)
         return obj if mine else self._unpickle(root, head, parts)
@@ -119,7 +120,8 @@ class Objects(Collectives, VectorCollectives):
         counts = headers[:, 0].tolist()
         heads = _split(self._for_objects().allgatherv(mine.head, counts, timeout_s=remaining_s()), counts)
         parts = [
-            mine.parts if rank == self.rank else _new_parts(heads[rank], headers[rank, 1]) for rank in range(self.size)
+            mine.parts if rank == self.rank else self._new_parts(heads[rank], headers[rank, 1], rank)
+            for rank in range(self.size)
         ]
         for rank, parts_of_rank in enumerate(parts):
             for part in parts_of_rank:
@@ -148,7 +150,7 @@ class Objects(Collectives, VectorCollectives):
             return None
         heads, parts = _split(stream, counts), []
         for rank, head in enumerate(heads):
-            parts.append(mine.parts if rank == self.rank else _new_parts(head, headers[rank, 1]))
+            parts.append(mine.parts if rank == self.rank else self._new_parts(head, headers[rank, 1], rank))
             if rank != self.rank:
                 self._recv_parts(parts[rank], rank, _PART_TAG, remaining_s)
         return self._unpickle_all(heads, parts, obj)
@@ -181,7 +183,7 @@ class Objects(Collectives, VectorCollectives):
         refused = next((pickled for pickled in all_pickled if pickled.is_refused), None)
         self._check_pickled(headers, refused, root, remaining_s)
         counts = headers[:, 0].tolist()
-        head: AnyArray = np.empty(counts[self.rank], np.uint8)
+        head = self._room(counts[self.rank], root)
         stream = np.concatenate([pickled.head for pickled in all_pickled]) if all_pickled else None
         self._for_objects().scatterv(stream, counts, root, out=head, timeout_s=remaining_s())
         if objs is not None and self.rank == root:
@@ -189,7 +191,7 @@ class Objects(Collectives, VectorCollectives):
                 if rank != root:
                     self._send_parts(pickled.parts, rank, _PART_TAG, remaining_s)
             return objs[root]
-        parts = _new_parts(head, headers[self.rank, 1])
+        parts = self._new_parts(head, headers[self.rank, 1], root)
         self._recv_parts(parts, root, _PART_TAG, remaining_s)
         return self._unpickle(root, head, parts)
 
@@ -225,11 +227,11 @@ class Objects(Collectives, VectorCollectives):
         source, tag = self._peer_of(source, "source"), checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
         remaining_s, header = Deadline(self._limit_s(timeout_s)).remaining_s, np.empty(2, np.int64)
         self._executor.recv(header, _NUMBER, source, tag).wait(remaining_s())
-        head: AnyArray = np.empty(abs(header[0]), np.uint8)
+        head = self._room(abs(header[0]), source)
         self._recv_parts([head], source, tag, remaining_s)
         if header[0] < 0:
             raise self._refused(source, head)
-        parts = _new_parts(head, header[1])
+        parts = self._new_parts(head, header[1], source)
         self._recv_parts(parts, source, tag, remaining_s)
         return self._unpickle(source, head, parts)
 
@@ -252,13 +254,31 @@ class Objects(Collectives, VectorCollectives):
         if refused.size == 0:
             return
         speaker = int(refused[0]) if root is None else root
-        reason = mine.head if mine and self.rank == speaker else np.empty(-headers[refused[0], 0], np.uint8)
+        reason = mine.head if mine and self.rank == speaker else self._room(-headers[refused[0], 0], speaker)
         self._share(reason, speaker, remaining_s)
         raise self._refused(speaker, reason)
 
+    def _new_parts(self, head: AnyArray, count: int, rank: int) -> list[AnyArray]:
+        """Return new arrays of the lengths at the end of a `head`, which `rank` has sent."""
+        if not 0 <= count <= head.size // _NUMBER.itemsize:
+            raise self._impossible(rank, f"{count} parts")
+        lengths = np.frombuffer(head[head.size - _NUMBER.itemsize * count :].tobytes(), np.int64)
+        return [self._room(length, rank) for length in lengths]
+
+    def _room(self, nbytes: int, rank: int) -> AnyArray:
+        """Return memory for a part of an object, whose length `rank` has sent."""
+        try:
+            return np.empty(nbytes, np.uint8)
+        except (MemoryError, ValueError, OverflowError):
+            raise self._impossible(rank, f"{nbytes} bytes") from None
+
+    def _impossible(self, rank: int, length: str) -> UsageError:
+        sender = self._executor.members[rank]
+        return UsageError(f"rank {sender} announced an object of {length}, which cannot be received here", peer=sender)
+
     def _refused(self, rank: int, reason: AnyArray) -> UsageError:
-        speaker = self._executor.members[rank]
-        return UsageError(f"rank {speaker} cannot pickle its object: {bytes(reason).decode()}", peer=speaker)
+        speaker, text = self._executor.members[rank], bytes(reason).decode(errors="replace")
+        return UsageError(f"rank {speaker} cannot pickle its object: {text}", peer=speaker)
 
     def _share(self, array: AnyArray, root: int, remaining_s: Callable[[], float]) -> None:
         """Copy the root's bytes into the `array` of all other ranks."""
@@ -311,12 +331,6 @@ def _pickle(obj: Any) -> _PickledObject:
 
 def _description(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:_MOST_REASON]
-
-
-def _new_parts(head: AnyArray, count: int) -> list[AnyArray]:
-    """Return new arrays of the lengths at the end of `head`."""
-    lengths = np.frombuffer(head[head.size - 8 * count :].tobytes(), np.int64)
-    return [np.empty(length, np.uint8) for length in lengths]
 
 
 def _split(stream: AnyArray, counts: list[int]) -> list[AnyArray]:

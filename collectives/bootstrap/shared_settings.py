@@ -16,16 +16,24 @@ from typing import Any
 
 from unisono import log
 from unisono.algorithms.catalogue.variants import is_rules
-from unisono.errors import UsageError
+from unisono.errors import RendezvousError, UsageError
+from unisono.foreign import checked, parsed_json
 from unisono.options import CUDA_IPC, Options
 from unisono.transports.links.preference import resolved
 from unisono.tuning.decide.choice import TunerState
-from unisono.tuning.machine.parameters import from_json, priors, to_json as parameters_to_json
+from unisono.tuning.machine.parameters import Parameters, from_json, priors, to_json as parameters_to_json
 
 _log = log.get()
 
 # The options that all ranks take from rank 0, because they must choose the same algorithms and treat links alike.
 SHARED_OPTIONS = ("transports", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum", "verify_results")
+# `Options` checks the values of options.
+_SHAPE = {
+    **dict.fromkeys(SHARED_OPTIONS, (str, int, float, bool)),
+    **dict.fromkeys(
+        ("algorithm", "table", "table_name", "table_hash", "parameters", "machine", "maker", "refusal"), str
+    ),
+}
 _MOST_NBYTES = 512 << 10
 
 
@@ -63,7 +71,12 @@ def apply(settings: Mapping[str, Any]) -> TunerState:
 
     Raises:
         UsageError: a setting is invalid. All ranks raise the same error.
+        RendezvousError: settings are missing, or are of another type than this version publishes.
     """
+    try:
+        checked(settings, _SHAPE)
+    except ValueError as error:
+        raise RendezvousError(f"the settings of rank 0 cannot be used: {error}") from None
     if settings["refusal"]:
         raise UsageError(settings["refusal"])
     if is_rules(settings["algorithm"]):
@@ -78,8 +91,15 @@ def apply(settings: Mapping[str, Any]) -> TunerState:
         from unisono.tuning.decide.table import from_text
 
         table = from_text(settings["table"], settings["table_name"])
-    parameters = from_json(json.loads(settings["parameters"])) if settings["parameters"] else default_parameters
+    parameters = _parameters(settings["parameters"]) if settings["parameters"] else default_parameters
     return TunerState(table, parameters, settings["machine"])
+
+
+def _parameters(text: str) -> Parameters:
+    try:
+        return from_json(parsed_json(text))
+    except ValueError as error:  # UsageError is a ValueError
+        raise UsageError(f"the calibration of rank 0 cannot be used: {error}") from None
 
 
 def report_differences(options: Options, settings: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from unisono import log
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, UnisonoError
+from unisono.foreign import checked, parsed_json
 from unisono.records import record
 from unisono.transports.links.dialer import DialingRank, Target, dial
 from unisono.transports.links.event_loop import EventLoop
@@ -50,6 +51,9 @@ _ANSWER_S = 2.0
 _LOOK_S = 0.2
 _PENDING_LIMIT = 64
 _JOINERS_HAVE_NO_EPOCH = 0
+# The fields of an invitation and of a request, with their types.
+_INVITATION = {**dict.fromkeys(("rank", "size", "epoch", "meeting"), int), "store": str}
+_REQUEST = {"release": str, "host": str, "port": int, "node": str, "pid": int}
 
 
 class Invitation(NamedTuple):
@@ -64,11 +68,8 @@ class Invitation(NamedTuple):
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Invitation:
         """Return the invitation in a message; raises ValueError if it has none."""
-        try:
-            rank, size, epoch, meeting = (int(fields[name]) for name in ("rank", "size", "epoch", "meeting"))
-            invitation = cls(rank, size, epoch, meeting, str(fields["store"]))
-        except (KeyError, TypeError):
-            raise ValueError("a message is no invitation") from None
+        checked(fields, _INVITATION, "an invitation")
+        invitation = cls(**{name: fields[name] for name in _INVITATION})
         if not 0 < invitation.rank < invitation.size or invitation.epoch < 1:
             raise ValueError("an invitation is out of range")
         return invitation
@@ -93,14 +94,8 @@ class Request:
     @classmethod
     def parse(cls, value: bytes) -> Request:
         """Return the request in a value of the store; raises ValueError if it is malformed."""
-        try:
-            fields = json.loads(value)
-            request = cls(**fields)
-        except (TypeError, RecursionError):
-            raise ValueError("it is malformed") from None
-        types = (("release", str), ("host", str), ("port", int), ("node", str), ("pid", int))
-        if any(type(getattr(request, name)) is not expected for name, expected in types):
-            raise ValueError("a field has a wrong type")
+        fields = checked(parsed_json(value), _REQUEST, "a request")
+        request = cls(**{name: fields[name] for name in _REQUEST})
         if not 0 < request.port < 1 << 16:
             raise ValueError("its port is out of range")
         return request
@@ -324,7 +319,7 @@ class Joiner:
                     return link
             if deadline.has_passed():
                 raise _not_admitted()
-            answer = json.loads(_read(self._store, _answer(self._number)) or b"{}")
+            answer = _parsed_answer(_read(self._store, _answer(self._number)) or b"{}")
             _raise_refusal(answer)
             if "reached" in answer:
                 reached = reached or Deadline(_ANSWER_S)
@@ -355,6 +350,14 @@ def readable(links: list[socket.socket]) -> list[socket.socket]:
     for descriptor in by_descriptor:
         poll.register(descriptor, select.POLLIN)
     return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
+
+
+def _parsed_answer(value: bytes) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = checked(parsed_json(value), dict, "an answer")
+        return answer
+    except ValueError as error:
+        raise RendezvousError(f"the store has no answer of a member: {error}") from None
 
 
 def _raise_refusal(message: dict[str, Any]) -> None:

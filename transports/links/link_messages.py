@@ -13,6 +13,7 @@ import struct
 from typing import Any
 
 from unisono.deadlines import Deadline
+from unisono.foreign import checked, parsed_json
 
 _LENGTH = struct.Struct("!I")
 _MESSAGE_LIMIT = 1 << 20
@@ -39,12 +40,7 @@ def receive(link: socket.socket, deadline: Deadline) -> dict[str, Any]:
     (nbytes,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
     if nbytes > _MESSAGE_LIMIT:
         raise ValueError("a message is too long")
-    try:
-        message = json.loads(_exactly(link, nbytes, deadline))
-    except RecursionError:
-        raise ValueError("a message is nested too deeply") from None
-    if not isinstance(message, dict):
-        raise ValueError("a message has no fields")
+    message: dict[str, Any] = checked(parsed_json(_exactly(link, nbytes, deadline)), dict, "a message")
     return message
 
 

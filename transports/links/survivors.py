@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from unisono import log
 from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError
+from unisono.foreign import checked
 from unisono.forks import closed_in_child
 from unisono.transports.links.handshake import Hello
 from unisono.transports.links.link_messages import receive, send
@@ -192,10 +193,19 @@ class Search:
                 return None
             if "error" in answer:
                 raise RendezvousError(str(answer["error"]))
-            verdict = Verdict(tuple(answer["members"]), int(answer["epoch"]), str(answer["store"]))
+            verdict = self._verdict_of(answer, candidate)
             closing.pop_all()
             self._links = {candidate: link}
             return verdict
+
+    def _verdict_of(self, answer: dict[str, Any], leader: int) -> Verdict:
+        try:
+            checked(answer, {"members": [int], "epoch": int, "store": str})
+            if not {self._me} <= set(answer["members"]) <= set(self._members):
+                raise ValueError(f"the ranks {answer['members']} are not survivors with rank {self._me} among them")
+        except ValueError as error:
+            raise RendezvousError(f"rank {leader} sent no verdict on who goes on: {error}", peer=leader) from None
+        return Verdict(tuple(answer["members"]), answer["epoch"], answer["store"])
 
     def _lead(self, deadline: Deadline) -> Verdict | None:
         """Wait until every live member follows this rank, and send them the verdict; None if another rank must lead."""
@@ -228,8 +238,8 @@ class Search:
             self._links.pop(rank).close()
         for rank, link in connections.items():
             try:
-                epochs[rank] = int(receive(link, Deadline(_ANSWER_S))["epoch"])
-            except (OSError, ValueError, KeyError):
+                epochs[rank] = checked(receive(link, Deadline(_ANSWER_S)), {"epoch": int})["epoch"]
+            except (OSError, ValueError):
                 link.close()
                 continue
             before, self._links[rank] = self._links.get(rank), link

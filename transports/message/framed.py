@@ -27,10 +27,12 @@ import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
+from types import NoneType
 from typing import Any, Protocol
 
 from unisono import errors
 from unisono.errors import AbortedError, InternalError, MismatchError, PeerLostError, UnisonoError, UsageError
+from unisono.foreign import checked, parsed_json
 from unisono.transports.contracts.call import Argument, Signature
 from unisono.transports.contracts.communicator_id import communicator_id
 from unisono.transports.contracts.transport import Capabilities, Identity, MappedTransport, Request, Traffic
@@ -40,6 +42,21 @@ _HEADER = struct.Struct("!BQQiqiI")  # kind, communicator, the identity, bytes o
 _MESSAGE, _LEFT, _FAILED = range(3)
 _WORLD = 0
 _NO_IDENTITY = Identity(0, 0, 0, 0)
+_SHAPE_OF_ARGUMENT = {
+    **dict.fromkeys(("dtype", "op"), (str, NoneType)),
+    "shape": (list, NoneType),
+    "order": str,
+}
+_SHAPE_OF_SIGNATURE = {
+    **_SHAPE_OF_ARGUMENT,
+    **dict.fromkeys(("collective", "algorithm", "memory"), str),
+    **dict.fromkeys(("accumulate", "asked"), (str, NoneType)),
+    "root": (int, NoneType),
+    "segments": int,
+    "counts": (list, NoneType),
+    "reproducible": bool,
+    "others": [list],
+}
 _LONGEST_ERROR = 4000  # characters of an error that other ranks receive
 
 
@@ -250,7 +267,7 @@ class _Job:
                 self._take(*self._checked(arrival))
             except UnisonoError as error:
                 self.fail(error)
-            except (struct.error, ValueError, TypeError, KeyError) as error:
+            except (struct.error, ValueError) as error:
                 self.fail(InternalError(f"{self.links.name}: a rank sent a malformed frame: {error}"))
         self._notices = [request for request in self._notices if not request.done()]
 
@@ -305,7 +322,7 @@ class _Job:
         kind, communicator, *identity, nbytes = _HEADER.unpack_from(frame)
         text, payload = frame[_HEADER.size : _HEADER.size + nbytes], frame[_HEADER.size + nbytes :]
         if kind == _FAILED:
-            self.fail(_error_of(*json.loads(bytes(text))), tell=False)
+            self.fail(_error_of(parsed_json(bytes(text))), tell=False)
             return
         message = _Arrived(Identity(*identity), _decoded(bytes(text)), payload) if kind == _MESSAGE else None
         if communicator in self._transports:
@@ -385,8 +402,14 @@ def _encoded(signature: Signature) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _decoded(text: bytes) -> Signature:
-    fields: list[Any] = json.loads(text)
-    named = dict(zip(Signature.__dataclass_fields__, map(_frozen, fields), strict=True))
+    fields: list[Any] = checked(parsed_json(text), list)
+    named = dict(zip(Signature.__dataclass_fields__, fields, strict=True))
+    checked(named, _SHAPE_OF_SIGNATURE)
+    for other in named["others"]:
+        checked(dict(zip(Argument._fields, other, strict=True)), _SHAPE_OF_ARGUMENT)
+    for numbers in (named["shape"], named["counts"], *(other[1] for other in named["others"])):
+        checked([] if numbers is None else numbers, [int])
+    named = {name: _frozen(value) for name, value in named.items()}
     named["others"] = tuple(Argument(*other) for other in named["others"])
     return Signature(**named)
 
@@ -395,8 +418,10 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _error_of(kind: str, text: str, peer: int | None) -> UnisonoError:
-    """Return the error that another rank has sent; an `AbortedError` if this rank has no error class `kind`."""
+def _error_of(report: Any) -> UnisonoError:
+    """Return the error that another rank has sent; an `AbortedError` if this rank has no error class of this name."""
+    kind, text, peer = checked(report, list)
+    checked({"kind": kind, "text": text, "peer": peer}, {"kind": str, "text": str, "peer": (int, NoneType)})
     error_class = getattr(errors, kind, AbortedError)
     is_ours = isinstance(error_class, type) and issubclass(error_class, UnisonoError)
     return (error_class if is_ours else AbortedError)(text, peer=peer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unisono.foreign import checked
 from unisono.records import record
 
 # How long a rank waits for rank 0, which may be stopped.
@@ -36,8 +37,15 @@ def facts_of(measured: tuple[int, int] | None) -> dict[str, int]:
 
 
 def measured(about: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the offset and the uncertainty that a dump or a trace has; None if they are unknown."""
-    return (int(about[_OFFSET]), int(about[_UNCERTAINTY])) if _OFFSET in about else None
+    """Return the offset and the uncertainty that a dump or a trace has; None if they are unknown.
+
+    Raises:
+        ValueError: they are no whole numbers.
+    """
+    if _OFFSET not in about:
+        return None
+    checked(about, {_OFFSET: int, _UNCERTAINTY: int})
+    return about[_OFFSET], about[_UNCERTAINTY]
 
 
 def clock_of(about: Mapping[str, Any], zero_ns: int) -> Clock:

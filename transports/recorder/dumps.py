@@ -9,20 +9,48 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
+from unisono.foreign import checked, parsed_json
 from unisono.records import record
 from unisono.transports.host.whole_file import whole_file
-from unisono.transports.recorder.memory import ChannelTraffic, RecordedCall, Snapshot, job_name
+from unisono.transports.recorder.clocks import measured
+from unisono.transports.recorder.memory import STATES, ChannelTraffic, RecordedCall, Snapshot, check_place, job_name
 
 FORMAT = "unisono-dump"
 VERSION = 1
 # The fields before the calls, one a line, fit into this: the longest is the program's command line.
 _MOST_OF_HEAD = 1 << 14
 _FIELDS_OF_HEAD = ("format", "version", "job", "epoch", "written_s")
+_SECONDS = (float, int)
+_SHAPE_OF_CALL = {
+    **dict.fromkeys(("number", "sequence", "nbytes", "called_ns", "begun_ns", "moved_ns", "ended_ns"), int),
+    **dict.fromkeys(("communicator", "digest", "call", "site", "state"), str),
+    **dict.fromkeys(("peer", "waits_for"), (int, NoneType)),
+    "is_message": bool,
+    "facts": dict,
+}
+_SHAPE_OF_CHANNEL = {
+    **dict.fromkeys(
+        ("slot", "peer", "sent_messages", "sent_nbytes", "received_messages", "received_nbytes", "waited_ns"), int
+    ),
+    "transport": str,
+}
+_SHAPE = {
+    **dict.fromkeys(("rank", "size", "pid", "written_ns", "calls_made"), int),
+    "reason": str,
+    "written_s": _SECONDS,
+    "error": (dict, NoneType),
+    "stack": dict,
+    "traffic": [_SHAPE_OF_CHANNEL],
+    "communicators": [{"id": str, "ranks": [int]}],
+    "calls": [_SHAPE_OF_CALL],
+}
+_SHAPE_OF_ERROR = {"type": str, "text": str, "peer": (int, NoneType), "sequence": (int, NoneType)}
 _HEAD = re.compile(rf'^ "({"|".join(_FIELDS_OF_HEAD)})": (.*?),?$', re.MULTILINE)
 
 
@@ -91,9 +119,9 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     with open(path, encoding="utf-8", errors="replace") as file:
         values = dict(_HEAD.findall(file.read(_MOST_OF_HEAD)))
     with contextlib.suppress(KeyError, ValueError):
-        name, version, job, epoch, written_s = (json.loads(values[field]) for field in _FIELDS_OF_HEAD)
+        name, version, job, epoch, written_s = (parsed_json(values[field]) for field in _FIELDS_OF_HEAD)
         if (name, version) == (FORMAT, VERSION):
-            return Head(job_name({"job": job, "epoch": epoch}), written_s)
+            return Head(job_name({"job": job, "epoch": epoch}), checked(written_s, _SECONDS))
     dump = read(path)
     return Head(dump.snapshot.job, dump.written_s)
 
@@ -106,7 +134,16 @@ def read(path: str | os.PathLike[str]) -> Dump:
         OSError: the file cannot be read.
     """
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+    except ValueError:
+        raise ValueError(f"{path} is no text") from None
+    return parsed(text, str(path))
+
+
+def parsed(text: str, path: str) -> Dump:
+    """Return the dump in the text of a file; raises ValueError as `read` does."""
+    try:
+        values = parsed_json(text)
     except ValueError:
         raise ValueError(f"{path} is no JSON file, or only a part of one") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
@@ -114,9 +151,9 @@ def read(path: str | os.PathLike[str]) -> Dump:
     if values.get("version") != VERSION:
         raise ValueError(f"{path} has version {values.get('version')} of the format; this Unisono reads {VERSION}")
     try:
-        return _decoded(values, str(path))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a whole dump: {error!r}") from None
+        return _decoded(checked(values, _SHAPE), path)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a whole dump: {error}") from None
 
 
 def _encoded(dump: Dump) -> dict[str, Any]:
@@ -154,22 +191,26 @@ def _encoded_call(call: RecordedCall) -> dict[str, Any]:
 def _decoded(values: dict[str, Any], path: str) -> Dump:
     own = {"format", "version", "rank", "size", "pid", "reason", "written_ns", "written_s", "error", "stack"}
     own |= {"traffic", "communicators", "calls_made", "calls"}
+    if values["error"] is not None:
+        checked(values["error"], _SHAPE_OF_ERROR, "error")
+    for name, frames in values["stack"].items():
+        checked(frames, [str], f"the stack of {name}")
     snapshot = Snapshot(
-        int(values["rank"]),
-        int(values["size"]),
-        int(values["pid"]),
+        values["rank"],
+        values["size"],
+        values["pid"],
         {name: value for name, value in values.items() if name not in own},
         {int(each["id"], 16): tuple(each["ranks"]) for each in values["communicators"]},
-        tuple(ChannelTraffic(**channel) for channel in values["traffic"]),
-        int(values["calls_made"]),
+        tuple(ChannelTraffic(**_only(_SHAPE_OF_CHANNEL, channel)) for channel in values["traffic"]),
+        values["calls_made"],
         tuple(_decoded_call(call) for call in values["calls"]),
     )
-    if not 0 <= snapshot.rank < snapshot.size:
-        raise ValueError(f"rank {snapshot.rank} of {snapshot.size}")
+    check_place(snapshot.rank, snapshot.size)
+    measured(snapshot.about)
     return Dump(
         snapshot,
-        str(values["reason"]),
-        int(values["written_ns"]),
+        values["reason"],
+        values["written_ns"],
         float(values["written_s"]),
         values["error"],
         values["stack"],
@@ -178,10 +219,17 @@ def _decoded(values: dict[str, Any], path: str) -> Dump:
 
 
 def _decoded_call(values: dict[str, Any]) -> RecordedCall:
-    rest = {name: value for name, value in values.items() if name not in ("call", "communicator", "digest")}
+    rest = _only(_SHAPE_OF_CALL.keys() - {"call", "communicator", "digest"}, values)
+    if values["state"] not in STATES.values():
+        raise ValueError(f"the state of a call cannot be {values['state']!r}")
     return RecordedCall(
         text=values["call"],
         communicator=int(values["communicator"], 16),
         digest=int(values["digest"], 16),
         **rest,
     )
+
+
+def _only(names: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with these names; others, of a later version, are dropped."""
+    return {name: value for name, value in values.items() if name in names}

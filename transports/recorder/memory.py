@@ -6,19 +6,21 @@ is being copied, so a record counts only if it is whole, and a text only if noth
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from unisono.dtypes import DTYPES
+from unisono.foreign import checked, parsed_json
 from unisono.records import record
 
 MAGIC = b"\0UNISONO"
 VERSION = 1
 # What /proc shows as the name of the memory.
 NAME = "unisono-flight-recorder"
+# More than a store admits. A size in a damaged file or memory must not make a reader allocate without bound.
+MOST_RANKS = 1 << 16
 
 _HEADER = struct.Struct("<8sIiii12I2Q")
 _RECORD = struct.Struct("<5Q4q2Q4iI")
@@ -148,6 +150,12 @@ def job_name(about: Mapping[str, Any]) -> str:
     return f"{str(about.get('job', '?'))[:8]}-{about.get('epoch', 0)}"
 
 
+def check_place(rank: int, size: int) -> None:
+    """Raise ValueError unless `rank` is a rank of a job of `size` ranks, which is at most `MOST_RANKS`."""
+    if not 0 <= rank < size <= MOST_RANKS:
+        raise ValueError(f"there is no rank {rank} of {size}")
+
+
 def parse(memory: bytes, last: int | None = None) -> Snapshot:
     """Return the content of a copy of a recorder's memory.
 
@@ -163,8 +171,16 @@ def parse(memory: bytes, last: int | None = None) -> Snapshot:
     _, version, pid, rank, size, *areas, made, texts_end = _HEADER.unpack_from(memory)
     if version != VERSION:
         raise ValueError(f"the flight recorder has version {version}, and this Unisono reads version {VERSION}")
+    check_place(rank, size)
     about_at, about_nbytes, communicators_at, slots, traffic_at, traffic_slots, *of_calls, named = areas
     records_at, record_nbytes, depth, texts_at, texts_nbytes = of_calls
+    for begin, count, each in (
+        (communicators_at, min(slots, named), _COMMUNICATOR.size),
+        (traffic_at, traffic_slots, _TRAFFIC.size),
+        (records_at, depth, max(record_nbytes, _RECORD.size)),
+    ):
+        if begin + count * each > len(memory):
+            raise ValueError("the memory of a flight recorder is shorter than its header says")
     texts = _Texts(memory[texts_at : texts_at + texts_nbytes], texts_end)
     slots_read = {(made - 1 - back) % depth for back in range(min(depth, depth if last is None else last))}
     offsets = [records_at + slot * record_nbytes for slot in slots_read]
@@ -174,7 +190,7 @@ def parse(memory: bytes, last: int | None = None) -> Snapshot:
         rank,
         size,
         pid,
-        json.loads(memory[about_at : about_at + about_nbytes] or b"{}"),
+        checked(parsed_json(memory[about_at : about_at + about_nbytes] or b"{}"), dict, "the description"),
         dict(_communicators(memory, communicators_at, min(slots, named))),
         tuple(_traffic(memory, traffic_at, traffic_slots)),
         made,
@@ -217,7 +233,7 @@ def _call(memory: bytes, texts: _Texts) -> RecordedCall | None:
         bool(communicator & _MESSAGE_BIT),
         digest,
         text,
-        {**json.loads(facts or "{}"), **of_message},
+        {**checked(parsed_json(facts or "{}"), dict, "the facts of a call"), **of_message},
         nbytes,
         called_ns,
         begun_ns,
@@ -251,5 +267,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     """
     ranks: list[int] = []
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        if len(ranks) + int(last or first) - int(first) >= MOST_RANKS or int(last or first) >= MOST_RANKS:
+            raise ValueError(f"a communicator cannot have the ranks {text!r}")
         ranks += range(int(first), int(last or first) + 1)
     return tuple(ranks)

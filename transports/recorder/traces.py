@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from unisono.foreign import checked, parsed_json
 from unisono.transports.host.whole_file import whole_file
-from unisono.transports.recorder.clocks import aligned, clock_of
+from unisono.transports.recorder.clocks import aligned, clock_of, measured
 from unisono.transports.recorder.dumps import file_name as name_of_dump
-from unisono.transports.recorder.memory import RecordedCall, Snapshot
+from unisono.transports.recorder.memory import RecordedCall, Snapshot, check_place
 
 FORMAT = "unisono-trace"
+_SHAPE = {
+    "traceEvents": [dict],
+    "otherData": {"format": str, **dict.fromkeys(("rank", "size", "zero_ns", "calls_lost"), int)},
+}
 # The tracks of a source begin at a multiple of this number, above those of calls.
 _TRACKS_OF_SOURCE = 1_000_000
 
@@ -67,6 +72,24 @@ def write_events(events: list[dict[str, Any]], facts: dict[str, Any], path: str 
     with whole_file(target) as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ns", "otherData": facts}, file)
     return target
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Return the trace of one rank in the text of a file.
+
+    Raises:
+        ValueError: the text is no trace of Unisono, or only a part of one.
+    """
+    trace = checked(parsed_json(text), _SHAPE)
+    about = trace["otherData"]
+    if about["format"] != FORMAT:
+        raise ValueError(f"its format is {about['format']!r}")
+    check_place(about["rank"], about["size"])
+    measured(about)
+    for event in trace["traceEvents"]:
+        if "ts" in event:
+            checked(event["ts"], (float, int), "ts")
+    return dict(trace)
 
 
 def merged(traces: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

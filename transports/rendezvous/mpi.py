@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from unisono.deadlines import Deadline
+from unisono.errors import RendezvousError
+from unisono.foreign import checked, parsed_json
 from unisono.transports.links.handshake import KEY_NBYTES
 from unisono.transports.mpi.collectives import MpiCollectives
 from unisono.transports.mpi.library import complete, duplicate, free
@@ -59,7 +61,10 @@ class MpiRendezvous:
         counted = (entries, lengths.tolist())
         complete(self.comm.Iallgatherv(entry, counted), deadline, entry, counted)
         texts = np.split(entries, np.cumsum(lengths)[:-1])
-        records = [json.loads(text.tobytes()) for text in texts]
+        try:
+            records = [checked(parsed_json(text.tobytes()), {"entry": str, "settings": dict}) for text in texts]
+        except ValueError as error:
+            raise RendezvousError(f"a rank has sent no entry of a roster by MPI: {error}") from None
         roster = roster_record([record["entry"].encode() for record in records], records[0]["settings"])
         return roster_of(roster, self._size)
 

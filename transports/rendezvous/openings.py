@@ -108,13 +108,13 @@ class _Follower:
     def look(self) -> bytes | None:
         """Return the prefix of the rendezvous if rank 0 has accepted this rank, otherwise None."""
         leader = self._store.look(_LEADER)
-        if leader is not None and leader.decode() != self._name:
-            self._name = leader.decode()
+        if leader is not None and (name := leader.decode(errors="replace")) != self._name:
+            self._name = name
             self._other_size = ""
             self._is_claimed = self._store.claim(_claim(self._name, self._rank), self._own)
         if self._name is None or not self._is_claimed:
             return None
-        go = (self._store.look(_go(self._name)) or b"").decode()
+        go = (self._store.look(_go(self._name)) or b"").decode(errors="replace")
         if go and not go.isdigit():
             raise RendezvousError(go)
         self._other_size = go if go != str(self._size) else ""

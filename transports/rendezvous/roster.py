@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from unisono import __version__
 from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError
+from unisono.foreign import parsed_json
 from unisono.records import record
 from unisono.transports.host.bind_address import is_numeric
 from unisono.transports.host.host_discovery import Surroundings
@@ -304,8 +305,8 @@ def _encode(record: object) -> bytes:
 
 def _decode(value: bytes) -> object:
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
+        return parsed_json(value)
+    except ValueError as error:
         raise _malformed(f"a value is not JSON: {error}") from None
 
 

@@ -76,6 +76,26 @@ class _ProtocolError(Exception):
     """A client broke the protocol of the store."""
 
 
+def _request_in(received: bytearray) -> tuple[_Verb, bytes, bytes, int] | None:
+    """Return the verb, the key, the value and the timeout in ms of a request; None if bytes of it are missing.
+
+    Raises:
+        _ProtocolError: the bytes are no request, or more than one.
+    """
+    if len(received) < _REQUEST.size:
+        return None
+    verb, key_nbytes, value_nbytes, timeout_ms = _REQUEST.unpack_from(received)
+    if verb not in tuple(_Verb) or not 0 < key_nbytes <= KEY_LIMIT_NBYTES or value_nbytes > VALUE_LIMIT_NBYTES:
+        raise _ProtocolError("its request is malformed or too long")
+    end_of_key = _REQUEST.size + key_nbytes
+    total = end_of_key + value_nbytes
+    if len(received) > total:
+        raise _ProtocolError("its request is longer than its header says")
+    if len(received) < total:
+        return None
+    return _Verb(verb), bytes(received[_REQUEST.size : end_of_key]), bytes(received[end_of_key:]), timeout_ms
+
+
 class StoreServer:
     """Serves a store at `host`:`port` in a thread of its own, from construction to `close`.
 
@@ -195,18 +215,10 @@ class StoreServer:
     def _take_request(self, client: _Client) -> None:
         if client.waiting_for is not None or client.unsent:
             raise _ProtocolError("it sent a request before it had the reply to the last one")
-        if len(client.received) < _REQUEST.size:
+        request = _request_in(client.received)
+        if request is None:
             return
-        verb, key_nbytes, value_nbytes, timeout_ms = _REQUEST.unpack_from(client.received)
-        if verb not in tuple(_Verb) or not 0 < key_nbytes <= KEY_LIMIT_NBYTES or value_nbytes > VALUE_LIMIT_NBYTES:
-            raise _ProtocolError("its request is malformed or too long")
-        total = _REQUEST.size + key_nbytes + value_nbytes
-        if len(client.received) > total:
-            raise _ProtocolError("its request is longer than its header says")
-        if len(client.received) < total:
-            return
-        key = bytes(client.received[_REQUEST.size : _REQUEST.size + key_nbytes])
-        value = bytes(client.received[_REQUEST.size + key_nbytes :])
+        verb, key, value, timeout_ms = request
         client.received.clear()
         client.ticket += 1
         if not key.startswith(self._prefix):

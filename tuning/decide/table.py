@@ -29,7 +29,8 @@ from unisono import log
 from unisono.algorithms.catalogue.registry import check_variant
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.tuning.machine.parameters import between
+from unisono.foreign import parsed_json
+from unisono.tuning.machine.parameters import LEAST_S, MOST, MOST_S, between
 from unisono.tuning.measure.measurement_log import Context, Measurement
 
 _log = log.get("tuning")
@@ -64,6 +65,8 @@ class Decision(NamedTuple):
 
     def times_at(self, nbytes: int) -> dict[str, float]:
         """Return the time of each variant that was measured at `nbytes`, or at the sizes on both sides of it."""
+        if not self.sizes:  # the table has been written by hand, and has only ranges
+            return {}
         after = bisect_left(self.sizes, nbytes)
         if after < len(self.sizes) and self.sizes[after] == nbytes:
             places: tuple[int, ...] = (after,)
@@ -306,8 +309,8 @@ def loaded(path: Path) -> Table:
 def from_text(text: str, name: str) -> Table:
     """Return the table in the text of a file with this `name`; raises as `loaded` does."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parsed_json(text)
+    except ValueError as error:
         advice = f"`unisono tune merge {name} --out {name}` compiles it anew from the measurements beside it"
         raise UsageError(f"the table {name} is not complete JSON, as if cut short: {error}; {advice}") from None
     if not isinstance(content, dict) or content.get("format") != KIND:
@@ -341,17 +344,17 @@ def _reason(error: Exception, number: int) -> str:
 def _read_decision(entry: Mapping[str, Any], number: int) -> tuple[Context, Decision]:
     context = Context(**{field: entry[field] for field in Context._fields})
     for field, value in context._asdict().items():
-        if not (type(value) is int and value > 0 if field in _NUMBERS else type(value) is str):
+        if not (type(value) is int and 0 < value <= MOST if field in _NUMBERS else type(value) is str):
             raise ValueError(f"decision {number}: {field} cannot be {value!r}")
     where = f"decision {number} ({context.collective}, {context.ranks} ranks by {context.link})"
     ranges = tuple(Range(each["from"], each["to"], each["algorithm"]) for each in entry["ranges"])
     _check_ranges(ranges, where)
     sizes = tuple(entry["sizes"])
-    if list(sizes) != sorted(set(sizes)) or not all(type(nbytes) is int and nbytes >= 0 for nbytes in sizes):
+    if list(sizes) != sorted(set(sizes)) or not all(type(nbytes) is int and 0 <= nbytes <= MOST for nbytes in sizes):
         raise ValueError(f"{where}: sizes must be ascending numbers of bytes")
     times_us = {variant: times for variant, times in entry["times_us"].items() if _is_known(context, variant, where)}
     for variant, times in times_us.items():
-        if len(times) != len(sizes) or not all(each is None or 0 < each < math.inf for each in times):
+        if len(times) != len(sizes) or not all(each is None or LEAST_S <= each / 1e6 <= MOST_S for each in times):
             raise ValueError(f"{where}: the times of {variant} must be a positive number or null for each size")
     times_s = {variant: tuple(None if us is None else us / 1e6 for us in times) for variant, times in times_us.items()}
     existing = tuple(each for each in ranges if _is_known(context, each.variant, where))

@@ -23,6 +23,9 @@ FORMAT = 1
 
 # The number of pairs that a link carries at once if its description does not limit it.
 UNBOUNDED = math.inf
+# Times outside of these bounds, and larger numbers, are not measurements. Arithmetic on them could overflow.
+LEAST_S, MOST_S = 1e-15, 1e15
+MOST = 1 << 62
 
 
 def between(place: float, low: tuple[float, float], high: tuple[float, float]) -> float:
@@ -352,10 +355,13 @@ def curve_from_json(value: object, where: str) -> Curve:
         raise UsageError(f"{problem}, not {value!r}")
     if not all(isinstance(nbytes, int) and isinstance(seconds, (int, float)) for nbytes, seconds in value):
         raise UsageError(f"{problem}, not {value!r}")
+    if any(isinstance(seconds, int) and seconds > MOST for _, seconds in value):  # float() would overflow
+        raise UsageError(f"{problem}, not {value!r}")
     knots = Curve(tuple(knot[0] for knot in value), tuple(float(knot[1]) for knot in value))
     ascend = all(low < high for low, high in zip(knots.nbytes, knots.nbytes[1:], strict=False))
-    rise = all(0 < low <= high < math.inf for low, high in zip(knots.seconds, knots.seconds[1:], strict=False))
-    if knots.nbytes and (knots.nbytes[0] < 1 or not 0 < knots.seconds[0] < math.inf or not ascend or not rise):
+    rise = all(LEAST_S <= low <= high <= MOST_S for low, high in zip(knots.seconds, knots.seconds[1:], strict=False))
+    within = knots.nbytes and 1 <= knots.nbytes[0] <= knots.nbytes[-1] <= MOST and LEAST_S <= knots.seconds[0] <= MOST_S
+    if knots.nbytes and not (within and ascend and rise):
         raise UsageError(f"{problem}, not {value!r}")
     return knots
 
@@ -370,7 +376,7 @@ _AT_LEAST_ONE = (*_WHOLE, "pairs")
 def _number(value: object, where: str, field: str) -> Any:
     least = 1 if field in _AT_LEAST_ONE else 0
     kinds = (int,) if field in _WHOLE else (int, float)
-    if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value < math.inf:
+    if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value <= MOST:
         kind = "whole number" if field in _WHOLE else "number"
         raise UsageError(f"{where}: expected a {kind}, at least {least}, not {value!r}")
     return value

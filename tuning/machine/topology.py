@@ -97,7 +97,8 @@ class Topology:
         if size > most:
             raise UsageError(f"the topology has {most} ranks, not {size}")
         numbers = np.arange(size)
-        self._setup([numbers // prod(level.size for level in levels[:at]) for at in range(len(levels))])
+        parts = [prod(level.size for level in levels[:at]) for at in range(len(levels))]
+        self._setup([numbers // min(ranks, size) for ranks in parts])  # a product may have more than 64 bits
 
     @classmethod
     def of_hosts(

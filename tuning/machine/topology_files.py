@@ -22,7 +22,6 @@ factor], …], and all fields of `Link` in `machine/parameters.py`. `machine/top
 
 from __future__ import annotations
 
-import json
 import sys
 from importlib import import_module
 from math import inf, prod
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.errors import UsageError
+from unisono.foreign import parsed_json
 from unisono.tuning.machine.parameters import UNMEASURED, Curve, curve_from_json, link_from_json, link_to_json
 from unisono.tuning.machine.topology import JOINS, Level, Topology
 
@@ -67,7 +67,7 @@ def load(path: Path) -> Description:
         UsageError: the file cannot be read or is not valid; names the file, and the line or the field.
     """
     try:
-        return described(_parsed(path, path.read_text(encoding="utf-8")))
+        return described(parsed(path.read_text(encoding="utf-8"), is_json=path.suffix == ".json"))
     except OSError as error:
         raise UsageError(f"the topology {path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # UsageError is a ValueError, as are the errors of TOML, JSON and UTF-8
@@ -109,9 +109,10 @@ def to_json(description: Description) -> dict[str, Any]:
     return {"name": description.name, "levels": levels, **{name: knots for name, knots in rates.items() if knots}}
 
 
-def _parsed(path: Path, text: str) -> object:
-    if path.suffix == ".json":
-        return json.loads(text)
+def parsed(text: str, *, is_json: bool) -> object:
+    """Return the value in the text of a file of JSON or else of TOML; raises ValueError if it is neither."""
+    if is_json:
+        return parsed_json(text)
     # Python before 3.11 has no TOML module; there, the package `tomli` provides the same interface.
     return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads(text)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from unisono import log
 from unisono.errors import UsageError
+from unisono.foreign import parsed_json
 from unisono.tuning.machine import fingerprint as machine_identity
 from unisono.tuning.machine.parameters import Parameters, from_json, priors, to_json
 
@@ -76,9 +77,19 @@ def read(machine: str) -> Calibration | None:
     path = path_of(machine)
     try:
         with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+            text = file.read()
     except FileNotFoundError:
         return None
+    return parsed(text, machine, path)
+
+
+def parsed(text: str, machine: str, path: str) -> Calibration:
+    """Return the calibration in the text of a file.
+
+    Raises:
+        ValueError: the text is not JSON, or not a calibration (then a `UsageError`).
+    """
+    content = parsed_json(text)
     about = content.pop("about", {}) if isinstance(content, dict) else {}
     parameters = from_json(content)
     try:

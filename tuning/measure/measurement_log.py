@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from unisono import log
 from unisono.errors import UsageError
+from unisono.foreign import parsed_json
+from unisono.tuning.machine.parameters import LEAST_S, MOST, MOST_S
 
 _log = log.get("tuning")
 
@@ -95,7 +97,7 @@ def read_line(line: str) -> Measurement:
     Raises:
         ValueError: the line is not a valid measurement, or has another format; says why.
     """
-    fields: Any = json.loads(line)
+    fields: Any = parsed_json(line)
     if not isinstance(fields, dict) or fields.get("v") != FORMAT:
         version = fields.get("v") if isinstance(fields, dict) else None
         raise ValueError(f"it has format {version!r}, and this version reads {FORMAT}")
@@ -104,8 +106,10 @@ def read_line(line: str) -> Measurement:
             value = fields.get(name)
             if not isinstance(value, kinds) or isinstance(value, bool):
                 raise ValueError(f"{name} cannot be {value!r}")
-    if not all(fields[name] > 0 for name in (*_SECONDS, "ranks", "ranks_per_host", "rounds")) or fields["nbytes"] < 0:
-        raise ValueError("its times and numbers are not positive")
+    are_times = all(LEAST_S <= fields[name] <= MOST_S for name in _SECONDS)
+    are_counts = all(0 < fields[name] <= MOST for name in ("ranks", "ranks_per_host", "rounds"))
+    if not are_times or not are_counts or not 0 <= fields["nbytes"] <= MOST:
+        raise ValueError("its times and numbers are not positive, or too large")
     load = fields.setdefault("load", None)  # logs of earlier versions lack this field
     if load is not None and (not isinstance(load, (int, float)) or isinstance(load, bool)):
         raise ValueError(f"load cannot be {load!r}")
@@ -154,7 +158,7 @@ class Store:
                 if line.strip():
                     measurement = read_line(line)
                     by_identity.setdefault(identity(measurement), measurement)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 problems.append(f"line {number}: {error}")
         if problems:
             _log.warning("%s: %d line(s) are ignored, the first is %s", self.path, len(problems), problems[0])
@@ -181,7 +185,7 @@ def _identity_of_line(line: str) -> str | None:
     """Return the identity of the measurement in a line; None if the line is invalid."""
     try:
         return identity(read_line(line))
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from rich.box import ROUNDED
 from rich.table import Table
 
+from unisono.foreign import checked, parsed_json
 from unisono.records import record
 from unisono.transports.recorder.activity import seconds_text
 
@@ -18,6 +18,8 @@ from unisono.transports.recorder.activity import seconds_text
 _SHARE_OF_WAITING = 0.25
 _SHARE_OF_TIME = 0.1
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_SHAPE_OF_LINE = {"calls": int, "seconds": (float, int), "peers": [list]}
+_SHAPE_OF_PEER = {0: int, 1: int, 2: int, 3: (float, int)}
 # More peers make a cell too long.
 _MOST_PEERS = 3
 
@@ -47,17 +49,25 @@ def read(directory: Path, size: int) -> list[RankStatistics | None]:
 
 def _read(path: Path) -> RankStatistics | None:
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the rank was killed before it wrote a line, or while it did
         return None
+
+
+def parsed(text: str) -> RankStatistics:
+    """Return the counters in a rank's file, with a line for each communicator; raises ValueError if it is wrong."""
+    lines = [checked(parsed_json(line), _SHAPE_OF_LINE) for line in text.splitlines()]
+    for line in lines:
+        for peer in line["peers"]:
+            checked(dict(enumerate(peer)), _SHAPE_OF_PEER, "peer")
     waited_s = Counter[int]()
-    for peer, _, _, seconds in (each for line in lines for each in line["peers"]):
-        waited_s[peer] += seconds
+    for each in (peer for line in lines for peer in line["peers"]):
+        waited_s[each[0]] += each[3]
     return RankStatistics(
         sum(line["calls"] for line in lines),
         sum(line["seconds"] for line in lines),
-        sum(sent for line in lines for _, sent, _, _ in line["peers"]),
-        sum(received for line in lines for _, _, received, _ in line["peers"]),
+        sum(peer[1] for line in lines for peer in line["peers"]),
+        sum(peer[2] for line in lines for peer in line["peers"]),
         waited_s,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def merge(directory: Path, output: Path | None, job: str) -> None:
         traces.write_events(events, facts, target)
     except OSError as error:
         raise UsageError(f"{str(target)!r} cannot be written: {error.strerror}") from None
-    lost = sum(part["otherData"].get("calls_lost", 0) for part in parts)
+    lost = sum(part["otherData"]["calls_lost"] for part in parts)
     click.echo(f"{target}: {len(parts)} ranks, {len(events)} events; open it at https://ui.perfetto.dev")
     click.echo(_said_of(clocks))
     if lost:
@@ -75,10 +74,8 @@ def _said_of(clocks: Mapping[int, tuple[int, int] | None]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        trace = json.loads(path.read_text(encoding="utf-8"))
-        about = trace["otherData"]
-        if about["format"] == traces.FORMAT and about["zero_ns"] and isinstance(trace["traceEvents"], list):
-            return dict(trace)
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise UsageError(f"{str(path)!r} is no trace of Unisono, or only a part of one")
+        return traces.parsed(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r} is no trace of Unisono, or only a part of one: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from None

@@ -157,7 +157,8 @@ def _rows(dumps: JobDumps, communicator: int) -> Iterator[Row]:
         }
         for rank, dump in dumps.by_rank.items()
     }
-    ranks = members(dumps, communicator)
+    callers = {rank for rank, calls in by_rank.items() if calls}
+    ranks = sorted({*members(dumps, communicator), *callers})
     for sequence in sorted({sequence for calls in by_rank.values() for sequence in calls}):
         calls = {rank: by_rank.get(rank, {}).get(sequence) for rank in ranks}
         texts = Counter(call.text for call in calls.values() if call is not None)

@@ -1,0 +1,462 @@
+"""The parsers of what other processes have written, each with valid seeds and the errors by which it may refuse.
+
+A parser that raises another error, such as KeyError, struct.error or RecursionError, has a fault, and so has one that
+hangs or takes memory without bound. `fuzz_parsers.py` drives them by atheris, and `test_parsers.py` by Hypothesis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hmac
+import json
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+from fuzz.edits import edited
+
+from unisono.cli import job_statistics
+from unisono.collectives.bootstrap import shared_settings
+from unisono.errors import RendezvousError, UnisonoError, UsageError
+from unisono.launchers import root_cause
+from unisono.options import Options
+from unisono.postmortem.analysis import analyse
+from unisono.postmortem.culprits import live_findings
+from unisono.postmortem.loading import JobDumps
+from unisono.postmortem.page import html
+from unisono.transports.contracts.call import Argument, Signature
+from unisono.transports.contracts.transport import Identity
+from unisono.transports.links import link_messages
+from unisono.transports.links.handshake import (
+    AcceptorHandshake,
+    Admission,
+    DialerHandshake,
+    HandshakeError,
+    Hello,
+    Purpose,
+)
+from unisono.transports.links.joiners import Invitation, Request, _parsed_answer
+from unisono.transports.links.survivors import Arrivals, Search
+from unisono.transports.links.tagged_fabrics import Proposal
+from unisono.transports.message import framed
+from unisono.transports.message.plugin import Bootstrap
+from unisono.transports.recorder import dumps, memory, traces
+from unisono.transports.recorder.clocks import measured
+from unisono.transports.recorder.live_ranks import LiveRank
+from unisono.transports.rendezvous import roster, tcp_store
+from unisono.tuning.decide import table
+from unisono.tuning.machine import parameters, topology_files
+from unisono.tuning.measure import calibration_files, measurement_log
+
+KEY, JOB, NONCE = b"k" * 32, b"j" * 16, b"n" * 32
+SIZE = 2
+
+
+class Parser(NamedTuple):
+    """A parser, the errors by which it refuses, and the seeds of its inputs."""
+
+    parse: Callable[[bytes], object]
+    refusals: tuple[type[Exception], ...]
+    seeds: Sequence[Any]
+
+
+class Received:
+    """A socket from which some bytes can be read; then its other end is closed."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def recv(self, nbytes: int, *_: int) -> bytes:
+        part, self._data = self._data[:nbytes], self._data[nbytes:]
+        return part
+
+    def sendall(self, _: bytes) -> None: ...
+
+    def settimeout(self, _: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# --- links ---------------------------------------------------------------------------------------------------------
+
+HELLO = Hello(JOB, 3, 1, 0, Purpose.TCP, 7, 2, nonce=NONCE)
+ADMISSION = Admission(JOB, 3, 0, frozenset({1}), frozenset({Purpose.TCP, Purpose.CONTROL}))
+
+
+def accept(data: bytes) -> None:
+    """Send a HELLO with a right proof, as a rank does that holds the key, and then other bytes."""
+    acceptor = AcceptorHandshake(KEY, ADMISSION, NONCE)
+    hello = data[:90]
+    answer = acceptor.receive(hello)
+    proof = hmac.digest(KEY, b"dialer" + hello + answer[:90], "sha256")
+    acceptor.receive(data[90:122] or proof)
+    assert not acceptor.done or acceptor.agreed.sender == 1
+
+
+def dial(data: bytes) -> None:
+    dialer = DialerHandshake(KEY, HELLO)
+    answer = data[:90]
+    dialer.receive(answer + hmac.digest(KEY, b"acceptor" + dialer.opening + answer, "sha256"))
+    dialer.receive(data[90:91])
+    assert dialer.agreed.sender == 0
+
+
+def propose(data: bytes) -> None:
+    sock, received = Received(data), bytearray()
+    while Proposal.received(cast(Any, sock), received) is None:
+        pass
+
+
+SEARCH = Search(1, 5, (0, 1, 2), 0, Arrivals(), lambda *_: cast(Any, None), lambda: "")
+
+
+def follow(data: bytes) -> None:
+    """Read the verdict of the leader of the survivors."""
+    search = Search(1, 5, (0, 1, 2), 0, Arrivals(), lambda *_: cast(Any, Received(_prefixed(data))), lambda: "")
+    verdict = search._follow(0, _NEVER)
+    assert verdict is None or 1 in verdict.members
+
+
+INVITATION = {"rank": 1, "size": 2, "epoch": 1, "meeting": 0, "store": "tcp://h:9"}
+REQUEST = {"release": "1", "host": "h", "port": 9, "node": "n", "pid": 7}
+
+
+def invite(data: bytes) -> None:
+    invitation = Invitation.of(link_messages.receive(cast(Any, Received(_prefixed(data))), _NEVER))
+    assert 0 < invitation.rank < invitation.size
+
+
+def read_request(data: bytes) -> None:
+    assert Request.parse(data).port > 0
+    _parsed_answer(data)
+
+
+def lead(data: bytes) -> None:
+    """Read the greeting of a follower."""
+    epochs: dict[int, int] = {}
+    SEARCH._add_followers({2: cast(Any, Received(_prefixed(data)))}, epochs)
+    SEARCH.close()
+
+
+def _prefixed(data: bytes) -> bytes:
+    return struct.pack("!I", len(data)) + data
+
+
+class _Never:
+    def remaining_s(self) -> float:
+        return 1.0
+
+    def has_passed(self) -> bool:
+        return False
+
+
+_NEVER = cast(Any, _Never())
+
+# --- the rendezvous ------------------------------------------------------------------------------------------------
+
+
+def serve(data: bytes) -> None:
+    received = bytearray()
+    for byte in data:
+        received.append(byte)
+        if tcp_store._request_in(received) is not None:
+            received.clear()
+    tcp_store._request_in(bytearray(data))
+
+
+def ask(data: bytes) -> None:
+    tcp_store._request(cast(Any, Received(data)), tcp_store._Verb.GET, b"key", b"", 0)
+
+
+MEMBERS = [
+    {
+        "rank": rank,
+        "addresses": {"host_id": "ab", "unix": "unisono-1", "tcp_host": "127.0.0.1", "tcp_port": 5000, "pid": 9},
+        "cores": "3",
+        "surroundings": {"machine": "m", "host": "h", "network": 1, "users": 2, "user": 3, "alone": ""},
+    }
+    for rank in range(SIZE)
+]
+SETTINGS = shared_settings.collect(Options(), 1)
+LINK = {"name": "shm", "latency_s": 1e-6, "overhead_s": 1e-7, "per_byte_s": 1e-10, "step": [[1, 1e-6], [9, 2e-6]]}
+CURVE = [[1, 1e-6], [1000, 1e-5]]
+ROUNDS = {
+    **{"ranks": 2, "ranks_per_host": 2, "call_s": 1e-6, "rooted_call_s": 1e-6},
+    **dict.fromkeys(("step", "whole", "further", "reduce", "reduce_apart"), CURVE),
+    "calls": {"allreduce": {"ring": CURVE}},
+}
+CALIBRATION = {
+    **{"format": parameters.FORMAT, "links": {"shm": LINK}, "reduce": {"float32": CURVE}, "copy": CURVE},
+    "rounds": {"shm": [ROUNDS]},
+}
+
+
+def meet(data: bytes) -> None:
+    agreed = roster.roster_of(roster._decode(data), SIZE)
+    assert [member.rank for member in agreed.members] == list(range(SIZE))
+    shared_settings.apply(agreed.settings)
+
+
+def collect_entries(data: bytes) -> None:
+    record = roster.roster_record(roster._texts(data), SETTINGS)
+    roster.roster_of(roster._decode(roster._encode(record)), SIZE)
+
+
+ENTRIES = [
+    '{"terms":"%s","member":%s}' % (roster.terms(SIZE), str(member).replace("'", '"'))  # noqa: UP031
+    for member in MEMBERS
+]
+
+# --- frames of transports of packages ------------------------------------------------------------------------------
+
+SIGNATURE = Signature(
+    "allreduce", "float32", (8,), "C", "sum", None, "ring", 1, others=(Argument("int8", (2,), "C", None),)
+)
+IDENTITY = Identity(0, 4, 0, 0)
+FRAMES = [
+    framed._framed(framed._MESSAGE, 0, IDENTITY, framed._encoded(SIGNATURE)) + bytes(8),
+    framed._framed(framed._FAILED, 0, framed._NO_IDENTITY, b'["PeerLostError", "rank 2 died", 2]'),
+    framed._framed(framed._LEFT, 0, framed._NO_IDENTITY, b""),
+]
+
+
+class _Links:
+    name = "fuzzed"
+
+    def __init__(self, frames: Sequence[bytes]) -> None:
+        self._frames = [(1, memoryview(frame)) for frame in frames]
+
+    def send(self, _peer: int, _parts: object) -> Any:
+        return self
+
+    def done(self) -> bool:
+        return True
+
+    def receive(self) -> list[tuple[int, memoryview]]:
+        frames, self._frames = self._frames, []
+        return frames
+
+    def ended(self, _peer: int) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+def take_frames(data: bytes) -> None:
+    bootstrap = Bootstrap(0, SIZE, (0, 1), lambda mine: [mine, mine], 0.0)
+    transport = framed.FramedTransport(cast(Any, _Links([data])), bootstrap)
+    receive = transport.post_recv(1, IDENTITY, SIGNATURE, [memoryview(bytearray(8))])
+    receive.done()
+    transport.progress()
+
+
+def take_signature(data: bytes) -> None:
+    frame = framed._framed(framed._MESSAGE, 0, IDENTITY, data)
+    take_frames(frame + bytes(8))
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+CONTEXT = measurement_log.Context("m", "allreduce", "shm", "plain", 2, 2)
+MEASUREMENT = {
+    **{"v": 1, **CONTEXT._asdict(), "variant": "ring", "nbytes": 8, "median_s": 1e-5, "low_s": 1e-5, "high_s": 2e-5},
+    **{"p10_s": 1e-5, "p90_s": 2e-5, "rounds": 3, "job": "", "placement": "", "library": "", "date": "", "load": 0.5},
+}
+TABLE = table.to_json(
+    table.Table(
+        {
+            CONTEXT: table.Decision(
+                (table.Range(0, 8, "doubling"), table.Range(8, None, "ring")),
+                (1, 1000),
+                {"ring": (1e-6, 1e-5), "doubling": (1e-6, None)},
+            )
+        }
+    ),
+    machines={"m": {"load": [0.5, 1]}},
+)
+TOPOLOGY = {
+    "name": "a torus of hosts",
+    "levels": [
+        {**LINK, "name": "host", "size": 4, "slow": [[1, 0.5]]},
+        {**LINK, "name": "network", "shape": [2, 2], "hop_s": 1e-7, "pairs": 2},
+    ],
+    "reduce": CURVE,
+}
+TOPOLOGY_TOML = (
+    b'name = "a"\n[[levels]]\nname = "host"\nsize = 4\nlatency_s = 4e-7\noverhead_s = 1e-7\nper_byte_s = 1e-10'
+)
+
+
+def read_table(data: bytes) -> None:
+    read = table.from_text(data.decode(errors="replace"), "table.json")
+    for nbytes in (0, 8, 1 << 20):
+        read.read(CONTEXT, nbytes)
+        read.read(CONTEXT._replace(ranks=3), nbytes)
+    table.from_text(table.dumped(table.to_json(read)), "table.json")
+
+
+def read_measurement(data: bytes) -> None:
+    measurement = measurement_log.read_line(data.decode(errors="replace"))
+    table.compiled([measurement])
+
+
+def read_calibration(data: bytes) -> None:
+    calibration = calibration_files.parsed(data.decode(errors="replace"), "m", "m.json")
+    parameters.from_json(parameters.to_json(calibration.parameters))
+    str([str(origin) for origin in calibration.origins.values()])
+
+
+def read_topology(data: bytes) -> None:
+    description = topology_files.described(topology_files.parsed(data.decode(errors="replace"), is_json=True))
+    description.over(4)
+
+
+def read_topology_toml(data: bytes) -> None:
+    topology_files.described(topology_files.parsed(data.decode(errors="replace"), is_json=False)).over(4)
+
+
+CALL = memory.RecordedCall(
+    *(3, 0, 3, False, 77, "allreduce(float32[8], op=sum)", {"collective": "allreduce", "elements": [8, 8]}, 32),
+    *(10, 11, 12, 0, "train.py:12", None, 1, "running"),
+)
+MESSAGE = dataclasses.replace(CALL, number=4, is_message=True, peer=1, state="done", ended_ns=20, facts={})
+SNAPSHOT = memory.Snapshot(
+    *(0, SIZE, 99, {"job": JOB.hex(), "epoch": 0, "host": "h", "clock_offset_ns": 0, "clock_uncertainty_ns": 0}),
+    *({5: (0, 1)}, (memory.ChannelTraffic(0, 1, "tcp", 1, 2, 3, 4, 5),), 5, (CALL, MESSAGE)),
+)
+ERROR = {"type": "PeerLostError", "text": "rank 1 died", "peer": 1, "sequence": 3}
+DUMP = dumps._encoded(dumps.Dump(SNAPSHOT, "error", 30, 1.5, ERROR, {"MainThread": ["train.py:12 in step"]}))
+QUIET_DUMP = {**DUMP, "error": None, "rank": 1}
+TRACE = {
+    "traceEvents": list(traces._events(SNAPSHOT, 1000)),
+    "otherData": {"format": traces.FORMAT, **traces._facts(SNAPSHOT, 1000)},
+}
+STATISTICS = {"calls": 3, "seconds": 0.5, "peers": [[1, 10, 20, 0.25]]}
+
+
+def read_dump(data: bytes) -> None:
+    first = dumps.parsed(data.decode(errors="replace"), "dump.json")
+    second = dumps.parsed(json.dumps(QUIET_DUMP), "other.json")
+    by_rank = {dump.snapshot.rank: dump for dump in (second, first)}
+    size = max(dump.snapshot.size for dump in by_rank.values())
+    report = analyse(JobDumps(first.snapshot.job, min(size, 64), by_rank, ()))
+    html(report).encode()
+    json.dumps(report.to_json())
+
+
+def read_trace(data: bytes) -> None:
+    trace = traces.parsed(data.decode(errors="replace"))
+    events = traces.merged([trace, TRACE])
+    json.dumps(events)
+    measured(trace["otherData"])
+    memory.job_name(trace["otherData"])
+
+
+def read_statistics(data: bytes) -> None:
+    statistics = job_statistics.parsed(data.decode(errors="replace"))
+    job_statistics.summary([statistics, statistics])
+    job_statistics.straggler([statistics, None])
+
+
+def read_recorder(data: bytes) -> None:
+    snapshot = memory.parse(data, 64)
+    rank = LiveRank(9, snapshot, 1 << 60, False)
+    live_findings([rank])
+    list(traces._events(snapshot, 0))
+
+
+def _recorder_memory() -> bytes:
+    """Return the memory of a flight recorder with one call, one communicator and one channel."""
+    about, texts = (
+        b'{"job": "ab", "epoch": 0, "host": "h"}',
+        b'\0allreduce(int8[8])\n{"collective": "allreduce"}\0t.py\0',
+    )
+    header = memory._HEADER.size
+    at_communicators = header + len(about)
+    at_traffic = at_communicators + memory._COMMUNICATOR.size
+    at_records = at_traffic + memory._TRAFFIC.size
+    at_texts = at_records + memory._RECORD.size
+    areas = (header, len(about), at_communicators, 1, at_traffic, 1, at_records, memory._RECORD.size, 1, at_texts)
+    return b"".join(
+        [
+            memory._HEADER.pack(memory.MAGIC, memory.VERSION, 9, 0, SIZE, *areas, len(texts), 1, 1, len(texts)),
+            about,
+            memory._COMMUNICATOR.pack(5, b"ranks 0-1"),
+            memory._TRAFFIC.pack(1, 1, b"tcp", 1, 2, 3, 4, 5),
+            memory._RECORD.pack(1, 0, 0, 7, 8, 1, 2, 3, 0, 1, 0, 12, 0, -1, 1, 1),
+            texts,
+        ]
+    )
+
+
+# --- objects and errors of ranks -----------------------------------------------------------------------------------
+
+
+def last_error(data: bytes) -> None:
+    root_cause.last_error(data.split(b"\n"))
+
+
+TRACEBACK = (
+    b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nunisono.errors.PeerLostError: rank 1 died\n'
+)
+
+# Each parser has a letter, so that inputs in `corpus/` stay valid when others are added.
+PARSERS: dict[str, Parser] = {
+    "a": Parser(accept, (HandshakeError,), [HELLO.pack()]),
+    "d": Parser(dial, (HandshakeError,), [dataclasses.replace(HELLO, sender=0, receiver=1).pack() + b"\1"]),
+    "p": Parser(propose, (OSError,), [Proposal(b"address", 5).pack(), Proposal(b"", 0, "no UCX here").pack()]),
+    "f": Parser(
+        follow, (RendezvousError,), [{"members": [1, 2], "epoch": 1, "store": "tcp://127.0.0.1:9"}, {"error": "x"}]
+    ),
+    "I": Parser(invite, (ValueError,), [INVITATION]),
+    "j": Parser(read_request, (ValueError, RendezvousError), [REQUEST]),
+    "l": Parser(lead, (), [{"epoch": 1}]),
+    "s": Parser(
+        serve,
+        (tcp_store._ProtocolError,),
+        [tcp_store._REQUEST.pack(1, 3, 5, 0) + b"keyvalue", tcp_store._REQUEST.pack(2, 3, 0, 9) + b"key"],
+    ),
+    "q": Parser(ask, (OSError,), [tcp_store._REPLY.pack(0, 5) + b"value", tcp_store._REPLY.pack(3, 4) + b"gone"]),
+    "m": Parser(
+        meet,
+        (RendezvousError, UsageError),
+        [
+            {"members": MEMBERS, "settings": SETTINGS},
+            {"error": "rank 1 gave up"},
+            {"members": MEMBERS, "settings": {**SETTINGS, "machine": "m", "parameters": json.dumps(CALIBRATION)}},
+            {"members": MEMBERS, "settings": {**SETTINGS, "machine": "m", "table": json.dumps(TABLE)}},
+        ],
+    ),
+    "e": Parser(collect_entries, (RendezvousError,), [ENTRIES, [ENTRIES[0], '{"error":"no"}']]),
+    "g": Parser(take_frames, (UnisonoError,), FRAMES),
+    "i": Parser(take_signature, (UnisonoError,), [json.loads(framed._encoded(SIGNATURE))]),
+    "t": Parser(read_table, (UsageError,), [TABLE]),
+    "n": Parser(read_measurement, (ValueError,), [MEASUREMENT]),
+    "c": Parser(
+        read_calibration, (ValueError,), [{**CALIBRATION, "about": {"machine": {"cpu": "x"}, "links": {"shm": {}}}}]
+    ),
+    "o": Parser(read_topology, (UsageError, ValueError), [TOPOLOGY]),
+    "T": Parser(read_topology_toml, (UsageError, ValueError), [TOPOLOGY_TOML]),
+    "D": Parser(read_dump, (ValueError,), [DUMP, QUIET_DUMP]),
+    "r": Parser(read_trace, (ValueError,), [TRACE]),
+    "S": Parser(read_statistics, (ValueError,), [STATISTICS]),
+    "R": Parser(read_recorder, (ValueError,), [_recorder_memory()]),
+    "x": Parser(last_error, (), [TRACEBACK]),
+}
+_LETTERS = list(PARSERS)
+
+
+def parser_of(data: bytes) -> Parser:
+    """Return the parser that the first byte of an input chooses."""
+    letter = chr(data[0])
+    return PARSERS[letter if letter in PARSERS else _LETTERS[data[0] % len(_LETTERS)]]
+
+
+def parse(data: bytes) -> None:
+    """Give an input to its parser; raises the error of a parser that has a fault."""
+    if not data:
+        return
+    parser = parser_of(data)
+    with contextlib.suppress(*parser.refusals):
+        parser.parse(edited(data[1:], parser.seeds))
