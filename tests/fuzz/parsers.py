@@ -27,6 +27,7 @@ from unisono.postmortem.loading import JobDumps
 from unisono.postmortem.page import html
 from unisono.transports.contracts.call import Argument, Signature
 from unisono.transports.contracts.transport import Identity
+from unisono.transports.host.host_discovery import Surroundings
 from unisono.transports.links import link_messages
 from unisono.transports.links.handshake import (
     AcceptorHandshake,
@@ -37,6 +38,7 @@ from unisono.transports.links.handshake import (
     Purpose,
 )
 from unisono.transports.links.joiners import Invitation, Request, _parsed_answer
+from unisono.transports.links.listener import Addresses
 from unisono.transports.links.survivors import Arrivals, Search
 from unisono.transports.links.tagged_fabrics import Proposal
 from unisono.transports.message import framed
@@ -169,15 +171,9 @@ def ask(data: bytes) -> None:
     tcp_store._request(cast(Any, Received(data)), tcp_store._Verb.GET, b"key", b"", 0)
 
 
-MEMBERS = [
-    {
-        "rank": rank,
-        "addresses": {"host_id": "ab", "unix": "unisono-1", "tcp_host": "127.0.0.1", "tcp_port": 5000, "pid": 9},
-        "cores": "3",
-        "surroundings": {"machine": "m", "host": "h", "network": 1, "users": 2, "user": 3, "alone": ""},
-    }
-    for rank in range(SIZE)
-]
+_ADDRESSES = Addresses("ab", "unisono-1", "127.0.0.1", 5000, 9)
+_MEMBERS = [roster.Member(rank, _ADDRESSES, "3", Surroundings("m", "h", 1, 2, 3), rank) for rank in range(SIZE)]
+MEMBERS = [dataclasses.asdict(member) for member in _MEMBERS]
 SETTINGS = shared_settings.collect(Options(), 1)
 LINK = {"name": "shm", "latency_s": 1e-6, "overhead_s": 1e-7, "per_byte_s": 1e-10, "step": [[1, 1e-6], [9, 2e-6]]}
 CURVE = [[1, 1e-6], [1000, 1e-5]]
@@ -203,10 +199,7 @@ def collect_entries(data: bytes) -> None:
     roster.roster_of(roster._decode(roster._encode(record)), SIZE)
 
 
-ENTRIES = [
-    '{"terms":"%s","member":%s}' % (roster.terms(SIZE), str(member).replace("'", '"'))  # noqa: UP031
-    for member in MEMBERS
-]
+ENTRIES = [roster.entry_of(member, SIZE).decode() for member in _MEMBERS]
 
 # --- frames of transports of packages ------------------------------------------------------------------------------
 
