@@ -110,6 +110,16 @@ def _text(value: object) -> str:
     return value
 
 
+def _one_of(*names: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        name = value.lower() if isinstance(value, str) else ""
+        if name not in names:
+            raise ValueError(", ".join(names[:-1]) + f" or {names[-1]}")
+        return name
+
+    return check
+
+
 def _path_or_none(value: Any) -> str:
     try:
         path = os.fspath(value)
@@ -165,6 +175,13 @@ class Options:
         verify_results: whether the ranks compare checksums of the result of each collective whose result is the same on
             all of them: allreduce, allgather and broadcast, on arrays in host memory. If they differ, the call raises
             `CorruptionError`, which names the odd rank if there are three ranks or more.
+        tls: whether TLS 1.3 encrypts TCP connections: "on", "off", or "auto" for connections over an interface that is
+            neither loopback nor private. All ranks must have the same value. Unix sockets and shared memory between
+            ranks of one host are not encrypted. With "on", UCX, MPI and transports of packages cannot be used.
+        tls_certificate: the path of this rank's certificate, a PEM file, with those between it and the authority. If it
+            is empty, the key of the job authenticates ranks.
+        tls_key: the path of the private key of the certificate, a PEM file without a password.
+        tls_authority: the path of the certificates that sign those of all ranks, a PEM file.
 
     Raises:
         UsageError: a setting has a value that it cannot have.
@@ -183,6 +200,10 @@ class Options:
     tcp_streams: int = 1
     tcp_checksum: bool = False
     verify_results: bool = False
+    tls: str = "auto"
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_authority: str = ""
     warn_after_s: float = 2.0
     recorded_calls: int = 1000
     dump: str = ""
@@ -195,6 +216,19 @@ class Options:
         for name, field in FIELDS.items():
             value = getattr(self, name)
             object.__setattr__(self, name, _accepted(name, field.check, value))
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        files = {name: getattr(self, name) for name in ("tls_certificate", "tls_key", "tls_authority")}
+        missing = [name for name, path in files.items() if not path]
+        if missing and len(missing) < len(files):
+            raise UsageError(f"{', '.join(missing)} must be set too: a certificate needs its key and an authority")
+        unencrypted = [name for name in self.preference if name not in ("auto", "shm", "tcp")]
+        if self.tls == "on" and unencrypted:
+            raise UsageError(
+                f"tls='on' cannot be used with transports={self.transports!r}: TLS encrypts TCP, but not "
+                f"{' or '.join(unencrypted)}"
+            )
 
     @property
     def preference(self) -> tuple[str, ...]:
@@ -277,6 +311,10 @@ FIELDS: dict[str, Field] = {
     "tcp_streams": Field(_number_or_text(int), _integer(1, MOST_TCP_STREAMS, f"a number from 1 to {MOST_TCP_STREAMS}")),
     "tcp_checksum": Field(_switch, _flag),
     "verify_results": Field(_switch, _flag),
+    "tls": Field(str, _one_of("auto", "on", "off")),
+    "tls_certificate": Field(str, _path_or_none),
+    "tls_key": Field(str, _path_or_none),
+    "tls_authority": Field(str, _path_or_none),
     "warn_after_s": _SECONDS,
     "recorded_calls": Field(_number_or_text(int), _integer(0, MOST_RECORDED, f"a number from 0 to {MOST_RECORDED}")),
     "dump": Field(str, _path_or_none),

@@ -41,7 +41,7 @@ from unisono.transports.host.system_limits import is_refusal, unavailable
 from unisono.transports.links.preference import resolved
 from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.recorder.recorder import dump_of_start
-from unisono.transports.rendezvous.roster import Member, Roster
+from unisono.transports.rendezvous.roster import Member, Roster, tls_of
 from unisono.transports.rendezvous.tcp_store import StoreServer
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ def init(
 
     Args:
         options: settings; by default those of the ``UNISONO_*`` variables. All ranks use rank 0's `transports`,
-            `algorithm`, `table`, `segment_nbytes`, `tcp_streams`, `tcp_checksum` and `verify_results`. A
-            rank whose own values differ logs a warning.
+            `algorithm`, `table`, `segment_nbytes`, `tcp_streams`, `tcp_checksum` and `verify_results`. A rank whose own
+            values differ logs a warning. If the option `tls` differs, all ranks raise an error.
         store: the place where the ranks meet: ``tcp://host:port`` (served by rank 0), ``file:///directory``, or a store
             of torch.distributed. Only the ranks of this job may use a torch store under its prefix, because it passes
             them the key of the job.
@@ -338,7 +338,14 @@ def join_world(
     job = _Job(session, rendezvous, options, server)
     cores = sum(1 << core for core in os.sched_getaffinity(0))
     identity = session.identity
-    me = Member(identity.rank, session.addresses, f"{cores:x}", session.surroundings, identity.launch_rank)
+    me = Member(
+        identity.rank,
+        session.addresses,
+        f"{cores:x}",
+        session.surroundings,
+        identity.launch_rank,
+        tls_of(options),
+    )
     roster = rendezvous.join(me, options.rendezvous_timeout_s, shared_settings.collect(options, identity.rank))
     with _core.DefaultFloatEnvironment():  # all ranks must read the same numbers, because these decide about algorithms
         tuner_state = shared_settings.apply(roster.settings)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from unisono.collectives.bootstrap.environment import ENV, MPI_WORLD, TORCH, Launch, agree_on_key
 from unisono.options import Options
 from unisono.transports.links.handshake import KEY_NBYTES
+from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous import (
     host_and_port,
     next_prefix,
@@ -136,6 +137,7 @@ def rendezvous_of(launch: Launch, options: Options, passed: Any) -> Rendezvous:
 
     Raises:
         UsageError: the store or MPI cannot be used.
+        TransportUnavailableError: TLS cannot be used.
         RendezvousError: rank 0 or other ranks did not arrive in time.
     """
     limit_s = options.rendezvous_timeout_s
@@ -146,7 +148,7 @@ def rendezvous_of(launch: Launch, options: Options, passed: Any) -> Rendezvous:
         return MpiRendezvous(world_of(launch.launcher, launch.size) if passed is None else passed, limit_s)
     torch_store = store_of_process_group(launch.rank, launch.size) if launch.launcher == ENV else None
     if torch_store is None and launch.store is not None and not launch.store.startswith(TORCH):
-        return _at_url(launch, launch.store, limit_s)
+        return _at_url(launch, launch.store, limit_s, TlsPolicy(options.tls))
     if torch_store is None:
         torch_store = launch.store or passed
     if torch_store is None:
@@ -155,13 +157,13 @@ def rendezvous_of(launch: Launch, options: Options, passed: Any) -> Rendezvous:
     return StoreRendezvous(store, launch.rank, launch.size, launch.key, limit_s)
 
 
-def _at_url(launch: Launch, url: str, limit_s: float) -> StoreRendezvous:
+def _at_url(launch: Launch, url: str, limit_s: float, tls: TlsPolicy) -> StoreRendezvous:
     prefix, server = next_prefix(url, rank=launch.rank, job=launch.job), None
     if launch.served_host is not None:
         _, port = host_and_port(url)
         server = StoreServer(launch.served_host, port, key=launch.key, job=launch.job, prefix=prefix)
     try:
-        store = open_store(url, prefix, key=launch.key, job=launch.job, timeout_s=limit_s)
+        store = open_store(url, prefix, key=launch.key, job=launch.job, timeout_s=limit_s, tls=tls)
     except BaseException:
         if server is not None:
             server.close()

@@ -117,7 +117,10 @@ def report_differences(options: Options, settings: Mapping[str, Any]) -> None:
 def _shared_options(options: Options) -> dict[str, Any]:
     """Return the options that rank 0 publishes, in the form in which they travel."""
     values = {name: getattr(options, name) for name in SHARED_OPTIONS}
-    names = (*resolved(options.preference), *([CUDA_IPC] if options.allows_cuda_ipc else []))
+    names = (
+        *resolved(options.preference, is_encrypted=options.tls == "on"),
+        *([CUDA_IPC] if options.allows_cuda_ipc else []),
+    )
     return {**values, "transports": ",".join(names)}
 
 

@@ -19,6 +19,7 @@ from unisono.transports.contracts.executor import Executor
 from unisono.transports.executors.native import NativeExecutor
 from unisono.transports.links.session import Session
 from unisono.transports.links.survivors import Search, Verdict
+from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous import host_and_port
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
 
@@ -130,7 +131,8 @@ class _Attempt:
         limit_s = self._deadline.remaining_s()
         # The leader has served the store since before the verdict. If the store does not answer, the leader is gone.
         host, port = host_and_port(verdict.store)
-        store = TcpStore(host, port, key=me.key, job=me.job, timeout_s=min(limit_s, _ANSWER_S), is_served=True)
+        answer_s, tls = min(limit_s, _ANSWER_S), TlsPolicy(self._options.tls)
+        store = TcpStore(host, port, key=me.key, job=me.job, timeout_s=answer_s, is_served=True, tls=tls)
         self._opened.callback(store.close)
         return StoreRendezvous(store, rank, size, me.key, limit_s), store
 

@@ -24,15 +24,22 @@ namespace {
 
 Descriptor copy_of(const Descriptor& original) { return Descriptor(::dup(original.get())); }
 
-ChannelPair tcp_channel_pair(bool checked, std::int32_t a, std::int32_t b) {
-  std::vector<Descriptor> ends_of_a;
-  std::vector<Descriptor> ends_of_b;
-  for (int stream = 0; stream < (checked ? 3 : 1); ++stream) {
-    SocketPair sockets = tcp_pair();
-    ends_of_a.push_back(std::move(sockets.a));
-    ends_of_b.push_back(std::move(sockets.b));
+std::shared_ptr<const TlsContext> tls_context() {
+  static const auto context = std::make_shared<const TlsContext>(TlsFiles{});
+  return context;
+}
+
+ChannelPair tcp_channel_pair(Transport transport, std::int32_t a, std::int32_t b) {
+  std::vector<Connection> ends_of_a;
+  std::vector<Connection> ends_of_b;
+  const int streams = transport == Transport::checked ? 3 : transport == Transport::encrypted ? 2 : 1;
+  for (int stream = 0; stream < streams; ++stream) {
+    ConnectionPair ends =
+        transport == Transport::encrypted ? encrypted(tcp_pair(), tls_context()) : unencrypted(tcp_pair());
+    ends_of_a.push_back(std::move(ends.a));
+    ends_of_b.push_back(std::move(ends.b));
   }
-  const TcpTerms terms{3, checked};
+  const TcpTerms terms{3, transport == Transport::checked};
   return {std::make_unique<TcpChannel>(b, std::move(ends_of_a), terms),
           std::make_unique<TcpChannel>(a, std::move(ends_of_b), terms), Descriptor()};
 }
@@ -55,7 +62,7 @@ SocketPair unix_pair() {
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-SocketPair tcp_pair() {
+SocketPair tcp_pair(const char* host_of_a) {
   const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -65,11 +72,34 @@ SocketPair tcp_pair() {
   CHECK(::bind(listener.get(), place, nbytes) == 0 && ::listen(listener.get(), 1) == 0);
   CHECK(::getsockname(listener.get(), place, &nbytes) == 0);
   Descriptor a(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in from{};
+  from.sin_family = AF_INET;
+  CHECK(::inet_pton(AF_INET, host_of_a, &from.sin_addr) == 1);
+  CHECK(::bind(a.get(), reinterpret_cast<sockaddr*>(&from), sizeof from) == 0);
   CHECK(::connect(a.get(), place, nbytes) == 0);
   Descriptor b(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
   const int on = 1;
   for (const Descriptor* end : {&a, &b}) CHECK(::setsockopt(end->get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0);
   return {std::move(a), std::move(b)};
+}
+
+ConnectionPair unencrypted(SocketPair sockets) { return {std::move(sockets.a), std::move(sockets.b)}; }
+
+Tls::Secret secret_of(std::uint8_t byte) {
+  Tls::Secret secret;
+  secret.fill(std::byte{byte});
+  return secret;
+}
+
+ConnectionPair encrypted(SocketPair sockets, const std::shared_ptr<const TlsContext>& context) {
+  auto client = std::make_unique<Tls>(context, sockets.a.get(), Tls::Side::client, secret_of(7));
+  auto server = std::make_unique<Tls>(context, sockets.b.get(), Tls::Side::server, secret_of(7));
+  CHECK(eventually([&] {
+    const bool is_ready = client->handshake();
+    return server->handshake() && is_ready;
+  }));
+  CHECK(client->exported() == server->exported());
+  return {{std::move(sockets.a), std::move(client)}, {std::move(sockets.b), std::move(server)}};
 }
 
 Descriptor sealed_memory() {
@@ -81,7 +111,7 @@ Descriptor sealed_memory() {
 
 ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b, std::int32_t peers) {
   if (transport == Transport::tagged) return tagged_channel_pair(a, b);
-  if (transport != Transport::shm) return tcp_channel_pair(transport == Transport::checked, a, b);
+  if (transport != Transport::shm) return tcp_channel_pair(transport, a, b);
   SocketPair sockets = unix_pair();
   Descriptor memory = sealed_memory();
   const Descriptor bell_a(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -100,7 +130,8 @@ Ranks::Ranks(std::int32_t size, Transport transport, std::int64_t lanes) {
   }
   for (std::int32_t judge = 0; judge < std::min(size, 2); ++judge) {
     for (std::int32_t rank = judge + 1; rank < size; ++rank) {
-      SocketPair link = unix_pair();
+      ConnectionPair link =
+          transport == Transport::encrypted ? encrypted(unix_pair(), tls_context()) : unencrypted(unix_pair());
       controls_[static_cast<std::size_t>(judge)]->add_link(rank, std::move(link.a), Descriptor());
       controls_[static_cast<std::size_t>(rank)]->add_link(judge, std::move(link.b), Descriptor());
     }

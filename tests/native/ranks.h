@@ -7,14 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "connection.h"
 #include "control.h"
 #include "descriptor.h"
 #include "endpoint.h"
 
 namespace unisono::testing {
 
-// `checked`: TCP over several streams with checksums. `tagged`: the library of exchange.h.
-enum class Transport { shm, tcp, checked, tagged };
+// `checked`: TCP over several streams with checksums. `tagged`: the library of exchange.h. `encrypted`: TCP over two
+// streams with TLS, which also encrypts the control links; only where OpenSSL is.
+enum class Transport { shm, tcp, checked, tagged, encrypted };
 inline constexpr Transport transports[] = {Transport::shm, Transport::tcp, Transport::checked, Transport::tagged};
 
 struct SocketPair {
@@ -22,7 +24,17 @@ struct SocketPair {
   Descriptor b;
 };
 SocketPair unix_pair();
-SocketPair tcp_pair();  // over loopback
+SocketPair tcp_pair(const char* host_of_a = "127.0.0.1");  // over loopback, to 127.0.0.1
+
+struct ConnectionPair {
+  Connection a;
+  Connection b;
+};
+ConnectionPair unencrypted(SocketPair sockets);
+// `context` is of both ends.
+ConnectionPair encrypted(SocketPair sockets, const std::shared_ptr<const TlsContext>& context);
+// A secret for TLS, of this byte alone.
+Tls::Secret secret_of(std::uint8_t byte);
 
 struct ChannelPair {
   std::unique_ptr<Channel> a;  // from rank `a` to rank `b`

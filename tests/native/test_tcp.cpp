@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "breaking_connections.h"
 #include "check.h"
 #include "crc32c.h"
 #include "drain.h"
@@ -24,7 +25,7 @@ constexpr std::size_t block_nbytes = 256 << 10;
 Header header_of(std::size_t nbytes) { return {11, nbytes, 22, 44, 33, kind_collective}; }
 
 std::unique_ptr<TcpChannel> open(Descriptor socket, const TcpTerms& terms) {
-  std::vector<Descriptor> sockets;
+  std::vector<Connection> sockets;
   sockets.push_back(std::move(socket));
   return std::make_unique<TcpChannel>(1, std::move(sockets), terms);
 }
@@ -159,77 +160,8 @@ void a_block_that_is_damaged_twice_is_refused() {
   CHECK(!drain.run());
 }
 
-// Lets a stream of two channels go on over another connection, as links/resumption.py does.
-void reconnect(TcpChannel& a, TcpChannel& b, std::uint32_t stream) {
-  SocketPair sockets = unix_pair();
-  const auto of_a = a.retire({stream, 1000});
-  const auto of_b = b.retire({stream, 1000});
-  CHECK(of_a && of_b && of_a->resumptions == of_b->resumptions);
-  CHECK(a.resume(stream, std::move(sockets.a), {of_a->resumptions + 1, of_b->received}));
-  CHECK(b.resume(stream, std::move(sockets.b), {of_a->resumptions + 1, of_a->received}));
-}
-
 void channels_deliver_every_byte_however_often_their_connections_break() {
-  Dice dice(31);
-  std::size_t breaks = 0;
-  for (int round = 0; round < 40; ++round) {
-    const TcpTerms terms{0, dice.below(3) == 0};
-    std::vector<Descriptor> ours, theirs;
-    const std::size_t streams = 1 + dice.below(3);
-    for (std::size_t i = 0; i < streams; ++i) {
-      SocketPair sockets = unix_pair();
-      ours.push_back(std::move(sockets.a));
-      theirs.push_back(std::move(sockets.b));
-    }
-    TcpChannel sender(1, std::move(ours), terms);
-    TcpChannel receiver(1, std::move(theirs), terms);
-    Bytes memory(1 << 20);  // of the sender, who uses it for all messages
-    std::vector<Bytes> messages(5);
-    for (Bytes& message : messages) {
-      message.resize(dice.below(4) == 0 ? dice.below(100) : dice.below(700'000));
-      for (std::byte& byte : message) byte = static_cast<std::byte>(dice.word());
-    }
-    std::size_t sending = 0, sent = 0, receiving = 0;
-    bool begun = false;
-    Bytes received;
-    std::size_t got = 0;
-    const auto send_some = [&] {
-      if (sending == messages.size()) return;
-      const Bytes& message = messages[sending];
-      if (!begun) {
-        std::copy(message.begin(), message.end(), memory.begin());
-        sender.begin(header_of(message.size()), dice.below(2) == 0 ? Whole(memory.data()) : Whole());
-        begun = true;
-      }
-      sent += sender.write(memory.data() + sent, std::min(message.size() - sent, 1 + dice.below(400'000)));
-      if (sent != message.size() || !sender.flush()) return;
-      ++sending;
-      sent = 0;
-      begun = false;
-    };
-    const auto receive_some = [&] {
-      const Header* header = receiver.front();
-      if (header == nullptr) return;
-      received.resize(header->nbytes);
-      if (header->nbytes == 0) receiver.consume(0);
-      got += receiver.read(received.data() + got, std::min(received.size() - got, 1 + dice.below(400'000)));
-      if (got != received.size()) return;
-      CHECK(received == messages[receiving]);
-      ++receiving;
-      got = 0;
-    };
-    CHECK(eventually([&] {
-      for (std::size_t i = dice.below(3); i > 0; --i) send_some();
-      for (std::size_t i = dice.below(3); i > 0; --i) receive_some();
-      if (dice.below(6) == 0) {
-        reconnect(sender, receiver, static_cast<std::uint32_t>(dice.below(streams)));
-        ++breaks;
-      }
-      sender.flush();
-      return receiving == messages.size();
-    }));
-  }
-  CHECK(breaks > 100);
+  pass_messages_over_breaking_connections([] { return unencrypted(unix_pair()); });
 }
 
 void a_stream_that_lacks_lost_bytes_does_not_go_on() {
@@ -265,7 +197,7 @@ void messages_of_another_epoch_and_out_of_order_are_refused() {
 
 void a_channel_has_at_least_one_stream() {
   CHECK(throws<std::invalid_argument>([] { TcpChannel(1, {}, {}); }));
-  CHECK(throws<std::invalid_argument>([] { TcpChannel(1, std::vector<Descriptor>(17), {}); }));
+  CHECK(throws<std::invalid_argument>([] { TcpChannel(1, std::vector<Connection>(17), {}); }));
 }
 
 // Returns, for 100 receives of a message, whether the policy chose the stage, if direct and staged receives take these

@@ -75,12 +75,12 @@ def test_hello_refuses_a_job_id_of_another_length():
 
 
 def test_handshake_agrees_on_newest_common_version_and_features():
-    hello = dataclasses.replace(HELLO, versions=(2, 5), features=0b0110)
-    endpoint = dataclasses.replace(ADMISSION, versions=(3, 4), features=0b0011)
+    hello = dataclasses.replace(HELLO, versions=(2, 5), features=0b011000)
+    endpoint = dataclasses.replace(ADMISSION, versions=(3, 4), features=0b001100)
     dialer, acceptor = DialerHandshake(KEY, hello), AcceptorHandshake(KEY, endpoint)
     exchange(dialer, acceptor)
     assert dialer.agreed.versions == acceptor.agreed.versions == (4, 4)
-    assert dialer.agreed.features == acceptor.agreed.features == 0b0010
+    assert dialer.agreed.features == acceptor.agreed.features == 0b001000
 
 
 @pytest.mark.parametrize(

@@ -238,11 +238,11 @@ def test_unreachable_host_is_a_lost_peer_on_both_sides(program: Callable[..., An
 # --- connections that break ------------------------------------------------------------------------------------------
 
 
-def reduce_and_send(world: un.Communicator, say: Say) -> None:
+def reduce_and_send(world: un.Communicator, say: Say, calls: int) -> None:
     """Exchange collectives and messages of several lengths, and compare every result."""
     say("ready")
     before, after = (world.rank - 1) % world.size, (world.rank + 1) % world.size
-    for call in range(150):
+    for call in range(calls):
         count = (1, 1000, 300_000)[call % 3]
         x = np.arange(count) + world.rank
         total = world.allreduce(x, timeout_s=DEADLINE_S)
@@ -253,15 +253,16 @@ def reduce_and_send(world: un.Communicator, say: Say) -> None:
     world.barrier()
 
 
-def test_calls_go_on_when_connections_between_hosts_are_reset(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tls", "calls"), [("off", 150), ("on", 60)])
+def test_calls_go_on_when_connections_between_hosts_are_reset(tmp_path: Path, tls: str, calls: int) -> None:
     """`ss -K` resets every connection of a host, control links too, as a firewall that restarts does."""
     resets = 0
     with (
         network(2) as hosts,
-        HostsJob(reduce_and_send, hosts, [2, 1], tmp_path, transports="tcp", tcp_streams=2) as job,
+        HostsJob(reduce_and_send, hosts, [2, 1], tmp_path, calls, transports="tcp", tcp_streams=2, tls=tls) as job,
     ):
         assert job.hear_all() == ["ready"] * 3
-        for turn in range(6):
+        for turn in range(calls // 25):
             command = ["ip", "netns", "exec", hosts[turn % 2], "ss", "-HK", "state", "established"]
             resets += len(subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines())
             time.sleep(0.4)

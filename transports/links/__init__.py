@@ -4,6 +4,7 @@
 `channels.py`          opens and accepts the channels of all communicators
 `handshake.py`         the authenticated handshake, without I/O
 `handshake_io.py`      the handshake over sockets
+`tls.py`               TLS of connections, which follows the handshake
 `listener.py`          accepts the connections of a rank
 `dialer.py`            connects to other ranks
 `event_loop.py`        the thread that waits for sockets and timers

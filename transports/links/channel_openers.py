@@ -20,6 +20,7 @@ from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.pending_sockets import ChannelKey, Done, PendingSockets
 from unisono.transports.links.socket_passing import share_memory, take_shared_memory
 from unisono.transports.links.tagged_fabrics import Fabrics, Proposal
+from unisono.transports.links.tls import connection_of
 
 # In the field `lane` of its HELLO, a TCP channel also carries the number of the stream and how many streams it has.
 _LANE_MASK = 0xFFFF
@@ -115,8 +116,8 @@ class _Tcp:
         return [wire_lane(lane, stream) | streams << _STREAMS_SHIFT for stream in range(streams)]
 
     def dialled(self, key: ChannelKey, sockets: list[socket.socket], done: Done) -> None:
-        descriptors = [sock.detach() for sock in sockets]
-        key.endpoint.add_tcp(key.lane, key.peer, descriptors, self._epoch, self._options.tcp_checksum)
+        connections = [connection_of(sock) for sock in sockets]
+        key.endpoint.add_tcp(key.lane, key.peer, connections, self._epoch, self._options.tcp_checksum)
         done(None)
 
     def accepted(self, key: ChannelKey, hello: Hello, sock: socket.socket, done: Done) -> None:

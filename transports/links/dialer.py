@@ -14,6 +14,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import prepare
 from unisono.transports.links.listener import Addresses
+from unisono.transports.links.tls import TlsHandshake, TlsPolicy
 
 _PAUSE_S = 0.001
 _REDIAL_PAUSE_S = 0.01
@@ -56,12 +58,19 @@ class Target:
 
 @record
 class DialingRank:
-    """The rank that connects: its job, the generation of its membership, and the key that it proves to hold."""
+    """The rank that connects.
+
+    Attributes:
+        key: the job's key, which it proves to hold.
+        job, epoch, rank: its job, the generation of its membership, and its number.
+        tls: which of its connections use TLS.
+    """
 
     key: bytes
     job: bytes
     epoch: int
     rank: int
+    tls: TlsPolicy = field(default_factory=TlsPolicy)
 
 
 class Connection:
@@ -78,10 +87,8 @@ class Connection:
 
     def __init__(self, caller: DialingRank, target: Target) -> None:
         self._caller, self._target = caller, target
-        hello = Hello(
-            caller.job, caller.epoch, caller.rank, target.peer, target.purpose, target.communicator, target.lane
-        )
-        self._handshake = DialerHandshake(caller.key, hello)
+        self._handshake: DialerHandshake | None = None
+        self._tls: TlsHandshake | None = None
         self.is_connecting = True
         address: Any
         family, address = _address_of(target)
@@ -100,7 +107,7 @@ class Connection:
     def advance(self) -> Hello | None:
         """Advance as far as is possible now; return the peer's agreed HELLO once the handshake is complete, else None.
 
-        After that the socket blocks.
+        After that the socket blocks. With TLS, `sock` is another one then.
 
         Raises:
             PeerLostError: nobody listens at the address, or the peer closed the connection.
@@ -118,20 +125,42 @@ class Connection:
         self.sock.close()
 
     def _advance(self) -> Hello | None:
-        if self.is_connecting:
-            code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                raise OSError(code, os.strerror(code))
-            self.sock.sendall(self._handshake.opening)
-            self.is_connecting = False
-        while not self._handshake.done:
-            data = self.sock.recv(self._handshake.needed)
+        handshake = self._handshake = self._handshake or self._begin()
+        while not handshake.done:
+            data = self.sock.recv(handshake.needed)
             if not data:
                 raise ConnectionResetError("it closed the connection during the handshake")
-            if reply := self._handshake.receive(data):
+            if reply := handshake.receive(data):
                 self.sock.sendall(reply)  # a new connection has room for these few bytes
+        if handshake.uses_tls:
+            if self._tls is None:
+                self._tls = TlsHandshake(self._caller.tls, self.sock, handshake.secret, is_client=True)
+            if not self._tls.advance():
+                return None
+            self.sock = self._tls.take_socket()
         prepare(self.sock)
-        return self._handshake.agreed
+        return handshake.agreed
+
+    def _begin(self) -> DialerHandshake:
+        """Send the HELLO; raises OSError if the connection could not be made."""
+        code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        caller, target = self._caller, self._target
+        hello = Hello(
+            caller.job,
+            caller.epoch,
+            caller.rank,
+            target.peer,
+            target.purpose,
+            target.communicator,
+            target.lane,
+            features=caller.tls.features(self.sock),
+        )
+        handshake = DialerHandshake(caller.key, hello)
+        self.sock.sendall(handshake.opening)
+        self.is_connecting = False
+        return handshake
 
     def _error(self, error: OSError | HandshakeError) -> UnisonoError:
         peer = _shown(self._target)
@@ -224,6 +253,7 @@ class Dialer:
     def _advance(self, attempts: _Attempts, connection: Connection) -> None:
         if connection not in self._connections:  # dropped by an earlier callback of the same wake-up
             return
+        descriptor = connection.sock.fileno()  # of the socket that TLS may take over
         try:
             hello = connection.advance()
         except UnisonoError as error:
@@ -234,7 +264,7 @@ class Dialer:
             self._loop.watch(connection.sock, partial(self._advance, attempts, connection))
             return
         self._connections.remove(connection)
-        self._loop.unwatch(connection.sock)
+        self._loop.unwatch(descriptor)
         attempts.on_connected(connection.sock)
 
     def _expire(self, attempts: _Attempts, connection: Connection) -> None:

@@ -4,7 +4,7 @@
        HELLO                                             →
                                                          ←     HELLO, HMAC(key, "acceptor" ‖ both hellos)
        HMAC(key, "dialer" ‖ both hellos)                 →
-                                                         ←     READY
+                                                         ←     READY, or the beginning of TLS (tls.py)
 
 Every message has a fixed size, so no length comes from a stranger. Each proof covers both HELLOs, with both nonces, and
 the role of its sender. So a recorded proof is worthless in another connection, and a proof that is sent back to its
@@ -31,8 +31,10 @@ from unisono.records import record
 WIRE_VERSIONS = (1, 1)
 """The first and the last wire version of this build."""
 
-FEATURES = 0
-"""The optional features of this build on the wire, one bit each; none is defined yet."""
+TLS = 1
+"""The feature of a connection that can use TLS; in the answer to a HELLO, that it uses TLS from now on."""
+TLS_NEEDED = 2
+"""The feature of a connection that must use TLS; in the answer, that it must, but the dialer cannot."""
 
 KEY_NBYTES = 32
 JOB_NBYTES = 16
@@ -97,7 +99,7 @@ class Hello:
     communicator: int = 0
     lane: int = 0
     versions: tuple[int, int] = WIRE_VERSIONS
-    features: int = FEATURES
+    features: int = 0
     nonce: bytes = field(default_factory=lambda: os.urandom(_NONCE_NBYTES))
 
     def __post_init__(self) -> None:
@@ -149,7 +151,7 @@ class Admission:
     senders: Container[int]
     purposes: Container[Purpose]
     versions: tuple[int, int] = WIRE_VERSIONS
-    features: int = FEATURES
+    features: int = 0
 
     def objection(self, hello: Hello) -> str | None:
         """Return the reason to refuse a connection with this HELLO, as text; None to accept it."""
@@ -160,6 +162,7 @@ class Admission:
             (hello.receiver == self.rank, f"it looks for rank {hello.receiver}, here is rank {self.rank}"),
             (hello.sender in self.senders, f"rank {hello.sender} is not admitted"),
             (hello.purpose in self.purposes, f"purpose {hello.purpose.name} is not served"),
+            (not self._lacks_tls(hello), _disagree_on_tls(is_needed_here=bool(self.features & TLS_NEEDED))),
         )
         return next((reason for is_right, reason in checks if not is_right), None)
 
@@ -173,9 +176,19 @@ class Admission:
             sender=self.rank,
             receiver=hello.sender,
             versions=(version, version) if version else self.versions,
-            features=self.features & hello.features,
+            features=self._agreed_features(hello),
             nonce=nonce,
         )
+
+    def _agreed_features(self, hello: Hello) -> int:
+        common = self.features & hello.features & ~(TLS | TLS_NEEDED)
+        if self._lacks_tls(hello):
+            return common | self.features & TLS_NEEDED
+        return common | TLS if (self.features | hello.features) & TLS_NEEDED else common
+
+    def _lacks_tls(self, hello: Hello) -> bool:
+        """Return whether one side needs TLS, and the other cannot use it."""
+        return bool((self.features | hello.features) & TLS_NEEDED and not self.features & hello.features & TLS)
 
 
 def common_version(ours: tuple[int, int], theirs: tuple[int, int]) -> int:
@@ -191,6 +204,11 @@ def _no_common_version(ours: tuple[int, int], theirs: tuple[int, int]) -> str:
     )
 
 
+def _disagree_on_tls(*, is_needed_here: bool) -> str:
+    needs, lacks = ("this one", "the other side") if is_needed_here else ("the other side", "this one")
+    return f"the option tls differs: {needs} needs TLS for this connection, and {lacks} has tls='off'"
+
+
 class _Handshake:
     """A sequence of messages of known sizes, each answered by a function."""
 
@@ -198,6 +216,7 @@ class _Handshake:
         self._stages = stages
         self._received = bytearray()
         self._agreed: Hello | None = None
+        self._secret = b""
         self.done = False
 
     @property
@@ -211,6 +230,16 @@ class _Handshake:
         if self._agreed is None or not self.done:
             raise InternalError("the handshake is not complete")
         return self._agreed
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether TLS begins now, instead of the use of the connection. Only when `done`."""
+        return bool(self.agreed.features & TLS)
+
+    @property
+    def secret(self) -> bytes:
+        """The secret of this connection alone, of 32 bytes, which only holders of the key know. Only when `done`."""
+        return self._secret
 
     def receive(self, data: bytes) -> bytes:
         """Accept received bytes, at most `needed`, and return the bytes to send. No bytes mean the end of the stream.
@@ -261,6 +290,9 @@ class DialerHandshake(_Handshake):
             raise HandshakeError("the acceptor does not hold the key of this job")
         self._agreed = Hello.unpack(answer)
         self._check(self._agreed)
+        self._secret = _proof(self._key, b"tls", transcript)
+        if self._agreed.features & TLS:
+            self._stages.clear()  # the acceptor is ready when it has confirmed TLS
         return _proof(self._key, b"dialer", transcript)
 
     def _check(self, answer: Hello) -> None:
@@ -268,6 +300,10 @@ class DialerHandshake(_Handshake):
         first, last = answer.versions
         if first != last or not hello.versions[0] <= first <= hello.versions[1]:
             raise HandshakeError(_no_common_version(hello.versions, answer.versions))
+        if answer.features & TLS_NEEDED:
+            raise HandshakeError(_disagree_on_tls(is_needed_here=False))
+        if hello.features & TLS_NEEDED and not answer.features & TLS:
+            raise HandshakeError(_disagree_on_tls(is_needed_here=True))
         if answer.features & ~hello.features:
             raise HandshakeError("the acceptor chose features that were not offered")
         expected = dataclasses.replace(hello, sender=hello.receiver, receiver=hello.sender)
@@ -309,12 +345,13 @@ class AcceptorHandshake(_Handshake):
             raise HandshakeError(objection, reply if hello.job == self._admission.job else b"")
         self._agreed = dataclasses.replace(hello, versions=answer.versions, features=answer.features)
         self._expected_proof = _proof(self._key, b"dialer", transcript)
+        self._secret = _proof(self._key, b"tls", transcript)
         return reply
 
     def _on_proof(self, message: bytes) -> bytes:
         if not hmac.compare_digest(message, self._expected_proof):
             raise HandshakeError("the dialer does not hold the key of this job")
-        return _READY
+        return b"" if self._agreed is not None and self._agreed.features & TLS else _READY
 
 
 def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:

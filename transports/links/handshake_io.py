@@ -1,12 +1,16 @@
 """The handshake over sockets: `HandshakeServer` for the side that accepts, `greet` for the side that dials.
 
+If both sides agree on TLS, it begins at the end of the handshake (tls.py).
+
 Anybody may connect. A connection that does not complete the handshake is closed after five seconds at most. Until then
 it takes a bounded amount of memory, and its only other effect is a line in the debug log.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import select
 import socket
 import struct
 import time
@@ -19,6 +23,7 @@ from unisono.forks import closed_in_child
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import AcceptorHandshake, Admission, DialerHandshake, HandshakeError, Hello
+from unisono.transports.links.tls import TlsHandshake, TlsPolicy
 
 HANDSHAKE_TIMEOUT_S = 5.0
 BACKLOG = 4096
@@ -89,15 +94,25 @@ class HandshakeServer:
         limit: the number of handshakes that may run at once; one more connection drops the oldest.
         admit: called in the loop's thread with the agreed HELLO of the peer and its blocking socket, which it then
             owns. If it raises, the socket is closed and the error logged.
+        tls: which connections use TLS; by default none.
     """
 
-    def __init__(self, loop: EventLoop, key: bytes, admission: Admission, limit: int, admit: Admit) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        key: bytes,
+        admission: Admission,
+        limit: int,
+        admit: Admit,
+        tls: TlsPolicy | None = None,
+    ) -> None:
         self._loop = loop
         self._key = key
         self._admission = admission
         self._limit = limit
         self._admit = admit
-        self._pending: dict[socket.socket, AcceptorHandshake] = {}
+        self._tls = tls or TlsPolicy()
+        self._pending: dict[socket.socket, None] = {}  # in order
 
     def watch(self, listening: socket.socket) -> None:
         """Accept connections on `listening`, which the caller closes."""
@@ -115,8 +130,14 @@ class HandshakeServer:
             return
         if len(self._pending) >= self._limit:
             self._drop_oldest()
-        handshake = AcceptorHandshake(self._key, self._admission)
-        self._pending[sock] = handshake
+        try:
+            features = self._tls.features(sock)
+        except OSError as error:  # the stranger has gone
+            _log.debug("dropped a connection: %s", error)
+            sock.close()
+            return
+        handshake = AcceptorHandshake(self._key, dataclasses.replace(self._admission, features=features))
+        self._pending[sock] = None
         self._loop.watch(sock, partial(self._receive, sock, handshake))
         self._loop.call_after(HANDSHAKE_TIMEOUT_S, partial(self._drop, sock, "no handshake in time"))
 
@@ -131,12 +152,39 @@ class HandshakeServer:
         except OSError as error:
             self._drop(sock, str(error))
         else:
-            if handshake.done:
+            if handshake.done and handshake.uses_tls:
+                self._begin_tls(sock, handshake)
+            elif handshake.done:
                 self._let_in(sock, handshake.agreed)
 
-    def _let_in(self, sock: socket.socket, hello: Hello) -> None:
+    def _begin_tls(self, sock: socket.socket, handshake: AcceptorHandshake) -> None:
+        try:
+            tls = TlsHandshake(self._tls, sock, handshake.secret, is_client=False)
+        except HandshakeError as error:
+            _log.warning("a connection could not be made: %s", error.message)
+            self._drop(sock, error.message)
+            return
+        self._loop.watch(sock, partial(self._advance_tls, sock, tls, handshake.agreed))
+
+    def _advance_tls(self, sock: socket.socket, tls: TlsHandshake, hello: Hello) -> None:
+        if sock not in self._pending:
+            return
+        try:
+            is_complete = tls.advance()
+        except HandshakeError as error:
+            _log.warning("a connection could not be made: %s", error.message)
+            self._drop(sock, error.message)
+        except OSError as error:
+            self._drop(sock, str(error))
+        else:
+            if is_complete:
+                self._let_in(sock, hello, tls)
+
+    def _let_in(self, sock: socket.socket, hello: Hello, tls: TlsHandshake | None = None) -> None:
         del self._pending[sock]
         self._loop.unwatch(sock)
+        if tls is not None:
+            sock = tls.take_socket()
         prepare(sock)
         try:
             self._admit(hello, sock)
@@ -152,8 +200,9 @@ class HandshakeServer:
         return True
 
     def _drop(self, sock: socket.socket, reason: str, reply: bytes = b"") -> None:
-        if self._pending.pop(sock, None) is None:
+        if sock not in self._pending:
             return
+        del self._pending[sock]
         _log.debug("dropped a connection: %s", reason)
         try:
             _send_at_once(sock, reply)
@@ -163,8 +212,12 @@ class HandshakeServer:
         sock.close()
 
 
-def greet(sock: socket.socket, handshake: DialerHandshake, deadline: Deadline) -> Hello:
-    """Run the dialer's handshake on a connected socket, which blocks afterwards; return the acceptor's agreed HELLO.
+def greet(
+    sock: socket.socket, handshake: DialerHandshake, deadline: Deadline, tls: TlsPolicy | None = None
+) -> socket.socket:
+    """Run the dialer's handshake on a connected socket; return the socket to use, which blocks.
+
+    If the acceptor agrees on TLS, the returned socket encrypts what it sends, and has taken over the other one.
 
     Raises:
         HandshakeError: the acceptor is another process than expected.
@@ -179,8 +232,19 @@ def greet(sock: socket.socket, handshake: DialerHandshake, deadline: Deadline) -
         if not data:
             raise ConnectionResetError("it closed the connection during the handshake")
         reply = handshake.receive(data)
+    if handshake.uses_tls:
+        sock.sendall(reply)
+        sock = _encrypted(sock, TlsHandshake(tls or TlsPolicy(), sock, handshake.secret, is_client=True), deadline)
     prepare(sock)
-    return handshake.agreed
+    return sock
+
+
+def _encrypted(sock: socket.socket, tls: TlsHandshake, deadline: Deadline) -> socket.socket:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    while not tls.advance():
+        poll.poll(1e3 * deadline.checked_remaining_s())
+    return tls.take_socket()
 
 
 def prepare(sock: socket.socket) -> None:

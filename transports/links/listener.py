@@ -18,6 +18,7 @@ from unisono.transports.host.bind_address import SETTING, address_for
 from unisono.transports.links.event_loop import Callback, EventLoop
 from unisono.transports.links.handshake import Admission, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, Admit, HandshakeServer
+from unisono.transports.links.tls import TlsPolicy
 
 _PENDING_LIMIT = 64
 _PENDING_PER_RANK = 4
@@ -63,6 +64,7 @@ class Listener:
         deliver: called in the listener's thread with the peer's agreed HELLO and its blocking socket, which it then
             owns. It must not block. If it raises, the socket is closed and the error logged.
         on_failure: called in that thread with the error after which the listener accepts no more connections.
+        tls: which connections use TLS; by default none.
 
     Raises:
         UsageError: the listener cannot listen on `bind_address`, or the address means no particular interface.
@@ -81,6 +83,7 @@ class Listener:
         use_unix: bool,
         deliver: Admit,
         on_failure: Callable[[Exception], None],
+        tls: TlsPolicy | None = None,
     ) -> None:
         self._on_failure = on_failure
         self._listening = [listen_tcp(bind_address)]
@@ -97,7 +100,7 @@ class Listener:
             if use_unix:
                 self._listening.append(_listen_unix(name))
             self.loop = EventLoop(f"unisono-listener-{rank}", self._break_down)
-            self._handshakes = HandshakeServer(self.loop, key, admission, limit, deliver)
+            self._handshakes = HandshakeServer(self.loop, key, admission, limit, deliver, tls)
             for listening in self._listening:
                 self._handshakes.watch(listening)
             self.loop.start()

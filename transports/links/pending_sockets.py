@@ -42,6 +42,8 @@ class PendingSockets:
             try:
                 if not take():
                     return
+            except BlockingIOError:  # part of a record of TLS has arrived
+                return
             except (OSError, RuntimeError, UnisonoError) as error:
                 self._forget(sock)
                 sock.close()

@@ -17,8 +17,10 @@ _UCX_BY_ITS_PACKAGE = ("ucx_core",)
 _DEVICES = "/sys/class/infiniband"
 
 
-def resolved(preference: tuple[str, ...]) -> tuple[str, ...]:
+def resolved(preference: tuple[str, ...], *, is_encrypted: bool = False) -> tuple[str, ...]:
     """Return the names of the transports that `preference` means on this host.
+
+    `is_encrypted` says that all messages between hosts must be encrypted, as only TCP's are.
 
     ("auto",) becomes ("shm", "tcp"), with "ucx" between them if a device for remote memory access is present. ("ucx",)
     becomes ("ucx_core",) if the native core cannot use the installed UCX. Anything else stays as it is.
@@ -27,7 +29,7 @@ def resolved(preference: tuple[str, ...]) -> tuple[str, ...]:
         return _UCX_BY_ITS_PACKAGE if _ucx_cannot_be_entered() else preference
     if preference != ("auto",):
         return preference
-    return _AUTO_WITH_UCX if has_remote_memory_access() else _AUTO
+    return _AUTO_WITH_UCX if not is_encrypted and has_remote_memory_access() else _AUTO
 
 
 def _ucx_cannot_be_entered() -> bool:

@@ -35,6 +35,7 @@ from unisono.transports.links.dialer import Dialer, Target
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.pending_sockets import PendingSockets
+from unisono.transports.links.tls import connection_of
 
 _log = log.get("links")
 
@@ -63,9 +64,9 @@ class Streams(Protocol):
         """
 
     def resume_stream(
-        self, lane: int, peer: int, stream: int, descriptor: int, resumptions: int, received: int
+        self, lane: int, peer: int, stream: int, connection: _core.Connection, resumptions: int, received: int
     ) -> bool:
-        """Continue a stream over another socket, which is taken over; return False if bytes are lost.
+        """Continue a stream over another connection, which is taken over; return False if bytes are lost.
 
         `resumptions` is how often the stream has been continued now, and `received` is how many bytes the peer has
         received over it.
@@ -184,7 +185,7 @@ class Resumption:
         if streams is None:
             sock.close()
             return
-        goes_on = streams.resume_stream(*stream[1:], sock.detach(), (resumptions + 1) & _ANY_NUMBER, received)
+        goes_on = streams.resume_stream(*stream[1:], connection_of(sock), (resumptions + 1) & _ANY_NUMBER, received)
         outcome = "goes on over another one" if goes_on else "cannot go on, because a proxy or a router has lost data"
         _log.warning("the connection to rank %d broke, and %s", stream.peer, outcome)
 

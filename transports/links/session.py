@@ -47,6 +47,7 @@ from unisono.transports.links.liveness import process_descriptor, watch
 from unisono.transports.links.preference import tcp_interface_of_ucx
 from unisono.transports.links.resumption import Resumption, Stream, Streams
 from unisono.transports.links.tagged_fabrics import Fabrics
+from unisono.transports.links.tls import TlsPolicy, connection_of
 from unisono.transports.recorder.recorder import Directories, Recorder
 from unisono.transports.recorder.stacks import offer_stacks
 from unisono.transports.rendezvous.roster import Member, Roster
@@ -129,6 +130,7 @@ class Session:
                 key, job, epoch, identity.rank, identity.size, identity.meeting, options.rendezvous_timeout_s
             )
             opened.callback(self._host_discovery.close)
+            tls = TlsPolicy.of(options)
             self._listener = Listener(
                 key=identity.key,
                 job=identity.job,
@@ -140,6 +142,7 @@ class Session:
                 use_unix=identity.size > 1 and not self.surroundings.alone,
                 deliver=self._admit,
                 on_failure=self._break_down,
+                tls=tls,
             )
             opened.callback(self._listener.close, lambda: None)
             directories, name = Directories(options.dump, options.trace), f"{job.hex()[:8]}-{epoch}"
@@ -148,7 +151,7 @@ class Session:
             if recorded_calls:
                 offer_stacks()
             opened.pop_all()
-        self._caller = DialingRank(identity.key, identity.job, identity.epoch, identity.rank)
+        self._caller = DialingRank(identity.key, identity.job, identity.epoch, identity.rank, tls)
         self._dialer = Dialer(self._listener.loop, self._caller, self.control.failed)
         hooks = ChannelHooks(self._is_local, self._why_apart, self._target, self._fail)
         self.channels = Channels(identity.rank, identity.epoch, self._listener.loop, self._dialer, hooks)
@@ -384,7 +387,7 @@ class Session:
         if sock.family != socket.AF_UNIX:
             watch(sock, self._heartbeat_timeout_s)
         with self._changed:
-            self.control.add_link(peer, sock.detach(), process)
+            self.control.add_link(peer, connection_of(sock), process)
             self._linked.add(peer)
             self._changed.notify_all()
 
@@ -400,11 +403,12 @@ class _ControlStreams:
         return self._control.retire_link(peer, resumptions)
 
     def resume_stream(
-        self, lane: int, peer: int, stream: int, descriptor: int, resumptions: int, received: int
+        self, lane: int, peer: int, stream: int, connection: _core.Connection, resumptions: int, received: int
     ) -> bool:
-        sock = socket.socket(fileno=descriptor)
+        sock = socket.socket(fileno=connection.fileno())
         watch(sock, self._heartbeat_timeout_s)
-        return self._control.resume_link(peer, sock.detach(), resumptions, received)
+        sock.detach()
+        return self._control.resume_link(peer, connection, resumptions, received)
 
 
 def _allow_descriptors(rank: int, size: int) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.errors import UsageError
+from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous.stores import PrefixStore, Store
 from unisono.transports.rendezvous.tcp_store import TcpStore
 
@@ -38,7 +39,9 @@ def next_prefix(url: str, *, rank: int, job: bytes) -> str:
     return f"unisono/{job.hex()}/{number}/"
 
 
-def open_store(url: str, prefix: str, *, key: bytes | None, job: bytes, timeout_s: float) -> Store:
+def open_store(
+    url: str, prefix: str, *, key: bytes | None, job: bytes, timeout_s: float, tls: TlsPolicy | None = None
+) -> Store:
     """Open the store at `url` for one rendezvous of `job`.
 
     Args:
@@ -47,6 +50,7 @@ def open_store(url: str, prefix: str, *, key: bytes | None, job: bytes, timeout_
         key: the job's key, 32 bytes, or None if rank 0 passes it through the store.
         job: the job's id, 16 bytes.
         timeout_s: seconds to wait until the store can be reached.
+        tls: whether connections use TLS; by default they do not.
 
     Raises:
         UsageError: the URL cannot be used.
@@ -57,7 +61,7 @@ def open_store(url: str, prefix: str, *, key: bytes | None, job: bytes, timeout_
     if connect is None:
         schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         raise UsageError(f"the store {url!r} cannot be used: it must begin with one of {schemes}")
-    return PrefixStore(connect(url, prefix, key, job, timeout_s), prefix)
+    return PrefixStore(connect(url, prefix, key, job, timeout_s, tls), prefix)
 
 
 def torch_store_of(store: Any, rank: int, size: int, timeout_s: float) -> Store:
@@ -105,12 +109,12 @@ def host_and_port(url: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _tcp(url: str, prefix: str, key: bytes | None, job: bytes, timeout_s: float) -> Store:
+def _tcp(url: str, prefix: str, key: bytes | None, job: bytes, timeout_s: float, tls: TlsPolicy | None) -> Store:
     host, port = host_and_port(url)
-    return TcpStore(host, port, key=key, job=job, timeout_s=timeout_s, prefix=prefix)
+    return TcpStore(host, port, key=key, job=job, timeout_s=timeout_s, prefix=prefix, tls=tls)
 
 
-def _file(url: str, _prefix: str, _key: bytes | None, _job: bytes, _timeout_s: float) -> Store:
+def _file(url: str, _prefix: str, _key: bytes | None, _job: bytes, _timeout_s: float, _tls: TlsPolicy | None) -> Store:
     path = url.removeprefix("file://")
     if not path.startswith("/"):
         raise UsageError(f"the store {url!r} cannot be used: write file:///absolute/path")
@@ -119,7 +123,7 @@ def _file(url: str, _prefix: str, _key: bytes | None, _job: bytes, _timeout_s: f
     return FileStore(path)
 
 
-_SCHEMES: dict[str, Callable[[str, str, bytes | None, bytes, float], Store]] = {
+_SCHEMES: dict[str, Callable[[str, str, bytes | None, bytes, float, TlsPolicy | None], Store]] = {
     "tcp": _tcp,
     "file": _file,
 }

@@ -17,6 +17,7 @@ from unisono import __version__
 from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.foreign import parsed_json
+from unisono.options import Options
 from unisono.records import record
 from unisono.transports.host.bind_address import is_numeric
 from unisono.transports.host.host_discovery import Surroundings
@@ -41,6 +42,7 @@ class Member:
         cores: the mask of the cores that it may run on, in hexadecimal.
         surroundings: its machine, user and namespaces, to explain why another rank shares no memory with it.
         launch_rank: its number when it was launched, which `shrink` and `grow` do not change.
+        tls: its option `tls`, in words; see `tls_of`.
     """
 
     rank: int
@@ -48,6 +50,7 @@ class Member:
     cores: str
     surroundings: Surroundings
     launch_rank: int
+    tls: str = ""
 
 
 @record
@@ -168,7 +171,16 @@ def roster_record(entries: Sequence[bytes], settings: Mapping[str, Setting]) -> 
         if other != terms[0]:
             return {"error": f"rank {rank} runs {other}, and rank 0 {terms[0]}: all ranks must run the same"}
     members = [record.get("member") if isinstance(record, dict) else None for record in records]
+    encryption = [member.get("tls") if isinstance(member, dict) else None for member in members]
+    for rank, other in enumerate(encryption):
+        if other != encryption[0]:
+            return {"error": f"rank {rank} has {other}, and rank 0 {encryption[0]}: all ranks must have the same"}
     return {"members": members, "settings": dict(settings)}
+
+
+def tls_of(options: Options) -> str:
+    """Return the options of TLS that must be equal on all ranks, as text."""
+    return f"tls={options.tls!r} {'with certificates' if options.tls_certificate else 'by the key of the job'}"
 
 
 def terms(size: int) -> str:
@@ -263,7 +275,8 @@ def did_not_arrive(missing: Sequence[int], size: int, timeout_s: float) -> Rende
 
 
 def _member(record: object, rank: int) -> Member:
-    fields = _fields(record, {"rank": int, "addresses": dict, "cores": str, "surroundings": dict, "launch_rank": int})
+    types = {"rank": int, "addresses": dict, "cores": str, "surroundings": dict, "launch_rank": int, "tls": str}
+    fields = _fields(record, types)
     if fields["rank"] != rank:
         raise _malformed(f"the entry at position {rank} is of rank {fields['rank']!r}")
     addresses = _fields(
@@ -277,8 +290,8 @@ def _member(record: object, rank: int) -> Member:
         raise _malformed(f"the port or the process id of rank {rank} is out of range")
     if not is_numeric(addresses["tcp_host"]):
         raise _malformed(f"the address of rank {rank} is not numeric")
-    cores = _mask(fields["cores"], rank)
-    return Member(rank, Addresses(**addresses), cores, Surroundings(**surroundings), fields["launch_rank"])
+    cores, launch_rank = _mask(fields["cores"], rank), fields["launch_rank"]
+    return Member(rank, Addresses(**addresses), cores, Surroundings(**surroundings), launch_rank, fields["tls"])
 
 
 def _mask(text: str, rank: int) -> str:

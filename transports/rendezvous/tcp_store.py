@@ -3,7 +3,8 @@
 A request is a header of fixed size, the key and the value. A reply is a status and a value. A client sends its next
 request after the reply to the last one. With a job key every client starts with the authenticated handshake. Without a
 key the server listens on loopback only, where any process of this machine may use it. docs/security.md states that
-trust.
+trust. With a key, the client decides whether TLS encrypts the connection. It is then the key that authenticates both,
+also if ranks have certificates.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, Admission, DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, Acceptor, HandshakeServer, greet, prepare
+from unisono.transports.links.tls import TlsPolicy, is_flushed
 from unisono.transports.rendezvous.stores import (
     KEY_LIMIT_NBYTES,
     VALUE_LIMIT_NBYTES,
@@ -129,7 +131,8 @@ class StoreServer:
                 Acceptor(self._loop, self._listening, self._accept)
             else:
                 admission = Admission(job, 0, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.STORE}))
-                self._handshakes = HandshakeServer(self._loop, key, admission, _PENDING_LIMIT, self._admit)
+                tls = TlsPolicy.offering()
+                self._handshakes = HandshakeServer(self._loop, key, admission, _PENDING_LIMIT, self._admit, tls)
                 self._handshakes.watch(self._listening)
             self._loop.start()
         except BaseException:
@@ -201,11 +204,12 @@ class StoreServer:
         """Send replies and read requests, as far as the socket allows now."""
         try:
             self._flush(client)
-            data = client.sock.recv(_CHUNK_NBYTES)
-            if not data:
-                raise _ProtocolError("it closed the connection")
-            client.received += data
-            self._take_request(client)
+            while client in self._clients:
+                data = client.sock.recv(_CHUNK_NBYTES)
+                if not data:
+                    raise _ProtocolError("it closed the connection")
+                client.received += data
+                self._take_request(client)
         except BlockingIOError:
             pass
         except (OSError, _ProtocolError) as error:
@@ -264,14 +268,15 @@ class StoreServer:
             self._drop(client)
 
     def _flush(self, client: _Client) -> None:
-        if not client.unsent:
+        if not client.unsent and is_flushed(client.sock):
             return
         try:
             sent = client.sock.send(client.unsent)
         except BlockingIOError:
             sent = 0
         del client.unsent[:sent]
-        self._loop.watch(client.sock, partial(self._move, client), writable=bool(client.unsent))
+        is_writing = bool(client.unsent) or not is_flushed(client.sock)
+        self._loop.watch(client.sock, partial(self._move, client), writable=is_writing)
 
 
 class TcpStore:
@@ -287,6 +292,7 @@ class TcpStore:
         prefix: the prefix of all keys that the client uses. If the server still serves another rendezvous, the client
             waits for its end.
         is_served: whether the server has certainly started. Then a refused connection is an error at once.
+        tls: whether the connection uses TLS; by default it does not.
 
     Raises:
         RendezvousError: no server answers, or it belongs to another job.
@@ -302,8 +308,10 @@ class TcpStore:
         timeout_s: float,
         prefix: str = "",
         is_served: bool = False,
+        tls: TlsPolicy | None = None,
     ) -> None:
         self._address = host, port
+        self._tls = tls or TlsPolicy()
         self._url = _url(host, port)
         self._key = key
         self._job = job
@@ -343,11 +351,12 @@ class TcpStore:
             except OSError as error:
                 raise _unreachable(self._url, self._timeout_s, error) from None
             try:
-                self._greet(sock)
+                sock = self._greeted(sock)
+                self._check_rendezvous(sock)
                 return sock
             except HandshakeError as error:
                 sock.close()
-                raise RendezvousError(f"the store at {self._url} belongs to another job: {error.message}") from error
+                raise RendezvousError(f"the store at {self._url} refuses this process: {error.message}") from error
             except OSError as error:
                 sock.close()
                 # The server drops a client whose handshake takes too long, such as a rank that waits for its core.
@@ -357,13 +366,16 @@ class TcpStore:
                     ) from error
             time.sleep(_RETRY_S[1])
 
-    def _greet(self, sock: socket.socket) -> None:
-        """Run the handshake; raises ConnectionError if the server still serves an earlier rendezvous."""
+    def _greeted(self, sock: socket.socket) -> socket.socket:
+        """Run the handshake; return the socket to use, which has taken over `sock` if it is another one."""
         if self._key is None:
             prepare(sock)
-        else:
-            hello = Hello(self._job, 0, NO_RANK, NO_RANK, Purpose.STORE)
-            greet(sock, DialerHandshake(self._key, hello), self._deadline)
+            return sock
+        hello = Hello(self._job, 0, NO_RANK, NO_RANK, Purpose.STORE, features=self._tls.features(sock))
+        return greet(sock, DialerHandshake(self._key, hello), self._deadline, self._tls)
+
+    def _check_rendezvous(self, sock: socket.socket) -> None:
+        """Raise ConnectionError if the server still serves an earlier rendezvous."""
         if self._prefix:
             sock.settimeout(self._deadline.checked_remaining_s())
             if _request(sock, _Verb.GET, f"{self._prefix}?".encode(), b"", 0)[0] == _Status.OTHER_RENDEZVOUS:

@@ -17,8 +17,8 @@ namespace {
 // A socket's buffer holds this many bytes, so that no side blocks.
 constexpr std::size_t most_at_once = 32 << 10;
 
-std::vector<Descriptor> single(Descriptor socket) {
-  std::vector<Descriptor> sockets;
+std::vector<Connection> single(Descriptor socket) {
+  std::vector<Connection> sockets;
   sockets.push_back(std::move(socket));
   return sockets;
 }

@@ -333,10 +333,10 @@ void bind_control(nb::module_& module) {
           nb::arg("peer"), nb::arg("resumptions"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "resume_link",
-          [](Control& control, int peer, int socket, std::uint32_t resumptions, std::uint64_t received) {
-            return control.resume_link(peer, Descriptor(socket), {resumptions, received});
+          [](Control& control, int peer, Connection& connection, std::uint32_t resumptions, std::uint64_t received) {
+            return control.resume_link(peer, std::move(connection), {resumptions, received});
           },
-          nb::arg("peer"), nb::arg("socket"), nb::arg("resumptions"), nb::arg("received"),
+          nb::arg("peer"), nb::arg("connection"), nb::arg("resumptions"), nb::arg("received"),
           nb::call_guard<nb::gil_scoped_release>())
       .def("end_link", &Control::end_link, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
       .def(
@@ -346,10 +346,10 @@ void bind_control(nb::module_& module) {
       .def("last_calls", last_calls, nb::arg("most"))
       .def(
           "add_link",
-          [](Control& control, int peer, int socket, int process) {
-            control.add_link(peer, Descriptor(socket), Descriptor(process));
+          [](Control& control, int peer, Connection& connection, int process) {
+            control.add_link(peer, std::move(connection), Descriptor(process));
           },
-          nb::arg("peer"), nb::arg("socket"), nb::arg("process"))
+          nb::arg("peer"), nb::arg("connection"), nb::arg("process"))
       .def("failed", &Control::failed)
       .def("failure", failure)
       .def(
@@ -467,13 +467,14 @@ void bind_endpoint(nb::module_& module) {
           nb::arg("peer_bell"), nb::arg("socket"))
       .def(
           "add_tcp",
-          [](Endpoint& endpoint, std::int64_t lane, int peer, const std::vector<int>& sockets, std::uint32_t epoch,
-             bool checksum) {
-            std::vector<Descriptor> streams(sockets.begin(), sockets.end());
+          [](Endpoint& endpoint, std::int64_t lane, int peer, const std::vector<Connection*>& connections,
+             std::uint32_t epoch, bool checksum) {
+            std::vector<Connection> streams;
+            for (Connection* connection : connections) streams.push_back(std::move(*connection));
             endpoint.add_channel(lane, std::make_unique<TcpChannel>(endpoint.member(peer), std::move(streams),
                                                                     TcpTerms{epoch, checksum}));
           },
-          nb::arg("lane"), nb::arg("peer"), nb::arg("sockets"), nb::arg("epoch"), nb::arg("checksum"))
+          nb::arg("lane"), nb::arg("peer"), nb::arg("connections"), nb::arg("epoch"), nb::arg("checksum"))
       .def(
           "retire_stream",
           [](Endpoint& endpoint, std::int64_t lane, int peer, std::uint32_t stream, std::uint32_t resumptions) {
@@ -483,12 +484,12 @@ void bind_endpoint(nb::module_& module) {
           nb::call_guard<nb::gil_scoped_release>())
       .def(
           "resume_stream",
-          [](Endpoint& endpoint, std::int64_t lane, int peer, std::uint32_t stream, int socket,
+          [](Endpoint& endpoint, std::int64_t lane, int peer, std::uint32_t stream, Connection& connection,
              std::uint32_t resumptions, std::uint64_t received) {
-            return endpoint.resume_stream(lane, endpoint.member(peer), stream, Descriptor(socket),
+            return endpoint.resume_stream(lane, endpoint.member(peer), stream, std::move(connection),
                                           {resumptions, received});
           },
-          nb::arg("lane"), nb::arg("peer"), nb::arg("stream"), nb::arg("descriptor"), nb::arg("resumptions"),
+          nb::arg("lane"), nb::arg("peer"), nb::arg("stream"), nb::arg("connection"), nb::arg("resumptions"),
           nb::arg("received"), nb::call_guard<nb::gil_scoped_release>())
       .def("add_tagged", add_tagged, nb::arg("lane"), nb::arg("peer"), nb::arg("messenger"), nb::arg("address"),
            nb::arg("out_tag"), nb::arg("in_tag"), nb::arg("socket"))
@@ -552,6 +553,7 @@ NB_MODULE(_core, module) {
       });
   bind_arena(module);
   bind_float_environment(module);
+  bind_tls(module);
   bind_control(module);
   bind_messengers(module);
   bind_started_call(module);

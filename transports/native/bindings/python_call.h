@@ -112,5 +112,6 @@ void bind_call_cache(nanobind::module_& module);
 void bind_fast_messages(nanobind::module_& module);
 void bind_cached_method(nanobind::module_& module);
 void bind_group_recorder(nanobind::module_& module);
+void bind_tls(nanobind::module_& module);
 
 }  // namespace unisono

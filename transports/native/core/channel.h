@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "descriptor.h"
+#include "connection.h"
 #include "memory_type.h"
 #include "traffic_record.h"
 
@@ -159,8 +159,8 @@ class Channel {
   }
   //! Continues a stream over another connection. `peer`: what the peer has received, and how often the stream has been
   //! continued now. Returns false if bytes that the peer lacks are lost.
-  virtual bool resume(std::uint32_t stream, Descriptor socket, const StreamState& peer) {
-    static_cast<void>(stream), static_cast<void>(socket), static_cast<void>(peer);
+  virtual bool resume(std::uint32_t stream, Connection connection, const StreamState& peer) {
+    static_cast<void>(stream), static_cast<void>(connection), static_cast<void>(peer);
     return false;
   }
 

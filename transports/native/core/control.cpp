@@ -71,13 +71,14 @@ Control::~Control() {
   if (!abandoned_) leave("");
 }
 
-void Control::add_link(std::int32_t peer, Descriptor socket, Descriptor process) {
+void Control::add_link(std::int32_t peer, Connection connection, Descriptor process) {
   const std::lock_guard lock(mutex_);
   Link& link = links_.at(static_cast<std::size_t>(peer));
-  link.crosses_hosts = !is_local(socket.get());
-  link.stream.emplace(std::move(socket), 0);
+  link.crosses_hosts = !is_local(connection.socket.get());
+  link.stream.emplace(std::move(connection), 0);
   link.process = std::move(process);
   send_past_events(peer);
+  if (link.stream->may_have_data()) read_link(peer);  // TLS has read it together with its handshake
   wake_.ring();
 }
 
@@ -527,11 +528,11 @@ std::optional<StreamState> Control::retire_link(std::int32_t peer, std::uint32_t
   return link.stream->retire();
 }
 
-bool Control::resume_link(std::int32_t peer, Descriptor socket, const StreamState& state) {
+bool Control::resume_link(std::int32_t peer, Connection connection, const StreamState& state) {
   const std::lock_guard lock(mutex_);
   Link& link = links_.at(static_cast<std::size_t>(peer));
   if (!link.stream || !link.ends_at) return false;
-  const bool goes_on = link.stream->resume(std::move(socket), state);
+  const bool goes_on = link.stream->resume(std::move(connection), state);
   if (goes_on) {
     link.ends_at.reset();
     link.stream->flush();

@@ -43,6 +43,7 @@
 #include <vector>
 
 #include "channel.h"
+#include "connection.h"
 #include "descriptor.h"
 #include "doorbell.h"
 #include "failure.h"
@@ -97,13 +98,13 @@ class Control {
   //! Removes and returns the notices, with whether each is important.
   std::vector<std::pair<std::string, bool>> take_notices();
 
-  //! Takes over an authenticated socket to the control of `peer`, and a pidfd of its process or -1. This rank or the
-  //! peer is a judge.
-  void add_link(std::int32_t peer, Descriptor socket, Descriptor process);
+  //! Takes over an authenticated connection to the control of `peer`, and a pidfd of its process or -1. This rank or
+  //! the peer is a judge.
+  void add_link(std::int32_t peer, Connection connection, Descriptor process);
   //! See `Channel::retire`, for the link to a peer.
   std::optional<StreamState> retire_link(std::int32_t peer, std::uint32_t resumptions);
   //! See `Channel::resume`.
-  bool resume_link(std::int32_t peer, Descriptor socket, const StreamState& state);
+  bool resume_link(std::int32_t peer, Connection connection, const StreamState& state);
   //! Reports that a link which has been reset cannot be continued.
   void end_link(std::int32_t peer);
   //! The number of open links.

@@ -219,11 +219,11 @@ std::optional<StreamState> Endpoint::retire_stream(std::int64_t lane, std::int32
   return state;
 }
 
-bool Endpoint::resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t stream, Descriptor socket,
+bool Endpoint::resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t stream, Connection connection,
                              const StreamState& state) {
   take_leadership();
   Channel* channel = channels_.at(lane, peer).channel.load(std::memory_order_acquire);
-  const bool goes_on = channel != nullptr && channel->resume(stream, std::move(socket), state);
+  const bool goes_on = channel != nullptr && channel->resume(stream, std::move(connection), state);
   if (goes_on) {
     control_->trust(job_rank(peer));  // it lives, so other broken connections to it have their own time
     if (!channel->flush() && std::find(resumed_.begin(), resumed_.end(), channel) == resumed_.end()) {

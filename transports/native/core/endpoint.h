@@ -185,7 +185,7 @@ class Endpoint {
   //! See `Channel::retire`; empty also if the channel is not open. `peer` is a rank of the communicator.
   std::optional<StreamState> retire_stream(std::int64_t lane, std::int32_t peer, const BrokenStream& stream);
   //! See `Channel::resume`.
-  bool resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t stream, Descriptor socket,
+  bool resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t stream, Connection connection,
                      const StreamState& state);
 
   //! Lets the server drive a request. It fails if it has not ended in `timeout_s` seconds from now.

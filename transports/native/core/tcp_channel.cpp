@@ -33,12 +33,13 @@ std::size_t block_remaining(std::uint64_t position, std::uint64_t nbytes) {
 
 }  // namespace
 
-TcpChannel::TcpChannel(std::int32_t peer, std::vector<Descriptor> sockets, const TcpTerms& terms)
+TcpChannel::TcpChannel(std::int32_t peer, std::vector<Connection> connections, const TcpTerms& terms)
     : Channel(peer, "tcp"), terms_(terms), header_read_ahead_(most_read_ahead_nbytes) {
-  if (sockets.empty() || sockets.size() > TcpTerms::most_streams)
-    throw std::invalid_argument("a TCP channel needs 1 to " + std::to_string(TcpTerms::most_streams) + " sockets");
+  if (connections.empty() || connections.size() > TcpTerms::most_streams)
+    throw std::invalid_argument("a TCP channel needs 1 to " + std::to_string(TcpTerms::most_streams) + " connections");
   const std::size_t kept_nbytes = terms.checksum ? kept_checked_nbytes : 0;
-  for (Descriptor& socket : sockets) streams_.emplace_back(std::move(socket), most_read_ahead_nbytes, kept_nbytes);
+  for (Connection& connection : connections)
+    streams_.emplace_back(std::move(connection), most_read_ahead_nbytes, kept_nbytes);
   out_stream_ = streams_.data();
 }
 
@@ -236,18 +237,23 @@ std::optional<StreamState> TcpChannel::retire(const BrokenStream& stream) {
   return streams_[stream.stream].retire();
 }
 
-bool TcpChannel::resume(std::uint32_t stream, Descriptor socket, const StreamState& peer) {
-  if (stream >= streams_.size() || !streams_[stream].resume(std::move(socket), peer)) return false;
+bool TcpChannel::resume(std::uint32_t stream, Connection connection, const StreamState& peer) {
+  if (stream >= streams_.size() || !streams_[stream].resume(std::move(connection), peer)) return false;
   return was_resumed_ = true;
 }
 
 void TcpChannel::prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) {
   const TcpStream* sends = for_send ? out_stream_ : nullptr;
-  const TcpStream* receives = !for_receive ? nullptr : message_open_ ? &stream_of(in_done_) : streams_.data();
+  awaited_ = !for_receive ? nullptr : message_open_ ? &stream_of(in_done_) : streams_.data();
   for (const TcpStream& stream : streams_) {
-    const int events = (&stream == sends ? POLLOUT : 0) | (&stream == receives ? POLLIN : 0) | POLLRDHUP;
+    const int events = (&stream == sends ? POLLOUT : 0) | (&stream == awaited_ ? POLLIN : 0) | POLLRDHUP;
     descriptors.push_back({stream.get(), static_cast<short>(events), 0});
   }
+}
+
+std::chrono::microseconds TcpChannel::max_sleep() const {
+  const bool has_data = awaited_ != nullptr && awaited_->may_have_data();
+  return has_data ? std::chrono::microseconds::zero() : std::chrono::microseconds::max();
 }
 
 }  // namespace unisono

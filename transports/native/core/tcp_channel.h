@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "channel.h"
-#include "descriptor.h"
+#include "connection.h"
 #include "receive_policy.h"
 #include "tcp_stream.h"
 #include "tcp_wire.h"
@@ -43,9 +43,9 @@ struct TcpTerms {
 //! Messages over one or several TCP streams.
 class TcpChannel final : public Channel {
  public:
-  //! Takes over authenticated, connected sockets, in the same order on both sides. Throws std::invalid_argument unless
+  //! Takes over authenticated connections, in the same order on both sides. Throws std::invalid_argument unless
   //! there are 1 to `most_streams` of them.
-  TcpChannel(std::int32_t peer, std::vector<Descriptor> sockets, const TcpTerms& terms);
+  TcpChannel(std::int32_t peer, std::vector<Connection> connections, const TcpTerms& terms);
 
   bool begin(const Header& header, Whole whole = {}, MemoryType memory = MemoryType::host) override;
   std::size_t write(const std::byte* data, std::size_t nbytes) override;
@@ -59,9 +59,10 @@ class TcpChannel final : public Channel {
   bool closed() override;
   std::vector<BrokenStream> broken() override;
   std::optional<StreamState> retire(const BrokenStream& stream) override;
-  bool resume(std::uint32_t stream, Descriptor socket, const StreamState& peer) override;
+  bool resume(std::uint32_t stream, Connection connection, const StreamState& peer) override;
   void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;
   void cancel_sleep() override {}
+  std::chrono::microseconds max_sleep() const override;
 
  private:
   TcpStream& stream_of(std::uint64_t position);
@@ -97,7 +98,8 @@ class TcpChannel final : public Channel {
   bool block_verified_ = false;
   std::uint32_t damaged_ = 0;  // how often the data that is expected now has arrived damaged
   bool message_open_ = false;
-  std::size_t header_read_ahead_;  // bytes to read ahead when a header is expected
+  const TcpStream* awaited_ = nullptr;  // the stream that a thread which is about to sleep receives from
+  std::size_t header_read_ahead_;       // bytes to read ahead when a header is expected
 };
 
 }  // namespace unisono

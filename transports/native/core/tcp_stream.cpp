@@ -52,20 +52,27 @@ void do_without_pacing(int socket) {
 
 }  // namespace
 
-TcpStream::TcpStream(Descriptor socket, std::size_t read_ahead_nbytes, std::size_t kept_nbytes)
+TcpStream::TcpStream(Connection connection, std::size_t read_ahead_nbytes, std::size_t kept_nbytes)
     : kept_nbytes_(kept_nbytes),
       capacity_(read_ahead_nbytes),
       staging_(std::make_unique_for_overwrite<std::byte[]>(read_ahead_nbytes)) {
-  prepare(std::move(socket));
+  prepare(std::move(connection));
 }
 
-void TcpStream::prepare(Descriptor socket) {
-  socket_ = std::move(socket);
+void TcpStream::prepare(Connection connection) {
+  disconnect();
+  socket_ = std::move(connection.socket);
+  tls_ = std::move(connection.tls);
   const int flags = ::fcntl(socket_.get(), F_GETFL);
   if (flags < 0 || ::fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK) != 0)
     throw std::system_error(errno, std::generic_category(), "fcntl of a channel");
   stays_in_the_kernel_ = stays_in_the_kernel(socket_.get());
   if (stays_in_the_kernel_) do_without_pacing(socket_.get());
+}
+
+void TcpStream::disconnect() {
+  tls_.reset();
+  socket_.reset();
 }
 
 void TcpStream::append(const void* data, std::size_t nbytes) {
@@ -75,17 +82,13 @@ void TcpStream::append(const void* data, std::size_t nbytes) {
 
 std::size_t TcpStream::send(const std::byte* data, std::size_t nbytes, bool lasting) {
   if (gone_) return 0;
-  const std::size_t waits = waiting_.size() - waiting_sent_;
-  iovec parts[2] = {{waiting_.data() + waiting_sent_, waits}, {const_cast<std::byte*>(data), nbytes}};
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = 2;
-  const auto sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const std::size_t waiting_nbytes = waiting_.size() - waiting_sent_;
+  const auto sent = pass_on(data, nbytes);
   if (sent < 0) {
     note_end(errno);
     return 0;
   }
-  const std::size_t of_waiting = std::min(waits, static_cast<std::size_t>(sent));
+  const std::size_t of_waiting = std::min(waiting_nbytes, static_cast<std::size_t>(sent));
   const std::size_t of_data = static_cast<std::size_t>(sent) - of_waiting;
   remember(waiting_.data() + waiting_sent_, of_waiting);
   lasting ? remember_lasting(data, of_data) : remember(data, of_data);
@@ -97,13 +100,32 @@ std::size_t TcpStream::send(const std::byte* data, std::size_t nbytes, bool last
   return of_data;
 }
 
+// Passes the waiting bytes and then those at `data` to the kernel or to TLS. Returns how many were taken of both
+// together, or -1 with errno.
+ssize_t TcpStream::pass_on(const std::byte* data, std::size_t nbytes) {
+  const std::size_t waiting_nbytes = waiting_.size() - waiting_sent_;
+  if (tls_ != nullptr) {
+    const auto of_waiting = tls_->send(waiting_.data() + waiting_sent_, waiting_nbytes);
+    if (of_waiting < static_cast<ssize_t>(waiting_nbytes) || nbytes == 0) return of_waiting;
+    const auto of_data = tls_->send(data, nbytes);
+    return of_data < 0 && of_waiting == 0 ? of_data : of_waiting + std::max<ssize_t>(of_data, 0);
+  }
+  iovec parts[2] = {{waiting_.data() + waiting_sent_, waiting_nbytes}, {const_cast<std::byte*>(data), nbytes}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  return ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 // Returns how many of the last `nbytes` that were sent must be kept: those that the kernel may still send again.
 // Nothing can break a connection inside one kernel, so its bytes are not kept.
 std::size_t TcpStream::kept_of(std::size_t nbytes) const {
   if (stays_in_the_kernel_) return std::min(nbytes, kept_nbytes_);
   int unacknowledged = 0;
   if (nbytes <= most_unexamined_nbytes || ::ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) != 0) return nbytes;
-  return std::min(nbytes, std::max(static_cast<std::size_t>(unacknowledged), kept_nbytes_));
+  std::size_t not_received = static_cast<std::size_t>(unacknowledged);
+  if (tls_ != nullptr) not_received += tls_->unsent_nbytes() + Tls::most_record_nbytes;
+  return std::min(nbytes, std::max(not_received, kept_nbytes_));
 }
 
 void TcpStream::remember(const std::byte* data, std::size_t nbytes) {
@@ -140,8 +162,8 @@ void TcpStream::keep_lasting() {
 }
 
 bool TcpStream::flush() {
-  if (!waiting_.empty()) send(nullptr, 0);
-  return waiting_.empty();
+  if (waits()) send(nullptr, 0);
+  return !waits();
 }
 
 void TcpStream::read_ahead(std::size_t needed, std::size_t most, std::size_t lead) {
@@ -156,7 +178,7 @@ void TcpStream::read_ahead(std::size_t needed, std::size_t most, std::size_t lea
 }
 
 std::size_t TcpStream::receive(std::byte* data, std::size_t nbytes) {
-  const auto got = ::recv(socket_.get(), data, nbytes, MSG_DONTWAIT);
+  const auto got = tls_ != nullptr ? tls_->receive(data, nbytes) : ::recv(socket_.get(), data, nbytes, MSG_DONTWAIT);
   if (got > 0) {
     received_ += static_cast<std::size_t>(got);
     return static_cast<std::size_t>(got);
@@ -173,28 +195,35 @@ void TcpStream::note_end(int error) {
 
 bool TcpStream::closed() {
   if (gone_) return true;
+  if (may_have_data()) return false;
   char byte;
   const auto got = ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return got == 0 || (got < 0 && !would_block(errno));
 }
 
 StreamState TcpStream::retire() {
-  int arrived = 0;
-  while (socket_.valid() && ::ioctl(socket_.get(), FIONREAD, &arrived) == 0 && arrived > 0) {
-    make_room(static_cast<std::size_t>(arrived));
-    const std::size_t got = receive(staging_.get() + end_, static_cast<std::size_t>(arrived));
+  while (const std::size_t arrived = arrived_nbytes()) {
+    make_room(arrived);
+    const std::size_t got = receive(staging_.get() + end_, arrived);
     if (got == 0) break;
     end_ += got;
   }
-  socket_.reset();
+  disconnect();
   gone_ = true;
   return {resumptions_, received_};
+}
+
+// Returns how many bytes can be received now, or more; 0 if there are none.
+std::size_t TcpStream::arrived_nbytes() const {
+  int arrived = 0;
+  if (!socket_.valid() || ::ioctl(socket_.get(), FIONREAD, &arrived) != 0) return 0;
+  return static_cast<std::size_t>(arrived) + (may_have_data() ? Tls::most_record_nbytes : 0);
 }
 
 void TcpStream::reject() {
   received_ -= end_ - begin_;
   begin_ = end_ = 0;
-  socket_.reset();
+  disconnect();
   gone_ = true;
 }
 
@@ -211,9 +240,9 @@ void TcpStream::make_room(std::size_t nbytes) {
   end_ = staged_nbytes;
 }
 
-bool TcpStream::resume(Descriptor socket, const StreamState& peer) {
+bool TcpStream::resume(Connection connection, const StreamState& peer) {
   if (peer.received > sent_ || sent_ - peer.received > history_.size() + lasting_nbytes_) return false;
-  prepare(std::move(socket));
+  prepare(std::move(connection));
   for (const std::span<const std::byte> piece : std::exchange(lasting_, {}))
     history_.append(piece.data(), piece.size());
   lasting_nbytes_ = 0;

@@ -9,6 +9,9 @@
 //! acknowledged. The history keeps these 300. The peer has received 700 bytes when the connection breaks, so the rank
 //! sends the last 200 again. If a proxy between the ranks has acknowledged bytes that it then loses, the history does
 //! not reach back to them, and the peer is lost.
+//!
+//! Over TLS, all counts and the history are of bytes before encryption, of which there are fewer than the kernel
+//! reports. A peer cannot decrypt a record of which a part is missing, so the history reaches one record further back.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +22,7 @@
 
 #include "cache_line.h"
 #include "channel.h"
+#include "connection.h"
 #include "descriptor.h"
 #include "sent_history.h"
 
@@ -27,22 +31,22 @@ namespace unisono {
 //! A sequence of bytes in each direction, over one connection or several after each other.
 class TcpStream {
  public:
-  //! Takes over the socket and makes it nonblocking. At most `read_ahead_nbytes` are read ahead. The history keeps at
-  //! least the last `kept_nbytes`, also if the other end's kernel has acknowledged them.
-  TcpStream(Descriptor socket, std::size_t read_ahead_nbytes, std::size_t kept_nbytes = 0);
+  //! Takes over the connection and makes its socket nonblocking. At most `read_ahead_nbytes` are read ahead. The
+  //! history keeps at least the last `kept_nbytes`, also if the other end's kernel has acknowledged them.
+  TcpStream(Connection connection, std::size_t read_ahead_nbytes, std::size_t kept_nbytes = 0);
 
   //! The file descriptor.
   int get() const { return socket_.get(); }
 
   //! Adds bytes to the waiting ones; they are sent before anything else.
   void append(const void* data, std::size_t nbytes);
-  //! Sends the waiting bytes and then up to `nbytes` at `data`, in one system call. Returns how many bytes of `data`
-  //! were taken. With `lasting`, they stay unchanged until `keep_lasting`.
+  //! Sends the waiting bytes and then up to `nbytes` at `data`, without TLS in one system call. Returns how many bytes
+  //! of `data` were taken. With `lasting`, they stay unchanged until `keep_lasting`.
   std::size_t send(const std::byte* data, std::size_t nbytes, bool lasting = false);
   //! Sends waiting bytes; true when none is waiting any more.
   bool flush();
   //! Whether bytes wait to be sent.
-  bool waits() const { return !waiting_.empty(); }
+  bool waits() const { return !waiting_.empty() || (tls_ != nullptr && tls_->unsent_nbytes() != 0); }
   //! Copies those lasting bytes that may have to be sent again, because they may change from now on.
   void keep_lasting();
 
@@ -59,6 +63,8 @@ class TcpStream {
   }
   //! Receives up to `nbytes` directly into `data`. Nothing may be staged.
   std::size_t receive(std::byte* data, std::size_t nbytes);
+  //! Whether bytes may have arrived that are not in the socket any more, so that waiting for it would be in vain.
+  bool may_have_data() const { return tls_ != nullptr && tls_->may_have_data(); }
 
   //! Whether the connection has ended and everything that came over it has been received.
   bool closed();
@@ -73,12 +79,15 @@ class TcpStream {
   StreamState retire();
   //! Closes the connection and forgets the bytes that were read ahead, which are damaged. They count as not received.
   void reject();
-  //! Continues over another socket with the bytes that the peer has not received. Returns false, and changes nothing,
-  //! if the history does not reach back so far.
-  bool resume(Descriptor socket, const StreamState& peer);
+  //! Continues over another connection with the bytes that the peer has not received. Returns false, and changes
+  //! nothing, if the history does not reach back so far.
+  bool resume(Connection connection, const StreamState& peer);
 
  private:
-  void prepare(Descriptor socket);
+  void prepare(Connection connection);
+  void disconnect();
+  ssize_t pass_on(const std::byte* data, std::size_t nbytes);
+  std::size_t arrived_nbytes() const;
   void note_end(int error);
   std::size_t kept_of(std::size_t nbytes) const;
   void remember(const std::byte* data, std::size_t nbytes);
@@ -86,7 +95,8 @@ class TcpStream {
   void make_room(std::size_t nbytes);
 
   Descriptor socket_;
-  bool gone_ = false;  // the peer has closed the connection, or it broke
+  std::unique_ptr<Tls> tls_;  // refers to the socket; nullptr without encryption
+  bool gone_ = false;         // the peer has closed the connection, or it broke
   int error_ = 0;
   bool stays_in_the_kernel_ = false;  // no network lies between the two ends
   std::uint32_t resumptions_ = 0;

@@ -1,0 +1,104 @@
+// TLS for Python, which makes connections and reads the messages that precede their use in the core.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "connection.h"
+#include "python_call.h"
+
+namespace nb = nanobind;
+
+namespace unisono {
+namespace {
+
+// A TLS that Python uses until a connection takes it over.
+class PythonTls {
+ public:
+  PythonTls(std::shared_ptr<const TlsContext> context, int socket, bool is_client, const nb::bytes& secret) {
+    Tls::Secret bytes;
+    if (secret.size() != bytes.size()) throw std::invalid_argument("a secret has 32 bytes");
+    std::copy_n(static_cast<const std::byte*>(secret.data()), bytes.size(), bytes.begin());
+    tls_ = std::make_unique<Tls>(std::move(context), socket, is_client ? Tls::Side::client : Tls::Side::server, bytes);
+  }
+
+  bool handshake() { return tls().handshake(); }
+
+  nb::bytes exported() const {
+    const Tls::Secret secret = tls().exported();
+    return nb::bytes(secret.data(), secret.size());
+  }
+
+  // None if nothing has arrived.
+  nb::object receive(std::size_t nbytes) {
+    std::vector<std::byte> data(nbytes);
+    const auto got = tls().receive(data.data(), nbytes);
+    if (got >= 0) return nb::bytes(data.data(), static_cast<std::size_t>(got));
+    if (errno == EAGAIN) return nb::none();
+    if (errno == EBADMSG) throw TlsError(tls().error());
+    throw std::system_error(errno, std::generic_category(), "a TLS connection");
+  }
+
+  // Takes part of the bytes, or none of them.
+  std::size_t send(const nb::bytes& data) {
+    const auto sent = tls().send(static_cast<const std::byte*>(data.data()), data.size());
+    if (sent >= 0) return static_cast<std::size_t>(sent);
+    if (errno == EAGAIN) return 0;
+    throw std::system_error(errno, std::generic_category(), "a TLS connection");
+  }
+
+  bool flush() {
+    const int error = tls().flush();
+    if (error == 0 || error == EAGAIN) return error == 0;
+    throw std::system_error(error, std::generic_category(), "a TLS connection");
+  }
+
+  std::unique_ptr<Tls> release() { return std::move(tls_); }
+
+ private:
+  Tls& tls() const {
+    if (tls_ == nullptr) throw std::runtime_error("the TLS belongs to a connection of the core");
+    return *tls_;
+  }
+
+  std::unique_ptr<Tls> tls_;
+};
+
+}  // namespace
+
+void bind_tls(nb::module_& module) {
+  nb::exception<TlsError>(module, "TlsError", PyExc_RuntimeError);
+  nb::class_<TlsContext>(module, "TlsContext")
+      .def(
+          "__init__",
+          [](TlsContext* place, std::string certificate, std::string key, std::string authority) {
+            new (place) TlsContext({std::move(certificate), std::move(key), std::move(authority)});
+          },
+          nb::arg("certificate") = "", nb::arg("key") = "", nb::arg("authority") = "");
+  nb::class_<PythonTls>(module, "Tls")
+      .def(nb::init<std::shared_ptr<const TlsContext>, int, bool, const nb::bytes&>(), nb::arg("context"),
+           nb::arg("socket"), nb::arg("is_client"), nb::arg("secret"))
+      .def("handshake", &PythonTls::handshake)
+      .def("exported", &PythonTls::exported)
+      .def("receive", &PythonTls::receive, nb::arg("nbytes"))
+      .def("send", &PythonTls::send, nb::arg("data"))
+      .def("flush", &PythonTls::flush);
+  nb::class_<Connection>(module, "Connection")
+      .def(
+          "__init__",
+          [](Connection* place, int socket, PythonTls* tls) {
+            new (place) Connection(Descriptor(socket), tls == nullptr ? nullptr : tls->release());
+          },
+          nb::arg("socket"), nb::arg("tls").none() = nb::none())
+      .def("fileno", [](const Connection& connection) { return connection.socket.get(); });
+}
+
+}  // namespace unisono
