@@ -31,6 +31,7 @@ from unisono.options import Options
 from unisono.transports.links.joiners import Invitation, Joiners, readable
 from unisono.transports.links.link_messages import receive, send
 from unisono.transports.links.session import RankIdentity, Session
+from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous import host_and_port, open_store
 from unisono.transports.rendezvous.stores import Store
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
@@ -134,8 +135,8 @@ class Growth:
 
     def _open(self) -> Joiners:
         me = self._session.identity
-        store = open_waiting_place(me.lasting_store or "", me.key, me.job, _ANSWER_S)
-        return Joiners(store, me.key, me.job, self._options.heartbeat_timeout_s)
+        store = open_waiting_place(me.lasting_store or "", me.key, me.job, _ANSWER_S, self._options)
+        return Joiners(store, me.key, me.job, self._options.heartbeat_timeout_s, TlsPolicy.of(self._options))
 
     def _meet_and_agree(
         self, world: Communicator, decision: Mapping[str, Any], party: _Party, deadline: Deadline
@@ -178,7 +179,7 @@ class Growth:
         opened.callback(session.close, _FAREWELL)
         limit = Deadline(max(_MEETING_S, deadline.remaining_s()))
         with party.watched(session, self._session, limit):
-            store = store_of_leader(str(decision["store"]), me, limit)
+            store = store_of_leader(str(decision["store"]), me, limit, self._options)
             with contextlib.closing(store):
                 rendezvous = StoreRendezvous(store, me.rank, me.size, me.key, limit.remaining_s())
                 grown = self._join_world(session, rendezvous, self._options, None)
@@ -278,24 +279,26 @@ class _Party:
                 return
 
 
-def open_waiting_place(url: str, key: bytes, job: bytes, timeout_s: float) -> Store:
+def open_waiting_place(url: str, key: bytes, job: bytes, timeout_s: float, options: Options) -> Store:
     """Open the part of the job's store in which processes ask to join.
 
     Raises:
         RendezvousError: the store cannot be used, or was not reached in `timeout_s` seconds.
     """
-    return open_store(url, f"unisono/{job.hex()}/join/", key=key, job=job, timeout_s=timeout_s)
+    return open_store(
+        url, f"unisono/{job.hex()}/join/", key=key, job=job, timeout_s=timeout_s, tls=TlsPolicy(options.tls)
+    )
 
 
-def store_of_leader(url: str, me: RankIdentity, deadline: Deadline) -> TcpStore:
+def store_of_leader(url: str, me: RankIdentity, deadline: Deadline, options: Options) -> TcpStore:
     """Open the store where members and joiners meet. The leader has served it since before it sent its URL.
 
     Raises:
         RendezvousError: the leader is gone.
     """
     host, port = host_and_port(url)
-    limit_s = min(deadline.remaining_s(), _ANSWER_S)
-    return TcpStore(host, port, key=me.key, job=me.job, timeout_s=limit_s, is_served=True)
+    limit_s, tls = min(deadline.remaining_s(), _ANSWER_S), TlsPolicy(options.tls)
+    return TcpStore(host, port, key=me.key, job=me.job, timeout_s=limit_s, is_served=True, tls=tls)
 
 
 def _await_joiners(joiners: Joiners, count: int, deadline: Deadline) -> int:

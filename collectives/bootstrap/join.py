@@ -17,6 +17,7 @@ from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports.links.joiners import Invitation, Joiner
 from unisono.transports.links.session import RankIdentity, Session
+from unisono.transports.links.tls import TlsPolicy
 
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator
@@ -34,10 +35,11 @@ def joined(place: WaitingPlace, options: Options, timeout_s: float, join_world: 
     `join_world` is the function of `init.py`. It is a parameter because `init.py` imports this file.
     """
     deadline = Deadline(timeout_s)
-    store = open_waiting_place(place.store, place.key, place.job, timeout_s)
+    store = open_waiting_place(place.store, place.key, place.job, timeout_s, options)
     with contextlib.ExitStack() as waiting:
         waiting.callback(store.close)
-        joiner = Joiner(store, place.key, place.job, options.bind_address, options.heartbeat_timeout_s)
+        tls = TlsPolicy.of(options)
+        joiner = Joiner(store, place.key, place.job, options.bind_address, options.heartbeat_timeout_s, tls)
         waiting.callback(joiner.close)
         while (world := _attempt(place, joiner, options, deadline, join_world)) is None:
             _log.debug("this process asks again to join the job")
@@ -86,7 +88,7 @@ def _meet(
     log.configure(options.log, me.rank, me.size)
     session = Session(me, options)
     opened.callback(session.close, _FAREWELL)
-    with contextlib.closing(store_of_leader(invitation.store, me, deadline)) as store:
+    with contextlib.closing(store_of_leader(invitation.store, me, deadline, options)) as store:
         rendezvous = StoreRendezvous(store, me.rank, me.size, me.key, deadline.remaining_s())
         world = join_world(session, rendezvous, options, None)
     opened.callback(world.close)

@@ -40,6 +40,7 @@ from unisono.transports.links.handshake_io import HandshakeServer
 from unisono.transports.links.link_messages import receive, send
 from unisono.transports.links.listener import Addresses, listen_tcp
 from unisono.transports.links.liveness import watch
+from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous.roster import release
 from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
 
@@ -115,11 +116,12 @@ class Joiners:
         store: the part of the job's store for requests and answers.
         key, job: the key and the id of the job.
         heartbeat_timeout_s: seconds after which a joiner whose host is silent is lost.
+        tls: which connections to joiners use TLS.
     """
 
-    def __init__(self, store: Store, key: bytes, job: bytes, heartbeat_timeout_s: float) -> None:
+    def __init__(self, store: Store, key: bytes, job: bytes, heartbeat_timeout_s: float, tls: TlsPolicy) -> None:
         self._store = store
-        self._caller = DialingRank(key, job, _JOINERS_HAVE_NO_EPOCH, NO_RANK)
+        self._caller = DialingRank(key, job, _JOINERS_HAVE_NO_EPOCH, NO_RANK, tls)
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._next = 0  # the first request that has not been read
         self._waiting: list[socket.socket] = []
@@ -202,12 +204,15 @@ class Joiner:
         key, job: the key and the id of the job.
         bind_address: the address to listen on, as of the option.
         heartbeat_timeout_s: seconds after which a leader whose host is silent is lost.
+        tls: whether the connection of the leader uses TLS.
 
     Raises:
         UsageError: `bind_address` cannot be used.
     """
 
-    def __init__(self, store: Store, key: bytes, job: bytes, bind_address: str, heartbeat_timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, key: bytes, job: bytes, bind_address: str, heartbeat_timeout_s: float, tls: TlsPolicy
+    ) -> None:
         self._store = store
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._changed = threading.Condition()
@@ -218,7 +223,7 @@ class Joiner:
         try:
             admission = Admission(job, _JOINERS_HAVE_NO_EPOCH, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.JOIN}))
             self._loop = EventLoop("unisono-joiner", lambda _: self._listening.close())
-            self._handshakes = HandshakeServer(self._loop, key, admission, _PENDING_LIMIT, self._admit)
+            self._handshakes = HandshakeServer(self._loop, key, admission, _PENDING_LIMIT, self._admit, tls)
             self._handshakes.watch(self._listening)
             self._loop.start()
         except BaseException:
