@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -383,30 +383,43 @@ def test_collectives_over_tls_give_the_same_bits(tmp_path: Path, size: int, stre
         assert job.hear_all() == [["list"]] * size
 
 
-class OtherOptions(Job):
-    """A job in which the last rank has other options."""
+INIT = """
+import sys
+import unisono as un
+tls, store, rank = sys.argv[1:]
+try:
+    un.init(un.Options(tls=tls), store=store, rank=int(rank), size=3)
+except un.RendezvousError as error:
+    print(error)
+"""
 
-    def __init__(self, *args: Any, store: str, other: dict[str, Any], **options: Any) -> None:
-        self._store, self._other = store, other
-        super().__init__(*args, **options)
 
-    def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
-        own = options.adopting(self._other) if rank == self.size - 1 else options
-        super()._start(rank, self._store or store, own, task)
-
-
-@pytest.mark.parametrize("scheme", ["file", "tcp"])
-@pytest.mark.parametrize(("first", "last"), [("on", "off"), ("off", "on"), ("auto", "on")])
+@pytest.mark.parametrize(
+    ("first", "last", "scheme"), [("on", "off", "file"), ("off", "on", "tcp"), ("auto", "on", "tcp")]
+)
 def test_ranks_with_different_options_of_tls_all_raise_the_same_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], scheme: str, first: str, last: str
+    tmp_path: Path, first: str, last: str, scheme: str
 ) -> None:
-    store = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else ""
-    with OtherOptions(call_everything, 3, tmp_path, store=store, other={"tls": last}, tls=first) as job:
-        assert [job.exit_code(rank) for rank in range(3)] == [1, 1, 1]
-    errors = [line for line in capfd.readouterr().err.splitlines() if "RendezvousError" in line]
-    assert len(errors) == 3
-    for error in errors:
-        assert f"rank 2 has tls='{last}' by the key of the job, and rank 0 tls='{first}' by" in error
+    store = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{tmp_path}/store"
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(running([], INIT, tls, store, str(rank)))
+            for rank, tls in enumerate((first, first, last))
+        ]
+        for rank in ranks:
+            error, _ = rank.communicate(timeout=DEADLINE_S)
+            assert f"rank 2 has tls='{last}' by the key of the job, and rank 0 tls='{first}' by" in error
+
+
+@contextlib.contextmanager
+def running(prefix: Sequence[str], program: str, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program of Python, whose command line follows `prefix`. At the end, kill it if it still runs."""
+    command = [*prefix, sys.executable, "-c", program, *arguments]
+    with subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 # --- what the network shows ------------------------------------------------------------------------------------------
@@ -440,17 +453,6 @@ world.barrier()
 SHOWN = {"data": SECRET, "control": b"allgather(", "store": b"surroundings"}
 
 
-@contextlib.contextmanager
-def running(host: str, program: str, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a program of Python on a host. At the end, kill it if it still runs."""
-    command = [*inside(host), sys.executable, "-c", program, *arguments]
-    with subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 @needs_namespaces
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_network_between_hosts_shows_data_control_and_store_only_without_tls(tmp_path: Path, mode: str) -> None:
@@ -458,12 +460,14 @@ def test_network_between_hosts_shows_data_control_and_store_only_without_tls(tmp
     key.touch(0o600)
     key.write_bytes(KEY)
     with network(2) as hosts, contextlib.ExitStack() as stack:
-        sniffer = stack.enter_context(running(hosts[0], SNIFFER, str(captured)))
+        sniffer = stack.enter_context(running(inside(hosts[0]), SNIFFER, str(captured)))
         assert sniffer.stdout is not None
         assert sniffer.stdout.readline() == "ready\n"
         variables = {"SIZE": "2", "STORE": f"tcp://{address(0)}:29400", "KEY_FILE": str(key), "TLS": mode}
         ranks = [
-            stack.enter_context(running(host, PROGRAM, **{f"UNISONO_{name}": value for name, value in own.items()}))
+            stack.enter_context(
+                running(inside(host), PROGRAM, **{f"UNISONO_{name}": value for name, value in own.items()})
+            )
             for rank, host in enumerate(hosts)
             for own in [{**variables, "RANK": str(rank), "BIND_ADDRESS": address(rank)}]
         ]
