@@ -256,6 +256,35 @@ def test_missing_openssl_is_one_error_before_anything_is_sent(tmp_path: Path) ->
     assert "TLS cannot be used: TLS needs OpenSSL 3" in ended.stdout, ended.stderr
 
 
+LOSE_A_LINK = """
+import socket
+import sys
+from unisono.transports import _core
+
+sys.setswitchinterval(1000)
+ours, theirs = socket.socketpair()
+context = _core.TlsContext()
+ends = [_core.Tls(context, sock.fileno(), sock is ours, b"s" * 32) for sock in (ours, theirs)]
+while not all([end.handshake() for end in ends]):
+    pass
+control = _core.Control(0, 2)
+control.add_link(1, _core.Connection(ours.detach(), ends[0]), -1)
+del context
+theirs.close()
+while not control.failed():
+    control.judges()
+control.leave("")
+print(control.failure()[-1])
+"""
+
+
+def test_the_core_ends_a_link_with_tls_while_python_holds_the_interpreter_lock() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LOSE_A_LINK], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert ended.stdout == "rank 1 died\n", ended.stderr
+
+
 # --- certificates ----------------------------------------------------------------------------------------------------
 
 

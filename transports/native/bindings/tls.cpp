@@ -1,6 +1,5 @@
 // TLS for Python, which makes connections and reads the messages that precede their use in the core.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -20,14 +19,20 @@ namespace nb = nanobind;
 namespace unisono {
 namespace {
 
+// Owns a share of the context by itself. A shared_ptr that nanobind makes of a Python object takes the interpreter's
+// lock when it ends, and the core ends connections in threads that must never wait for that lock.
+struct PythonTlsContext {
+  std::shared_ptr<const TlsContext> shared;
+};
+
 // A TLS that Python uses until a connection takes it over.
 class PythonTls {
  public:
-  PythonTls(std::shared_ptr<const TlsContext> context, int socket, bool is_client, const nb::bytes& secret) {
+  PythonTls(const PythonTlsContext& context, int socket, bool is_client, const nb::bytes& secret) {
     Tls::Secret bytes;
     if (secret.size() != bytes.size()) throw std::invalid_argument("a secret has 32 bytes");
     std::copy_n(static_cast<const std::byte*>(secret.data()), bytes.size(), bytes.begin());
-    tls_ = std::make_unique<Tls>(std::move(context), socket, is_client ? Tls::Side::client : Tls::Side::server, bytes);
+    tls_ = std::make_unique<Tls>(context.shared, socket, is_client ? Tls::Side::client : Tls::Side::server, bytes);
   }
 
   bool handshake() { return tls().handshake(); }
@@ -76,16 +81,17 @@ class PythonTls {
 
 void bind_tls(nb::module_& module) {
   nb::exception<TlsError>(module, "TlsError", PyExc_RuntimeError);
-  nb::class_<TlsContext>(module, "TlsContext")
+  nb::class_<PythonTlsContext>(module, "TlsContext")
       .def(
           "__init__",
-          [](TlsContext* place, std::string certificate, std::string key, std::string authority) {
-            new (place) TlsContext({std::move(certificate), std::move(key), std::move(authority)});
+          [](PythonTlsContext* place, std::string certificate, std::string key, std::string authority) {
+            const TlsFiles files{std::move(certificate), std::move(key), std::move(authority)};
+            new (place) PythonTlsContext{std::make_shared<const TlsContext>(files)};
           },
           nb::arg("certificate") = "", nb::arg("key") = "", nb::arg("authority") = "");
   nb::class_<PythonTls>(module, "Tls")
-      .def(nb::init<std::shared_ptr<const TlsContext>, int, bool, const nb::bytes&>(), nb::arg("context"),
-           nb::arg("socket"), nb::arg("is_client"), nb::arg("secret"))
+      .def(nb::init<const PythonTlsContext&, int, bool, const nb::bytes&>(), nb::arg("context"), nb::arg("socket"),
+           nb::arg("is_client"), nb::arg("secret"))
       .def("handshake", &PythonTls::handshake)
       .def("exported", &PythonTls::exported)
       .def("receive", &PythonTls::receive, nb::arg("nbytes"))
