@@ -14,7 +14,8 @@ Programs, each `python -m unisono.bench.NAME`:
 - `faults.py`: faults planted in jobs, and which sources name the culprit. `campaign.py`, `trial_ranks.py`: seeded
   faults, and latencies.
 - `gpu.py`, `gpu_stages/`: everything that needs a GPU.
-- `hybrid.py`, `shaped.py`, `mpi_ring.py`, `transports.py`: host levels, slow links, MPI and UCX.
+- `hybrid.py`, `shaped.py`, `mpi_ring.py`, `transports.py`: host levels, slow links, MPI and UCX. `tls.py`: the cost of
+  TLS.
 - `mixture.py`, `regret.py`, `replay.py`, `selection.py`: how good the tuner's choices are.
 
 `namespaces.py` and `delayed.py` make hosts and links on one machine; `judgement.py` and `studies.py` score choices.

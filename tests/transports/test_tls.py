@@ -29,7 +29,7 @@ import unisono as un
 from unisono.bench.namespaces import address, inside, network
 from unisono.errors import PeerLostError, RendezvousError, TransportUnavailableError
 from unisono.transports import _core
-from unisono.transports.links import handshake_io
+from unisono.transports.links import handshake_io, tls
 from unisono.transports.links.dialer import DialingRank, Target, dial
 from unisono.transports.links.handshake import HELLO_NBYTES, DialerHandshake, Hello, Purpose
 from unisono.transports.links.listener import Addresses, Listener
@@ -171,10 +171,34 @@ def test_ranks_that_disagree_on_tls_both_learn_why(on_acceptor: str, caplog: pyt
     on_dialer = "off" if on_acceptor == "on" else "on"
     caplog.set_level(logging.DEBUG, "unisono")
     with contextlib.closing(Acceptor(TlsPolicy(on_acceptor))) as acceptor:
-        needs = "the other side needs" if on_acceptor == "on" else "this one needs"
-        with pytest.raises(TransportUnavailableError, match=f"the option tls differs: {needs} TLS"):
+        needs = "the other side needs" if on_acceptor == "on" else "this side needs"
+        with pytest.raises(TransportUnavailableError, match=f"{needs} TLS for this connection"):
             connected(TlsPolicy(on_dialer), acceptor.addresses)
         assert acceptor.delivered.empty()
+
+
+@pytest.mark.parametrize("lacks", ["dialer", "acceptor"])
+def test_a_rank_learns_that_there_is_no_openssl_on_either_end(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+    class WithoutOpenssl(TlsPolicy):
+        def context(self) -> Any:
+            raise TransportUnavailableError("TLS cannot be used: no OpenSSL")
+
+    monkeypatch.setattr(tls, "_is_exposed", lambda _: True)
+    on_dialer, on_acceptor = (WithoutOpenssl if lacks == end else TlsPolicy for end in ("dialer", "acceptor"))
+    with contextlib.closing(Acceptor(on_acceptor("auto"))) as acceptor:
+        reason = "cannot be used: no OpenSSL" if lacks == "dialer" else "the other side has tls='off' or no OpenSSL"
+        with pytest.raises(TransportUnavailableError, match=reason):
+            connected(on_dialer("auto"), acceptor.addresses)
+
+
+def test_an_exposed_connection_has_tls_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "_is_exposed", lambda _: True)
+    with contextlib.closing(Acceptor(TlsPolicy("auto"))) as acceptor:
+        with connected(TlsPolicy("auto"), acceptor.addresses) as ours, acceptor.next() as theirs:
+            assert isinstance(ours, TlsSocket)
+            assert isinstance(theirs, TlsSocket)
+        with pytest.raises(TransportUnavailableError, match="the other side needs TLS"):
+            connected(TlsPolicy("off"), acceptor.addresses)
 
 
 def authenticated(acceptor: Acceptor) -> socket.socket:
@@ -220,9 +244,9 @@ def test_a_process_without_the_key_cannot_take_over_the_end_of_a_handshake() -> 
                 rank.sendall(received(dialer, HELLO_NBYTES))
                 dialer.sendall(received(rank, HELLO_NBYTES + PROOF_NBYTES))
                 rank.sendall(received(dialer, PROOF_NBYTES))
-                tls = _core.Tls(_core.TlsContext(), dialer.fileno(), is_client=False, secret=b"w" * 32)
+                own = _core.Tls(_core.TlsContext(), dialer.fileno(), is_client=False, secret=b"w" * 32)
                 with contextlib.suppress(_core.TlsError, OSError):
-                    while not tls.handshake():
+                    while not own.handshake():
                         time.sleep(0.001)
                     succeeded.append(True)
 
@@ -432,8 +456,8 @@ def test_ranks_with_different_options_of_tls_all_raise_the_same_error(
     store = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{tmp_path}/store"
     with contextlib.ExitStack() as stack:
         ranks = [
-            stack.enter_context(running([], INIT, tls, store, str(rank)))
-            for rank, tls in enumerate((first, first, last))
+            stack.enter_context(running([], INIT, mode, store, str(rank)))
+            for rank, mode in enumerate((first, first, last))
         ]
         for rank in ranks:
             error, _ = rank.communicate(timeout=DEADLINE_S)

@@ -205,8 +205,8 @@ def _no_common_version(ours: tuple[int, int], theirs: tuple[int, int]) -> str:
 
 
 def _disagree_on_tls(*, is_needed_here: bool) -> str:
-    needs, lacks = ("this one", "the other side") if is_needed_here else ("the other side", "this one")
-    return f"the option tls differs: {needs} needs TLS for this connection, and {lacks} has tls='off'"
+    needs, lacks = ("this side", "the other side") if is_needed_here else ("the other side", "this side")
+    return f"{needs} needs TLS for this connection, and {lacks} has tls='off' or no OpenSSL"
 
 
 class _Handshake:

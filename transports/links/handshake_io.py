@@ -19,6 +19,7 @@ from functools import partial
 
 from unisono import log
 from unisono.deadlines import Deadline
+from unisono.errors import TransportUnavailableError
 from unisono.forks import closed_in_child
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop
@@ -132,6 +133,9 @@ class HandshakeServer:
             self._drop_oldest()
         try:
             features = self._tls.features(sock)
+        except TransportUnavailableError as error:  # the dialer learns that there is no TLS here
+            _log.warning("a connection cannot be encrypted: %s", error.message)
+            features = 0
         except OSError as error:  # the stranger has gone
             _log.debug("dropped a connection: %s", error)
             sock.close()

@@ -32,11 +32,14 @@ import socket
 import threading
 from typing import Any
 
+from unisono import log
 from unisono.deadlines import Deadline
 from unisono.errors import TransportUnavailableError
 from unisono.forks import closed_in_child
 from unisono.options import Options
 from unisono.transports.links.handshake import TLS, TLS_NEEDED, HandshakeError
+
+_log = log.get("links")
 
 _CONFIRMATION_NBYTES = 32
 _OFFERED = "offered"
@@ -80,11 +83,18 @@ class TlsPolicy:
         return cls(_OFFERED)
 
     def features(self, sock: socket.socket) -> int:
-        """Return the features `TLS` and `TLS_NEEDED` of the HELLO for a connected socket."""
+        """Return the features `TLS` and `TLS_NEEDED` of the HELLO for a connected socket.
+
+        Raises:
+            TransportUnavailableError: the connection needs TLS, but OpenSSL or a certificate cannot be used.
+            OSError: the connection has ended.
+        """
         if self._mode == "off" or sock.family == socket.AF_UNIX:
             return 0
-        is_needed = self._mode == "on" or (self._mode == "auto" and _is_exposed(sock))
-        return TLS | TLS_NEEDED if is_needed else TLS
+        if self._mode == "on" or _is_exposed(sock):
+            self.context()
+            return TLS if self._mode == _OFFERED else TLS | TLS_NEEDED
+        return TLS
 
     def context(self) -> Any:
         """Return the context of TLS; the first call loads OpenSSL.
@@ -139,6 +149,7 @@ class TlsHandshake:
 
     def take_socket(self) -> TlsSocket:
         """Return the encrypted socket, which takes over the descriptor of the other. Only once it is complete."""
+        _log.debug("a connection %s another process is encrypted by TLS", "to" if self._is_client else "from")
         return closed_in_child(TlsSocket(self._sock, self._tls))
 
     def _advance(self) -> bool:
@@ -165,7 +176,7 @@ class TlsHandshake:
         confirmation = self._confirmation(of_client=self._is_client)
         # A new connection has room for these few bytes.
         if self._tls.send(confirmation) != len(confirmation) or not self._tls.flush():
-            raise BlockingIOError(errno.EAGAIN, "the connection takes no bytes")
+            raise ConnectionAbortedError(errno.ECONNABORTED, "the connection takes no bytes")
 
     def _confirmation(self, *, of_client: bool) -> bytes:
         role = b"client" if of_client else b"server"
