@@ -2,7 +2,8 @@
 
 Two jobs of two ranks exchange messages over TCP on loopback, one without TLS and one with it. They take turns, round by
 round, and each round is repeated with the jobs in the other order, so the machine treats both alike. A time is half of
-that in which a message goes to the other rank and back. The medians of the rounds are shown, and the smallest times.
+that in which a message goes to the other rank and back. The table has the medians of the rounds, the smallest
+times, and the processor time of one message on both ranks together, which depends less on the load of the machine.
 """
 
 from __future__ import annotations
@@ -25,20 +26,29 @@ from unisono.options import parse_nbytes
 from unisono.program import begin
 
 MODES = ("off", "on")
-# A round takes about so long, but each message goes at least so often.
-_ROUND_S = 0.02
-_FEWEST = 2
+# In a round, messages go to and fro until they have this many bytes together, but at least and at most so often.
+_ROUND_NBYTES = 32 << 20
+_FEWEST, _MOST = 2, 500
 _DEADLINE_S = 120.0
 
 
 class Row(NamedTuple):
-    """The median and the smallest seconds of a message of `nbytes`, without TLS and with it."""
+    """The median, the smallest and the processor's seconds of a message of `nbytes`, without TLS and with it."""
 
     nbytes: int
     off_s: float
     on_s: float
     best_off_s: float
     best_on_s: float
+    cpu_off_s: float
+    cpu_on_s: float
+
+
+class Times(NamedTuple):
+    """The seconds of one way of a message, and those of the processor, of one rank or of both."""
+
+    elapsed_s: float
+    cpu_s: float
 
 
 def main() -> None:
@@ -58,11 +68,9 @@ def main() -> None:
 
 def table(rows: Sequence[Row]) -> Table:
     """Return the rows as a table for people."""
-    shown = Table("bytes", "without TLS", "with TLS", "best without", "best with", "bandwidth without", "with")
+    shown = Table("bytes", "without", "with TLS", "best without", "best with", "processor without", "with")
     for row in rows:
-        times = (f"{seconds * 1e6:.1f} µs" for seconds in row[1:])
-        rates = (f"{row.nbytes / seconds / 1e9:.2f} GB/s" for seconds in (row.off_s, row.on_s))
-        shown.add_row(str(row.nbytes), *times, *rates)
+        shown.add_row(str(row.nbytes), *(f"{seconds * 1e6:.1f} µs" for seconds in row[1:]))
     return shown
 
 
@@ -78,25 +86,28 @@ def measure(sizes: Sequence[int], rounds: int) -> list[Row]:
 
 
 def _row(pools: dict[str, un.Pool], nbytes: int, rounds: int) -> Row:
-    turns = {mode: max(_FEWEST, int(_ROUND_S / _turn_s(pools[mode], nbytes, _FEWEST))) for mode in MODES}
-    times: dict[str, list[float]] = {mode: [] for mode in MODES}
+    turns = min(max(_FEWEST, _ROUND_NBYTES // nbytes), _MOST)
+    for pool in pools.values():
+        _times(pool, nbytes, _FEWEST)  # which opens the channel
+    times: dict[str, list[Times]] = {mode: [] for mode in MODES}
     for number in range(rounds):
         for mode in MODES if number % 2 == 0 else reversed(MODES):
-            times[mode].append(_turn_s(pools[mode], nbytes, turns[mode]))
-    medians = [statistics.median(times[mode]) for mode in MODES]
-    return Row(nbytes, *medians, *(min(times[mode]) for mode in MODES))
+            times[mode].append(_times(pools[mode], nbytes, turns))
+    medians = [statistics.median(each.elapsed_s for each in times[mode]) for mode in MODES]
+    best = [min(each.elapsed_s for each in times[mode]) for mode in MODES]
+    return Row(nbytes, *medians, *best, *(statistics.median(each.cpu_s for each in times[mode]) for mode in MODES))
 
 
-def _turn_s(pool: un.Pool, nbytes: int, turns: int) -> float:
-    seconds: float = pool.run(exchange, nbytes, turns, timeout_s=_DEADLINE_S)[0]
-    return seconds
+def _times(pool: un.Pool, nbytes: int, turns: int) -> Times:
+    ranks: list[Times] = pool.run(exchange, nbytes, turns, timeout_s=_DEADLINE_S)
+    return Times(ranks[0].elapsed_s, sum(rank.cpu_s for rank in ranks))
 
 
-def exchange(world: un.Communicator, nbytes: int, turns: int) -> float:
-    """Send a message to and fro `turns` times; return the seconds of one way."""
+def exchange(world: un.Communicator, nbytes: int, turns: int) -> Times:
+    """Send a message to and fro `turns` times; return the times of one way on this rank."""
     x, peer = np.zeros(nbytes, np.uint8), 1 - world.rank
     world.barrier()
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     for _ in range(turns):
         if world.rank == 0:
             world.send(x, peer)
@@ -104,7 +115,7 @@ def exchange(world: un.Communicator, nbytes: int, turns: int) -> float:
         else:
             world.recv(x, peer)
             world.send(x, peer)
-    return (time.perf_counter() - began) / (2 * turns)
+    return Times((time.perf_counter() - began) / (2 * turns), (time.process_time() - cpu_began) / (2 * turns))
 
 
 if __name__ == "__main__":

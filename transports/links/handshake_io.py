@@ -168,6 +168,9 @@ class HandshakeServer:
             _log.warning("a connection could not be made: %s", error.message)
             self._drop(sock, error.message)
             return
+        except OSError as error:
+            self._drop(sock, str(error))
+            return
         self._loop.watch(sock, partial(self._advance_tls, sock, tls, handshake.agreed))
 
     def _advance_tls(self, sock: socket.socket, tls: TlsHandshake, hello: Hello) -> None:
