@@ -8,7 +8,8 @@ Used by `unisono bench`:
 
 Programs, each `python -m unisono.bench.NAME`:
 
-- `bootstrap.py`: the time that ranks take to start. `memory.py`: the memory of a rank for its peers.
+- `bootstrap.py`: the time that ranks take to start. `joins.py`: the time that a process takes to join a job.
+  `memory.py`: the memory of a rank for its peers.
 - `decision.py`: the cost of the decision at call time. `overlap.py`: calls during computing.
 - `gradients.py`: exposed communication of gradients. `ddp.py`: training steps of DDP. `torch_calls.py`: calls of torch.
 - `faults.py`: faults planted in jobs, and which sources name the culprit. `campaign.py`, `trial_ranks.py`: seeded
