@@ -17,9 +17,9 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,13 +27,13 @@ from unisono import log
 from unisono.collectives.bootstrap.rendezvous import Rendezvous, StoreRendezvous
 from unisono.deadlines import Deadline
 from unisono.errors import MismatchError, RendezvousError, UnisonoError, UsageError
+from unisono.foreign import checked, parsed_json
 from unisono.options import Options
 from unisono.transports.links.joiners import Invitation, Joiners, readable
 from unisono.transports.links.link_messages import receive, send
 from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.links.tls import TlsPolicy
-from unisono.transports.rendezvous import host_and_port, open_store
-from unisono.transports.rendezvous.stores import Store
+from unisono.transports.rendezvous import host_and_port, open_waiting_place
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _ROUND_S = 0.5
 _PAUSE_S = 0.01
 _ANSWER_S = 5.0
 # The bytes of a decision, which has the same size on all members, and of an error in it.
-_DECISION_NBYTES = 1024
+_DECISION_NBYTES = 4096
 _MOST_REASON = 512
 # The least time for a meeting, however short the caller wants to wait for joiners.
 _MEETING_S = 10.0
@@ -60,6 +60,21 @@ _NO_PLACE = (
     "no process can join this job, because it has no key or no store that outlives ranks: start the job with `unisono "
     "run`, or set UNISONO_KEY_FILE and UNISONO_STORE=file:///folder on all ranks"
 )
+
+
+class Decision(NamedTuple):
+    """What all members do after a round.
+
+    Attributes:
+        do: "wait" for another round, "stay" as they are, "meet" the joiners, or "fail".
+        joiners, store: how many processes join, and the URL of the store where all meet.
+        error: the reason to fail.
+    """
+
+    do: str
+    joiners: int = 0
+    store: str = ""
+    error: str = ""
 
 
 class Growth:
@@ -89,10 +104,10 @@ class Growth:
             self._session.latest_epoch = _compare(world, count, self._session.latest_epoch)
             decision, party = self._decide(world, count, deadline)
             with contextlib.closing(party):
-                if decision["do"] == "stay":
+                if decision.do == "stay":
                     return world
-                if decision["do"] == "fail":
-                    raise RendezvousError(str(decision["error"]), rank=world.rank)
+                if decision.do == "fail":
+                    raise RendezvousError(decision.error, rank=world.rank)
                 grown = self._meet_and_agree(world, decision, party, deadline)
             if grown is not None:
                 return grown
@@ -102,19 +117,19 @@ class Growth:
         if self._joiners is not None:
             self._joiners.close()
 
-    def _decide(self, world: Communicator, count: int | None, deadline: Deadline) -> tuple[dict[str, Any], _Party]:
+    def _decide(self, world: Communicator, count: int | None, deadline: Deadline) -> tuple[Decision, _Party]:
         """Return what all members do, and the joiners of the leader. Members wait in short rounds, which end early."""
         while True:
-            decision, party = self._look(world, count, deadline) if world.rank == 0 else ({}, _Party())
+            decision, party = self._look(world, count, deadline) if world.rank == 0 else (Decision("wait"), _Party())
             try:
                 decision = _broadcast(world, decision)
             except BaseException:
                 party.close()
                 raise
-            if decision["do"] != "wait":
+            if decision.do != "wait":
                 return decision, party
 
-    def _look(self, world: Communicator, count: int | None, deadline: Deadline) -> tuple[dict[str, Any], _Party]:
+    def _look(self, world: Communicator, count: int | None, deadline: Deadline) -> tuple[Decision, _Party]:
         """Look for joiners during one round. Only the leader does so."""
         try:
             joiners = self._joiners = self._joiners or self._open()
@@ -123,23 +138,23 @@ class Growth:
             if len(links) < (count or 1):
                 joiners.wait_again(links)
                 if count is None:
-                    return {"do": "stay"}, _Party()
+                    return Decision("stay"), _Party()
                 if not deadline.has_passed():
-                    return {"do": "wait"}, _Party()
-                return {"do": "fail", "error": f"{waiting} of {count} processes came to join in time"}, _Party()
+                    return Decision("wait"), _Party()
+                return Decision("fail", error=f"{waiting} of {count} processes came to join in time"), _Party()
             me = self._session.identity
             party = _Party(links, StoreServer(self._session.addresses.tcp_host, 0, key=me.key, job=me.job))
         except UnisonoError as error:
-            return {"do": "fail", "error": error.message[:_MOST_REASON]}, _Party()
-        return {"do": "meet", "joiners": len(links), "store": party.url}, party
+            return Decision("fail", error=error.message[:_MOST_REASON]), _Party()
+        return Decision("meet", len(links), party.url), party
 
     def _open(self) -> Joiners:
         me = self._session.identity
-        store = open_waiting_place(me.lasting_store or "", me.key, me.job, _ANSWER_S, self._options)
+        store = open_waiting_place(me.lasting_store or "", me.key, me.job, _ANSWER_S, TlsPolicy(self._options.tls))
         return Joiners(store, me.key, me.job, self._options.heartbeat_timeout_s, TlsPolicy.of(self._options))
 
     def _meet_and_agree(
-        self, world: Communicator, decision: Mapping[str, Any], party: _Party, deadline: Deadline
+        self, world: Communicator, decision: Decision, party: _Party, deadline: Deadline
     ) -> Communicator | None:
         """Return the new communicator if all members and joiners have met; otherwise close it and return None."""
         self._session.latest_epoch += 1  # as on all members, because they have compared it
@@ -155,14 +170,14 @@ class Growth:
                 return grown
             failure = failure or "a member of the job could not meet the others"
             if world.rank == 0:
-                _log.warning("%d process(es) could not be admitted to the job: %s", decision["joiners"], failure)
+                _log.warning("%d process(es) could not be admitted to the job: %s", decision.joiners, failure)
             party.refuse(failure)
         return None
 
     def _meet(
         self,
         world: Communicator,
-        decision: Mapping[str, Any],
+        decision: Decision,
         party: _Party,
         deadline: Deadline,
         opened: contextlib.ExitStack,
@@ -172,14 +187,14 @@ class Growth:
         Raises:
             UnisonoError: a member or a joiner was lost, or cannot take part.
         """
-        size = world.size + int(decision["joiners"])
+        size = world.size + decision.joiners
         me = replace(self._session.identity, epoch=self._session.latest_epoch, rank=world.rank, size=size)
-        party.invite(Invitation(world.size, size, me.epoch, me.meeting, str(decision["store"])))
+        party.invite(Invitation(world.size, size, me.epoch, me.meeting, decision.store))
         session = Session(me, self._options)
         opened.callback(session.close, _FAREWELL)
         limit = Deadline(max(_MEETING_S, deadline.remaining_s()))
         with party.watched(session, self._session, limit):
-            store = store_of_leader(str(decision["store"]), me, limit, self._options)
+            store = store_of_leader(decision.store, me, limit, self._options)
             with contextlib.closing(store):
                 rendezvous = StoreRendezvous(store, me.rank, me.size, me.key, limit.remaining_s())
                 grown = self._join_world(session, rendezvous, self._options, None)
@@ -279,17 +294,6 @@ class _Party:
                 return
 
 
-def open_waiting_place(url: str, key: bytes, job: bytes, timeout_s: float, options: Options) -> Store:
-    """Open the part of the job's store in which processes ask to join.
-
-    Raises:
-        RendezvousError: the store cannot be used, or was not reached in `timeout_s` seconds.
-    """
-    return open_store(
-        url, f"unisono/{job.hex()}/join/", key=key, job=job, timeout_s=timeout_s, tls=TlsPolicy(options.tls)
-    )
-
-
 def store_of_leader(url: str, me: RankIdentity, deadline: Deadline, options: Options) -> TcpStore:
     """Open the store where members and joiners meet. The leader has served it since before it sent its URL.
 
@@ -328,10 +332,10 @@ def _shown(count: int) -> str:
     return "" if count == _NO_COUNT else f"count={count}"
 
 
-def _broadcast(world: Communicator, decision: Mapping[str, Any]) -> dict[str, Any]:
+def _broadcast(world: Communicator, decision: Decision) -> Decision:
     """Return the decision of the leader on all members."""
-    text = json.dumps(decision).encode()
+    text = json.dumps(decision._asdict()).encode()
     frame = np.zeros(_DECISION_NBYTES, np.uint8)
     frame[: len(text)] = np.frombuffer(text, np.uint8)
-    decided: dict[str, Any] = json.loads(world.broadcast(frame).tobytes().rstrip(b"\0"))
-    return decided
+    fields = parsed_json(world.broadcast(frame).tobytes().rstrip(b"\0"))
+    return Decision(**checked(fields, {"do": str, "joiners": int, "store": str, "error": str}))

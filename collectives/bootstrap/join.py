@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from unisono import log
 from unisono.collectives.bootstrap.environment import WaitingPlace
-from unisono.collectives.bootstrap.grow import JoinWorld, open_waiting_place, store_of_leader
+from unisono.collectives.bootstrap.grow import JoinWorld, store_of_leader
 from unisono.collectives.bootstrap.rendezvous import StoreRendezvous
 from unisono.deadlines import Deadline
 from unisono.errors import UnisonoError, UsageError
@@ -18,6 +18,7 @@ from unisono.options import Options
 from unisono.transports.links.joiners import Invitation, Joiner
 from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.links.tls import TlsPolicy
+from unisono.transports.rendezvous import open_waiting_place
 
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator
@@ -35,7 +36,7 @@ def joined(place: WaitingPlace, options: Options, timeout_s: float, join_world: 
     `join_world` is the function of `init.py`. It is a parameter because `init.py` imports this file.
     """
     deadline = Deadline(timeout_s)
-    store = open_waiting_place(place.store, place.key, place.job, timeout_s, options)
+    store = open_waiting_place(place.store, place.key, place.job, timeout_s, TlsPolicy(options.tls))
     with contextlib.ExitStack() as waiting:
         waiting.callback(store.close)
         tls = TlsPolicy.of(options)

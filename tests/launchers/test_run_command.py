@@ -349,6 +349,25 @@ def test_ranks_are_started_anew_as_often_as_max_restarts_allows(script: Script) 
     assert [line.endswith("and it is started anew") for line in losses] == [True, True, False]
 
 
+def test_replacement_that_no_rank_is_left_to_admit_is_stopped(script: Script) -> None:
+    program = script("""
+        import unisono as un
+        world = un.init()
+        world.barrier()
+        world.barrier()
+        if rank == 1: os._exit(3)
+        try:
+            world.recv(bytearray(1), source=1)
+        except un.PeerLostError:
+            os._exit(0)
+    """)
+    ended = run("-n", 2, "--max-restarts", 1, program)
+    assert ended.returncode == 0, ended.stderr
+    _, stopped, summary = ended.stderr.splitlines()
+    assert stopped == "unisono: stopped rank 1: no rank was left that could admit a process that joins"
+    assert summary == "unisono: rank 1 was lost (--keep-going), and rank 0 ended with 0"
+
+
 def test_keep_going_exits_with_the_root_cause_when_all_ranks_fail() -> None:
     ended = run("-n", 2, "--keep-going", "--", "sh", "-c", "exit 7")
     *losses, first, then = ended.stderr.splitlines()

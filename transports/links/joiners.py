@@ -20,6 +20,7 @@ connection, and in the second case the joiner asks again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -249,8 +250,10 @@ class Joiner:
                 self._drop(f"the leader of the members has gone: {error}")
 
     def tell_met(self) -> None:
-        """Tell the leader that this process has met the others."""
+        """Tell the leader, and the launcher by the store, that this process has met the others."""
         assert self._link is not None
+        with contextlib.suppress(RendezvousError):  # it has been set in an attempt that has failed
+            self._store.set(joined(os.getpid()), b"")
         send(self._link, {"met": True})
 
     def may_begin(self, deadline: Deadline) -> bool:
@@ -379,6 +382,11 @@ def _read(store: Store, key: str) -> bytes | None:
         return store.get(key, 0.0)
     except StoreTimeoutError:
         return None
+
+
+def joined(pid: int) -> str:
+    """Return the key that is set once the process `pid` has met the members of the job."""
+    return f"joined/{pid}"
 
 
 def _request(number: int) -> str:

@@ -64,6 +64,15 @@ def open_store(
     return PrefixStore(connect(url, prefix, key, job, timeout_s, tls), prefix)
 
 
+def open_waiting_place(url: str, key: bytes, job: bytes, timeout_s: float, tls: TlsPolicy | None = None) -> Store:
+    """Open the part of the job's store in which processes ask to join; see `open_store`.
+
+    Raises:
+        RendezvousError: the store cannot be used, or was not reached in `timeout_s` seconds.
+    """
+    return open_store(url, f"unisono/{job.hex()}/join/", key=key, job=job, timeout_s=timeout_s, tls=tls)
+
+
 def torch_store_of(store: Any, rank: int, size: int, timeout_s: float) -> Store:
     """Return the part of a store of torch.distributed that belongs to this rendezvous; see `openings.agree`.
 

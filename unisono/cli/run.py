@@ -128,6 +128,8 @@ def command(
         return _tell_signal(received[0])
     if job.late:
         return _tell_timeout(timeout_s, job.late)
+    if job.alone:
+        tell(f"stopped {_named(job.alone)}: no rank was left that could admit a process that joins")
     if keep_going and any(ended.code == 0 for ended in exits):
         _tell_survival(exits)
         return _tell_losses(write.errors)

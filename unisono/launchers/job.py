@@ -70,6 +70,7 @@ class LocalJob:
 
     Attributes:
         late: the ranks that were stopped because the time limit of `run` had passed.
+        alone: the ranks that were stopped because they waited to join, and no other rank was left to admit them.
         whereabouts: what each rank did just before the job ended the ranks, in sentences; empty until it does so.
     """
 
@@ -104,6 +105,7 @@ class LocalJob:
             raise UsageError(f"bind must be None or 'core'; got {bind!r}")
         require_open_files(len(commands))
         self.late: list[int] = []
+        self.alone: list[int] = []
         self.whereabouts: list[str] = []
         self._job = ""
         self._commands = commands
@@ -113,6 +115,7 @@ class LocalJob:
         self._on_loss = on_loss
         self._max_restarts = max_restarts
         self._restarts = 0
+        self._joining: set[int] = set()  # ranks that were started anew, and had not joined the others when last seen
         self._requests: deque[Callable[[], None]] = deque()
         self._selector = closed_in_child(selectors.DefaultSelector())
         self._ranks: list[RankProcess] = []
@@ -281,6 +284,7 @@ class LocalJob:
             self._escalate(AFTER_FAILURE)
         elif is_loss and self._on_loss is not None:
             self._on_loss(ended, others, is_restarted)
+        self._stop_joiners_alone(store)
 
     def _restart(self, process: RankProcess, store: JobStore) -> bool:
         """Start a lost rank anew if that is allowed; return whether it was.
@@ -291,10 +295,21 @@ class LocalJob:
         if self._restarts == self._max_restarts or (joins and not self._living):
             return False
         self._restarts += 1
+        if joins:
+            self._joining.add(process.rank)
         self._replaced.append(process)
         rank = process.rank
         self._ranks[rank] = self._started(rank, self._commands[rank], store, restarts=self._restarts if joins else 0)
         return True
+
+    def _stop_joiners_alone(self, store: JobStore) -> None:
+        """End the job if all ranks that run wait to join it, because no rank is left that could admit them."""
+        self._joining &= self._living
+        if self._living and self._living == self._joining and not self._sent:
+            self._joining = {rank for rank in self._joining if not store.has_joined(self._ranks[rank].pid)}
+            if self._living == self._joining:
+                self.alone = sorted(self._living)
+                self._escalate(STOP)
 
     def _forward(self, number: int) -> None:
         self.whereabouts = self.look()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from unisono.errors import RendezvousError
 from unisono.forks import closed_in_child
 from unisono.launchers.process import Exit, above_standard_streams
-from unisono.transports.rendezvous import next_prefix, open_store
+from unisono.transports.rendezvous import next_prefix, open_store, open_waiting_place
 from unisono.transports.rendezvous.roster import has_arrived
 from unisono.transports.rendezvous.stores import Store
 from unisono.transports.rendezvous.tcp_store import StoreServer
@@ -44,6 +44,7 @@ class JobStore:
             self._reserved.close()
             raise
         self._reader: Store | None = None
+        self._waiting_place: Store | None = None
         self.url = self._server.url
 
     @contextmanager
@@ -65,8 +66,9 @@ class JobStore:
 
     def close(self) -> None:
         """Stop the server."""
-        if self._reader is not None:
-            self._reader.close()
+        for store in (self._reader, self._waiting_place):
+            if store is not None:
+                store.close()
         self._server.close()
         self._reserved.close()
 
@@ -80,6 +82,18 @@ class JobStore:
             return has_arrived(self._reader, rank)
         except RendezvousError:
             return False
+
+    def has_joined(self, pid: int) -> bool:
+        """Return whether a process that was started anew has met the members of the running job."""
+        from unisono.transports.links.joiners import joined
+
+        try:
+            if self._waiting_place is None:
+                self._waiting_place = open_waiting_place(self.url, self._key, self.job, ANSWER_TIMEOUT_S)
+            self._waiting_place.get(joined(pid), 0.0)
+        except RendezvousError:
+            return False
+        return True
 
 
 def _reserved_port() -> socket.socket:
