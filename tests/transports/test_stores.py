@@ -358,6 +358,41 @@ def test_file_store_is_private_to_its_owner(tmp_path):
         assert {file.stat().st_mode & 0o777 for file in inside.iterdir()} == {0o600}
 
 
+def test_one_of_many_clients_sets_a_key_of_a_file_store(tmp_path):
+    stores = [FileStore(str(tmp_path / "store")) for _ in range(8)]
+    begin = threading.Barrier(8)
+
+    def claims(number, key):
+        begin.wait(DEADLINE_S)
+        try:
+            stores[number].set(key, str(number).encode())
+        except RendezvousError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        for key in map(str, range(20)):
+            taken = list(pool.map(claims, range(8), [key] * 8))
+            assert taken.count(True) == 1
+            assert stores[0].get(key, DEADLINE_S) == str(taken.index(True)).encode()
+    for store in stores:
+        store.close()
+
+
+def test_file_store_needs_no_hard_links(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = FileStore(str(tmp_path / "store"))
+    store.set("key", b"value")
+    with pytest.raises(RendezvousError, match="in the store already"):
+        store.set("key", b"another")
+    assert store.get("key", DEADLINE_S) == b"value"
+    store.close()
+    assert not (tmp_path / "store").exists()
+
+
 def test_last_rank_removes_the_folder_of_a_file_store(tmp_path):
     path = tmp_path / "store"
     first, second = FileStore(str(path)), FileStore(str(path))

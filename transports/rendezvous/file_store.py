@@ -11,6 +11,7 @@ removed. When it closes the store, it is the last rank, and removes everything.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -26,10 +27,11 @@ from unisono.transports.rendezvous.stores import VALUE_LIMIT_NBYTES, already_set
 _FOLDER = "unisono.store"
 _LOCK = "lock"
 # The name of a value, or of a value that is being written. The store removes no other files.
-_DRAFT = "draft"
-_VALUE = re.compile(rf"[0-9a-f]{{64}}(\.{_DRAFT})?")
+_VALUE = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{16})?")
 # The content of the lock file if the job has created `path` itself.
 _CREATED = b"made"
+# The errors of file systems without hard links.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_DRAFT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -68,21 +70,16 @@ class FileStore:
     def set(self, key: str, value: bytes) -> None:
         check_value(value)
         name = _name(key)
-        draft = f"{name}.{_DRAFT}"
+        draft = f"{name}.{os.urandom(8).hex()}"
         folder = self._folder.number
         try:
-            # All clients use the same draft for this key, so of two that set it at once, one is refused.
             with open(os.open(draft, _OPEN_DRAFT, 0o600, dir_fd=folder), "wb") as file:
-                try:
-                    if self._has(name):
-                        raise already_set(key)
-                    file.write(value)
-                    file.flush()
-                except BaseException:
+                file.write(value)
+            try:
+                self._publish(draft, name)
+            finally:
+                with contextlib.suppress(FileNotFoundError):  # it has been renamed
                     os.unlink(draft, dir_fd=folder)
-                    raise
-            # The rename makes the value appear as a whole.
-            os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
         except FileExistsError:
             raise already_set(key) from None
         except OSError as error:
@@ -140,6 +137,18 @@ class FileStore:
             return True
         except FileExistsError:
             return False
+
+    def _publish(self, draft: str, name: str) -> None:
+        """Make a value appear as a whole; raises FileExistsError if another one has the name, also at the same time."""
+        folder = self._folder.number
+        try:
+            os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if self._has(name):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+            os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def _has(self, name: str) -> bool:
         try:
