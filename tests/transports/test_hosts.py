@@ -271,6 +271,22 @@ def test_calls_go_on_when_connections_between_hosts_are_reset(tmp_path: Path, tl
         pytest.skip("the kernel cannot reset connections (CONFIG_INET_DIAG_DESTROY)")
 
 
+def reduce_while_there_is_no_route(world: un.Communicator, say: Any) -> None:
+    """Open the first channels between the hosts while the host of rank 2 has no network."""
+    say("ready")
+    time.sleep(0.5)
+    say(int(world.allreduce(np.array(world.rank), timeout_s=DEADLINE_S)))
+
+
+def test_channels_are_opened_when_the_network_works_again(tmp_path: Path) -> None:
+    with network(2) as hosts, HostsJob(reduce_while_there_is_no_route, hosts, [2, 1], tmp_path) as job:
+        assert job.hear_all() == ["ready"] * 3
+        ip("link", "set", "eth0", "down", namespace=hosts[1])
+        time.sleep(1.5)  # less than heartbeat_timeout_s
+        ip("link", "set", "eth0", "up", namespace=hosts[1])
+        assert job.hear_all() == [3] * 3
+
+
 # --- wrong input ---------------------------------------------------------------------------------------------------
 
 

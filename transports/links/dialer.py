@@ -34,6 +34,9 @@ _REDIAL_PAUSE_S = 0.01
 # An acceptor that lacks descriptors, or is at its limit of handshakes, drops connections without an answer. A dialer
 # that gets no answer for the first time tries again. The time doubles with each attempt, up to the second value.
 _PATIENCE_S = (5.0, 60.0)
+# A network that fails for a moment may have no route. If the peer's host is lost, heartbeats say so before this time.
+_NO_ROUTE_S = 10.0
+_NO_ROUTE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
 
 
 @record
@@ -273,9 +276,12 @@ class Dialer:
             self._begin(attempts)
 
     def _failed(self, attempts: _Attempts, error: UnisonoError) -> None:
-        """Try again if the peer dropped the connection, which a busy peer does. A dead peer refuses it."""
+        """Try again if the peer dropped the connection, which a busy peer does. A dead peer refuses it.
+
+        Also try again for some seconds if there is no route to the peer.
+        """
         dropped = isinstance(error, PeerLostError) and not isinstance(error.__cause__, ConnectionRefusedError)
-        if dropped and not self._gives_up():
+        if (dropped or attempts.awaits_route(error)) and not self._gives_up():
             self._loop.call_after(_REDIAL_PAUSE_S, partial(self._begin, attempts))
         else:
             attempts.on_error(error)
@@ -295,6 +301,14 @@ class _Attempts:
         self.target, self.on_connected, self.on_error = target, on_connected, on_error
         self.count = 0
         self._patience_s, self._longest_s = _PATIENCE_S
+        self._route_until: Deadline | None = None
+
+    def awaits_route(self, error: UnisonoError) -> bool:
+        """Return whether there is no route to the target, and has been none for some seconds at most."""
+        if getattr(error.__cause__, "errno", None) not in _NO_ROUTE:
+            return False
+        self._route_until = self._route_until or Deadline(_NO_ROUTE_S)
+        return not self._route_until.has_passed()
 
     def next_patience_s(self) -> float:
         """Return the seconds after which the next attempt counts as dropped."""
