@@ -4,5 +4,6 @@ arrays: arrays of any library as flat numpy arrays.
 pending: the protocol of a call in flight.
 data_parallel/: parameters, samples, metrics, norms and hybrid groups.
 gradients/: the gradient engine.
+jax/: the collectives of JAX programs on CPUs.
 torch/: the backend of torch.distributed, and an optimizer.
 """

@@ -12,7 +12,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unisono import data_parallel as data_parallel, metrics as metrics, testing as testing, torch as torch
+    from unisono import (
+        data_parallel as data_parallel,
+        jax as jax,
+        metrics as metrics,
+        testing as testing,
+        torch as torch,
+    )
     from unisono.algorithms.catalogue.registration import algorithm as algorithm
     from unisono.collectives.api.reduce_local import reduce_local as reduce_local
     from unisono.collectives.arrays.mapped import empty as empty
@@ -76,7 +82,7 @@ _NAMES = {
 
 # Public modules. A module in `_FRAMEWORKS` needs the library of the same name.
 _MODULES = ("data_parallel", "metrics", "testing")
-_FRAMEWORKS = ("torch",)
+_FRAMEWORKS = ("jax", "torch")
 
 __all__ = ["__version__", *_NAMES, *_MODULES]  # noqa: PLE0604
 

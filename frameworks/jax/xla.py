@@ -1,0 +1,282 @@
+"""`use_for_xla`: XLA's own collectives between processes, such as `psum`, carried out by Unisono.
+
+Theory of operation
+-------------------
+On CPUs, XLA carries out collectives between processes by Gloo or by MPI. It reaches MPI through a table of functions
+that it fills from a library. That library is ours (`transports/native/mpi_for_xla.cpp`). It passes each call to
+`handle` here, which makes the call on a communicator of Unisono::
+
+    psum over a mesh axis  →  MPI_Allreduce  →  handle(ALLREDUCE, …)  →  communicator.allreduce(x, out=out)
+
+For each group of devices, XLA makes a communicator once, by MPI_Comm_split, and keeps it.
+
+An exception cannot pass through XLA. So `handle` hands its text to the library and returns 0, and XLA raises it in the
+program as a `JaxRuntimeError`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import enum
+import itertools
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.distributed import global_state
+from jax._src.xla_bridge import backends_are_initialized
+
+from unisono.collectives.bootstrap.exit_reason import reason_to_leave
+from unisono.collectives.bootstrap.init import init
+from unisono.collectives.communicator import Communicator
+from unisono.errors import MismatchError, UnisonoError, UsageError
+from unisono.frameworks.jax import mpi_library
+
+# Numbered from 1, as in mpi_for_xla.cpp.
+_DTYPES = (
+    *("uint8", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float32", "float64", "complex64", "complex128"),
+)
+_OPS = ("sum", "prod", "min", "max")
+_WORLD = 1  # MPI_COMM_WORLD
+_ARGUMENTS = 6
+
+
+class Function(enum.IntEnum):
+    """The functions of MPI that XLA calls, numbered as in mpi_for_xla.cpp."""
+
+    SPLIT = 0
+    FREE = 1
+    RANK = 2
+    SIZE = 3
+    ALLREDUCE = 4
+    ALLGATHER = 5
+    REDUCE_SCATTER = 6
+    SEND = 7
+    RECEIVE = 8
+    WAIT = 9
+    EXCHANGE = 10
+    FINALIZE = 11
+
+
+def use_for_xla(world: Communicator | None = None) -> Communicator:
+    """Let XLA carry out its collectives between processes by Unisono, and return the communicator of all processes.
+
+    Every process of the job calls this before JAX is used. If `jax.distributed` has not been initialised, this does so,
+    with the ranks of `world` as the processes. Afterwards all collectives of JAX programs on CPUs use Unisono: `psum`,
+    `all_gather`, `psum_scatter`, `ppermute` and `all_to_all`, and those that XLA adds to programs on sharded arrays.
+    They have the time limit of `world`. The loss of a process is an error on all others, which JAX raises as a
+    `JaxRuntimeError` with the text of our error.
+
+    XLA reduces no 8- and 16-bit floats by MPI. It refuses such programs, or converts the elements to float32.
+
+    Args:
+        world: the communicator to use; by default that of `unisono.init()`. It stays open until the process ends.
+
+    Raises:
+        UsageError: XLA has chosen other collectives already, because JAX has been used before or was imported before
+            `unisono.jax`.
+
+    >>> import unisono.jax as uj  # doctest: +SKIP
+    >>> uj.use_for_xla()  # doctest: +SKIP
+    """
+    if obstacle := mpi_library.obstacle():
+        raise UsageError(obstacle)
+    if backends_are_initialized():
+        raise UsageError("JAX has already been used in this process: call use_for_xla() before any other call of JAX")
+    world = init() if world is None else world
+    calls = _Calls(world)
+    _serve(calls)
+    jax.config.update("jax_cpu_collectives_implementation", "mpi")
+    if world.size > 1 and not jax.distributed.is_initialized():
+        # Otherwise JAX catches SIGTERM, and the process does not end by it.
+        jax.config.update("jax_enable_preemption_service", False)
+        jax.distributed.initialize(_coordinator(world), world.size, world.rank)
+        atexit.register(_disconnect_after_failure, calls)
+    return world
+
+
+def _disconnect_after_failure(calls: _Calls) -> None:
+    """Let this process end at once after a failure: JAX would wait minutes for the processes that are lost."""
+    if calls.have_failed or reason_to_leave():
+        for connection in (global_state.client, global_state.service):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # its destructor would end the process by SIGABRT
+        global_state.client = global_state.service = None
+
+
+def _coordinator(world: Communicator) -> str:
+    """Return the address of the coordination service of JAX, which rank 0 serves on a free port."""
+    address = ""
+    if world.rank == 0:
+        with socket.socket() as probe:
+            host = os.environ.get("UNISONO_BIND_ADDRESS", "127.0.0.1")
+            probe.bind((host, 0))
+            address = f"{host}:{probe.getsockname()[1]}"
+    return str(world.broadcast_object(address))
+
+
+# --- the calls of XLA ------------------------------------------------------------------------------------------------
+
+# The library and its handler, which live as long as the process, because XLA calls them from threads of its own.
+_served: list[Any] = []
+
+
+def _serve(calls: _Calls) -> None:
+    """Load the library that XLA takes for MPI, and let it make its calls by `calls`."""
+    library = ctypes.CDLL(mpi_library.path())
+    library.unisono_set_error.argtypes = [ctypes.c_char_p]
+
+    def handle(function: int, *arguments: int) -> int:
+        try:
+            return calls.make(function, arguments)
+        except BaseException as error:  # noqa: BLE001  (no exception can pass through XLA)
+            calls.have_failed = True
+            library.unisono_set_error(f"{type(error).__name__}: {error}".encode())
+            return 0
+
+    handler = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * (_ARGUMENTS + 1))(handle)
+    library.unisono_set_handler(handler)
+    _served.extend((library, handler))
+    # XLA frees its communicators after the interpreter has ended. Registered first, so that it runs last.
+    atexit.register(library.unisono_set_handler, None)
+
+
+class _Calls:
+    """Makes the calls of XLA. A call returns a number other than 0, or raises.
+
+    Attributes:
+        have_failed: whether a call has raised.
+    """
+
+    def __init__(self, world: Communicator) -> None:
+        self.have_failed = False
+        self._world = world
+        self._numbers = itertools.count(_WORLD + 1)
+        self._communicators: dict[int, Communicator | BaseException] = {_WORLD: world}
+        self._requests: dict[int, Any] = {}
+        self._by_function: dict[int, Callable[..., int]] = {
+            Function.SPLIT: self._split,
+            Function.FREE: self._free,
+            Function.RANK: self._rank,
+            Function.SIZE: self._size,
+            Function.ALLREDUCE: self._allreduce,
+            Function.ALLGATHER: self._allgather,
+            Function.REDUCE_SCATTER: self._reduce_scatter,
+            Function.SEND: self._send,
+            Function.RECEIVE: self._receive,
+            Function.WAIT: self._wait,
+            Function.EXCHANGE: self._exchange,
+            Function.FINALIZE: self._finalize,
+        }
+
+    def make(self, function: int, arguments: Sequence[int]) -> int:
+        """Make a call of XLA."""
+        return self._by_function[function](*arguments)
+
+    def _communicator(self, number: int) -> Communicator:
+        communicator = self._communicators[number]
+        if isinstance(communicator, BaseException):
+            raise communicator
+        return communicator
+
+    def _split(self, parent: int, color: int, key: int, *_: int) -> int:
+        number = next(self._numbers)
+        try:
+            self._communicators[number] = _split(self._communicator(parent), color, key)
+        except UnisonoError as error:  # XLA ignores the error of this call, so the calls on the communicator raise it
+            self._communicators[number] = error
+        return number
+
+    def _free(self, number: int, *_: int) -> int:
+        communicator = self._communicators.pop(number, None)
+        if isinstance(communicator, Communicator) and communicator is not self._world:
+            communicator.close()
+        return 1
+
+    def _rank(self, number: int, *_: int) -> int:
+        communicator = self._communicators[number]
+        return communicator.rank if isinstance(communicator, Communicator) else 0
+
+    def _size(self, number: int, *_: int) -> int:
+        communicator = self._communicators[number]
+        return communicator.size if isinstance(communicator, Communicator) else 1
+
+    def _allreduce(self, number: int, send: int, receive: int, count: int, dtype: int, op: int) -> int:
+        x, out = _arrays(send, count, receive, count, dtype)
+        self._communicator(number).allreduce(x, _OPS[op - 1], out=out)
+        return 1
+
+    def _allgather(self, number: int, send: int, receive: int, count: int, dtype: int, _: int) -> int:
+        communicator = self._communicator(number)
+        x, out = _arrays(send, count, receive, count * communicator.size, dtype)
+        communicator.allgather(x, out=out)
+        return 1
+
+    def _reduce_scatter(self, number: int, send: int, receive: int, count: int, dtype: int, op: int) -> int:
+        communicator = self._communicator(number)
+        x, out = _arrays(send, count * communicator.size, receive, count, dtype)
+        communicator.reduce_scatter(x, _OPS[op - 1], out=out)
+        return 1
+
+    def _send(self, number: int, data: int, count: int, dtype: int, dest: int, tag: int) -> int:
+        return self._keep(self._communicator(number).send(_array(data, count, dtype), dest, tag, wait=False))
+
+    def _receive(self, number: int, data: int, count: int, dtype: int, source: int, tag: int) -> int:
+        return self._keep(self._communicator(number).recv(_array(data, count, dtype), source, tag, wait=False))
+
+    def _keep(self, work: Any) -> int:
+        number = next(self._numbers)
+        self._requests[number] = work
+        return number
+
+    def _wait(self, request: int, *_: int) -> int:
+        self._requests.pop(request).wait()
+        return 1
+
+    def _exchange(self, number: int, send: int, receive: int, nbytes: int, dest: int, source: int) -> int:
+        x, out = _arrays(send, nbytes, receive, nbytes, 1)
+        self._communicator(number).sendrecv(x, dest, out, source)
+        return 1
+
+    def _finalize(self, *_: int) -> int:
+        self._world.close()
+        return 1
+
+
+def _split(world: Communicator, color: int, key: int) -> Communicator:
+    """Return the communicator of one group of devices.
+
+    XLA numbers a group by its first device, and the ranks of a group from 0 on. All processes make their groups in the
+    same order, if they run the same programs in the same order.
+
+    Raises:
+        MismatchError: they have not, so the rows of different groups have come together.
+    """
+    rows = world.allgather(np.array([[color, key]], np.int64)).tolist()
+    members = sorted((other_key, rank) for rank, (other, other_key) in enumerate(rows) if other == color)
+    if [other_key for other_key, _ in members] != list(range(len(members))):
+        raise MismatchError(
+            f"the processes do not run the same programs in the same order: XLA makes a group with device {color} as "
+            f"its first device here, and of the {len(rows)} processes only {len(members)} take part in it",
+            rank=world.rank,
+        )
+    return world.subgroup([rank for _, rank in members])
+
+
+def _arrays(send: int, sent: int, receive: int, received: int, dtype: int) -> tuple[Any, Any]:
+    """Return the arrays of a call; one array if XLA passes the same memory twice."""
+    out = _array(receive, received, dtype)
+    return out if (send, sent) == (receive, received) else _array(send, sent, dtype), out
+
+
+def _array(address: int, count: int, dtype: int) -> Any:
+    """Return the array of `count` elements at an address in the memory of XLA."""
+    element = np.dtype(_DTYPES[dtype - 1])
+    if not count:
+        return np.empty(0, element)
+    memory: Any = (ctypes.c_byte * (count * element.itemsize)).from_address(address)
+    return np.frombuffer(memory, element)

@@ -1,0 +1,204 @@
+// An MPI library for XLA, whose functions are calls of Unisono.
+//
+// XLA's collectives on CPUs, such as psum over the processes of a JAX program, can use MPI. They reach it through
+// MPItrampoline, which loads the library that the environment variable MPITRAMPOLINE_LIB names and looks up each
+// function and constant of MPI there, as MPIABI_<name> (https://github.com/eschnett/MPItrampoline, ABI version 2.9).
+// This file is such a library. It has the fifteen functions that XLA calls; any other ends the program.
+//
+// Each function packs its arguments into integers and passes them to `handler`, a function of frameworks/jax/xla.py,
+// which makes the call on a communicator. XLA calls from threads of its own, without Python's lock; `handler` takes the
+// lock.
+//
+//     XLA: psum(x)  →  MPI_Allreduce (MPItrampoline)  →  MPIABI_Allreduce (here)  →  handler  →  world.allreduce(x)
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#define EXPORTED __attribute__((visibility("default")))
+#define CONSTANT(type, name, value) EXPORTED extern const type name = value
+
+namespace {
+
+using Handle = std::uintptr_t;
+
+// The functions by which xla.py tells calls apart; `Function` there has the same order.
+enum class Function : std::int64_t {
+  split,
+  free,
+  rank,
+  size,
+  allreduce,
+  allgather,
+  reduce_scatter,
+  send,
+  receive,
+  wait,
+  exchange,
+  finalize
+};
+
+using Handler = std::int64_t (*)(std::int64_t function, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                                 std::int64_t, std::int64_t);
+Handler handler = nullptr;
+
+// The error of the last call of this thread that failed. XLA asks for it in the same thread.
+thread_local std::string last_error;
+constexpr std::size_t most_error_nbytes = 1023;  // MPI_MAX_ERROR_STRING without the final zero
+
+std::int64_t address(const void* memory) { return static_cast<std::int64_t>(reinterpret_cast<Handle>(memory)); }
+
+template <typename... Arguments>
+std::int64_t call(Function function, Arguments... arguments) {
+  static_assert(sizeof...(arguments) <= 6);
+  if (handler == nullptr) return 0;
+  std::int64_t values[6]{static_cast<std::int64_t>(arguments)...};
+  return handler(static_cast<std::int64_t>(function), values[0], values[1], values[2], values[3], values[4], values[5]);
+}
+
+int failed(std::int64_t result) { return result != 0 ? 0 : 1; }
+
+[[noreturn]] void refuse() {
+  std::fputs("unisono: XLA called a function of MPI that Unisono does not have\n", stderr);
+  std::abort();
+}
+
+}  // namespace
+
+// Sets the function that makes the calls.
+extern "C" EXPORTED void unisono_set_handler(Handler function) { handler = function; }
+
+// Sets the error of this thread's call.
+extern "C" EXPORTED void unisono_set_error(const char* text) { last_error = text; }
+
+extern "C" {
+// The version of the ABI, and that of this library.
+CONSTANT(int, mpiabi_version_major, 2);
+CONSTANT(int, mpiabi_version_minor, 9);
+CONSTANT(int, mpiabi_version_patch, 0);
+CONSTANT(int, mpiwrapper_version_major, 2);
+CONSTANT(int, mpiwrapper_version_minor, 9);
+CONSTANT(int, mpiwrapper_version_patch, 0);
+EXPORTED void mpiwrapper_export_fortran_constants_() {}
+EXPORTED int MPIXABI_Query_cuda_support() { return 0; }
+EXPORTED int MPIXABI_Query_hip_support() { return 0; }
+EXPORTED int MPIXABI_Query_ze_support() { return 0; }
+
+CONSTANT(int, MPIABI_SUCCESS, 0);
+CONSTANT(int, MPIABI_UNDEFINED, -1);
+CONSTANT(int, MPIABI_THREAD_FUNNELED, 1);
+CONSTANT(Handle, MPIABI_COMM_NULL, 0);
+CONSTANT(Handle, MPIABI_COMM_WORLD, 1);
+CONSTANT(Handle, MPIABI_REQUEST_NULL, 0);
+CONSTANT(Handle, MPIABI_STATUS_IGNORE, 0);
+CONSTANT(Handle, MPIABI_STATUSES_IGNORE, 0);
+// Numbered from 1 in the order of DTYPES and OPS of xla.py.
+CONSTANT(Handle, MPIABI_BYTE, 1);
+CONSTANT(Handle, MPIABI_INT8_T, 2);
+CONSTANT(Handle, MPIABI_INT16_T, 3);
+CONSTANT(Handle, MPIABI_INT32_T, 4);
+CONSTANT(Handle, MPIABI_INT64_T, 5);
+CONSTANT(Handle, MPIABI_UINT8_T, 6);
+CONSTANT(Handle, MPIABI_UINT16_T, 7);
+CONSTANT(Handle, MPIABI_UINT32_T, 8);
+CONSTANT(Handle, MPIABI_UINT64_T, 9);
+CONSTANT(Handle, MPIABI_FLOAT, 10);
+CONSTANT(Handle, MPIABI_DOUBLE, 11);
+CONSTANT(Handle, MPIABI_C_COMPLEX, 12);
+CONSTANT(Handle, MPIABI_C_DOUBLE_COMPLEX, 13);
+CONSTANT(Handle, MPIABI_SUM, 1);
+CONSTANT(Handle, MPIABI_PROD, 2);
+CONSTANT(Handle, MPIABI_MIN, 3);
+CONSTANT(Handle, MPIABI_MAX, 4);
+
+// --- functions; each returns 0 for success, or 1 for an error of this thread ----------------------------------------
+
+EXPORTED int MPIABI_Init_thread(int*, char***, int, int* provided) {
+  *provided = 3;  // MPI_THREAD_MULTIPLE
+  return 0;
+}
+
+EXPORTED int MPIABI_Finalize() { return failed(call(Function::finalize)); }
+
+// XLA makes communicators only in the thread that has initialised MPI. Unisono needs no such limit.
+EXPORTED int MPIABI_Is_thread_main(int* is_main) {
+  *is_main = 1;
+  return 0;
+}
+
+EXPORTED int MPIABI_Comm_rank(Handle communicator, int* rank) {
+  *rank = static_cast<int>(call(Function::rank, communicator));
+  return 0;
+}
+
+EXPORTED int MPIABI_Comm_size(Handle communicator, int* size) {
+  *size = static_cast<int>(call(Function::size, communicator));
+  return 0;
+}
+
+// XLA ignores the error of this function. So it always returns a communicator, whose calls fail if there was an error.
+EXPORTED int MPIABI_Comm_split(Handle communicator, int color, int key, Handle* split) {
+  *split = static_cast<Handle>(call(Function::split, communicator, color, key));
+  return 0;
+}
+
+EXPORTED int MPIABI_Comm_free(Handle* communicator) {
+  call(Function::free, *communicator);
+  *communicator = MPIABI_COMM_NULL;
+  return 0;
+}
+
+EXPORTED int MPIABI_Allreduce(const void* send, void* receive, int count, Handle dtype, Handle op,
+                              Handle communicator) {
+  return failed(call(Function::allreduce, communicator, address(send), address(receive), count, dtype, op));
+}
+
+EXPORTED int MPIABI_Allgather(const void* send, int count, Handle dtype, void* receive, int, Handle,
+                              Handle communicator) {
+  return failed(call(Function::allgather, communicator, address(send), address(receive), count, dtype));
+}
+
+// XLA scatters equal parts.
+EXPORTED int MPIABI_Reduce_scatter(const void* send, void* receive, const int* counts, Handle dtype, Handle op,
+                                   Handle communicator) {
+  return failed(call(Function::reduce_scatter, communicator, address(send), address(receive), counts[0], dtype, op));
+}
+
+EXPORTED int MPIABI_Isend(const void* data, int count, Handle dtype, int dest, int tag, Handle communicator,
+                          Handle* request) {
+  *request = static_cast<Handle>(call(Function::send, communicator, address(data), count, dtype, dest, tag));
+  return failed(static_cast<std::int64_t>(*request));
+}
+
+EXPORTED int MPIABI_Irecv(void* data, int count, Handle dtype, int source, int tag, Handle communicator,
+                          Handle* request) {
+  *request = static_cast<Handle>(call(Function::receive, communicator, address(data), count, dtype, source, tag));
+  return failed(static_cast<std::int64_t>(*request));
+}
+
+EXPORTED int MPIABI_Wait(Handle* request, void*) {
+  return failed(call(Function::wait, std::exchange(*request, MPIABI_REQUEST_NULL)));
+}
+
+// XLA exchanges parts of equal length.
+EXPORTED int MPIABI_Sendrecv(const void* send, int count, Handle, int dest, int, void* receive, int, Handle, int source,
+                             int, Handle communicator, void*) {
+  return failed(call(Function::exchange, communicator, address(send), address(receive), count, dest, source));
+}
+
+EXPORTED int MPIABI_Error_string(int, char* text, int* length) {
+  const std::size_t nbytes = std::min(last_error.size(), most_error_nbytes);
+  last_error.copy(text, nbytes);
+  text[nbytes] = 0;
+  *length = static_cast<int>(nbytes);
+  return 0;
+}
+
+// The trampoline reads a constant at its address. It reads those below, but XLA does not use them.
+#define FUNCTION(name) \
+  EXPORTED void MPIABI_##name() { refuse(); }
+#define UNUSED(name) CONSTANT(std::uint64_t, MPIABI_##name, 0);
+#include "mpi_names.inc"
+}
