@@ -80,9 +80,6 @@ def use_for_xla(world: Communicator | None = None) -> Communicator:
     Raises:
         UsageError: XLA has chosen other collectives already, because JAX has been used before or was imported before
             `unisono.jax`.
-
-    >>> import unisono.jax as uj  # doctest: +SKIP
-    >>> uj.use_for_xla()  # doctest: +SKIP
     """
     if obstacle := mpi_library.obstacle():
         raise UsageError(obstacle)
