@@ -1,7 +1,7 @@
 """A link with a long delay between network namespaces: interfaces whose packets this process forwards.
 
 Each host gets a second interface. A packet from it reaches another host `delay_s` after it was sent, however many
-packets are on the way. Needs root and ``/dev/net/tun``.
+packets are on the way, or is lost. Needs root and ``/dev/net/tun``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import fcntl
 import heapq
 import itertools
 import os
+import random
 import select
 import struct
 import threading
@@ -32,8 +33,8 @@ def delayed_address(host: int) -> str:
 
 
 @contextlib.contextmanager
-def delayed(namespaces: Sequence[str], delay_s: float) -> Iterator[None]:
-    """Connect hosts by the delayed link.
+def delayed(namespaces: Sequence[str], delay_s: float, loss: float = 0.0) -> Iterator[None]:
+    """Connect hosts by the delayed link, which loses a share `loss` of the packets.
 
     Raises:
         UsageError, OSError: the interfaces cannot be created.
@@ -45,7 +46,7 @@ def delayed(namespaces: Sequence[str], delay_s: float) -> Iterator[None]:
             stack.callback(os.close, ends[-1])
         stop, stopping = os.pipe()
         stack.callback(os.close, stop)
-        carrier = threading.Thread(target=_carry, args=(ends, stop, delay_s), daemon=True)
+        carrier = threading.Thread(target=_carry, args=(ends, stop, delay_s, loss), daemon=True)
         carrier.start()
         stack.callback(carrier.join)
         stack.callback(os.close, stopping)
@@ -62,9 +63,10 @@ def _interface(name: str, host: int, namespace: str) -> int:
     return descriptor
 
 
-def _carry(ends: Sequence[int], stop: int, delay_s: float) -> None:
+def _carry(ends: Sequence[int], stop: int, delay_s: float, loss: float) -> None:
     """Forward packets until the other end of `stop` is closed."""
     under_way: list[tuple[float, int, int, bytes]] = []
+    dice = random.Random(0)
     numbers = itertools.count()  # keep packets that are due at the same time in order
     while True:
         patience_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
@@ -75,7 +77,7 @@ def _carry(ends: Sequence[int], stop: int, delay_s: float) -> None:
             with contextlib.suppress(BlockingIOError):
                 packet = os.read(end, _MTU + 100)
                 target = packet[_DESTINATION] - 1
-                if packet[0] >> 4 == 4 and target < len(ends):
+                if packet[0] >> 4 == 4 and target < len(ends) and dice.random() >= loss:
                     heapq.heappush(under_way, (time.monotonic() + delay_s, next(numbers), ends[target], packet))
         while under_way and under_way[0][0] <= time.monotonic():
             *_, to_end, packet = heapq.heappop(under_way)

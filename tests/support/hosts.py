@@ -39,7 +39,10 @@ class PrefixedJob(Job):
 
 
 class HostsJob(PrefixedJob):
-    """A `Job` whose ranks run on the hosts of a `network`. `per_host` is the number of ranks on each host."""
+    """A `Job` whose ranks run on the hosts of a `network`.
+
+    `per_host` is the number of ranks on each host, and `address_of` returns the address of a host.
+    """
 
     def __init__(
         self,
@@ -48,14 +51,16 @@ class HostsJob(PrefixedJob):
         per_host: Sequence[int],
         directory: Path,
         *args: Any,
+        address_of: Callable[[int], str] = address,
         **options: Any,
     ) -> None:
+        self._address_of = address_of
         self.host_of = [host for host, ranks in enumerate(per_host) for _ in range(ranks)]
         prefixes = [inside(namespaces[host]) for host in self.host_of]
         super().__init__(fn, prefixes, directory, *args, **options)
 
     def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
-        bound = dataclasses.replace(options, bind_address=address(self.host_of[rank]))
+        bound = dataclasses.replace(options, bind_address=self._address_of(self.host_of[rank]))
         super()._start(rank, store, bound, task)
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from support.fabric_ranks import require
 from support.hosts import HostsJob, LastingHostsJob, needs_namespaces
 
 import unisono as un
-from unisono.bench.namespaces import ip, network
+from unisono.bench.delayed import delayed, delayed_address
+from unisono.bench.namespaces import inside, ip, network
 from unisono.collectives.measurement import link_probes
 from unisono.tuning.decide.choice import TunerState, explain
 from unisono.tuning.machine.parameters import PRIORS, from_json, to_json
@@ -285,6 +286,35 @@ def test_channels_are_opened_when_the_network_works_again(tmp_path: Path) -> Non
         time.sleep(1.5)  # less than heartbeat_timeout_s
         ip("link", "set", "eth0", "up", namespace=hosts[1])
         assert job.hear_all() == [3] * 3
+
+
+def reduce_many_times(world: un.Communicator, say: Any, times: int, counts: Sequence[int]) -> None:
+    for call in range(times):
+        x = np.arange(counts[call % len(counts)]) + call + world.rank
+        total = world.allreduce(x, timeout_s=DEADLINE_S)
+        assert (total == (x - world.rank) * world.size + sum(range(world.size))).all()
+    say("done")
+    world.barrier()
+
+
+def test_slow_network_with_tiny_windows_raises_no_alarm(tmp_path: Path) -> None:
+    with network(2, "10mbit") as hosts:
+        for host in hosts:
+            for limits in ("net.ipv4.tcp_rmem=4096 4096 4096", "net.ipv4.tcp_wmem=4096 4096 8192"):
+                subprocess.run([*inside(host), "sysctl", "-qw", limits], check=True)
+        with HostsJob(reduce_many_times, hosts, [2, 1], tmp_path, 1000, [1, 7, 300]) as job:
+            assert job.hear_all() == ["done"] * 3
+
+
+def test_delay_and_loss_raise_no_alarm(tmp_path: Path) -> None:
+    with (
+        network(2) as hosts,
+        delayed(hosts, 0.1, loss=0.02),
+        HostsJob(
+            reduce_many_times, hosts, [2, 1], tmp_path, 8, [1, 100_000], address_of=delayed_address, warn_after_s=30.0
+        ) as job,
+    ):
+        assert job.hear_all() == ["done"] * 3
 
 
 # --- wrong input ---------------------------------------------------------------------------------------------------
