@@ -17,6 +17,8 @@ from support.deadlines import DEADLINE_S, await_marks, eventually, leave_mark
 from support.native_ranks import Job, LastingJob, new_key
 
 import unisono as un
+from unisono.transports.links.dialer import DialingRank, Target, dial
+from unisono.transports.links.handshake import Purpose
 
 Say = Callable[[Any], None]
 
@@ -368,3 +370,26 @@ def test_metrics_and_counters_name_ranks_as_they_were_launched(tmp_path: Path) -
         text = (tmp_path / "metrics" / f"unisono-rank-{rank}.prom").read_text()
         assert set(re.findall(r'rank="(\d)"', text)) == {str(rank)}
         assert set(re.findall(r'peer="(\d)"', text)) <= {"0", "1", "2"} - {str(rank)}
+
+
+def admit_one(world: un.Communicator, say: Say) -> None:
+    report(replaced(world, world.grow(1, timeout_s=DEADLINE_S)), say, 1)
+
+
+def dial_in_the_first_epoch(say: Say) -> None:
+    world = un.join(timeout_s=DEADLINE_S)
+    session = world._executor.session  # type: ignore[attr-defined]
+    me = session.identity
+    target = Target(0, session.members[0].addresses, False, Purpose.CONTROL)
+    try:
+        dial(DialingRank(me.key, me.job, 0, 1), target, DEADLINE_S)
+    except un.TransportUnavailableError as error:
+        say(error.message)
+    report(world, say, 1)
+
+
+def test_connections_of_an_earlier_epoch_are_refused(tmp_path: Path) -> None:
+    with LastingJob(admit_one, 2, tmp_path) as job:
+        stale = job.start(dial_in_the_first_epoch)
+        assert job.hear(stale).endswith("the acceptor answers as epoch 1, expected was 0")
+        assert [job.hear(number) for number in (0, 1, stale)] == [(rank, 3, 3, True) for rank in range(3)]
