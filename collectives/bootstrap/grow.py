@@ -55,6 +55,8 @@ _MOST_REASON = 512
 # The least time for a meeting, however short the caller wants to wait for joiners.
 _MEETING_S = 10.0
 _NO_COUNT = -1  # stands for the count None
+# The errors because of which a member cannot do its part; the system may refuse descriptors or threads.
+_FAILURES = (UnisonoError, OSError, RuntimeError)
 _FAREWELL = "the members begin again"
 _NO_PLACE = (
     "no process can join this job, because it has no key or no store that outlives ranks: start the job with `unisono "
@@ -114,8 +116,7 @@ class Growth:
 
     def close(self) -> None:
         """Close the connections to joiners that still wait."""
-        if self._joiners is not None:
-            self._joiners.close()
+        self._forget_joiners()
 
     def _decide(self, world: Communicator, count: int | None, deadline: Deadline) -> tuple[Decision, _Party]:
         """Return what all members do, and the joiners of the leader. Members wait in short rounds, which end early."""
@@ -142,11 +143,26 @@ class Growth:
                 if not deadline.has_passed():
                     return Decision("wait"), _Party()
                 return Decision("fail", error=f"{waiting} of {count} processes came to join in time"), _Party()
-            me = self._session.identity
-            party = _Party(links, StoreServer(self._session.addresses.tcp_host, 0, key=me.key, job=me.job))
-        except UnisonoError as error:
-            return Decision("fail", error=error.message[:_MOST_REASON]), _Party()
+            party = _Party(links, self._serve(joiners, links))
+        except _FAILURES as error:
+            self._forget_joiners()
+            return Decision("fail", error=_text(error)[:_MOST_REASON]), _Party()
         return Decision("meet", len(links), party.url), party
+
+    def _serve(self, joiners: Joiners, links: list[socket.socket]) -> StoreServer:
+        """Serve the store of the meeting; if that fails, let the joiners wait on."""
+        me = self._session.identity
+        try:
+            return StoreServer(self._session.addresses.tcp_host, 0, key=me.key, job=me.job)
+        except _FAILURES:
+            joiners.wait_again(links)
+            raise
+
+    def _forget_joiners(self) -> None:
+        """Close the store that has failed, and the connections, so that the next `grow` begins anew."""
+        if self._joiners is not None:
+            self._joiners.close()
+            self._joiners = None
 
     def _open(self) -> Joiners:
         me = self._session.identity
@@ -162,8 +178,9 @@ class Growth:
         with contextlib.ExitStack() as opened:
             try:
                 grown = self._meet(world, decision, party, deadline, opened)
-            except UnisonoError as error:
-                failure = error.message
+            except _FAILURES as error:
+                failure = _text(error)
+                party.fail(failure)
             if world.allgather(np.array([grown is not None])).all():
                 party.begin()
                 opened.pop_all()
@@ -227,6 +244,11 @@ class _Party:
         for link in self._links:
             send(link, {"begin": True})
 
+    def fail(self, reason: str) -> None:
+        """Let the meeting fail for all that are still in it."""
+        if self._server is not None:
+            self._server.fail(reason)
+
     def refuse(self, reason: str) -> None:
         """Refuse the joiners, unless the attempt has failed because one of them was lost."""
         for link in () if self._is_lost else self._links:
@@ -270,7 +292,6 @@ class _Party:
 
     def _watch(self, left: threading.Event, session: Session, members: Session, deadline: Deadline) -> None:
         """Watch until the leader has `left` the meeting. It is over when all joiners have met the others, or failed."""
-        assert self._server is not None
         meeting = list(self._links)
         while not left.wait(_PAUSE_S):
             for link in readable(meeting):
@@ -287,7 +308,7 @@ class _Party:
             self._failure = next((text for text, applies in failures if applies), "")
             if self._failure:
                 session.give_up(self._failure)
-                self._server.fail(self._failure)
+                self.fail(self._failure)
             if self._failure or not meeting:
                 self._is_over.set()
             if self._failure:
@@ -326,6 +347,10 @@ def _compare(world: Communicator, count: int | None, epoch: int) -> int:
         calls = [f"rank {rank} called grow({_shown(counts[rank])})" for rank in (odd, 0)]
         raise MismatchError(f"ranks disagree on grow: {calls[0]}, where {calls[1]}", rank=world.rank, peer=odd)
     return int(rows[:, 1].max())
+
+
+def _text(error: BaseException) -> str:
+    return error.message if isinstance(error, UnisonoError) else str(error)
 
 
 def _shown(count: int) -> str:

@@ -393,3 +393,25 @@ def test_connections_of_an_earlier_epoch_are_refused(tmp_path: Path) -> None:
         stale = job.start(dial_in_the_first_epoch)
         assert job.hear(stale).endswith("the acceptor answers as epoch 1, expected was 0")
         assert [job.hear(number) for number in (0, 1, stale)] == [(rank, 3, 3, True) for rank in range(3)]
+
+
+def grow_with_a_broken_store(world: un.Communicator, say: Say, store: Path) -> None:
+    if world.rank == 0:
+        store.mkdir()
+        store.chmod(0o777)
+    world.barrier()
+    try:
+        world.grow()
+    except un.RendezvousError as error:
+        say(error.message)
+    assert summed(world, 1) == 2
+    if world.rank == 0:
+        store.chmod(0o700)
+    admit_one(world, say)
+
+
+def test_all_members_raise_when_the_store_cannot_be_used_and_go_on(tmp_path: Path) -> None:
+    with LastingJob(grow_with_a_broken_store, 2, tmp_path, tmp_path / "store") as job:
+        assert all("can be written by other users" in text for text in job.hear_all())
+        joiner = job.start(join_and_report, 10)
+        assert [job.hear(number) for number in (0, 1, joiner)] == [(rank, 3, 12, True) for rank in range(3)]
