@@ -396,10 +396,10 @@ def test_connections_of_an_earlier_epoch_are_refused(tmp_path: Path) -> None:
 
 
 def grow_with_a_broken_store(world: un.Communicator, say: Say, store: Path) -> None:
+    world.barrier()  # both ranks have left the store of the rendezvous, which is removed then
     if world.rank == 0:
         store.mkdir()
         store.chmod(0o777)
-    world.barrier()
     try:
         world.grow()
     except un.RendezvousError as error:
