@@ -293,7 +293,7 @@ class _Party:
     def _watch(self, left: threading.Event, session: Session, members: Session, deadline: Deadline) -> None:
         """Watch until the leader has `left` the meeting. It is over when all joiners have met the others, or failed."""
         meeting = list(self._links)
-        while not left.wait(_PAUSE_S):
+        while not left.wait(_PAUSE_S) and not self._failure:
             for link in readable(meeting):
                 meeting.remove(link)
                 try:
@@ -311,8 +311,6 @@ class _Party:
                 self.fail(self._failure)
             if self._failure or not meeting:
                 self._is_over.set()
-            if self._failure:
-                return
 
 
 def store_of_leader(url: str, me: RankIdentity, deadline: Deadline, options: Options) -> TcpStore:
