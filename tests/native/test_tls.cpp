@@ -137,10 +137,19 @@ void files_that_cannot_be_used_are_named() {
   }
 }
 
+// Other addresses, because within one host nothing is kept. Small buffers, so that connections break in the midst of
+// records, of which the other end has acknowledged a part.
+ConnectionPair between_hosts(const std::shared_ptr<const TlsContext>& shared) {
+  SocketPair sockets = tcp_pair("127.0.0.2");
+  const int nbytes = 20'000;
+  CHECK(::setsockopt(sockets.a.get(), SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes) == 0);
+  CHECK(::setsockopt(sockets.b.get(), SOL_SOCKET, SO_RCVBUF, &nbytes, sizeof nbytes) == 0);
+  return encrypted(std::move(sockets), shared);
+}
+
 void channels_with_tls_deliver_every_byte_however_often_their_connections_break() {
-  // Other addresses, because within one host nothing is kept.
   const auto shared = context(50);
-  pass_messages_over_breaking_connections([&] { return encrypted(tcp_pair("127.0.0.2"), shared); });
+  pass_messages_over_breaking_connections([&] { return between_hosts(shared); });
 }
 
 void ranks_with_tls_exchange_messages_in_both_directions() {
