@@ -19,8 +19,8 @@ constexpr std::string_view identity_of_secret = "unisono";
 constexpr std::string_view label_of_export = "EXPORTER-unisono";
 // At most so many bytes are encrypted before they are sent. They and their copies fit the second-level cache.
 constexpr std::size_t most_encrypted_nbytes = 128 << 10;
-// OpenSSL reads so many bytes at once.
-constexpr std::size_t read_buffer_nbytes = 128 << 10;
+// OpenSSL reads so many bytes at once. Each connection has a buffer for them.
+constexpr std::size_t read_buffer_nbytes = 64 << 10;
 
 const unsigned char* octets(const std::byte* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
 const unsigned char* octets(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
