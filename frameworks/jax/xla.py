@@ -22,6 +22,7 @@ import enum
 import itertools
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,9 +31,7 @@ import numpy as np
 from jax._src.distributed import global_state
 from jax._src.xla_bridge import backends_are_initialized
 
-from unisono.collectives.bootstrap.exit_reason import reason_to_leave
-from unisono.collectives.bootstrap.init import init
-from unisono.collectives.communicator import Communicator
+from unisono import Communicator, init
 from unisono.errors import MismatchError, UnisonoError, UsageError
 from unisono.frameworks.jax import mpi_library
 
@@ -99,7 +98,7 @@ def use_for_xla(world: Communicator | None = None) -> Communicator:
 
 def _disconnect_after_failure(calls: _Calls) -> None:
     """Let this process end at once after a failure: JAX would wait minutes for the processes that are lost."""
-    if calls.have_failed or reason_to_leave():
+    if calls.have_failed or getattr(sys, "last_value", None) is not None:
         for connection in (global_state.client, global_state.service):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # its destructor would end the process by SIGABRT
         global_state.client = global_state.service = None

@@ -52,6 +52,9 @@ EXCEPTIONS = {
     "frameworks/arrays.py": {
         "unisono.transports._core": "all ranks must compute the same bits; no user needs what sets the mode",
     },
+    "frameworks/jax/mpi_library.py": {
+        "unisono.transports.core_path": "the library that XLA takes for MPI lies beside the native core",
+    },
     "frameworks/gradients/compression.py": {
         **dict.fromkeys(
             [f"unisono.transports.reductions.wire_formats.{name}" for name in ("from_wire", "to_wire", "wire_nbytes")],
