@@ -1,6 +1,7 @@
 """Plants seeded faults into jobs, and counts how each trial ends: correct, by the promised error, or not as promised.
 
     sudo python -m unisono.bench.campaign [--trials 3000] [--first SEED] [--library gloo|ulfm] [--out FILE] [--json]
+    python -m unisono.bench.campaign --show FILE
 
 A trial is a job of two to four processes that make the same calls again and again, and compare every result. One of
 them, the victim, has a fault at one of the calls: before it, during it or after it. `trial_of` makes the trial of a
@@ -21,6 +22,7 @@ far as these have such calls and faults. They promise less, so there any error o
 from __future__ import annotations
 
 import argparse
+import bisect
 import contextlib
 import json
 import os
@@ -303,6 +305,40 @@ def show(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
+# The upper ends of the ranges of a histogram, in milliseconds.
+_RANGES_MS = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+
+
+def histogram(outcomes: Sequence[Outcome]) -> Table:
+    """Return a table of the number of latencies in each range, by fault."""
+    table = Table(Column("fault", no_wrap=True), *(f"≤ {end} ms" for end in _RANGES_MS), "more")
+    by_fault: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for outcome in outcomes:
+        ranges = by_fault[outcome.trial.fault]
+        ranges.update(bisect.bisect_left(_RANGES_MS, latency) for latency in outcome.latencies_ms)
+    for fault, counts in sorted(by_fault.items()):
+        if counts:
+            table.add_row(fault, *(str(counts[place] or "") for place in range(len(_RANGES_MS) + 1)))
+    return table
+
+
+def outcomes_of(file: Path) -> list[Outcome]:
+    """Return the outcomes that a campaign has appended to a file.
+
+    Raises:
+        UsageError: the file is none of a campaign.
+    """
+    outcomes = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            trial = Trial(**{name: row[name] for name in Trial._fields})
+            outcomes.append(Outcome(trial, row["verdict"], tuple(row["latencies_ms"]), row["why"], row["named"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{file}, line {number}, is no outcome of a campaign: {error!r}") from None
+    return outcomes
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials that the arguments ask for, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m unisono.bench.campaign", description=__doc__.partition("\n")[0])
@@ -312,11 +348,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--library", choices=tuple(LIBRARIES), default="unisono", help="the library under test")
     parser.add_argument("--out", type=Path, help="a file to which a line for each trial is appended")
+    parser.add_argument("--show", type=Path, help="show the outcomes in such a file, and run nothing")
     parser.add_argument("--json", action="store_true", help="write the outcomes to stdout as JSON lines")
     chosen = parser.parse_args(arguments)
     console = Console(stderr=chosen.json, width=None if sys.stdout.isatty() else 120)
-    outcomes = list(_outcomes(chosen, console))
+    outcomes = outcomes_of(chosen.show) if chosen.show else list(_outcomes(chosen, console))
     console.print(show(outcomes))
+    console.print(histogram(outcomes))
     verdicts = Counter(outcome.verdict for outcome in outcomes)
     console.print(", ".join(f"{verdict}: {number}" for verdict, number in sorted(verdicts.items())))
     return 0 if set(verdicts) <= set(GOOD) else 1

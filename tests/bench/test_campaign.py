@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,3 +63,15 @@ def test_broken_promises_are_noticed(trial: Trial, verdict: str, monkeypatch: py
     monkeypatch.setitem(FAULTS, "hang", FAULTS["SIGKILL"]._replace(plant=hang))
     monkeypatch.setattr(campaign, "LIMIT_S", 1.0)
     assert run(trial).verdict == verdict
+
+
+def test_outcomes_are_shown_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "outcomes.jsonl"
+    file.write_text(
+        json.dumps({**TRIAL._asdict(), "verdict": "promised", "latencies_ms": [3.0, 40.0], "why": "", "named": True})
+    )
+    assert campaign.main(["--show", str(file)]) == 0
+    assert "promised: 1" in capsys.readouterr().out
+    file.write_text("{}")
+    with pytest.raises(un.UsageError, match="line 1, is no outcome of a campaign"):
+        campaign.main(["--show", str(file)])
