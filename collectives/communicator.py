@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from unisono.collectives.arrays.typing import ArrayOrBuffer
+    from unisono.collectives.calls.programs import ProgramCalls
     from unisono.collectives.calls.statistics import Statistics
 
 # Makes the communicator of the survivors: `shrink` of `bootstrap.shrink`, which needs `Communicator` itself.
@@ -114,6 +115,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         self._is_closed = False
         self._devices_comm: Communicator | None = None
         self._objects_comm: Communicator | None = None
+        self._programs: ProgramCalls | None = None
 
     def __enter__(self) -> Communicator:
         return self
@@ -284,6 +286,21 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         """
         return self.subgroup([host[0] for host in self.hosts]) if self.local_rank == 0 else None
 
+    def program_calls(self) -> ProgramCalls:
+        """Return the registry of calls that compiled programs make on this communicator; `unisono.jax` uses it.
+
+        Raises:
+            UsageError: the communicator is closed, or its transport cannot run calls without Python.
+        """
+        self._check_usable()
+        with _making:
+            if self._programs is None:
+                from unisono.collectives.calls.programs import ProgramCalls
+
+                child = self._child(self._executor.for_programs(), self._host_layout, self._options)
+                self._programs = ProgramCalls(child, child._executor, child._planner, self._options.timeout_s)
+        return self._programs
+
     def explain(
         self,
         collective: str,
@@ -447,6 +464,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         if self._options.stats:
             self._report_statistics(self._options.stats)
         self._refuse("this communicator is closed: call unisono.init() for a new one")
+        if self._programs is not None:
+            self._programs.close()
         self._works.close()
         if self._reducer_if_any is not None:
             self._reducer_if_any.close()

@@ -1,9 +1,48 @@
-"""Unisono for JAX. Import this module before JAX, which looks for its libraries when it is imported."""
+"""Unisono for JAX: collectives inside programs, and XLA's own collectives between processes.
+
+Import this module before JAX, which looks for its libraries when it is imported, if the program calls `use_for_xla`.
+"""
 
 from unisono.frameworks.jax import mpi_library
 
 mpi_library.announce()  # before the other imports, which import JAX
 
+from unisono.frameworks.jax.collectives import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    exscan,
+    gather,
+    make_token,
+    permute,
+    recv,
+    reduce,
+    reduce_scatter,
+    scan,
+    scatter,
+    send,
+    sendrecv,
+)
 from unisono.frameworks.jax.xla import use_for_xla
 
-__all__ = ["use_for_xla"]
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "exscan",
+    "gather",
+    "make_token",
+    "permute",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scan",
+    "scatter",
+    "send",
+    "sendrecv",
+    "use_for_xla",
+]

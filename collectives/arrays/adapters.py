@@ -198,7 +198,7 @@ def _jax_view(x: Any, name: str) -> AnyArray:
     try:
         platforms = {device.platform for device in x.devices()}
     except TypeError as error:
-        advice = "call outside of transformations, or by jax.experimental.io_callback"
+        advice = "make this call by unisono.jax, or outside of transformations"
         raise UsageError(f"{name} has no elements while JAX traces it: {advice}") from error
     if platforms != {"cpu"}:
         raise in_device_memory(name, ", ".join(sorted(platforms)))

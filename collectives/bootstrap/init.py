@@ -79,6 +79,10 @@ class _Job:
         self._finalizer.atexit = False
         _jobs.add(self)
 
+    def world(self) -> Communicator | None:
+        """Return the world; None if it is garbage."""
+        return self._world()
+
     def grow(self, world: Communicator, count: int | None, timeout_s: float) -> Communicator:
         """Return the communicator of the members of `world` and of processes that join; see `Growth`."""
         from unisono.collectives.bootstrap.grow import Growth
@@ -325,6 +329,20 @@ def _failure_of(launch: Launch, error: BaseException) -> BaseException:
     if not (isinstance(error, Exception) and is_refusal(error)):
         return error
     return unavailable(f"rank {launch.rank} of {launch.size} cannot take part in the job", error, rank=launch.rank)
+
+
+def open_world() -> Communicator:
+    """Return the open world of this process.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    worlds = [world for job in list(_jobs) if (world := job.world()) is not None]
+    if len(worlds) != 1:
+        raise UsageError(
+            f"this process has {len(worlds) or 'no'} open worlds: call unisono.init(), and pass one as comm"
+        )
+    return worlds[0]
 
 
 def join_world(

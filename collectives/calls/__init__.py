@@ -9,6 +9,7 @@
 - `work.py`: asynchronous calls; `Work`, `wait_all`, `wait_any`.
 - `groups.py`: runs the calls of a with-block together, fused.
 - `group_recorder.py`: records the calls of a group until it ends.
+- `programs.py`: registers calls that compiled programs make without Python.
 - `serial_queue.py`: runs functions one after the other.
 - `verification.py`: compares the results of the ranks, if the option `verify_results` asks for it.
 - `message_handoff.py`: the operands that `send` and `recv` hand to an executor.

@@ -67,7 +67,7 @@ def test_module_without_torch_has_no_attribute_torch_and_says_why() -> None:
 def test_dir_of_module_lists_public_names_only() -> None:
     names = {name for name in dir(un) if not name.startswith("__")}
     assert {*un.__all__} - {"__version__"} <= names
-    assert names <= {*un.__all__, "torch"}
+    assert names <= {*un.__all__, "jax", "torch"}
 
 
 def test_communicator_suggests_its_own_names_for_names_of_mpi(world: un.Communicator) -> None:

@@ -35,7 +35,7 @@ ALLOWED = {
         *VOCABULARY,
         *OF_PROCESSES,
     ),
-    "frameworks": ("unisono.frameworks", "unisono.arrays", *PUBLIC, *VOCABULARY),
+    "frameworks": ("unisono.frameworks", "unisono.arrays", "unisono.programs", *PUBLIC, *VOCABULARY),
     "bench": ("unisono.bench", *PUBLIC, *VOCABULARY, *OF_PROCESSES),
     "examples": (*PUBLIC, "unisono.torch", "unisono.compat"),
 }

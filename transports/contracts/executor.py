@@ -48,6 +48,25 @@ class Operation(Protocol):
 
 
 @record
+class Exchange:
+    """A message to one rank, a message from one rank, or both at once.
+
+    Attributes:
+        dtype: the dtype of both messages.
+        dest, source: the ranks; None for no message.
+        sent, received: the numbers of elements.
+        tag: the tag of both messages.
+    """
+
+    dtype: DType
+    dest: int | None
+    source: int | None
+    sent: int
+    received: int
+    tag: int
+
+
+@record
 class Message:
     """A message that can be received: its source, its tag, its dtype, and the count of its elements."""
 
@@ -176,6 +195,30 @@ class Executor(Protocol):
         Both ends of each link have proved that they hold the job's key, and nobody else can send on it. No message is
         sent to make it, and ranks need not make it at the same time, or at all. Call it once; the caller closes it.
         """
+
+    def for_programs(self) -> Executor:
+        """Return an executor of the same ranks for the calls of compiled programs, which have an order of their own.
+
+        No message is sent to make it, and ranks need not make it at the same time. Call it once; the caller closes it.
+
+        Raises:
+            UsageError: this executor cannot run calls without Python.
+        """
+
+    def register(self, call: Call, timeout_s: float, zeros: int) -> int:
+        """Register `call` for the handler of XLA, which runs it without Python, and return its number.
+
+        Args:
+            call: the call.
+            timeout_s: its time limit, each time it runs.
+            zeros: how many bytes of the output are zero unless the plan writes them.
+        """
+
+    def register_exchange(self, exchange: Exchange, timeout_s: float, zeros: int) -> int:
+        """Register an exchange of messages, as `register` does for a call."""
+
+    def unregister(self, number: int) -> None:
+        """Forget a registered call: a program that still runs it gets an error."""
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """Start `call` on flat C-contiguous arrays, without blocking; `poll` or `wait` of the result completes it.

@@ -48,6 +48,7 @@ from unisono.transports.contracts.executor import (
     NO_CACHE,
     NO_MESSAGES,
     CallCache,
+    Exchange,
     Executor,
     Message,
     MessageCalls,
@@ -115,6 +116,21 @@ class GenericExecutor:
 
     def authenticated(self) -> Executor:
         return self if self._beside is None else self._beside.authenticated()
+
+    def for_programs(self) -> Executor:
+        raise UsageError(
+            f"calls in compiled programs need the native core, and it does not drive the transport "
+            f"{self._transport.name}: use another one"
+        )
+
+    def register(self, call: Call, timeout_s: float, zeros: int) -> int:
+        raise NotImplementedError
+
+    def register_exchange(self, exchange: Exchange, timeout_s: float, zeros: int) -> int:
+        raise NotImplementedError
+
+    def unregister(self, number: int) -> None:
+        raise NotImplementedError
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """Start `call`.

@@ -27,7 +27,7 @@ from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray, Call, Extent, MemoryType, Operand, Usage, VendorRefusal
 from unisono.transports.contracts.communicator_id import communicator_id
-from unisono.transports.contracts.executor import CallCache, Message, MessageCalls, Operation
+from unisono.transports.contracts.executor import CallCache, Exchange, Message, MessageCalls, Operation
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.executors.call_memory import arrays_of, checked_extents
 from unisono.transports.executors.call_records import facts_of
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 _WORLD = 0
 # The number of the communicator of authenticated links. Communicators of the user on the same ranks count from 0.
 _AUTHENTICATED = -1
+# The number of the communicator for the calls of compiled programs.
+_PROGRAMS = -2
 
 _PENDING, _DONE = 0, 1
 
@@ -91,7 +93,7 @@ class _Failures:
         kind, *_, text = self._control.failure()
         if kind == 0:
             raise UsageError("this communicator is closed", rank=self._rank, operation=operation)
-        if self._raised:
+        if self._has_been_raised():
             raise AbortedError(f"this communicator had failed: {text}", rank=self._rank, operation=operation)
         self._raised = True
         # The error gets no local name here: a frame that refers to its own error keeps the caller's objects alive.
@@ -115,8 +117,11 @@ class _Failures:
 
     def check_disagreement(self, operation: str) -> None:
         """Raise the failure if it is a `MismatchError` that no call of this rank has raised."""
-        if not self._raised and self._control.failure()[0] == MISMATCH:
+        if not self._has_been_raised() and self._control.failure()[0] == MISMATCH:
             self.check(_PENDING, operation)
+
+    def _has_been_raised(self) -> bool:
+        return self._raised or _core.xla_has_failed(self._control)
 
     def check_now(self, operation: str) -> None:
         """Raise the failure, if there is one."""
@@ -264,6 +269,30 @@ class NativeExecutor:
             return self
         communicator = communicator_id(self._communicator, self.members, _AUTHENTICATED)
         return NativeExecutor(self._session, self, communicator, self.members, is_authenticated=True)
+
+    def for_programs(self) -> NativeExecutor:
+        communicator = communicator_id(self._communicator, self.members, _PROGRAMS)
+        return NativeExecutor(self._session, self, communicator, self.members)
+
+    def register(self, call: Call, timeout_s: float, zeros: int) -> int:
+        return _core.register_for_xla(self._endpoint, self._compile(call).native, timeout_s, zeros)
+
+    def register_exchange(self, exchange: Exchange, timeout_s: float, zeros: int) -> int:
+        if exchange.dest is not None:
+            with self._compiling:
+                self._open([(_core.SENDING_LANE, exchange.dest)])
+        return _core.register_exchange_for_xla(
+            self._endpoint,
+            _description(exchange),
+            _side(exchange.dest, exchange.dtype, exchange.sent),
+            _side(exchange.source, exchange.dtype, exchange.received),
+            exchange.tag,
+            zeros,
+            timeout_s,
+        )
+
+    def unregister(self, number: int) -> None:
+        _core.forget_for_xla(number)
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         if call.plan.algorithm in self.vendors:
@@ -486,6 +515,21 @@ class NativeExecutor:
 
     def _open(self, channels: list[tuple[int, int]]) -> None:
         self._session.channels.open(self._communicator, [(lane, self.members[peer]) for lane, peer in channels])
+
+
+def _side(peer: int | None, dtype: DType, elements: int) -> tuple[int, int, int] | None:
+    """Return one side of an exchange in the form of the core: the peer, the number of the dtype, and the bytes."""
+    return None if peer is None else (peer, dtype.code, elements * dtype.itemsize)
+
+
+def _description(exchange: Exchange) -> str:
+    sides = {"dest": (exchange.dest, exchange.sent), "source": (exchange.source, exchange.received)}
+    shown = [
+        f"{name}={peer}, {exchange.dtype.name}[{elements}]"
+        for name, (peer, elements) in sides.items()
+        if peer is not None
+    ]
+    return f"exchange({'; '.join(shown)}; tag={exchange.tag})"
 
 
 def _origin(source: int | None, tag: int | None) -> str:

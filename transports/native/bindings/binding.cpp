@@ -33,6 +33,7 @@
 #include "tcp_channel.h"
 #include "ucx_messenger.h"
 #include "wire_formats.h"
+#include "xla_calls.h"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -562,6 +563,7 @@ NB_MODULE(_core, module) {
   bind_fast_messages(module);
   bind_cached_method(module);
   bind_group_recorder(module);
+  bind_xla_calls(module);
 
   module.def("reduce", reduce, nb::arg("dst"), nb::arg("sources"), nb::arg("dtype"), nb::arg("combine"),
              nb::arg("divisor"));

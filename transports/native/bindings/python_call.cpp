@@ -21,10 +21,11 @@ const char* interned(const char* name) {
 }
 
 // Whether a file is the user's. The package is not, nor is code between the two: contextlib, where a `with` block ends,
-// and torch, which calls its backend.
+// torch, which calls its backend, and JAX, which lowers programs.
 bool is_of_user(std::string_view file) {
   return !file.starts_with(package_directory()) && !file.ends_with("/contextlib.py") &&
-         file.find("-packages/torch/") == std::string_view::npos;
+         file.find("-packages/torch/") == std::string_view::npos &&
+         file.find("-packages/jax/") == std::string_view::npos;
 }
 
 }  // namespace
