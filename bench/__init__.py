@@ -12,6 +12,7 @@ Programs, each `python -m unisono.bench.NAME`:
   `memory.py`: the memory of a rank for its peers.
 - `decision.py`: the cost of the decision at call time. `overlap.py`: calls during computing.
 - `gradients.py`: exposed communication of gradients. `ddp.py`: training steps of DDP. `torch_calls.py`: calls of torch.
+  `jax_calls.py`: calls in programs of JAX.
 - `faults.py`: faults planted in jobs, and which sources name the culprit. `campaign.py`, `trial_ranks.py`: seeded
   faults, and latencies.
 - `gpu.py`, `gpu_stages/`: everything that needs a GPU.

@@ -51,3 +51,8 @@ def test_death_of_a_rank_ends_programs_of_the_others_which_can_exit(tmp_path: Pa
     first, _, third = lines_of("failures", "died", folder=tmp_path, ranks=3)
     assert "PeerLostError: rank 1 died" in first[0]
     assert "PeerLostError: rank 1 died" in third[0]
+
+
+def test_examples_reach_the_loss_of_one_process(tmp_path: Path) -> None:
+    examples = sorted(path.name for path in (Path(__file__).parents[2] / "examples").glob("jax_*.py"))
+    assert lines_of("examples", folder=tmp_path, ranks=2) == [examples] * 2

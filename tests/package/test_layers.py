@@ -36,8 +36,8 @@ ALLOWED = {
         *OF_PROCESSES,
     ),
     "frameworks": ("unisono.frameworks", "unisono.arrays", "unisono.programs", *PUBLIC, *VOCABULARY),
-    "bench": ("unisono.bench", *PUBLIC, *VOCABULARY, *OF_PROCESSES),
-    "examples": (*PUBLIC, "unisono.torch", "unisono.compat"),
+    "bench": ("unisono.bench", "unisono.jax", *PUBLIC, *VOCABULARY, *OF_PROCESSES),
+    "examples": (*PUBLIC, "unisono.jax", "unisono.torch", "unisono.compat"),
 }
 
 # For each file, the modules and names that it may import beyond the rule of its folder, and the reason.
