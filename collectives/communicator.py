@@ -298,7 +298,12 @@ class Communicator(Groups, Objects, Messages, MpiNames):
                 from unisono.collectives.calls.programs import ProgramCalls
 
                 child = self._child(self._executor.for_programs(), self._host_layout, self._options)
-                self._programs = ProgramCalls(child, child._executor, child._planner, self._options.timeout_s)
+                self._programs = ProgramCalls(
+                    child._executor,
+                    child._planner,
+                    self._options.timeout_s,
+                    lambda: child.subgroup(range(child.size - 1, -1, -1)),
+                )
         return self._programs
 
     def explain(

@@ -6,9 +6,9 @@ Used by: `unisono.frameworks.jax`, whose programs make these calls without Pytho
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
 from unisono.collectives.calls.planning import CallPlanner, CallSpec
@@ -18,9 +18,6 @@ from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.transports import _core
 from unisono.transports.contracts.executor import Exchange, Executor
-
-if TYPE_CHECKING:
-    from unisono.collectives.communicator import Communicator
 
 Shape: TypeAlias = "tuple[int, ...]"
 
@@ -32,19 +29,22 @@ class ProgramCalls:
     directly.
 
     Args:
-        comm: the communicator of the registered calls.
-        executor, planner: those of `comm`.
+        executor: the executor of the registered calls.
+        planner: the planner of the communicator.
         timeout_s: the time limit of each call.
+        make_reversed: returns a new communicator of the same ranks in reverse order.
     """
 
-    def __init__(self, comm: Communicator, executor: Executor, planner: CallPlanner, timeout_s: float) -> None:
-        self._comm = comm
+    def __init__(
+        self, executor: Executor, planner: CallPlanner, timeout_s: float, make_reversed: Callable[[], Any]
+    ) -> None:
         self._executor = executor
         self._planner = planner
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._numbers: dict[Hashable, int] = {}
-        self._reversed: Communicator | None = None
+        self._make_reversed = make_reversed
+        self._reversed: Any = None
         self._is_closed = False
 
     def collective(
@@ -105,11 +105,11 @@ class ProgramCalls:
                 self._numbers[exchange, zeros] = number
             return self._numbers[exchange, zeros]
 
-    def reversed(self) -> Communicator:
+    def reversed(self) -> Any:
         """Return a communicator of the same ranks in reverse order, for the transpose of a scan. Nothing is sent."""
         with self._lock:
             if self._reversed is None:
-                self._reversed = self._comm.subgroup(range(self._comm.size - 1, -1, -1))
+                self._reversed = self._make_reversed()
             return self._reversed
 
     def close(self) -> None:
