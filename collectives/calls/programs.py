@@ -158,9 +158,13 @@ def reduces(collective: str) -> bool:
     return CONTRACTS[collective].reduces
 
 
-def xla_handler() -> object:
-    """Return the capsule of the handler that XLA calls on the CPU; a custom call names a registered call by number."""
-    return _core.xla_handler()
+def xla_handler(minor_version: int) -> object:
+    """Return the capsule of the handler that XLA calls on the CPU; a custom call names a registered call by number.
+
+    Args:
+        minor_version: the minor version of XLA's C interface in this process.
+    """
+    return _core.xla_handler(minor_version)
 
 
 def xla_process() -> int:

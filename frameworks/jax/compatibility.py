@@ -1,12 +1,14 @@
-"""Everything that depends on the version of JAX, 0.4.38 or newer: primitives, effects, tokens and custom calls.
+"""Everything that depends on the version of JAX, 0.5 or newer: primitives, effects, tokens and custom calls.
 
 Used by: `primitives`. JAX has no public interface for ordered effects, so this module uses its private modules.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +23,17 @@ from unisono.programs import xla_handler, xla_process
 _TARGET = "unisono_call"
 _PLATFORM = "cpu"
 
-jax.ffi.register_ffi_target(_TARGET, xla_handler(), platform=_PLATFORM)
+
+def _minor_version() -> int:
+    """Return the minor version of XLA's C interface, which only its header states."""
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    version = re.search(r"^#define XLA_FFI_API_MINOR (\d+)", header, re.MULTILINE)
+    if version is None:
+        raise ImportError("the header of XLA's C interface in jaxlib states no version: install another jaxlib")
+    return int(version[1])
+
+
+jax.ffi.register_ffi_target(_TARGET, xla_handler(_minor_version()), platform=_PLATFORM)
 
 
 class CallEffect(effects.Effect):  # type: ignore[misc]
@@ -75,10 +87,11 @@ def define_batching(of: Any, rule: Callable[..., Any]) -> None:
 def define_lowering(of: Any, number_of: Callable[..., int], is_ordered: Callable[..., bool]) -> None:
     """Lower the primitive to a custom call that carries ``number_of(*operands, results=, **params)``.
 
-    On other platforms than the CPU, lowering raises `UsageError`.
+    Lowering raises `UsageError` on other platforms than the CPU, and for several devices of this process.
     """
 
     def lower(context: Any, *operands: Any, **params: Any) -> Sequence[Any]:
+        _check_one_device(of.name, context.module_context.axis_context)
         number = number_of(*context.avals_in, results=context.avals_out, **params)
         ordered = is_ordered(**params)
         attributes = {"call": np.int64(number), "process": np.int64(xla_process()), "ordered": np.int64(ordered)}
@@ -102,6 +115,27 @@ def define_lowering(of: Any, number_of: Callable[..., int], is_ordered: Callable
 
     mlir.register_lowering(of, lower, platform=_PLATFORM)
     mlir.register_lowering(of, refuse)
+
+
+def _devices_of(axes: Any) -> int:
+    """Return the number of devices of a program: under shard_map, under pmap, or of sharded arrays."""
+    if hasattr(axes, "mesh"):
+        return int(axes.mesh.size)
+    return int(axes.axis_env.nreps if hasattr(axes, "axis_env") else axes.num_devices)
+
+
+def _check_one_device(name: str, axes: Any) -> None:
+    """Check that a program, of which JAX knows `axes`, runs on one device of this process.
+
+    Raises:
+        UsageError: it runs on several, which would make its calls at the same time, in any order.
+    """
+    devices = _devices_of(axes)
+    if devices > 1 and jax.local_device_count() > 1:
+        raise UsageError(
+            f"{name} is in a program for {devices} devices, and this process has {jax.local_device_count()}, which "
+            "would make the call at the same time, in any order: start one process for each device"
+        )
 
 
 def is_zero(tangent: Any) -> bool:

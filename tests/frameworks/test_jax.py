@@ -14,10 +14,10 @@ START = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_nam
 QUIET = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:os.fork:RuntimeWarning"}
 
 
-def lines_of(program: str, *arguments: str, folder: Path, ranks: int) -> list[list[str]]:
+def lines_of(program: str, *arguments: str, folder: Path, ranks: int, **environ: str) -> list[list[str]]:
     """Run a program of `jax_programs`; return the lines of each rank. All must end with exit code 0."""
     path = str(PROGRAMS / f"{program}.py")
-    ended = by_variables(START, path, *arguments, folder=folder, ranks=ranks, **QUIET)
+    ended = by_variables(START, path, *arguments, folder=folder, ranks=ranks, **QUIET, **environ)
     assert [each.returncode for each in ended] == [0] * ranks, "\n".join(each.stderr for each in ended)
     return [each.stdout.splitlines() for each in ended]
 
@@ -56,3 +56,9 @@ def test_death_of_a_rank_ends_programs_of_the_others_which_can_exit(tmp_path: Pa
 def test_examples_reach_the_loss_of_one_process(tmp_path: Path) -> None:
     examples = sorted(path.name for path in (Path(__file__).parents[2] / "examples").glob("jax_*.py"))
     assert lines_of("examples", folder=tmp_path, ranks=2) == [examples] * 2
+
+
+def test_program_for_several_devices_of_a_process_is_refused(tmp_path: Path) -> None:
+    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    ((text,),) = lines_of("devices", folder=tmp_path, ranks=1, **two)
+    assert "program for 2 devices" in text

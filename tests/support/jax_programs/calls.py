@@ -132,6 +132,7 @@ def control_flow() -> None:
     expect("cond by data", chosen(True, x), total)
     expect("while", jax.lax.fori_loop(0, 3, lambda _, x: uj.allreduce(x, "avg"), x), total / SIZE)
     expect("remat", jax.grad(jax.checkpoint(lambda x: jnp.sin(uj.allreduce(x)).sum()))(x), SIZE * np.cos(total))
+    expect("a donated array", jax.jit(uj.allreduce, donate_argnums=0)(x + 0), total)
     mesh = Mesh(np.array(jax.devices()), ("data",))
     spec = PartitionSpec("data")
     sharded = (

@@ -18,6 +18,7 @@
 #include <xla/ffi/api/c_api.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -278,15 +279,17 @@ void set_token(const XLA_FFI_Rets& results) {
   if (last.dtype == XLA_FFI_DataType_U32 && last.rank == 0) std::memset(last.data, 0, sizeof(std::uint32_t));
 }
 
-// XLA asks for the version of the interface that a handler uses. This one uses only parts that all versions have, so
-// it answers with the version of the caller.
+// The version of the interface that the handler claims to use. Older versions of XLA accept only their own. The handler
+// uses only parts that all versions have, so it claims that of the jaxlib that is loaded.
+std::atomic<int> claimed_minor_version{XLA_FFI_API_MINOR};
+
+// XLA asks for the version when a handler is registered.
 bool answer_query(const XLA_FFI_CallFrame& frame) {
   for (XLA_FFI_Extension_Base* each = frame.extension_start; each != nullptr; each = each->next) {
     if (each->type != XLA_FFI_Extension_Metadata) continue;
     XLA_FFI_Metadata& metadata = *reinterpret_cast<XLA_FFI_Metadata_Extension*>(each)->metadata;
-    const bool has_version = frame.api != nullptr;
-    metadata.api_version.major_version = has_version ? frame.api->api_version.major_version : XLA_FFI_API_MAJOR;
-    metadata.api_version.minor_version = has_version ? frame.api->api_version.minor_version : XLA_FFI_API_MINOR;
+    metadata.api_version.major_version = XLA_FFI_API_MAJOR;
+    metadata.api_version.minor_version = claimed_minor_version;
     metadata.traits = 0;
     return true;
   }
@@ -308,6 +311,11 @@ extern "C" XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
                        frame->rets.size == 0 ? nullptr : memory_of(frame->rets.rets[0])});
 }
 
+nb::capsule handler(int minor_version) {
+  claimed_minor_version = minor_version;
+  return nb::capsule(reinterpret_cast<void*>(handle));
+}
+
 std::int64_t register_collective(nb::object endpoint, nb::object call, double timeout_s, std::size_t zeros) {
   watch_keyboard();
   return table().add(std::make_unique<RegisteredCollective>(std::move(endpoint), std::move(call), timeout_s, zeros));
@@ -323,7 +331,7 @@ std::int64_t register_exchange(nb::object endpoint, std::string description, std
 }  // namespace
 
 void bind_xla_calls(nb::module_& module) {
-  module.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(handle)); });
+  module.def("xla_handler", handler, nb::arg("minor_version"));
   module.def("xla_has_failed", [](const Control& control) { return table().has_failed(control); }, nb::arg("control"));
   module.def("xla_process", [] { return table().process(); });
   module.def("register_for_xla", register_collective, nb::arg("endpoint"), nb::arg("call"), nb::arg("timeout_s"),
