@@ -27,7 +27,7 @@ NATIVE_BUILD = $(BIN)/cmake -S . -G Ninja -DUNISONO_MODULE=OFF -DUNISONO_TESTS=O
 CHECKED_BUILD = $(NATIVE_BUILD) -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
 CHECK = $(BIN)/ctest --output-on-failure --timeout 400 --parallel 2
-FUZZERS := frames plans shm tcp
+FUZZERS := control frames plans shm tcp
 # The fuzzing targets belong to the build under the address sanitizer, so that the core is compiled once for both. libFuzzer
 # comes with clang.
 FUZZED := build/sanitize-address,undefined
@@ -40,6 +40,7 @@ BENCH ?= allreduce -n 2 --sizes 8:64M
 PEERS ?=
 GPU ?=
 TRIALS ?= 3000
+SCALE ?= 1
 PYTEST ?=
 # Processes in which tests run at the same time; 0 runs them one by one. Many tests wait for most of their time.
 WORKERS ?= 3
@@ -50,7 +51,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -147,6 +148,9 @@ bench: $(STAMPS)/bench-$(KEY) ## Measure Unisono beside its peers (make peers in
 # Without .venv and without a network: it builds for itself what it needs, from what is installed there.
 campaign: $(STAMPS)/dev-$(KEY) ## Plant seeded faults into jobs, and count how each ends (TRIALS=3000)
 	@$(BIN)/python -m unisono.bench.campaign --trials $(TRIALS)
+
+leaks: $(STAMPS)/dev-$(KEY) ## Count what 10,000 communicators, a million calls and 1,000 aborts leave behind (SCALE=1)
+	@for transport in shm tcp; do $(BIN)/python -m unisono.bench.leaks --transport $$transport --scale $(SCALE) || exit; done
 
 gpu: ## Build, test and measure everything on a machine with a GPU (GPU="--only kernels")
 	@$(PYTHON) bench/gpu.py $(GPU)

@@ -9,7 +9,7 @@ Used by `unisono bench`:
 Programs, each `python -m unisono.bench.NAME`:
 
 - `bootstrap.py`: the time that ranks take to start. `joins.py`: the time that a process takes to join a job.
-  `memory.py`: the memory of a rank for its peers.
+  `memory.py`: the memory of a rank for its peers. `leaks.py`: what long use leaves behind.
 - `decision.py`: the cost of the decision at call time. `overlap.py`: calls during computing.
 - `gradients.py`: exposed communication of gradients. `ddp.py`: training steps of DDP. `torch_calls.py`: calls of torch.
   `jax_calls.py`: calls in programs of JAX.

@@ -23,7 +23,7 @@ from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnava
 from unisono.forks import closed_in_child
 from unisono.records import record
 from unisono.transports.host.system_limits import unavailable
-from unisono.transports.links.event_loop import EventLoop
+from unisono.transports.links.event_loop import EventLoop, Timer
 from unisono.transports.links.handshake import DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import prepare
 from unisono.transports.links.listener import Addresses
@@ -215,7 +215,7 @@ class Dialer:
         self._loop = loop
         self._caller = caller
         self._gives_up = gives_up
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, Timer] = {}  # each with the end of its time
         self._closed = False
 
     def dial(
@@ -249,9 +249,9 @@ class Dialer:
         except UnisonoError as error:
             self._failed(attempts, error)
             return
-        self._connections.add(connection)
         self._loop.watch(connection.sock, partial(self._advance, attempts, connection), writable=True)
-        self._loop.call_after(attempts.next_patience_s(), partial(self._expire, attempts, connection))
+        expire = partial(self._expire, attempts, connection)
+        self._connections[connection] = self._loop.call_after(attempts.next_patience_s(), expire)
 
     def _advance(self, attempts: _Attempts, connection: Connection) -> None:
         if connection not in self._connections:  # dropped by an earlier callback of the same wake-up
@@ -266,7 +266,7 @@ class Dialer:
         if hello is None:
             self._loop.watch(connection.sock, partial(self._advance, attempts, connection))
             return
-        self._connections.remove(connection)
+        self._loop.cancel(self._connections.pop(connection))
         self._loop.unwatch(descriptor)
         attempts.on_connected(connection.sock)
 
@@ -287,7 +287,7 @@ class Dialer:
             attempts.on_error(error)
 
     def _drop(self, connection: Connection) -> None:
-        self._connections.remove(connection)
+        self._loop.cancel(self._connections.pop(connection))
         self._loop.unwatch(connection.sock)
         connection.close()
 

@@ -9,7 +9,7 @@ import selectors
 import socket
 import threading
 import time
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +20,7 @@ from unisono.deadlines import LONGEST_WAIT_S
 from unisono.forks import closed_in_child
 
 Callback = Callable[[], None]
+Timer = tuple[float, int, Callback]
 
 _log = log.get("links")
 
@@ -28,8 +29,8 @@ class EventLoop:
     """One daemon thread over one selector.
 
     Callbacks run in that thread and must not block. If one raises, the error is logged and the loop continues. `watch`,
-    `unwatch` and `call_after` may be called in that thread, or before `start`. `submit` and `close` may be called in
-    any thread.
+    `unwatch`, `call_after` and `cancel` may be called in that thread, or before `start`. `submit` and `close` may be
+    called in any thread.
 
     Args:
         name: the name of the thread.
@@ -40,7 +41,7 @@ class EventLoop:
     def __init__(self, name: str, on_failure: Callable[[Exception], None]) -> None:
         self._on_failure = on_failure
         self._selector = closed_in_child(selectors.DefaultSelector())
-        self._timers: list[tuple[float, int, Callback]] = []  # in order
+        self._timers: list[Timer] = []  # in order
         self._serial = itertools.count()
         self._submitted: deque[Callback] = deque()
         try:
@@ -78,9 +79,17 @@ class EventLoop:
         """Stop watching `sock`; it stays open."""
         self._selector.unregister(sock)
 
-    def call_after(self, seconds: float, callback: Callback) -> None:
-        """Call `callback` once, after `seconds`."""
-        insort(self._timers, (time.monotonic() + seconds, next(self._serial), callback))
+    def call_after(self, seconds: float, callback: Callback) -> Timer:
+        """Call `callback` once, after `seconds`, unless the returned timer is cancelled before."""
+        timer = time.monotonic() + seconds, next(self._serial), callback
+        insort(self._timers, timer)
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        """Forget a timer and its callback; do nothing if it has been called. Only callbacks call this."""
+        place = bisect_left(self._timers, timer)
+        if self._timers[place : place + 1] == [timer]:
+            del self._timers[place]
 
     def submit(self, callback: Callback) -> None:
         """Call `callback` soon, in the loop's thread, unless the loop is closed. It takes no lock, for finalizers."""

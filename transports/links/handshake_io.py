@@ -22,7 +22,7 @@ from unisono.deadlines import Deadline
 from unisono.errors import TransportUnavailableError
 from unisono.forks import closed_in_child
 from unisono.transports.host.system_limits import is_exhausted
-from unisono.transports.links.event_loop import EventLoop
+from unisono.transports.links.event_loop import EventLoop, Timer
 from unisono.transports.links.handshake import AcceptorHandshake, Admission, DialerHandshake, HandshakeError, Hello
 from unisono.transports.links.tls import TlsHandshake, TlsPolicy
 
@@ -113,7 +113,7 @@ class HandshakeServer:
         self._limit = limit
         self._admit = admit
         self._tls = tls or TlsPolicy()
-        self._pending: dict[socket.socket, None] = {}  # in order
+        self._pending: dict[socket.socket, Timer] = {}  # in order, each with the end of its time
 
     def watch(self, listening: socket.socket) -> None:
         """Accept connections on `listening`, which the caller closes."""
@@ -141,9 +141,9 @@ class HandshakeServer:
             sock.close()
             return
         handshake = AcceptorHandshake(self._key, dataclasses.replace(self._admission, features=features))
-        self._pending[sock] = None
         self._loop.watch(sock, partial(self._receive, sock, handshake))
-        self._loop.call_after(HANDSHAKE_TIMEOUT_S, partial(self._drop, sock, "no handshake in time"))
+        late = partial(self._drop, sock, "no handshake in time")
+        self._pending[sock] = self._loop.call_after(HANDSHAKE_TIMEOUT_S, late)
 
     def _receive(self, sock: socket.socket, handshake: AcceptorHandshake) -> None:
         if sock not in self._pending:  # dropped by an earlier callback of the same wake-up
@@ -188,7 +188,7 @@ class HandshakeServer:
                 self._let_in(sock, hello, tls)
 
     def _let_in(self, sock: socket.socket, hello: Hello, tls: TlsHandshake | None = None) -> None:
-        del self._pending[sock]
+        self._loop.cancel(self._pending.pop(sock))
         self._loop.unwatch(sock)
         if tls is not None:
             sock = tls.take_socket()
@@ -209,7 +209,7 @@ class HandshakeServer:
     def _drop(self, sock: socket.socket, reason: str, reply: bytes = b"") -> None:
         if sock not in self._pending:
             return
-        del self._pending[sock]
+        self._loop.cancel(self._pending.pop(sock))
         _log.debug("dropped a connection: %s", reason)
         try:
             _send_at_once(sock, reply)

@@ -24,7 +24,7 @@ from unisono.errors import RendezvousError, UsageError
 from unisono.forks import closed_in_child
 from unisono.transports.host.bind_address import lookup
 from unisono.transports.host.system_limits import unavailable
-from unisono.transports.links.event_loop import EventLoop
+from unisono.transports.links.event_loop import EventLoop, Timer
 from unisono.transports.links.handshake import NO_RANK, Admission, DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, Acceptor, HandshakeServer, greet, prepare
 from unisono.transports.links.tls import TlsPolicy, is_flushed
@@ -64,14 +64,14 @@ class _Status(enum.IntEnum):
 
 
 class _Client:
-    """A client as the server sees it: `waiting_for` is the key of its pending GET, and `ticket` counts its requests."""
+    """A client as the server sees it: `waiting_for` is the key of its pending GET, which ends with `timer`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.received = bytearray()
         self.unsent = bytearray()
         self.waiting_for: bytes | None = None
-        self.ticket = 0
+        self.timer: Timer | None = None
 
 
 class _ProtocolError(Exception):
@@ -197,6 +197,7 @@ class StoreServer:
     def _drop(self, client: _Client) -> None:
         if client in self._clients:
             self._clients.remove(client)
+            self._stop_waiting(client)
             self._loop.unwatch(client.sock)
             client.sock.close()
 
@@ -224,7 +225,6 @@ class StoreServer:
             return
         verb, key, value, timeout_ms = request
         client.received.clear()
-        client.ticket += 1
         if not key.startswith(self._prefix):
             self._reply(client, _Status.OTHER_RENDEZVOUS, b"")
         elif verb == _Verb.SET:
@@ -252,14 +252,16 @@ class StoreServer:
             self._reply(client, _Status.NOT_SET, b"")
         else:
             client.waiting_for = key
-            self._loop.call_after(timeout_ms / 1000, partial(self._expire, client, client.ticket))
+            client.timer = self._loop.call_after(timeout_ms / 1000, partial(self._reply, client, _Status.NOT_SET, b""))
 
-    def _expire(self, client: _Client, ticket: int) -> None:
-        if client in self._clients and client.waiting_for is not None and client.ticket == ticket:
-            self._reply(client, _Status.NOT_SET, b"")
+    def _stop_waiting(self, client: _Client) -> None:
+        client.waiting_for = None
+        if client.timer is not None:
+            self._loop.cancel(client.timer)
+            client.timer = None
 
     def _reply(self, client: _Client, status: _Status, value: bytes) -> None:
-        client.waiting_for = None
+        self._stop_waiting(client)
         client.unsent += _REPLY.pack(status, len(value)) + value
         try:
             self._flush(client)
