@@ -31,6 +31,9 @@ COUNT = 300_000
 # OpenBLAS starts threads when it is loaded, and ends the interpreter if it cannot.
 ONE_THREAD = ("env", "OPENBLAS_NUM_THREADS=1")
 HIDDEN_PROC = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
+# The kernel seems not to overcommit memory. There, a page that it cannot give would end a rank by SIGBUS.
+_STRICT = 'policy=$(mktemp) && echo 2 > "$policy" && mount --bind "$policy" "$0" && rm "$policy" && exec "$@"'
+STRICT = ("unshare", "--mount", "sh", "-c", _STRICT, "/proc/sys/vm/overcommit_memory")
 # For each facility, the words before a command that runs without it.
 TAKEN_AWAY: dict[str, tuple[Sequence[str], ...]] = {
     "wake-ups": (refused("eventfd", "ENOSYS"),),
@@ -40,6 +43,7 @@ TAKEN_AWAY: dict[str, tuple[Sequence[str], ...]] = {
         refused("memfd_create", "ENOSYS"),
         refused("memfd_create", "EPERM"),
         ("prlimit", "--fsize=65536:65536"),
+        (*STRICT, *refused("fallocate", "ENOSPC")),
     ),
     "Unix sockets": (refused("unix_sockets", "EAFNOSUPPORT"), refused("names_of_unix_sockets", "EACCES")),
     "process watching": (refused("pidfd_open", "ENOSYS"), refused("pidfd_open", "EPERM")),
@@ -102,6 +106,11 @@ def test_ranks_without_a_system_facility_behave_as_documented(tmp_path: Path, na
         return
     with PrefixedJob(use_everything, [runnable(words)] * 2, tmp_path, timeout_s=DEADLINE_S) as job:
         assert job.hear_all() == [({transports[check.messages]}, check.memory)] * 2
+
+
+def test_ranks_share_memory_where_the_system_does_not_overcommit(tmp_path: Path) -> None:
+    with PrefixedJob(use_everything, [runnable(STRICT)] * 2, tmp_path, timeout_s=DEADLINE_S) as job:
+        assert job.hear_all() == [({"shm"}, SHARED)] * 2
 
 
 @pytest.mark.parametrize("name", ["sealed memory", "Unix sockets"])

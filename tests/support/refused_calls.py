@@ -36,6 +36,7 @@ _CALLS = {
     "pidfd_open": _Call({"x86_64": 434, "aarch64": 434}),
     "process_vm_readv": _Call({"x86_64": 310, "aarch64": 270}),
     "membarrier": _Call({"x86_64": 324, "aarch64": 283}),
+    "fallocate": _Call({"x86_64": 285, "aarch64": 47}),
     "eventfd": _Call({"x86_64": 290, "aarch64": 19}),
     "unix_sockets": _Call(_SOCKET, 0, _EQUAL, 1),  # AF_UNIX; pairs of sockets are made by another call
     "names_of_unix_sockets": _Call(_BIND, 2, _GREATER, 28),  # an address that is longer than those of IPv6

@@ -19,6 +19,12 @@ from support.native_ranks import Job
 from support.refused_calls import refuse
 
 import unisono as un
+from unisono.cli import tables
+from unisono.collectives.calls.statistics import append_to
+from unisono.transports.rendezvous.file_store import FileStore
+from unisono.tuning.machine.parameters import PRIORS
+from unisono.tuning.measure import calibration_files
+from unisono.tuning.measure.measurement_log import Context, Measurement, Store
 
 RANKS = 3
 COUNT = 300_000
@@ -63,6 +69,14 @@ def no_process_descriptors(_: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     os.pidfd_open = refuse
+
+
+def small_files(nbytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+
+
+def no_locked_memory(_: int) -> None:
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
 
 
 def short_memory(nbytes: int) -> None:
@@ -173,8 +187,14 @@ def test_lack_of_memory_on_one_rank_is_an_error_on_all_or_on_none(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("limit", "by"),
-    [(no_shared_memory, 0), (short_memory, 1), (short_memory, 4096), (short_memory_for_the_other_side, 4096)],
-    ids=["no memfd", "a byte short", "a page short", "a page short for the other side"],
+    [
+        (no_shared_memory, 0),
+        (small_files, 4096),
+        (short_memory, 1),
+        (short_memory, 4096),
+        (short_memory_for_the_other_side, 4096),
+    ],
+    ids=["no memfd", "small files", "a byte short", "a page short", "a page short for the other side"],
 )
 def test_lack_of_shared_memory_is_an_error_that_suggests_tcp(tmp_path: Path, limit: Callable[[int], None], by: int):
     found = outcomes(tmp_path, 2, limit, by)
@@ -183,10 +203,53 @@ def test_lack_of_shared_memory_is_an_error_that_suggests_tcp(tmp_path: Path, lim
         assert all("UNISONO_TRANSPORTS=tcp" in text for _, text in found), found
 
 
+@pytest.mark.parametrize("limit", [no_process_descriptors, no_locked_memory])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_ranks_work_without_process_descriptors(tmp_path: Path, transport: str):
-    assert outcomes(tmp_path, 0, no_process_descriptors, transport=transport) == [("", "")] * RANKS
+def test_ranks_work_without(tmp_path: Path, transport: str, limit: Callable[[int], None]):
+    assert outcomes(tmp_path, 0, limit, transport=transport) == [("", "")] * RANKS
 
 
 def test_tcp_needs_no_shared_memory(tmp_path: Path):
     assert outcomes(tmp_path, 2, no_shared_memory, transport="tcp") == [("", "")] * RANKS
+
+
+def write_everything(world: un.Communicator, say: Say, folder: Path) -> None:
+    """Write each kind of file with room for 100 bytes, as on a full disk; say what each writer answers."""
+    world.allreduce(np.ones(8), timeout_s=DEADLINE_S)
+    measured = Measurement(Context("m", "allreduce", "shm", "plain", 2, 2), "ring", 8, *[1e-6] * 5, 3)
+    calibration = calibration_files.Calibration("m", str(folder / "m.json"), PRIORS)
+    writers: dict[str, Callable[[], object]] = {
+        "dump": lambda: world.dump(folder),
+        "trace": lambda: world.trace(folder / "trace.json"),
+        "measurements": lambda: Store(folder / "log").append([measured] * 9),
+        "table": lambda: tables.compile_table(folder / "table.json", [measured]),
+        "calibration": lambda: calibration_files.keep(calibration),
+        "statistics": lambda: append_to(str(folder), 0, [], []),
+        "value of a store": lambda: FileStore(str(folder / "store")).set("key", bytes(1000)),
+    }
+    answers = {}
+    small_files(100)
+    for name, write in writers.items():
+        try:
+            answers[name] = f"returned {write()}"
+        except (OSError, un.UnisonoError) as error:
+            answers[name] = type(error).__name__
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    say((answers, sorted(path.name for path in folder.iterdir() if path.is_file())))
+
+
+def test_files_on_a_full_disk_are_errors_and_leave_no_part(tmp_path: Path) -> None:
+    folder = tmp_path / "full"
+    folder.mkdir()
+    with Job(write_everything, 1, tmp_path, folder) as job:
+        answers, left = job.hear(0)
+    assert answers == {
+        "dump": "OSError",
+        "trace": "OSError",
+        "measurements": "UsageError",
+        "table": "UsageError",
+        "calibration": "returned False",
+        "statistics": "returned None",
+        "value of a store": "RendezvousError",
+    }
+    assert left == ["log", "rank-0.jsonl"]  # files to which lines are appended, whose readers skip a part of a line

@@ -16,12 +16,15 @@ def sealed_memory(name: str, nbytes: int) -> int:
         nbytes: its size.
 
     Raises:
-        OSError: the system refuses it.
+        OSError: the system refuses it, or does not have so much memory and does not overcommit.
         AttributeError: this Python has no memfd.
     """
+    from unisono.transports import _core  # `unisono doctor` also describes surroundings where the core is missing
+
     memory = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(memory, nbytes)
+        _core.reserve_pages(memory, nbytes)
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
     except OSError:
         os.close(memory)

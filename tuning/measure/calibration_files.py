@@ -6,6 +6,7 @@ machine in words, and for each link the date, the load, and the largest error of
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -152,6 +153,8 @@ def keep(calibration: Calibration) -> bool:
             file.write(json.dumps(content))
         os.replace(scratch, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
         _log.warning("the calibration is not kept, because %s cannot be written: %s", path, error.strerror)
         return False
     return True

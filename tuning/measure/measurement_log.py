@@ -6,6 +6,7 @@ more. Two logs are merged by concatenation, because equal lines count once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -178,6 +179,8 @@ class Store:
             scratch.write_text("".join(lines), encoding="utf-8", errors="surrogateescape")
             scratch.replace(self.path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                scratch.unlink()
             raise UsageError(f"measurements in {self.path} cannot be replaced: {error.strerror}") from None
 
 

@@ -26,6 +26,7 @@
 #include "mpi_messenger.h"
 #include "plan.h"
 #include "python_call.h"
+#include "reserved_pages.h"
 #include "shm_channel.h"
 #include "signal_events.h"
 #include "started_call.h"
@@ -538,6 +539,12 @@ NB_MODULE(_core, module) {
   nb::list dtypes;
   for (const DTypeInfo& info : dtype_table) dtypes.append(nb::make_tuple(std::string(info.name), info.itemsize));
   module.attr("DTYPES") = dtypes;
+  module.def(
+      "reserve_pages",
+      [](int memory, std::size_t nbytes) {
+        if (!reserve_pages(memory, nbytes)) throw std::system_error(errno, std::generic_category(), "fallocate");
+      },
+      nb::arg("memory"), nb::arg("nbytes"));
   module.attr("SHM_NBYTES") = ShmChannel::segment_nbytes();
   module.attr("SENDING_LANE") = ChannelTable::sending_lane;
   module.attr("CONTROL_LINKS") = control_links;

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "reserved_pages.h"
+
 namespace unisono {
 namespace {
 
@@ -37,6 +39,7 @@ Descriptor make_memory(std::size_t nbytes) {
   Descriptor memory(::memfd_create("unisono-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory.valid()) fail("memfd_create");
   if (::ftruncate(memory.get(), static_cast<off_t>(nbytes)) != 0) fail("ftruncate");
+  if (!reserve_pages(memory.get(), nbytes)) fail("fallocate");
   if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail("F_ADD_SEALS");
   return memory;
 }

@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "reserved_pages.h"
+
 namespace unisono {
 namespace {
 
@@ -29,7 +31,9 @@ constexpr int seal_future_write = 0x10;  // F_SEAL_FUTURE_WRITE, which older hea
 // A memfd of this size, or none. Only this mapping can write it.
 Descriptor published_memory(std::size_t nbytes) {
   Descriptor descriptor(::memfd_create("unisono-flight-recorder", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (descriptor.valid() && ::ftruncate(descriptor.get(), static_cast<::off_t>(nbytes)) != 0) descriptor.reset();
+  const bool usable = descriptor.valid() && ::ftruncate(descriptor.get(), static_cast<::off_t>(nbytes)) == 0 &&
+                      reserve_pages(descriptor.get(), nbytes);
+  if (!usable) descriptor.reset();
   return descriptor;
 }
 
