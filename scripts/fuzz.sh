@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs fuzzing targets side by side: fuzz.sh BUILD SECONDS EXECUTIONS TARGET... Each target runs for SECONDS or, if
 # EXECUTIONS is not empty, for its share of them. The parsers in Python are one more target. Fails if a target finds an
-# error; its input stays in BUILD.
+# error, hangs for 20 s or takes 2 GiB; its input stays in BUILD.
 set -euo pipefail
 build=$1 seconds=$2 executions=$3
 shift 3
@@ -13,9 +13,20 @@ if "$python" -c "import atheris" 2>/dev/null; then
 else
   echo "skipped: the parsers in Python, because atheris is not built for this Python"
 fi
-limit="-max_total_time=$seconds"
-[ -z "$executions" ] || limit="-runs=$((executions / ${#targets[@]} + 1))"
 cd "$build"
+
+# Prints the share of a target in the executions. The fast ones get most: shared memory takes a thousand times as long as
+# frames, because each execution makes a segment.
+share_of() {
+  case $1 in
+    frames | plans) echo 120 ;;
+    parsers) echo 60 ;;
+    shm) echo 1 ;;
+    *) echo 15 ;;
+  esac
+}
+shares=0
+for target in "${targets[@]}"; do shares=$((shares + $(share_of "$target"))); done
 
 # Prints the command of a target and the folder of its seeds.
 command_of() {
@@ -30,6 +41,8 @@ for target in "${targets[@]}"; do
   read -ra command <<<"$(command_of "$target")"
   seeds=${command[-1]}
   unset "command[-1]"
+  limit="-max_total_time=$seconds"
+  [ -z "$executions" ] || limit="-runs=$((executions * $(share_of "$target") / shares + 1))"
   "${command[@]}" "$limit" -timeout=20 -rss_limit_mb=2048 -max_len=4096 -artifact_prefix="found_${target}_" \
     "corpus/$target" "$seeds" >"$target.log" 2>&1 &
   running[$!]=$target

@@ -75,6 +75,23 @@ void a_link_that_ends_without_a_farewell_is_a_lost_peer() {
   CHECK(survivor.failure().kind == FailureKind::peer_lost && survivor.failure().peer == 2);
 }
 
+void a_frame_about_a_rank_that_does_not_exist_ends_its_link() {
+  for (const std::int32_t wrong : {-2, 3, 1 << 30}) {
+    Control hub(0, 3);
+    SocketPair pair = unix_pair();
+    hub.add_link(1, std::move(pair.a), Descriptor());
+    Frame frame;
+    frame.type = FrameType::failure;
+    frame.failure = FailureKind::peer_lost;
+    frame.rank = 1;
+    frame.peer = wrong;
+    const std::string bytes = encode(frame);
+    CHECK(::send(pair.b.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+    CHECK(eventually([&] { return hub.failed(); }));
+    CHECK(hub.failure().peer == 1);
+  }
+}
+
 void a_late_rank_learns_of_departures_and_failures() {
   Control hub(0, 3);
   SocketPair early = unix_pair();
@@ -424,6 +441,8 @@ int main() {
       {"a lost peer is reported by its farewell or else by its channel",
        a_lost_peer_is_reported_by_its_farewell_or_else_by_its_channel},
       {"a link that ends without a farewell is a lost peer", a_link_that_ends_without_a_farewell_is_a_lost_peer},
+      {"a frame about a rank that does not exist ends its link",
+       a_frame_about_a_rank_that_does_not_exist_ends_its_link},
       {"a late rank learns of departures and failures", a_late_rank_learns_of_departures_and_failures},
       {"ranks that disagree are named with their calls", ranks_that_disagree_are_named_with_their_calls},
       {"a mismatch waits for the call of a rank that had made none",

@@ -51,23 +51,53 @@ void write_frames(const std::filesystem::path& folder) {
       .write(folder, "cut");
 }
 
+void write_control(const std::filesystem::path& folder) {
+  Frame frame;
+  frame.rank = 1;
+  frame.communicator = 3;
+  frame.sequence = 1;
+  frame.text = "barrier() at train.py:12";
+  Seed all;
+  all.put(std::uint8_t{1});
+  for (std::uint8_t type = 1; type <= static_cast<std::uint8_t>(FrameType::time); ++type) {
+    frame.type = static_cast<FrameType>(type);
+    frame.failure = type == 1 ? FailureKind::aborted : FailureKind::none;
+    const std::string bytes = encode(frame);
+    all.put(static_cast<std::uint8_t>(type % 2)).put(static_cast<std::uint8_t>(bytes.size())).put(bytes);
+  }
+  all.write(folder, "every_type");
+}
+
 void write_tcp(const std::filesystem::path& folder) {
-  Seed messages;
-  for (const std::uint16_t nbytes : std::initializer_list<std::uint16_t>{0, 1, 100, 40000})
-    messages.put(std::uint16_t{0}).put(nbytes).put(std::uint32_t{7}).put(std::uint8_t{0});
-  messages.write(folder, "messages");
-  Seed()
+  const auto channel = [](std::uint8_t checksum, std::uint8_t streams) {
+    Seed seed;
+    seed.put(checksum).put(streams);
+    return seed;
+  };
+  for (const std::uint8_t checksum : {std::uint8_t{0}, std::uint8_t{1}}) {
+    Seed messages = channel(checksum, checksum);
+    for (const std::uint16_t nbytes : std::initializer_list<std::uint16_t>{0, 1, 100, 40000})
+      messages.put(std::uint8_t{0}).put(std::uint8_t{0}).put(nbytes).put(std::uint32_t{7}).put(std::uint8_t{0});
+    messages.write(folder, checksum == 0 ? "messages" : "checked_messages");
+  }
+  channel(0, 0)
       .put(std::uint8_t{0})
       .put(std::uint8_t{1})
       .put(~std::uint64_t{0})
       .put(std::uint32_t{7})
       .put(std::uint8_t{1})
       .write(folder, "endless");
-  Seed()
+  channel(0, 0)
       .put(std::uint8_t{1})
+      .put(std::uint8_t{0})
       .put(std::uint8_t{64})
       .put(std::string("UNSO") + std::string(60, '\0'))
       .write(folder, "raw");
+  Seed broken = channel(0, 1);
+  for (int i = 0; i < 3; ++i) broken.put(std::uint8_t{2}).put(std::uint16_t{100});
+  for (const std::uint16_t received : std::initializer_list<std::uint16_t>{328, 64, 0, 5000})
+    broken.put(std::uint8_t{3}).put(std::uint8_t{0}).put(~std::uint32_t{0}).put(std::uint8_t{0}).put(received).put(1);
+  broken.write(folder, "broken");
 }
 
 void write_shm(const std::filesystem::path& folder) {
@@ -109,6 +139,7 @@ void write_plans(const std::filesystem::path& folder) {
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::filesystem::path folder = argv[1];
+  write_control(folder / "control");
   write_frames(folder / "frames");
   write_tcp(folder / "tcp");
   write_shm(folder / "shm");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <stdexcept>
 #include <utility>
 
 #include "signal_masked_thread.h"
@@ -26,6 +27,8 @@ constexpr auto silence_time = 50ms;
 constexpr std::size_t most_outlooks = 256;
 // Notices that nobody takes, as at exit, are dropped.
 constexpr std::size_t most_notices = 64;
+// More frames are not kept for a peer that takes none, such as one that is stopped, or that asks and never reads.
+constexpr std::size_t most_unsent_nbytes = 16 << 20;
 constexpr auto interrupt_check_period = 20ms;
 // One of these questions meets no other work of the two service threads, so its round trip is short.
 constexpr int clock_questions = 16;
@@ -473,7 +476,10 @@ bool Control::take_bytes(std::int32_t peer, std::string_view bytes) {
   std::string& in = links_[static_cast<std::size_t>(peer)].in;
   in.append(bytes);
   try {
-    for (Frame frame; decode(in, frame);) handle(peer, frame);
+    for (Frame frame; decode(in, frame);) {
+      check_ranks(frame);
+      handle(peer, frame);
+    }
   } catch (const std::runtime_error&) {
     return false;
   }
@@ -549,6 +555,14 @@ void Control::end_link(std::int32_t peer) {
   if (links_.at(static_cast<std::size_t>(peer)).ends_at) lose_link(peer);
 }
 
+// Throws std::runtime_error if the frame names a rank that the job does not have.
+void Control::check_ranks(const Frame& frame) const {
+  const auto is_rank_or_none = [this](std::int32_t rank) { return rank >= -1 && rank < size_; };
+  const bool has_peer = frame.type == FrameType::failure || frame.type == FrameType::outlook;
+  if (!is_rank_or_none(frame.rank) || (has_peer && !is_rank_or_none(frame.peer)))
+    throw std::runtime_error("a frame on a control link names a rank that does not exist");
+}
+
 void Control::handle(std::int32_t from, const Frame& frame) {
   switch (frame.type) {
     case FrameType::failure:
@@ -599,7 +613,7 @@ void Control::deliver(std::int32_t peer, const Frame& frame) {
 
 void Control::send(std::int32_t peer, const Frame& frame) {
   Link& link = links_[static_cast<std::size_t>(peer)];
-  if (!link.stream) return;
+  if (!link.stream || link.stream->waiting_nbytes() > most_unsent_nbytes) return;
   const std::string bytes = encode(frame);
   link.stream->append(bytes.data(), bytes.size());
   frames_sent_.fetch_add(1, std::memory_order_relaxed);

@@ -218,6 +218,7 @@ class Control {
   void link_ended(std::int32_t peer);
   void lose_link(std::int32_t peer);
   void lose_late_links(Clock::time_point now);
+  void check_ranks(const Frame& frame) const;
   void handle(std::int32_t from, const Frame& frame);
   void send(std::int32_t peer, const Frame& frame);
   void deliver(std::int32_t peer, const Frame& frame);

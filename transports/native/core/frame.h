@@ -50,8 +50,8 @@ struct Frame {
 //! Returns the bytes of a frame, with a text that is too long cut.
 std::string encode(const Frame& frame);
 
-//! Moves the first complete frame from `bytes` into `frame`; false if there is none yet. Throws std::runtime_error if
-//! the bytes cannot be a frame.
+//! Moves the first complete frame from `bytes` into `frame`; false if there is none yet. Bytes of the text that are no
+//! UTF-8 are replaced. Throws std::runtime_error if the bytes cannot be a frame.
 bool decode(std::string& bytes, Frame& frame);
 
 }  // namespace unisono

@@ -18,6 +18,8 @@ constexpr std::chrono::microseconds closing_period = 5ms;
 // How many questions a judge keeps, and how many last calls of communicators that were closed. It drops the oldest.
 constexpr std::size_t most_questions = 256;
 constexpr std::size_t most_last_calls = 1024;
+// How many reports of one type a judge keeps for a question. Each rank sends a few.
+constexpr std::size_t most_reports = 1 << 16;
 
 // Whether a rank may report this state of itself to a judge.
 bool is_an_answer(CallState state) {
@@ -62,7 +64,7 @@ Judge::Question& Judge::question_of(const Frame& report, Clock::time_point now) 
 
 void Judge::add_late(Question& question, std::int32_t reporter, const Frame& report, Clock::time_point now) {
   const auto time_left = std::chrono::microseconds(std::min<std::uint64_t>(report.time_left_us, 60'000'000));
-  question.late.push_back({reporter, report.number, report.waits_for});
+  if (question.late.size() < most_reports) question.late.push_back({reporter, report.number, report.waits_for});
   question.expires = std::max(question.expires, now + time_left + overtime);
   repeat_within(question, std::clamp(time_left / 4, shortest_period, longest_period), now);
 }
@@ -71,7 +73,7 @@ void Judge::add_closing(Question& question, std::int32_t reporter, const Frame& 
   last_calls_.push_back({reporter, report.communicator, report.sequence, report.digest, report.text});
   if (last_calls_.size() > most_last_calls) last_calls_.pop_front();
   const auto time_left = std::chrono::microseconds(std::min<std::uint64_t>(report.time_left_us, 60'000'000));
-  question.closing.push_back(reporter);
+  if (question.closing.size() < most_reports) question.closing.push_back(reporter);
   question.expires = std::max(question.expires, now + time_left);
   repeat_within(question, closing_period, now);
 }

@@ -47,6 +47,10 @@ class TcpStream {
   bool flush();
   //! Whether bytes wait to be sent.
   bool waits() const { return !waiting_.empty() || (tls_ != nullptr && tls_->unsent_nbytes() != 0); }
+  //! The number of bytes that wait to be sent.
+  std::size_t waiting_nbytes() const {
+    return waiting_.size() - waiting_sent_ + (tls_ == nullptr ? 0 : tls_->unsent_nbytes());
+  }
   //! Copies those lasting bytes that may have to be sent again, because they may change from now on.
   void keep_lasting();
 
