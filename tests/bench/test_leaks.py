@@ -18,7 +18,7 @@ COUNTS = {"communicators": 120, "operations": 2000, "aborts": 40}
 
 def leaks(grown: Held, count: int) -> list[str]:
     """Return the names of what has grown in `count` repetitions."""
-    limits = (0, 0, MOST_MAPPINGS * count + 4, MOST_BLOCKS * count + 100, MOST_NBYTES * count + (64 << 10))
+    limits = (0, 0, MOST_MAPPINGS * count + 4, MOST_BLOCKS * count + 1000, MOST_NBYTES * count + (512 << 10))
     return [name for name, value, most in zip(Held._fields, grown, limits, strict=True) if value > most]
 
 
