@@ -8,6 +8,6 @@ Used by: `unisono.frameworks.jax`.
 from __future__ import annotations
 
 from unisono.collectives.bootstrap.init import open_world
-from unisono.collectives.calls.programs import distributes_rows, reduces, xla_handler, xla_process
+from unisono.collectives.calls.programs import distributes_rows, reduces, xla_handler, xla_process, xla_runner
 
-__all__ = ["distributes_rows", "open_world", "reduces", "xla_handler", "xla_process"]
+__all__ = ["distributes_rows", "open_world", "reduces", "xla_handler", "xla_process", "xla_runner"]

@@ -167,6 +167,11 @@ def xla_handler(minor_version: int) -> object:
     return _core.xla_handler(minor_version)
 
 
+def xla_runner() -> int:
+    """Return the address of the function by which the library that XLA takes for MPI runs registered calls."""
+    return _core.xla_runner()
+
+
 def xla_process() -> int:
     """Return the random number of this process, without which a custom call is refused."""
     return _core.xla_process()

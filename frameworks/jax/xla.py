@@ -3,10 +3,12 @@
 Theory of operation
 -------------------
 On CPUs, XLA carries out collectives between processes by Gloo or by MPI. It reaches MPI through a table of functions
-that it fills from a library. That library is ours (`transports/native/mpi_for_xla.cpp`). It passes each call to
-`handle` here, which makes the call on a communicator of Unisono::
+that it fills from a library. That library is ours (`transports/native/mpi_for_xla.cpp`). It passes calls to
+`handle` here. The first time that XLA makes a collective on arrays of some length, `handle` plans it and registers it
+with the native core. After that, the library lets the core run it, without Python::
 
-    psum over a mesh axis  →  MPI_Allreduce  →  handle(ALLREDUCE, …)  →  communicator.allreduce(x, out=out)
+    psum over a mesh axis  →  MPI_Allreduce  →  handle(ALLREDUCE, …) → number    (the first time)
+                                             →  the registered call of this number, in the native core
 
 For each group of devices, XLA makes a communicator once, by MPI_Comm_split, and keeps it.
 
@@ -24,7 +26,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -34,6 +36,8 @@ from jax._src.xla_bridge import backends_are_initialized
 from unisono import Communicator, init
 from unisono.errors import MismatchError, UnisonoError, UsageError
 from unisono.frameworks.jax import mpi_library
+from unisono.operations import operation
+from unisono.programs import xla_runner
 
 # Numbered from 1, as in mpi_for_xla.cpp.
 _DTYPES = (
@@ -43,6 +47,8 @@ _DTYPES = (
 _OPS = ("sum", "prod", "min", "max")
 _WORLD = 1  # MPI_COMM_WORLD
 _ARGUMENTS = 6
+
+Shape: TypeAlias = "tuple[int, ...]"
 
 
 class Function(enum.IntEnum):
@@ -85,20 +91,19 @@ def use_for_xla(world: Communicator | None = None) -> Communicator:
     if backends_are_initialized():
         raise UsageError("JAX has already been used in this process: call use_for_xla() before any other call of JAX")
     world = init() if world is None else world
-    calls = _Calls(world)
-    _serve(calls)
+    library = _serve(_Calls(world))
     jax.config.update("jax_cpu_collectives_implementation", "mpi")
     if world.size > 1 and not jax.distributed.is_initialized():
         # Otherwise JAX catches SIGTERM, and the process does not end by it.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(_coordinator(world), world.size, world.rank)
-        atexit.register(_disconnect_after_failure, calls)
+        atexit.register(_disconnect_after_failure, library)
     return world
 
 
-def _disconnect_after_failure(calls: _Calls) -> None:
+def _disconnect_after_failure(library: ctypes.CDLL) -> None:
     """Let this process end at once after a failure: JAX would wait minutes for the processes that are lost."""
-    if calls.have_failed or getattr(sys, "last_value", None) is not None:
+    if library.unisono_has_failed() or getattr(sys, "last_value", None) is not None:
         for connection in (global_state.client, global_state.service):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # its destructor would end the process by SIGABRT
         global_state.client = global_state.service = None
@@ -117,12 +122,12 @@ def _coordinator(world: Communicator) -> str:
 
 # --- the calls of XLA ------------------------------------------------------------------------------------------------
 
-# The library and its handler, which live as long as the process, because XLA calls them from threads of its own.
+# The handler, which lives as long as the process, because XLA calls it from threads of its own.
 _served: list[Any] = []
 
 
-def _serve(calls: _Calls) -> None:
-    """Load the library that XLA takes for MPI, and let it make its calls by `calls`."""
+def _serve(calls: _Calls) -> ctypes.CDLL:
+    """Load the library that XLA takes for MPI, let it make its calls by `calls`, and return it."""
     library = ctypes.CDLL(mpi_library.path())
     library.unisono_set_error.argtypes = [ctypes.c_char_p]
 
@@ -130,26 +135,22 @@ def _serve(calls: _Calls) -> None:
         try:
             return calls.make(function, arguments)
         except BaseException as error:  # noqa: BLE001  (no exception can pass through XLA)
-            calls.have_failed = True
             library.unisono_set_error(f"{type(error).__name__}: {error}".encode())
             return 0
 
     handler = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * (_ARGUMENTS + 1))(handle)
     library.unisono_set_handler(handler)
-    _served.extend((library, handler))
+    library.unisono_set_runner(ctypes.c_void_p(xla_runner()))
+    _served.append(handler)
     # XLA frees its communicators after the interpreter has ended. Registered first, so that it runs last.
     atexit.register(library.unisono_set_handler, None)
+    return library
 
 
 class _Calls:
-    """Makes the calls of XLA. A call returns a number other than 0, or raises.
-
-    Attributes:
-        have_failed: whether a call has raised.
-    """
+    """Makes the calls of XLA, and plans its collectives. A call returns a number other than 0, or raises."""
 
     def __init__(self, world: Communicator) -> None:
-        self.have_failed = False
         self._world = world
         self._numbers = itertools.count(_WORLD + 1)
         self._communicators: dict[int, Communicator | BaseException] = {_WORLD: world}
@@ -201,22 +202,27 @@ class _Calls:
         communicator = self._communicators[number]
         return communicator.size if isinstance(communicator, Communicator) else 1
 
-    def _allreduce(self, number: int, send: int, receive: int, count: int, dtype: int, op: int) -> int:
-        x, out = _arrays(send, count, receive, count, dtype)
-        self._communicator(number).allreduce(x, _OPS[op - 1], out=out)
-        return 1
+    def _allreduce(self, number: int, count: int, dtype: int, op: int, *_: int) -> int:
+        return self._registered(number, "allreduce", (count,), (count,), dtype, _OPS[op - 1])
 
-    def _allgather(self, number: int, send: int, receive: int, count: int, dtype: int, _: int) -> int:
-        communicator = self._communicator(number)
-        x, out = _arrays(send, count, receive, count * communicator.size, dtype)
-        communicator.allgather(x, out=out)
-        return 1
+    def _allgather(self, number: int, count: int, dtype: int, *_: int) -> int:
+        size = self._communicator(number).size
+        return self._registered(number, "allgather", (1, count), (size, count), dtype)
 
-    def _reduce_scatter(self, number: int, send: int, receive: int, count: int, dtype: int, op: int) -> int:
-        communicator = self._communicator(number)
-        x, out = _arrays(send, count * communicator.size, receive, count, dtype)
-        communicator.reduce_scatter(x, _OPS[op - 1], out=out)
-        return 1
+    def _reduce_scatter(self, number: int, count: int, dtype: int, op: int, *_: int) -> int:
+        size = self._communicator(number).size
+        return self._registered(number, "reduce_scatter", (size, count), (1, count), dtype, _OPS[op - 1])
+
+    def _registered(
+        self, number: int, name: str, shape: Shape, result: Shape, dtype: int, op: str | None = None
+    ) -> int:
+        """Plan a collective and register it with the native core; return its number there."""
+        calls = self._communicator(number).program_calls()
+        return calls.collective(name, shape, result, _DTYPES[dtype - 1], None if op is None else operation(op), None)
+
+    def _exchange(self, number: int, nbytes: int, dest: int, source: int, *_: int) -> int:
+        calls = self._communicator(number).program_calls()
+        return calls.exchange("uint8", dest, source, (nbytes,), (nbytes,), 0)
 
     def _send(self, number: int, data: int, count: int, dtype: int, dest: int, tag: int) -> int:
         return self._keep(self._communicator(number).send(_array(data, count, dtype), dest, tag, wait=False))
@@ -231,11 +237,6 @@ class _Calls:
 
     def _wait(self, request: int, *_: int) -> int:
         self._requests.pop(request).wait()
-        return 1
-
-    def _exchange(self, number: int, send: int, receive: int, nbytes: int, dest: int, source: int) -> int:
-        x, out = _arrays(send, nbytes, receive, nbytes, 1)
-        self._communicator(number).sendrecv(x, dest, out, source)
         return 1
 
     def _finalize(self, *_: int) -> int:
@@ -261,12 +262,6 @@ def _split(world: Communicator, color: int, key: int) -> Communicator:
             rank=world.rank,
         )
     return world.subgroup([rank for _, rank in members])
-
-
-def _arrays(send: int, sent: int, receive: int, received: int, dtype: int) -> tuple[Any, Any]:
-    """Return the arrays of a call; one array if XLA passes the same memory twice."""
-    out = _array(receive, received, dtype)
-    return out if (send, sent) == (receive, received) else _array(send, sent, dtype), out
 
 
 def _array(address: int, count: int, dtype: int) -> Any:

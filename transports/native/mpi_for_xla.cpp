@@ -5,17 +5,26 @@
 // function and constant of MPI there, as MPIABI_<name> (https://github.com/eschnett/MPItrampoline, ABI version 2.9).
 // This file is such a library. It has the fifteen functions that XLA calls; any other ends the program.
 //
-// Each function packs its arguments into integers and passes them to `handler`, a function of frameworks/jax/xla.py,
-// which makes the call on a communicator. XLA calls from threads of its own, without Python's lock; `handler` takes the
-// lock.
+// Each function packs its arguments into integers and passes them to `handler`, a function of frameworks/jax/xla.py.
+// XLA calls from threads of its own, without Python's lock; `handler` takes the lock.
 //
-//     XLA: psum(x)  →  MPI_Allreduce (MPItrampoline)  →  MPIABI_Allreduce (here)  →  handler  →  world.allreduce(x)
+// Collectives take the lock only the first time. Then the handler plans the call and registers it with the native core
+// under a number. This call and all equal ones are run by the function `runner` of the core, without Python:
+//
+//     XLA: psum(x)  →  MPI_Allreduce (MPItrampoline)  →  MPIABI_Allreduce (here)  →  runner(number, x, result)
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #define EXPORTED __attribute__((visibility("default")))
 #define CONSTANT(type, name, value) EXPORTED extern const type name = value
@@ -44,6 +53,12 @@ using Handler = std::int64_t (*)(std::int64_t function, std::int64_t, std::int64
                                  std::int64_t, std::int64_t);
 Handler handler = nullptr;
 
+// Runs a registered call, and returns whether it has succeeded; otherwise `text` gets the error.
+using Runner = bool (*)(std::int64_t number, void* input, void* output, char* text, std::size_t text_nbytes);
+Runner runner = nullptr;
+
+std::atomic<bool> has_failed = false;
+
 // The error of the last call of this thread that failed. XLA asks for it in the same thread.
 thread_local std::string last_error;
 constexpr std::size_t most_error_nbytes = 1023;  // MPI_MAX_ERROR_STRING without the final zero
@@ -58,7 +73,51 @@ std::int64_t call(Function function, Arguments... arguments) {
   return handler(static_cast<std::int64_t>(function), values[0], values[1], values[2], values[3], values[4], values[5]);
 }
 
-int failed(std::int64_t result) { return result != 0 ? 0 : 1; }
+// The result of a function of MPI whose call has returned `result`.
+int status(std::int64_t result) {
+  if (result != 0) return 0;
+  has_failed = true;
+  return 1;
+}
+
+// A collective as its handler gets it: the function, the communicator, and further arguments.
+using Key = std::array<std::int64_t, 5>;
+std::map<Key, std::int64_t> numbers;
+std::shared_mutex numbers_mutex;
+
+// The number of a registered call, which is 0 if it cannot be made.
+std::int64_t number_of(const Key& key) {
+  {
+    const std::shared_lock lock(numbers_mutex);
+    const auto place = numbers.find(key);
+    if (place != numbers.end()) return place->second;
+  }
+  const std::int64_t number = call(static_cast<Function>(key[0]), key[1], key[2], key[3], key[4]);
+  const std::unique_lock lock(numbers_mutex);
+  if (number != 0) numbers.emplace(key, number);
+  return number;
+}
+
+// Makes a collective on buffers of XLA. `nbytes` is the length of the input, if it may be the output, too.
+int run(const Key& key, const void* send, void* receive, std::size_t nbytes = 0) {
+  const std::int64_t number = number_of(key);
+  if (number == 0) return status(0);
+  std::vector<char> copy;  // not every algorithm can run in place
+  if (send == receive && nbytes != 0)
+    copy.assign(static_cast<const char*>(send), static_cast<const char*>(send) + nbytes);
+  void* input = copy.empty() ? const_cast<void*>(send) : copy.data();
+  std::array<char, most_error_nbytes + 1> text;
+  if (runner(number, input, receive, text.data(), text.size())) return 0;
+  last_error = text.data();
+  return status(0);
+}
+
+// The bytes of an element, by the number of its type, see below.
+constexpr std::array<std::size_t, 14> itemsizes{0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 4, 8, 8, 16};
+
+std::int64_t number(Function function) { return static_cast<std::int64_t>(function); }
+
+std::int64_t number(Handle handle) { return static_cast<std::int64_t>(handle); }
 
 [[noreturn]] void refuse() {
   std::fputs("unisono: XLA called a function of MPI that Unisono does not have\n", stderr);
@@ -67,8 +126,14 @@ int failed(std::int64_t result) { return result != 0 ? 0 : 1; }
 
 }  // namespace
 
-// Sets the function that makes the calls.
+// Sets the function that plans and makes calls.
 extern "C" EXPORTED void unisono_set_handler(Handler function) { handler = function; }
+
+// Sets the function of the native core that runs registered calls.
+extern "C" EXPORTED void unisono_set_runner(Runner function) { runner = function; }
+
+// Whether a call has failed.
+extern "C" EXPORTED int unisono_has_failed() { return has_failed ? 1 : 0; }
 
 // Sets the error of this thread's call.
 extern "C" EXPORTED void unisono_set_error(const char* text) { last_error = text; }
@@ -120,7 +185,7 @@ EXPORTED int MPIABI_Init_thread(int*, char***, int, int* provided) {
   return 0;
 }
 
-EXPORTED int MPIABI_Finalize() { return failed(call(Function::finalize)); }
+EXPORTED int MPIABI_Finalize() { return status(call(Function::finalize)); }
 
 // XLA makes communicators only in the thread that has initialised MPI. Unisono needs no such limit.
 EXPORTED int MPIABI_Is_thread_main(int* is_main) {
@@ -152,40 +217,43 @@ EXPORTED int MPIABI_Comm_free(Handle* communicator) {
 
 EXPORTED int MPIABI_Allreduce(const void* send, void* receive, int count, Handle dtype, Handle op,
                               Handle communicator) {
-  return failed(call(Function::allreduce, communicator, address(send), address(receive), count, dtype, op));
+  const std::size_t nbytes = static_cast<std::size_t>(count) * itemsizes.at(dtype);
+  return run({number(Function::allreduce), number(communicator), count, number(dtype), number(op)}, send, receive,
+             nbytes);
 }
 
 EXPORTED int MPIABI_Allgather(const void* send, int count, Handle dtype, void* receive, int, Handle,
                               Handle communicator) {
-  return failed(call(Function::allgather, communicator, address(send), address(receive), count, dtype));
+  return run({number(Function::allgather), number(communicator), count, number(dtype), 0}, send, receive);
 }
 
 // XLA scatters equal parts.
 EXPORTED int MPIABI_Reduce_scatter(const void* send, void* receive, const int* counts, Handle dtype, Handle op,
                                    Handle communicator) {
-  return failed(call(Function::reduce_scatter, communicator, address(send), address(receive), counts[0], dtype, op));
+  return run({number(Function::reduce_scatter), number(communicator), counts[0], number(dtype), number(op)}, send,
+             receive);
 }
 
 EXPORTED int MPIABI_Isend(const void* data, int count, Handle dtype, int dest, int tag, Handle communicator,
                           Handle* request) {
   *request = static_cast<Handle>(call(Function::send, communicator, address(data), count, dtype, dest, tag));
-  return failed(static_cast<std::int64_t>(*request));
+  return status(static_cast<std::int64_t>(*request));
 }
 
 EXPORTED int MPIABI_Irecv(void* data, int count, Handle dtype, int source, int tag, Handle communicator,
                           Handle* request) {
   *request = static_cast<Handle>(call(Function::receive, communicator, address(data), count, dtype, source, tag));
-  return failed(static_cast<std::int64_t>(*request));
+  return status(static_cast<std::int64_t>(*request));
 }
 
 EXPORTED int MPIABI_Wait(Handle* request, void*) {
-  return failed(call(Function::wait, std::exchange(*request, MPIABI_REQUEST_NULL)));
+  return status(call(Function::wait, std::exchange(*request, MPIABI_REQUEST_NULL)));
 }
 
 // XLA exchanges parts of equal length.
 EXPORTED int MPIABI_Sendrecv(const void* send, int count, Handle, int dest, int, void* receive, int, Handle, int source,
                              int, Handle communicator, void*) {
-  return failed(call(Function::exchange, communicator, address(send), address(receive), count, dest, source));
+  return run({number(Function::exchange), number(communicator), count, dest, source}, send, receive);
 }
 
 EXPORTED int MPIABI_Error_string(int, char* text, int* length) {

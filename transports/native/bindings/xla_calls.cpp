@@ -242,18 +242,35 @@ Outcome run(const RegisteredCall& call, const Arrays& arrays) {
   return Outcome::interrupted;
 }
 
-XLA_FFI_Error* run_or_error(const XLA_FFI_Api* api, const RegisteredCall& call, const Arrays& arrays) {
-  if (call.endpoint().abandoned())
-    return error_of(api, "UsageError: this process was forked from a rank; in " + call.description());
+// Runs a call, and returns the text of its error; empty if there is none.
+std::string run_or_text(const RegisteredCall& call, const Arrays& arrays) {
+  if (call.endpoint().abandoned()) return "UsageError: this process was forked from a rank; in " + call.description();
   try {
     const Outcome outcome = run(call, arrays);
-    if (outcome == Outcome::done) return nullptr;
+    if (outcome == Outcome::done) return {};
     table().note_failure(call.endpoint().control());
-    return outcome == Outcome::interrupted ? error_of(api, interrupted_text(call), XLA_FFI_Error_Code_CANCELLED)
-                                           : error_of(api, failure_text(call));
+    return outcome == Outcome::interrupted ? interrupted_text(call) : failure_text(call);
   } catch (const std::exception& error) {
-    return error_of(api, std::string("InternalError: ") + error.what() + "; in " + call.description());
+    return std::string("InternalError: ") + error.what() + "; in " + call.description();
   }
+}
+
+const char* const closed_text =
+    "UsageError: the communicator that this program was traced with is closed: trace it again with another comm";
+
+XLA_FFI_Error* run_or_error(const XLA_FFI_Api* api, const RegisteredCall& call, const Arrays& arrays) {
+  const std::string text = run_or_text(call, arrays);
+  return text.empty() ? nullptr : error_of(api, text);
+}
+
+// Runs the registered call `number` for mpi_for_xla.cpp, and returns whether it has succeeded. Otherwise `text` gets
+// the error, as a string of less than `text_nbytes`.
+extern "C" bool run_registered(std::int64_t number, void* input, void* output, char* text, std::size_t text_nbytes) {
+  const std::shared_ptr<const RegisteredCall> call = table().at(number);
+  const Arrays arrays{static_cast<std::byte*>(input), static_cast<std::byte*>(output)};
+  const std::string error = call == nullptr ? closed_text : run_or_text(*call, arrays);
+  text[error.copy(text, text_nbytes - 1)] = 0;
+  return error.empty();
 }
 
 // The value of an integer attribute; 0 if there is none, which is no number of a call or process.
@@ -301,10 +318,7 @@ extern "C" XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
   if (attribute(frame->attrs, "process") != table().process())
     return error_of(frame->api, "UsageError: another process has compiled this program: compile it in this one");
   const std::shared_ptr<const RegisteredCall> call = table().at(attribute(frame->attrs, "call"));
-  if (call == nullptr)
-    return error_of(
-        frame->api,
-        "UsageError: the communicator that this program was traced with is closed: trace it again with another comm");
+  if (call == nullptr) return error_of(frame->api, closed_text);
   if (attribute(frame->attrs, "ordered") == 0) set_token(frame->rets);
   return run_or_error(frame->api, *call,
                       {frame->args.size == 0 ? nullptr : memory_of(frame->args.args[0]),
@@ -332,6 +346,7 @@ std::int64_t register_exchange(nb::object endpoint, std::string description, std
 
 void bind_xla_calls(nb::module_& module) {
   module.def("xla_handler", handler, nb::arg("minor_version"));
+  module.def(\"xla_runner\", [] { return reinterpret_cast<std::uintptr_t>(run_registered); });
   module.def("xla_has_failed", [](const Control& control) { return table().has_failed(control); }, nb::arg("control"));
   module.def("xla_process", [] { return table().process(); });
   module.def("register_for_xla", register_collective, nb::arg("endpoint"), nb::arg("call"), nb::arg("timeout_s"),
