@@ -346,7 +346,7 @@ std::int64_t register_exchange(nb::object endpoint, std::string description, std
 
 void bind_xla_calls(nb::module_& module) {
   module.def("xla_handler", handler, nb::arg("minor_version"));
-  module.def(\"xla_runner\", [] { return reinterpret_cast<std::uintptr_t>(run_registered); });
+  module.def("xla_runner", [] { return reinterpret_cast<std::uintptr_t>(run_registered); });
   module.def("xla_has_failed", [](const Control& control) { return table().has_failed(control); }, nb::arg("control"));
   module.def("xla_process", [] { return table().process(); });
   module.def("register_for_xla", register_collective, nb::arg("endpoint"), nb::arg("call"), nb::arg("timeout_s"),
