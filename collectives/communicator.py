@@ -297,9 +297,10 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             if self._programs is None:
                 from unisono.collectives.calls.programs import ProgramCalls
 
-                child = self._child(self._executor.for_programs(), self._host_layout, self._options)
+                executor = self._executor.for_programs()
+                child = self._child(executor, self._host_layout, self._options)
                 self._programs = ProgramCalls(
-                    child._executor,
+                    executor,
                     child._planner,
                     self._options.timeout_s,
                     lambda: child.subgroup(range(child.size - 1, -1, -1)),

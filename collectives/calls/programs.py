@@ -17,7 +17,7 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.transports import _core
-from unisono.transports.contracts.executor import Exchange, Executor
+from unisono.transports.contracts.executor import Exchange, ProgramExecutor
 
 Shape: TypeAlias = "tuple[int, ...]"
 
@@ -36,7 +36,7 @@ class ProgramCalls:
     """
 
     def __init__(
-        self, executor: Executor, planner: CallPlanner, timeout_s: float, make_reversed: Callable[[], Any]
+        self, executor: ProgramExecutor, planner: CallPlanner, timeout_s: float, make_reversed: Callable[[], Any]
     ) -> None:
         self._executor = executor
         self._planner = planner

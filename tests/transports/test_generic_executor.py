@@ -29,7 +29,7 @@ from support.harness import LocalRanks, call_of, message_algorithms
 from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.algorithms.ir.plan import Counts
 from unisono.dtypes import DTYPES
-from unisono.errors import AbortedError, CollectiveTimeoutError, InternalError, PlanError
+from unisono.errors import AbortedError, CollectiveTimeoutError, InternalError, PlanError, UsageError
 from unisono.transports.contracts.transport import Identity
 from unisono.transports.executors.generic import GenericExecutor
 from unisono.transports.message.faulty import Faults
@@ -322,3 +322,11 @@ def test_subgroups_reduce_among_themselves(ranks: LocalRanks, algorithm: str) ->
 
 def test_a_failure_in_a_subgroup_ends_the_job(ranks: LocalRanks) -> None:
     contract.check_that_a_failure_in_a_subgroup_ends_the_job(ranks)
+
+
+def test_executor_without_the_native_core_refuses_calls_of_compiled_programs() -> None:
+    def refuse(executor: GenericExecutor) -> None:
+        with pytest.raises(UsageError, match="compiled programs need the native core"):
+            executor.for_programs()
+
+    LocalRanks(1).run(refuse)

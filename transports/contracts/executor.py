@@ -196,7 +196,7 @@ class Executor(Protocol):
         sent to make it, and ranks need not make it at the same time, or at all. Call it once; the caller closes it.
         """
 
-    def for_programs(self) -> Executor:
+    def for_programs(self) -> ProgramExecutor:
         """Return an executor of the same ranks for the calls of compiled programs, which have an order of their own.
 
         No message is sent to make it, and ranks need not make it at the same time. Call it once; the caller closes it.
@@ -204,21 +204,6 @@ class Executor(Protocol):
         Raises:
             UsageError: this executor cannot run calls without Python.
         """
-
-    def register(self, call: Call, timeout_s: float, zeros: int) -> int:
-        """Register `call` for the handler of XLA, which runs it without Python, and return its number.
-
-        Args:
-            call: the call.
-            timeout_s: its time limit, each time it runs.
-            zeros: how many bytes of the output are zero unless the plan writes them.
-        """
-
-    def register_exchange(self, exchange: Exchange, timeout_s: float, zeros: int) -> int:
-        """Register an exchange of messages, as `register` does for a call."""
-
-    def unregister(self, number: int) -> None:
-        """Forget a registered call: a program that still runs it gets an error."""
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """Start `call` on flat C-contiguous arrays, without blocking; `poll` or `wait` of the result completes it.
@@ -341,3 +326,22 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Leave the communicator. Peers that still need this rank get `PeerLostError`. May be called twice."""
+
+
+class ProgramExecutor(Executor, Protocol):
+    """An executor whose calls compiled programs make, without Python."""
+
+    def register(self, call: Call, timeout_s: float, zeros: int) -> int:
+        """Register `call` for the handler of XLA, which runs it without Python, and return its number.
+
+        Args:
+            call: the call.
+            timeout_s: its time limit, each time it runs.
+            zeros: how many bytes of the output are zero unless the plan writes them.
+        """
+
+    def register_exchange(self, exchange: Exchange, timeout_s: float, zeros: int) -> int:
+        """Register an exchange of messages, as `register` does for a call."""
+
+    def unregister(self, number: int) -> None:
+        """Forget a registered call: a program that still runs it gets an error."""

@@ -48,11 +48,11 @@ from unisono.transports.contracts.executor import (
     NO_CACHE,
     NO_MESSAGES,
     CallCache,
-    Exchange,
     Executor,
     Message,
     MessageCalls,
     Operation,
+    ProgramExecutor,
 )
 from unisono.transports.contracts.transport import Identity, MappedTransport, MessageTransport, Request, Traffic
 from unisono.transports.executors.call_memory import Memory, View, as_bytes, checked, flat, scatter
@@ -117,20 +117,11 @@ class GenericExecutor:
     def authenticated(self) -> Executor:
         return self if self._beside is None else self._beside.authenticated()
 
-    def for_programs(self) -> Executor:
+    def for_programs(self) -> ProgramExecutor:
         raise UsageError(
             f"calls in compiled programs need the native core, and it does not drive the transport "
             f"{self._transport.name}: use another one"
         )
-
-    def register(self, call: Call, timeout_s: float, zeros: int) -> int:
-        raise NotImplementedError
-
-    def register_exchange(self, exchange: Exchange, timeout_s: float, zeros: int) -> int:
-        raise NotImplementedError
-
-    def unregister(self, number: int) -> None:
-        raise NotImplementedError
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """Start `call`.
