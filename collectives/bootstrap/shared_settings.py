@@ -55,6 +55,11 @@ def collect(options: Options, rank: int) -> dict[str, Any]:
     if rank > 0:
         return settings
     try:
+        if options.verify_results and options.third_party:
+            raise UsageError(
+                f"verify_results is not possible with transports={options.third_party!r}, whose communicators cannot "
+                "be used by several threads: use shm, tcp, ucx or mpi"
+            )
         settings["table"], settings["table_hash"] = _text_of_table(options.table), _hash_of(options.table)
         settings |= _of_this_machine(has_table=bool(options.table))
         if options.table and not _is_of(settings["table"], settings["machine"]):

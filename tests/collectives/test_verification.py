@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,8 @@ from unisono.testing import Case
 SIZE = 3
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp", "ucx_core"])
+@pytest.fixture(scope="module", params=["shm", "tcp"])
 def verifying_ranks(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    if request.param == "ucx_core":
-        pytest.importorskip("ucxx")
     with Pool(SIZE, options=un.Options(transports=request.param, verify_results=True)) as pool:
         yield pool
 
@@ -170,11 +170,17 @@ def test_two_ranks_do_not_know_whose_result_is_damaged(tmp_path: Path) -> None:
             assert "no majority of the ranks 0, 1 has the same one" in text
 
 
-def test_other_packages_raise_the_same_error(tmp_path: Path) -> None:
-    pytest.importorskip("ucxx")
-    with Job(damage_a_result, 3, tmp_path, 0, by_plan, verify_results=True, transports="ucx_core") as job:
-        for kind, text, peer, _ in job.hear_all():
-            assert (kind, peer) == ("CorruptionError", 0), text
+def meet(options: un.Options, store: str, rank: int) -> str:
+    with pytest.raises(un.UsageError) as refused:
+        un.init(options, store=store, rank=rank, size=2)
+    return refused.value.message
+
+
+def test_transports_that_one_thread_must_use_are_refused_on_every_rank(tmp_path: Path) -> None:
+    options = un.Options(transports="ucx_core", verify_results=True)
+    with ThreadPoolExecutor(2) as threads:
+        texts = list(threads.map(partial(meet, options, f"file://{tmp_path}/store"), range(2)))
+    assert all("verify_results is not possible with transports='ucx_core'" in text for text in texts)
 
 
 @pytest.mark.parametrize(
