@@ -1,10 +1,12 @@
 """Everything that depends on the version of JAX, 0.5 or newer: primitives, effects, tokens and custom calls.
 
-Used by: `primitives`. JAX has no public interface for ordered effects, so this module uses its private modules.
+Used by: `primitives` and `xla`. JAX has no public interface for ordered effects and for the state of its processes, so
+this module uses its private modules.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,6 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import core, dispatch, effects
+from jax._src.distributed import global_state
+from jax._src.xla_bridge import backends_are_initialized
 from jax.interpreters import ad, batching, mlir
 
 from unisono.errors import UsageError
@@ -52,6 +56,18 @@ for allowed in (
     effects.remat_allowed_effects,
 ):
     allowed.add_type(CallEffect)
+
+
+def is_in_use() -> bool:
+    """Return whether JAX has chosen its devices and collectives, which it does when it is first used."""
+    return bool(backends_are_initialized())
+
+
+def drop_coordination() -> None:
+    """Drop the connection to JAX's coordination service, so that the end of this process does not wait for others."""
+    for connection in (global_state.client, global_state.service):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # its destructor would end the process by SIGABRT
+    global_state.client = global_state.service = None
 
 
 def primitive(name: str) -> Any:

@@ -30,12 +30,11 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax._src.distributed import global_state
-from jax._src.xla_bridge import backends_are_initialized
 
 from unisono import Communicator, init
 from unisono.errors import MismatchError, UnisonoError, UsageError
 from unisono.frameworks.jax import mpi_library
+from unisono.frameworks.jax.compatibility import drop_coordination, is_in_use
 from unisono.operations import operation
 from unisono.programs import xla_runner
 
@@ -88,7 +87,7 @@ def use_for_xla(world: Communicator | None = None) -> Communicator:
     """
     if obstacle := mpi_library.obstacle():
         raise UsageError(obstacle)
-    if backends_are_initialized():
+    if is_in_use():
         raise UsageError("JAX has already been used in this process: call use_for_xla() before any other call of JAX")
     world = init() if world is None else world
     library = _serve(_Calls(world))
@@ -104,9 +103,7 @@ def use_for_xla(world: Communicator | None = None) -> Communicator:
 def _disconnect_after_failure(library: ctypes.CDLL) -> None:
     """Let this process end at once after a failure: JAX would wait minutes for the processes that are lost."""
     if library.unisono_has_failed() or getattr(sys, "last_value", None) is not None:
-        for connection in (global_state.client, global_state.service):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # its destructor would end the process by SIGABRT
-        global_state.client = global_state.service = None
+        drop_coordination()
 
 
 def _coordinator(world: Communicator) -> str:

@@ -11,24 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S, await_marks, eventually, leave_mark
 from support.native_ranks import Job, LastingJob, new_key
+from support.outcomes import fail, summed
 
 import unisono as un
 from unisono.transports.links.dialer import DialingRank, Target, dial
 from unisono.transports.links.handshake import Purpose
 
 Say = Callable[[Any], None]
-
-
-def summed(world: un.Communicator, value: int) -> int:
-    """Return the sum of `value` over all ranks, by several collectives that must agree."""
-    total = world.allreduce(np.full(1000, value, np.int64))
-    assert (total == world.allgather(np.array([value])).sum()).all()
-    world.barrier()
-    return int(total[0])
 
 
 def replaced(old: un.Communicator, new: un.Communicator) -> un.Communicator:
@@ -47,15 +39,6 @@ def report(world: un.Communicator, say: Say, me: int) -> None:
 
 def join_and_report(say: Say, me: int) -> None:
     report(un.join(timeout_s=DEADLINE_S), say, me)
-
-
-def fail(world: un.Communicator) -> str:
-    """Call until a call fails; return the class of the error."""
-    try:
-        while True:
-            world.allreduce(np.ones(100))
-    except un.UnisonoError as error:
-        return type(error).__name__
 
 
 def grow_twice(world: un.Communicator, say: Say) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S, await_marks, eventually, leave_mark
 from support.native_ranks import Job
+from support.outcomes import fail, summed
 
 import unisono as un
 
@@ -36,23 +37,6 @@ def meet(world: un.Communicator, folder: Path, me: int, dying: Sequence[int], ro
     living = world.size - len(dying)
     assert eventually(lambda: len(list(folder.glob(f"mark {round_} *"))) == living)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fail(world: un.Communicator) -> str:
-    """Call until a call fails; return the class of the error."""
-    try:
-        while True:
-            world.allreduce(np.ones(100))
-    except un.UnisonoError as error:
-        return type(error).__name__
-
-
-def summed(world: un.Communicator, value: int) -> int:
-    """Return the sum of `value` over all ranks, by several collectives that must agree."""
-    total = world.allreduce(np.full(1000, value, np.int64))
-    assert (total == world.allgather(np.array([value])).sum()).all()
-    world.barrier()
-    return int(total[0])
 
 
 def lose_and_go_on(world: un.Communicator, say: Say, folder: Path, rounds: list[list[int]]) -> None:
