@@ -118,10 +118,13 @@ class Channels:
                 self._authenticated.add(communicator)
             early, self._early = self._early, []
         for hello, sock in early:
-            try:
-                self.admit(hello, sock)
-            except (OSError, RuntimeError) as error:
-                self.refuse(hello, sock, error)
+            self._loop.submit(partial(self._admit_early, hello, sock))
+
+    def _admit_early(self, hello: Hello, sock: socket.socket) -> None:
+        try:
+            self.admit(hello, sock)
+        except (OSError, RuntimeError) as error:
+            self.refuse(hello, sock, error)
 
     def remove_communicator(self, communicator: int) -> None:
         """Refuse channels of `communicator` from now on."""
@@ -201,7 +204,11 @@ class Channels:
                 self._loop.submit(partial(self._open_by_next, opening))
 
     def admit(self, hello: Hello, sock: socket.socket) -> None:
-        """Accept a channel that another rank has dialled; raises OSError or RuntimeError if it cannot be opened."""
+        """Accept a channel that another rank has dialled. Called in the loop's thread, because openers run there.
+
+        Raises:
+            OSError, RuntimeError: the channel cannot be opened.
+        """
         with self._lock:
             if hello.communicator in self._closed:
                 sock.close()  # the other rank sees that this one has left the communicator
