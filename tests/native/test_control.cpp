@@ -38,6 +38,18 @@ void all_ranks_learn_of_a_departure_and_its_farewell() {
   }
 }
 
+void a_departed_rank_may_have_had_channels_that_are_added_later() {
+  Ranks ranks(4, Transport::shm);
+  Control& waiting = ranks.control(2);
+  CHECK(!waiting.opens_no_more(3));
+  ranks.control(3).add_channel(2, [] {});
+  ranks.control(3).leave("");
+  for (const std::int32_t rank : {0, 1, 2}) CHECK(eventually([&] { return ranks.control(rank).departed(3); }));
+  CHECK(ranks.control(0).opens_no_more(3) && ranks.control(1).opens_no_more(3) && !waiting.opens_no_more(3));
+  waiting.add_channel(3, [] {});
+  CHECK(waiting.opens_no_more(3));
+}
+
 // The failure that a rank reported may arrive after its channels have ended.
 void a_lost_peer_is_reported_by_its_own_failure() {
   Ranks ranks(3, Transport::shm);
@@ -340,7 +352,7 @@ void the_first_rank_that_departed_with_an_error_is_the_cause() {
   Ranks ranks(3, Transport::shm);
   ranks.control(0).leave("ZeroDivisionError: division by zero");
   CHECK(eventually([&] { return ranks.control(2).departed(0) && ranks.control(1).departed(0); }));
-  ranks.control(2).suspect(1, 7, "rank 1 closed its connection");
+  ranks.control(2).suspect(1, Ranks::communicator, 7, "rank 1 closed its connection");
   CHECK(eventually([&] { return ranks.control(2).failed(); }));
   CHECK(ranks.control(2).failure().text == "rank 0 has left: ZeroDivisionError: division by zero");
   CHECK(ranks.control(2).failure().peer == 0);
@@ -437,6 +449,8 @@ int main() {
   return run_tests({
       {"a failure reaches all ranks and the first one stays", a_failure_reaches_all_ranks_and_the_first_one_stays},
       {"all ranks learn of a departure and its farewell", all_ranks_learn_of_a_departure_and_its_farewell},
+      {"a departed rank may have had channels that are added later",
+       a_departed_rank_may_have_had_channels_that_are_added_later},
       {"a lost peer is reported by its own failure", a_lost_peer_is_reported_by_its_own_failure},
       {"a lost peer is reported by its farewell or else by its channel",
        a_lost_peer_is_reported_by_its_farewell_or_else_by_its_channel},

@@ -29,6 +29,8 @@ SHORT_S = 0.5
 BLOCKED_S = 1.0
 # The delay with which a rank accepts a link that another rank has opened.
 LATE_S = 0.1
+# The same where the other rank has departed meanwhile. A rank knows of a departure within milliseconds.
+VERY_LATE_S = 0.7
 X = np.ones(8, np.float32)
 Say = Callable[[Any], None]
 
@@ -444,28 +446,65 @@ def test_large_send_times_out_when_nobody_receives(ranks: NativeRanks) -> None:
         assert "rank 0 waited 0.5 s for rank 1 to receive its message: rank 1 is in allreduce(" in text
 
 
-def leave_after_a_send(world: un.Communicator) -> float:
-    """Rank 0 sends and departs before rank 1 has admitted the link that rank 0 opened."""
-    if world.rank == 0:
-        world.send(np.full(1000, 7.0), 1)
+LAST_CALLS: dict[str, Callable[[un.Communicator, np.ndarray, int], Any]] = {
+    "message": lambda world, x, leaver: world.send(x, 1 - leaver) if world.rank == leaver else world.recv(x, leaver),
+    "broadcast": lambda world, x, leaver: world.broadcast(x, leaver, out=x),
+}
+
+
+def leave_after_its_last_call(world: un.Communicator, call: str, leaver: int) -> float:
+    """A rank makes its part of a call and departs before the other rank has added the channel of the call."""
+    x = np.full(1000, 7.0 if world.rank == leaver else 0.0)
+
+    def late(method: str) -> Any:
+        original = getattr(Channels, method)
+
+        def later(*args: Any) -> None:
+            time.sleep(VERY_LATE_S)
+            original(*args)
+
+        return mock.patch.object(Channels, method, later)
+
+    if world.rank == leaver:
+        LAST_CALLS[call](world, x, leaver)
         world.close()
-        return 7.0
-    deliver = Channels.admit
-
-    def later(*args: Any) -> None:
-        time.sleep(LATE_S)
-        deliver(*args)
-
-    x = np.zeros(1000)
-    with mock.patch.object(Channels, "admit", later):
-        world.recv(x, 0)
+    else:
+        with late("admit"), late("_on_dialled"):
+            LAST_CALLS[call](world, x, leaver)
     return float(x.min())
 
 
+@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("call", LAST_CALLS)
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
-def test_message_arrives_after_its_sender_has_departed(transports: str) -> None:
+def test_last_message_of_a_departed_rank_arrives_over_a_channel_that_is_added_late(
+    transports: str, call: str, leaver: int
+) -> None:
     options = un.Options(transports=transports)
-    assert un.launch(leave_after_a_send, 2, options=options, timeout_s=DEADLINE_S) == [7.0, 7.0]
+    results = un.launch(leave_after_its_last_call, 2, call, leaver, options=options, timeout_s=DEADLINE_S)
+    assert results == [7.0, 7.0]
+
+
+def close_in_a_call(world: un.Communicator) -> float:
+    """Both ranks close a communicator in its first call, and go on with another one."""
+    part = world.dup()
+    world.barrier()
+    if world.rank == 0:
+        part.allreduce(X, wait=False)
+        part.close()
+    world.barrier()
+    if world.rank == 1:
+        part.allreduce(X, wait=False)
+        time.sleep(LATE_S)  # its thread sees that rank 0 has gone
+        part.close()
+    time.sleep(VERY_LATE_S)
+    return float(world.allreduce(X)[0])
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_job_goes_on_after_all_ranks_have_closed_a_communicator_in_a_call(transports: str) -> None:
+    options = un.Options(transports=transports)
+    assert un.launch(close_in_a_call, 2, options=options, timeout_s=DEADLINE_S) == [2.0, 2.0]
 
 
 # --- aborts and interrupts -----------------------------------------------------------------------------------------

@@ -364,7 +364,8 @@ void bind_control(nb::module_& module) {
           "lose", [](Control& control, int peer, const std::string& seen) { control.lose(peer, -1, seen); },
           nb::arg("peer"), nb::arg("seen"), nb::call_guard<nb::gil_scoped_release>())
       .def(
-          "suspect", [](Control& control, int peer, const std::string& seen) { control.suspect(peer, -1, seen); },
+          "suspect",
+          [](Control& control, int peer, const std::string& seen) { control.suspect(peer, control_links, -1, seen); },
           nb::arg("peer"), nb::arg("seen"))
       .def(
           "begin_call",

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -27,6 +28,11 @@ constexpr auto silence_time = 50ms;
 constexpr std::size_t most_outlooks = 256;
 // Notices that nobody takes, as at exit, are dropped.
 constexpr std::size_t most_notices = 64;
+// How long a channel may take to be added here after its other end has departed: as long as a crowded host may take to
+// run a thread.
+constexpr auto admission_time = 30s;
+// The same if the number of channels is unknown, because the farewell came from a new judge.
+constexpr auto usual_admission_time = 300ms;
 // More frames are not kept for a peer that takes none, such as one that is stopped, or that asks and never reads.
 constexpr std::size_t most_unsent_nbytes = 16 << 20;
 constexpr auto interrupt_check_period = 20ms;
@@ -63,7 +69,9 @@ Control::Control(std::int32_t rank, std::int32_t size, std::size_t recorded, Clo
       links_(static_cast<std::size_t>(size)),
       departures_(static_cast<std::size_t>(size)),
       farewells_(static_cast<std::size_t>(size)),
+      channels_(static_cast<std::size_t>(size)),
       judge_(size, [this](std::int32_t peer, const Frame& frame) { deliver(peer, frame); }) {
+  channels_.at(static_cast<std::size_t>(rank)).assign(static_cast<std::size_t>(size), 0);
   service_ = start_signal_masked_thread([this] {
     std::unique_lock lock(mutex_);
     serve(lock);
@@ -88,15 +96,21 @@ void Control::add_link(std::int32_t peer, Connection connection, Descriptor proc
 // Ranks may have departed, or the job may have failed, before this link existed.
 void Control::send_past_events(std::int32_t peer) {
   for (std::int32_t rank = 0; rank < size_; ++rank)
-    if (rank != peer && departures_[static_cast<std::size_t>(rank)]) send(peer, farewell_frame(rank));
+    if (rank != peer && departures_[static_cast<std::size_t>(rank)]) send(peer, farewell_frame(rank, peer));
   if (failed()) send(peer, failure_frame());
 }
 
-Frame Control::farewell_frame(std::int32_t peer) const {
+// A rank passes its own counts on to the judges, because they write to the other ranks. Any other reader gets the
+// number of its own channels.
+Frame Control::farewell_frame(std::int32_t departed, std::int32_t reader) const {
   Frame frame;
   frame.type = FrameType::leaving;
-  frame.rank = peer;
-  frame.text = farewells_[static_cast<std::size_t>(peer)];
+  frame.rank = departed;
+  frame.text = farewells_[static_cast<std::size_t>(departed)];
+  const auto& channels = channels_[static_cast<std::size_t>(departed)];
+  if (!channels.empty()) frame.number = channels[static_cast<std::size_t>(reader)];
+  const auto judges = current_judges();
+  if (departed == rank_ && std::find(judges.begin(), judges.end(), reader) != judges.end()) frame.members = channels;
   return frame;
 }
 
@@ -145,12 +159,12 @@ void Control::fail(Failure failure) {
   set_failure(std::move(failure), rank_);
 }
 
-void Control::suspect(std::int32_t peer, std::int64_t sequence, const std::string& reason) {
+void Control::suspect(std::int32_t peer, std::uint64_t communicator, std::int64_t sequence, const std::string& reason) {
   const std::lock_guard lock(mutex_);
   const bool is_known = std::any_of(suspicions_.begin(), suspicions_.end(),
                                     [=](const Suspicion& suspicion) { return suspicion.peer == peer; });
   if (failed() || is_known) return;
-  suspicions_.push_back({peer, sequence, reason, Clock::now() + departure_time});
+  suspicions_.push_back({peer, communicator, sequence, reason, Clock::now() + departure_time});
   resolve_suspicions(Clock::now());
   wake_.ring();
 }
@@ -158,6 +172,11 @@ void Control::suspect(std::int32_t peer, std::int64_t sequence, const std::strin
 void Control::trust(std::int32_t peer) {
   const std::lock_guard lock(mutex_);
   std::erase_if(suspicions_, [=](const Suspicion& suspicion) { return suspicion.peer == peer; });
+}
+
+void Control::forget_suspicions(std::uint64_t communicator) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(suspicions_, [=](const Suspicion& suspicion) { return suspicion.communicator == communicator; });
 }
 
 void Control::lost_connections(const std::vector<LostConnection>& lost) {
@@ -173,7 +192,7 @@ std::vector<LostConnection> Control::take_lost_connections() {
 }
 
 void Control::lose(std::int32_t peer, std::int64_t sequence, const std::string& reason) {
-  suspect(peer, sequence, reason);
+  suspect(peer, control_links, sequence, reason);
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, 2 * departure_time, [this] { return failed(); });
 }
@@ -347,10 +366,21 @@ bool Control::departed(std::int32_t peer) const {
   return departures_.at(static_cast<std::size_t>(peer)).has_value();
 }
 
-bool Control::departed_by(std::int32_t peer, Clock::time_point time) const {
+void Control::add_channel(std::int32_t peer, const std::function<void()>& add) {
+  const std::lock_guard lock(mutex_);  // a farewell counts every channel over which this rank may have sent
+  add();
+  ++channels_[static_cast<std::size_t>(rank_)].at(static_cast<std::size_t>(peer));
+}
+
+bool Control::opens_no_more(std::int32_t peer) const {
   const std::lock_guard lock(mutex_);
-  const auto& departure = departures_.at(static_cast<std::size_t>(peer));
-  return departure && *departure <= time;
+  const auto index = static_cast<std::size_t>(peer), own = static_cast<std::size_t>(rank_);
+  const auto& departure = departures_.at(index);
+  if (!departure) return false;
+  const auto since = Clock::now() - *departure;
+  const std::int32_t expected = channels_[index].empty() ? -1 : channels_[index][own];
+  if (expected < 0) return since >= usual_admission_time;
+  return channels_[own][index] >= expected || since >= admission_time;
 }
 
 std::string Control::farewell(std::int32_t peer) const {
@@ -372,11 +402,8 @@ void Control::leave(const std::string& farewell) {
   {
     const std::lock_guard lock(mutex_);
     if (!stopping_) {
-      Frame frame;
-      frame.type = FrameType::leaving;
-      frame.rank = rank_;
-      frame.text = farewell;
-      send_to_others(-1, frame);
+      farewells_[static_cast<std::size_t>(rank_)] = farewell;
+      for (std::int32_t peer = 0; peer < size_; ++peer) send(peer, farewell_frame(rank_, peer));
       stopping_ = true;
       wake_.ring();
     }
@@ -581,7 +608,7 @@ void Control::handle(std::int32_t from, const Frame& frame) {
       if (!failed()) judge_.take_answer(from, frame);
       break;
     case FrameType::leaving:
-      note_departure(frame.rank, from, frame.text);
+      note_departure(from, frame);
       break;
     case FrameType::outlook:
       note_outlook(from, frame);
@@ -637,17 +664,33 @@ void Control::set_failure(Failure failure, std::int32_t informant) {
 // A rank sends its farewell to both judges, and the hub tells the other ranks. If it departs because of an error, both
 // judges tell them, because the hub may be stopped. A new hub repeats the departures that its predecessor may not have
 // passed on.
-void Control::note_departure(std::int32_t peer, std::int32_t informant, const std::string& farewell) {
+void Control::note_departure(std::int32_t informant, const Frame& farewell) {
+  const std::int32_t peer = farewell.rank;
   if (peer < 0 || peer >= size_ || departures_[static_cast<std::size_t>(peer)].has_value()) return;
   const bool was_hub = is_hub();
   departures_[static_cast<std::size_t>(peer)] = Clock::now();
-  farewells_[static_cast<std::size_t>(peer)] = farewell;
-  judge_.note_departure(peer, farewell);
-  if (informant == peer && (was_hub || !farewell.empty())) send_to_others(peer, farewell_frame(peer));
+  farewells_[static_cast<std::size_t>(peer)] = farewell.text;
+  note_channels(peer, farewell);
+  judge_.note_departure(peer, farewell.text);
+  if (informant == peer && (was_hub || !farewell.text.empty()))
+    for (std::int32_t other = 0; other < size_; ++other)
+      if (other != peer) send(other, farewell_frame(peer, other));
   if (!was_hub && is_hub())
     for (std::int32_t other = 0; other < size_; ++other)
       if (other != peer) send_past_events(other);
   ring_all();
+}
+
+void Control::note_channels(std::int32_t peer, const Frame& farewell) {
+  auto& channels = channels_[static_cast<std::size_t>(peer)];
+  const auto most = static_cast<std::int64_t>(std::numeric_limits<std::int32_t>::max());
+  if (farewell.members.size() == static_cast<std::size_t>(size_)) {
+    channels = farewell.members;
+  } else {
+    channels.assign(static_cast<std::size_t>(size_), -1);
+    channels[static_cast<std::size_t>(rank_)] =
+        static_cast<std::int32_t>(std::clamp<std::int64_t>(farewell.number, -1, most));
+  }
 }
 
 void Control::notify(std::string text, bool important) {

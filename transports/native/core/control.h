@@ -18,10 +18,14 @@
 // Blocked calls. Judges also find out why a call does not end: see judge.h. Calls that do not wait long cause no
 // frames.
 //
+// Departures. A rank may send its last message over a new channel, and leave before the other rank has added the
+// channel. So its farewell says how many channels it had with each rank. Until a rank has added as many, it waits for
+// the rest.
+//
 // Suspicion. A rank whose channel to a peer has ended suspects the peer. Usually a judge reports the reason a moment
 // later: a failure, a departure or a death. If not, only the connection may have broken. The rank then trusts the peer
 // again when the channel goes on over another connection (links/resumption.py). If that takes too long, the loss of the
-// peer is the failure.
+// peer is the failure. The suspicion also ends when the rank itself closes the communicator.
 #pragma once
 
 #include <poll.h>
@@ -30,6 +34,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -68,7 +73,7 @@ struct LostConnection {
   BrokenStream stream;
 };
 
-//! In a `LostConnection`, stands for a control link.
+//! In a `LostConnection` and a suspicion, stands for the control links instead of a communicator.
 inline constexpr std::uint64_t control_links = ~std::uint64_t{0};
 
 //! The control links of one rank.
@@ -118,11 +123,14 @@ class Control {
   Failure failure() const;
   //! Reports a failure. Only the first one counts, and every rank learns of it.
   void fail(Failure failure);
-  //! Reports that a peer seems to be lost, for `reason`. A failure follows within half a second. Its
-  //! text says why the peer departed or failed, if a judge reports that, and is `reason` otherwise.
-  void suspect(std::int32_t peer, std::int64_t sequence, const std::string& reason);
+  //! Reports that a peer seems to be lost, for `reason`, in a call of `communicator`, or `control_links` if in none. A
+  //! failure follows within half a second, unless the suspicion ends before. Its text says why the peer departed or
+  //! failed, if a judge reports that, and is `reason` otherwise.
+  void suspect(std::int32_t peer, std::uint64_t communicator, std::int64_t sequence, const std::string& reason);
   //! Ends the suspicion of a peer.
   void trust(std::int32_t peer);
+  //! Ends the suspicions of calls of a communicator that is closed: these calls need no peer any more.
+  void forget_suspicions(std::uint64_t communicator);
   //! Reports connections to open anew, and rings the doorbells.
   void lost_connections(const std::vector<LostConnection>& lost);
   //! Removes and returns the reported connections.
@@ -156,10 +164,14 @@ class Control {
   //! trip counts (F. Cristian, Probabilistic clock synchronization, 1989).
   std::optional<ClockOffset> measure_clock(std::chrono::milliseconds limit);
 
+  //! Calls `add`, which adds a channel with `peer` to an endpoint, and counts the channel. A farewell says how many
+  //! channels the rank had with each other rank.
+  void add_channel(std::int32_t peer, const std::function<void()>& add);
   //! Whether a rank has departed.
   bool departed(std::int32_t peer) const;
-  //! Whether this rank knew at `time` that `peer` had departed.
-  bool departed_by(std::int32_t peer, Clock::time_point time) const;
+  //! Whether `peer` has departed, and every channel that it had with this rank has been added here. So no message of it
+  //! can arrive over a channel that this rank does not have.
+  bool opens_no_more(std::int32_t peer) const;
   //! The text of the rank's farewell; empty if it gave none.
   std::string farewell(std::int32_t peer) const;
 
@@ -190,6 +202,7 @@ class Control {
   };
   struct Suspicion {
     std::int32_t peer;
+    std::uint64_t communicator;
     std::int64_t sequence;
     std::string reason;
     Clock::time_point until;
@@ -223,14 +236,15 @@ class Control {
   void send(std::int32_t peer, const Frame& frame);
   void deliver(std::int32_t peer, const Frame& frame);
   void send_past_events(std::int32_t peer);
-  Frame farewell_frame(std::int32_t peer) const;
+  Frame farewell_frame(std::int32_t departed, std::int32_t reader) const;
   Frame failure_frame() const;
   void send_to_others(std::int32_t except, const Frame& frame);
   Frame report_frame(FrameType type, std::uint64_t communicator, const std::vector<std::int32_t>& members,
                      std::int64_t sequence) const;
   void report_to(std::size_t most_judges, const Frame& report);
   void set_failure(Failure failure, std::int32_t informant);
-  void note_departure(std::int32_t peer, std::int32_t informant, const std::string& farewell);
+  void note_departure(std::int32_t informant, const Frame& farewell);
+  void note_channels(std::int32_t peer, const Frame& farewell);
   void note_outlook(std::int32_t from, const Frame& frame);
   void ask_clock();
   void note_time(const Frame& frame);
@@ -254,6 +268,8 @@ class Control {
   std::vector<Link> links_;          // by peer
   std::vector<std::optional<Clock::time_point>> departures_;
   std::vector<std::string> farewells_;
+  // How many channels a rank had with each other rank, or -1: its own so far, and those of departed ranks.
+  std::vector<std::vector<std::int32_t>> channels_;
   std::vector<int> doorbells_;
   Judge judge_;
   std::vector<Suspicion> suspicions_;

@@ -80,7 +80,8 @@ void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) 
   const std::uint32_t extra_yields = std::max(extra_yields_.load(), channel->extra_yields());
   const bool polls_by_syscall = polls_by_syscall_.load() || channel->polls_by_syscall();
   channel->count_in(control_->recorder().memory().traffic(job_rank(channel->peer()), channel->transport()));
-  channels_.add(lane, std::move(channel));
+  const std::int32_t peer = job_rank(channel->peer());
+  control_->add_channel(peer, [&] { channels_.add(lane, std::move(channel)); });
   extra_yields_ = extra_yields;
   polls_by_syscall_ = polls_by_syscall;
   doorbell_.ring();
@@ -96,6 +97,7 @@ void Endpoint::close() {
   take_leadership();
   control_->remove_doorbell(doorbell_.get());
   fail_all_requests();
+  control_->forget_suspicions(communicator_);
   for (const auto& [key, mailbox] : mailboxes_) mailbox->close();
   background_count_.fetch_sub(std::exchange(resumed_, {}).size());
   channels_.clear();  // first, because a transfer may still write to memory of a mailbox

@@ -293,6 +293,7 @@ class Endpoint {
   bool has_startable_call() const;
   std::vector<Blocked> blocked() const;
   bool peer_has_gone(const Blocked& on) const;
+  std::optional<std::int32_t> needed_and_gone(const std::vector<Blocked>& waits) const;
   bool check_closed();
   void report_broken(const std::vector<Blocked>& waits);
   void flush_resumed();

@@ -44,8 +44,6 @@ constexpr auto most_asking_time = 500ms;
 constexpr auto loss_report_period = 50ms;
 constexpr auto signal_check_period = 20ms;
 constexpr auto longest_sleep = 20ms;
-// A peer may have opened a channel just before it departed, and this rank may not have added it yet.
-constexpr auto admission_time = 300ms;
 
 std::string seconds_text(double seconds) {
   char text[32];
@@ -426,23 +424,31 @@ std::vector<Blocked> Endpoint::blocked() const {
 
 bool Endpoint::peer_has_gone(const Blocked& on) const {
   if (on.channel != nullptr) return on.channel->closed();
-  return control_->departed_by(job_rank(on.peer), Clock::now() - admission_time);
+  return control_->opens_no_more(job_rank(on.peer));
 }
 
-// A channel whose peer has gone brings no more messages after its last one has been read. Returns true if a waiting
-// operation needs such a channel, or if all peers have gone from which a receive from any rank could get a message.
-bool Endpoint::check_closed() {
-  const std::vector<Blocked> waits = blocked();
+// Returns a peer that has gone and that a waiting operation needs. If all peers have gone from which a receive from any
+// rank could get a message, returns one of them.
+std::optional<std::int32_t> Endpoint::needed_and_gone(const std::vector<Blocked>& waits) const {
   auto lost =
       std::find_if(waits.begin(), waits.end(), [this](const Blocked& on) { return on.needed && peer_has_gone(on); });
   // A receive from any rank is posted for each of them.
   const auto may_come = [this](const Blocked& on) { return on.receives && !peer_has_gone(on); };
   if (lost == waits.end() && std::none_of(waits.begin(), waits.end(), may_come))
     lost = std::find_if(waits.begin(), waits.end(), [](const Blocked& on) { return !on.needed; });
-  if (lost == waits.end()) return false;
-  if (!drive() && !control_->failed()) {
-    const std::int32_t peer = job_rank(lost->peer);
-    control_->suspect(peer, current_sequence(), "rank " + std::to_string(peer) + " closed its connection");
+  return lost == waits.end() ? std::nullopt : std::optional(job_rank(lost->peer));
+}
+
+// A channel whose peer has gone brings no more messages after its last one has been read. Returns whether a waiting
+// operation needed a peer that has gone. It looks again after it has read the last messages, because a channel may have
+// been added meanwhile.
+bool Endpoint::check_closed() {
+  if (!needed_and_gone(blocked())) return false;
+  if (drive() || control_->failed()) return true;
+  const std::vector<Blocked> waits = blocked();
+  if (const auto peer = needed_and_gone(waits)) {
+    const std::string reason = "rank " + std::to_string(*peer) + " closed its connection";
+    control_->suspect(*peer, communicator_, current_sequence(), reason);
     report_broken(waits);
   }
   return true;

@@ -18,9 +18,9 @@ enum class FrameType : std::uint8_t {
   late = 4,      // to a judge: this call or message will time out in `time_left_us`
   query = 5,     // from a judge: what do you know of this call, or, for sequence -1, in which call are you?
   answer = 6,    // to the judge that has asked
-  leaving = 7,   // to a judge: I depart; from a judge: this rank has departed
-  outlook = 8,   // from a judge: why your late call does not end
-  closing = 9,   // to a judge: I close this communicator, and this was my last call on it
+  leaving = 7,  // to a judge: I depart; from a judge: this rank has departed; `number`: channels it had with the reader
+  outlook = 8,  // from a judge: why your late call does not end
+  closing = 9,  // to a judge: I close this communicator, and this was my last call on it
   settled = 10,  // from a judge: every other rank has made that call too, or has departed
   clock = 11,    // to rank 0: what does your clock say? `number` is the time by mine, in nanoseconds
   time = 12,     // from rank 0, with the same `number`: the time by its clock is `sequence`
@@ -45,6 +45,7 @@ struct Frame {
   std::uint64_t time_left_us = 0;
   std::string text;
   std::vector<std::int32_t> members;  // of a report: the ranks of the communicator; empty for all
+                                      // of a farewell to a judge: the number of channels with each rank
 };
 
 //! Returns the bytes of a frame, with a text that is too long cut.
