@@ -51,7 +51,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -71,6 +71,9 @@ torch-clients: $(STAMPS)/torch-$(KEY) ## Test the backend under libraries that s
 
 torch-own-tests: $(STAMPS)/torch-$(KEY) ## Run torch's own tests of backends over Unisono and over Gloo, and compare
 	@$(BIN)/python scripts/torch_own_tests.py
+
+horovod-own-tests: $(STAMPS)/torch-$(KEY) ## Run Horovod's own tests for torch over unisono.compat.horovod
+	@$(BIN)/python scripts/horovod_own_tests.py
 
 jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, so that the tests of JAX arrays run
 

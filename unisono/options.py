@@ -159,7 +159,8 @@ class Options:
         tcp_streams: the number of connections between two ranks, at most 16. They share large messages, for networks
             that one connection does not fill.
         warn_after_s: seconds after which a rank logs that a call has not ended, and for which rank it waits. Each call
-            that takes as long is logged once. An infinite number means never.
+            that takes as long is logged once. An infinite number means never. A message whose own time limit is
+            infinite is not logged, because the program awaits it at all times.
         recorded_calls: how many of its last calls each rank records, for dumps and for `unisono top`. With 0 it records
             none, which saves about 60 ns per call.
         dump: a directory. Each rank writes a dump of its last calls there when the job fails or cannot begin, and when

@@ -18,6 +18,7 @@ The backend:
 
 Training:
     optimizer: `DistributedOptimizer`.
+    slots: gradients in the memory in which they are reduced.
     trained: the parameters of an optimizer, by name.
     deferred_updates: updates that wait for their gradients, with priorities.
     parameter_watch: noticing when a model reads a parameter.

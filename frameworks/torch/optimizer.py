@@ -14,6 +14,7 @@ from unisono.data_parallel import HybridGroups, broadcast_parameters
 from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.priorities import Arriving
 from unisono.frameworks.torch.deferred_updates import DeferredUpdates, check_deferrable
+from unisono.frameworks.torch.slots import Slots
 from unisono.frameworks.torch.tensors import like
 from unisono.frameworks.torch.trained import TrainedParameters
 
@@ -105,7 +106,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._syncs = True
         self._is_synchronized = False
         self._has_gradients = False
-        self._slots: dict[str, tuple[int, Any]] = {}
+        self._slots = Slots(self.reducer)
         self._passed: dict[str, Any] = {}  # by name, the gradients of this step that the reducer has
         self._hooks: dict[str, tuple[Any, Any]] = {}  # by name, the parameter and its hook
         self._hook_parameters()
@@ -302,7 +303,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _pass(self, name: str, parameter: Any) -> None:
         """Pass the gradient of a parameter to the reducer."""
-        gradient = self._passed[name] = self._moved_to_slot(name, parameter)
+        gradient = self._passed[name] = self._slots.moved(name, parameter) if self._is_prompt else parameter.grad
         self.reducer.ready(name, gradient)
 
     def _update_before(self, deferred: DeferredUpdates, name: str, parameter: Any) -> None:
@@ -315,23 +316,6 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             )
         elif self._syncs:
             deferred.make_all()
-
-    def _moved_to_slot(self, name: str, parameter: Any) -> Any:
-        """Move the gradient to the slot in which it is reduced, if possible, so that the result need not be copied."""
-        gradient = parameter.grad
-        if not self._is_prompt or gradient.layout is not torch.strided:
-            return gradient
-        slot = self.reducer.slot(name)
-        if slot is None or slot.shape != gradient.shape:
-            return gradient
-        address, tensor = self._slots.get(name, (0, None))
-        if address != slot.ctypes.data:
-            tensor = like(parameter, slot)
-            self._slots[name] = slot.ctypes.data, tensor
-        if gradient.data_ptr() == tensor.data_ptr():
-            return gradient
-        parameter.grad = tensor.copy_(gradient)
-        return tensor
 
     def _closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         if self._deferred is not None:

@@ -329,18 +329,25 @@ def test_the_first_waiting_rank_logs_a_slow_call_once(limit_s: float, expected: 
         assert ": rank 1 has not called it (last: barrier() at " in line
 
 
-def receive_late(world: un.Communicator) -> None:
+def receive_late(world: un.Communicator, timeout_s: float) -> None:
     world.barrier()
     if world.rank == 1:
         time.sleep(1.5)
         world.send(X, 0)
     else:
-        world.recv(X.copy(), 1)
+        world.recv(X.copy(), 1, timeout_s=timeout_s)
 
 
 def test_a_slow_message_is_logged_with_what_the_other_rank_does() -> None:
     lines: list[str] = []
     options = un.Options(warn_after_s=0.3, timeout_s=DEADLINE_S)
-    un.launch(receive_late, 2, options=options, on_output=lambda _rank, _stream, line: lines.append(line))
+    un.launch(receive_late, 2, DEADLINE_S, options=options, on_output=lambda _rank, _stream, line: lines.append(line))
     (logged,) = [line for line in lines if "has waited" in line]
     assert "rank 0 has waited 0.3 s: rank 1 is in no call (last: barrier() at " in logged
+
+
+def test_a_message_without_a_time_limit_is_never_slow() -> None:
+    lines: list[str] = []
+    options = un.Options(warn_after_s=0.3, timeout_s=DEADLINE_S)
+    un.launch(receive_late, 2, float("inf"), options=options, on_output=lambda _rank, _stream, line: lines.append(line))
+    assert not [line for line in lines if "has waited" in line]

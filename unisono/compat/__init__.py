@@ -1,4 +1,5 @@
 """Interfaces of other libraries over Unisono.
 
 mlcomm: the Cray PE ML plugin.
+horovod: Horovod.
 """

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <optional>
 #include <thread>
@@ -348,8 +349,10 @@ void Endpoint::ask_judges(const Request& request, Clock::time_point deadline) {
     control_->report_late(communicator_, members_, -1, request.number_, peer_of(request), deadline);
 }
 
-// Reports a call that takes long, once, with the reason that the judges give. It does not fail.
+// Reports a call that takes long, once, with the reason that the judges give. It does not fail. A message without a
+// time limit is one that the program awaits at all times, as a server awaits requests, so it is never reported.
 void Endpoint::report_slow(Request& request, Clock::time_point now) {
+  if (request.call_ == nullptr && std::isinf(request.timeout_s_.load())) return;
   if (!request.idle_since_) request.idle_since_ = now;
   const auto limit = control_->slow_after();
   const auto time = now - *request.idle_since_;

@@ -1,0 +1,19 @@
+"""The API of Horovod 0.28 over Unisono. A script imports `unisono.compat.horovod.torch` as ``hvd``.
+
+What all frameworks have in common:
+    job: starting and ending, ranks, and the state between.
+    process_sets: groups of ranks with calls of their own.
+    negotiation: matches the calls of ranks by name.
+    coordinator: the table of names, which rank 0 keeps.
+    requests: what ranks tell each other about calls.
+    entries: a call on this rank, from its start to its result.
+    execution: makes the matched calls on a communicator.
+    adasum: the reduction "Adasum".
+    elastic: training that goes on when ranks are lost or join.
+    settings: the variables ``HOROVOD_*``.
+    timeline: a file with the times of calls.
+    errors: the errors, with the names that Horovod gives them.
+
+The frameworks:
+    torch: ``horovod.torch``.
+"""

@@ -1,0 +1,328 @@
+"""`Negotiator`: makes calls in the same order on all ranks, though each rank starts them in its own order.
+
+Theory of operation
+-------------------
+A communicator needs the same calls in the same order on all ranks. The calls of Horovod have names instead, and a rank
+may start them in any order, from any thread: hooks of backward start them as gradients become ready. So the ranks
+agree on an order while they go, as Horovod's own coordinator does:
+
+1. A rank that starts a call notes an `Entry`, and its *sender* thread sends rank 0 a `Request`: kind, name, dtype,
+   shape. Calls that start while the sender is busy go into the same message.
+2. The *collector* thread of rank 0 receives the requests, and the `Coordinator` keeps a table of them. When all ranks
+   have asked for a name, it answers: the call is due, or it fails because the requests do not fit together. The answers
+   to one message go to all ranks as one message.
+3. The *maker* thread of each rank receives answers, all ranks in the same order, and makes the calls on a communicator.
+   Neighbours of one kind run as one call, which is what Horovod names fusion. They are asynchronous, so the maker goes
+   on to the next answers. The thread of the program waits for the call in `Entry.wait`.
+
+For example, rank 0 starts "a" and "b", and rank 1 starts "b" and "a". The table has "a" and "b" of rank 0, then "b" of
+rank 1: "b" is due. Then "a" is. Both ranks make "b" first.
+
+A rank that has joined counts as if it had asked for every name. Its maker takes part with zeros, because answers say
+what they need. A name that only some ranks ask for is an error on all ranks after the time limit. A rank that got
+this error before it asked raises it when it asks. When a rank shuts down, rank 0 tells all ranks that this answer is
+the last one, each rank says that it has got it, and all threads end. So no thread waits for a rank that has left.
+
+Requests and answers go over a communicator of their own. Its receives have no time limit, because a rank may have
+nothing to say for hours. They end when a rank of the job dies, as all calls do.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from unisono import ANY_SOURCE, Communicator, log
+from unisono.compat.horovod import errors, execution
+from unisono.compat.horovod.coordinator import Coordinator
+from unisono.compat.horovod.entries import Entry, as_internal
+from unisono.compat.horovod.errors import DuplicateNameError, HorovodInternalError, ShutDownError
+from unisono.compat.horovod.requests import Answer, Request, decode_answers, decode_requests, encode
+from unisono.compat.horovod.settings import Settings
+from unisono.errors import UnisonoError
+
+_log = log.get("horovod")
+
+_FOREVER_S = float("inf")
+_TAG = 0
+_HAS_LAST_ANSWER = b"!"
+# `close` waits this long for the last answer. It comes at once, unless rank 0 hangs.
+_CLOSE_S = 10.0
+# The threads of rank 0 look for names without an answer at least this often.
+_CHECK_S = 0.5
+
+
+class Negotiator:
+    """The calls of one process set on this rank. All ranks of the set create it at the same place.
+
+    Args:
+        comm: the ranks of the set; this object closes it.
+        settings: the settings of the job.
+        on_event: called with a name and one of "begin", "start" and "end", for the timeline.
+        open_reducer: called with the name of an optimizer and the ranks, where its reducer is to be opened.
+
+    Attributes:
+        comm: the argument, for further communicators of these ranks.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        settings: Settings,
+        on_event: Callable[[str, str], None],
+        open_reducer: Callable[[str, Communicator], None],
+    ) -> None:
+        self.comm = comm
+        self._settings = settings
+        self._on_event, self._open_reducer = on_event, open_reducer
+        self._control, self._data = comm.dup(), comm.dup()
+        self._condition = threading.Condition()  # of the attributes below
+        self._outbox: list[Request] = []
+        self._waiting: dict[str, Entry] = {}  # by key, the calls without an answer
+        self._in_use: dict[str, Entry] = {}  # by key, the last call; its name is in use until the call has ended
+        self._refused: dict[str, HorovodInternalError] = {}  # by key, errors that this rank has not asked for yet
+        self._error: HorovodInternalError | None = None
+        self._announced: set[str] = set()  # the steps that this rank makes itself
+        self._numbers: dict[str, int] = {}  # by kind, the number of the next call without a name
+        self._steps: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._local_answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # of rank 0 to itself
+        self._coordinator = Coordinator(comm.world_ranks) if comm.rank == 0 else None
+        self._deciding = threading.Lock()  # of the coordinator, and of the order in which answers are sent
+        roles = [("sender", self._send), ("maker", self._make)]
+        roles += [("collector", self._collect)] if comm.rank == 0 and comm.size > 1 else []
+        self._threads = [
+            threading.Thread(target=self._run, args=(role,), name=f"unisono-horovod-{name}", daemon=True)
+            for name, role in roles
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def unnamed(self, kind: str) -> str:
+        """Return a name for a call without one: ranks match these by their order among the calls of the kind."""
+        with self._condition:
+            number = self._numbers[kind] = self._numbers.get(kind, -1) + 1
+        return f"noname.{number}"
+
+    def submit(self, entry: Entry) -> Entry:
+        """Start a call, and return its entry.
+
+        Raises:
+            DuplicateNameError: a call of the same kind and name has not ended.
+            HorovodInternalError: an earlier call failed in a way that ended all communicators, or a rank has left.
+        """
+        key = entry.request.key
+        with self._condition:
+            if self._error is not None:
+                raise _renewed(self._error)
+            before = self._in_use.get(key)
+            if before is not None and not before.done():
+                raise DuplicateNameError(
+                    f"{entry.request.name!r} is in use by a {entry.request.kind} that has not ended: call "
+                    "synchronize(handle) first, or pass another name"
+                )
+            if (refusal := self._refused.pop(key, None)) is not None:
+                entry.fail(refusal)
+                return entry
+            self._waiting[key] = self._in_use[key] = entry
+            self._outbox.append(entry.request)
+            self._condition.notify_all()
+        self._on_event(key, "begin")
+        return entry
+
+    def forget(self, entry: Entry) -> None:
+        """Free the name of a call that has ended and whose result has been taken."""
+        with self._condition:
+            if self._in_use.get(entry.request.key) is entry:
+                del self._in_use[entry.request.key]
+        self._on_event(entry.request.key, "end")
+
+    def announce(self, request: Request) -> None:
+        """Tell ranks that have joined that the others begin a step. No rank waits for an answer."""
+        with self._condition:
+            self._announced.add(request.name)
+            self._outbox.append(request)
+            self._condition.notify_all()
+
+    def open(self, name: str) -> None:
+        """Open the reducer of an optimizer, on all ranks, joined ones too, at one place in the order of calls."""
+        entry = self.submit(Entry(Request("reducer", name)))
+        try:
+            entry.wait()
+        finally:
+            self.forget(entry)
+
+    def join(self, step: Callable[[str], None]) -> int:
+        """Take part with zeros in the calls of other ranks until all have joined; return the rank that joined last.
+
+        Args:
+            step: called with the name of each step of an optimizer that the other ranks begin.
+        """
+        entry = self.submit(Entry(Request("join", "")))
+        while (name := self._steps.get()) is not None:
+            step(name)
+        try:
+            last: int = entry.wait()
+        finally:
+            self.forget(entry)
+        return last
+
+    def close(self) -> None:
+        """End the calls on all ranks, and close the communicators. Every rank calls it, at any time."""
+        with self._condition:
+            if self._error is None:
+                self._outbox.append(Request("leave", ""))
+                self._condition.notify_all()
+        deadline = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self.comm.close()
+
+    # --- threads ----------------------------------------------------------------------------------------------------
+
+    def _run(self, role: Callable[[], None]) -> None:
+        """Run a thread. An error of a communicator ends all calls, because none of the job works after it."""
+        try:
+            role()
+        except UnisonoError as error:
+            self._end(as_internal(error))
+        except Exception as error:  # noqa: BLE001  (the program must not wait for ever, whatever the error is)
+            self._end(HorovodInternalError(f"{type(error).__name__}: {error}"))
+            _log.exception("a thread that matches calls by name failed")
+
+    def _send(self) -> None:
+        """Send the requests of this rank to rank 0. On rank 0, also look for names without an answer."""
+        while True:
+            with self._condition:
+                if not self._outbox and self._error is None:
+                    self._condition.wait(_CHECK_S if self._coordinator and self._coordinator.waits() else None)
+                if self._error is not None:
+                    return
+                requests, self._outbox = self._outbox, []
+            if self._coordinator is not None:
+                self._decide(self._coordinator, 0, requests)
+            elif requests:
+                self._control.send(_bytes(encode(requests)), 0, _TAG)
+
+    def _collect(self) -> None:
+        """Receive the requests of other ranks, on rank 0, until each has got the last answer."""
+        assert self._coordinator is not None
+        has_last_answer: set[int] = set()
+        while len(has_last_answer) < self.comm.size - 1:
+            source, data = self._receive(ANY_SOURCE)
+            if data == _HAS_LAST_ANSWER:
+                has_last_answer.add(source)
+            else:
+                self._decide(self._coordinator, source, decode_requests(data))
+
+    def _make(self) -> None:
+        """Make the calls that are due, in the order of the answers."""
+        while True:
+            answers = decode_answers(self._local_answers.get() if self.comm.rank == 0 else self._receive(0)[1])
+            leaving = answers[-1] if answers and answers[-1].request.kind == "leave" else None
+            for batch in execution.batches(
+                answers[: len(answers) - (leaving is not None)], self._settings.fusion_nbytes
+            ):
+                self._obey(batch)
+            if leaving is not None:
+                self._end(ShutDownError(f"no rank can make calls any more: {leaving.message}"))
+                if self.comm.rank > 0:
+                    self._threads[0].join()  # the sender, so that this is the last message of this rank
+                    self._control.send(_bytes(_HAS_LAST_ANSWER), 0, _TAG)
+                return
+
+    def _receive(self, source: object) -> tuple[int, bytes]:
+        message = self._control.probe(source, _TAG, timeout_s=_FOREVER_S)  # type: ignore[arg-type]
+        data = np.empty(message.count, np.uint8)
+        self._control.recv(data, message.source, _TAG)
+        return message.source, data.tobytes()
+
+    # --- rank 0 -----------------------------------------------------------------------------------------------------
+
+    def _decide(self, coordinator: Coordinator, rank: int, requests: Sequence[Request]) -> None:
+        """Add requests of a rank to the table, and send all ranks the answers that are due."""
+        with self._deciding:
+            had_waiting = coordinator.waits()
+            now_s = time.monotonic()
+            answers = coordinator.add(rank, requests, now_s)
+            if self._settings.is_checked:
+                for text in coordinator.slow(now_s, self._settings.warn_s):
+                    _log.warning(text)
+                answers = [*coordinator.stalled(now_s, self._settings.stall_s), *answers]
+            if answers:
+                data = encode(answers)
+                for peer in range(1, self.comm.size):
+                    self._control.send(_bytes(data), peer, _TAG)
+                self._local_answers.put(data)
+        if coordinator.waits() and not had_waiting and rank > 0:
+            with self._condition:
+                self._condition.notify_all()  # the sender looks for names without an answer from now on
+
+    # --- every rank -------------------------------------------------------------------------------------------------
+
+    def _obey(self, batch: Sequence[Answer]) -> None:
+        """Make the calls of a batch, or raise their error in the threads that wait for them."""
+        first = batch[0]
+        if first.request.kind == "step":
+            return self._obey_step(first.request.name)
+        entries: dict[str, Entry] = {}
+        with self._condition:
+            for answer in batch:
+                entry = self._waiting.pop(answer.request.key, None)
+                if entry is not None:
+                    entries[answer.request.key] = entry
+        if first.error:
+            return self._refuse(first, entries.get(first.request.key))
+        for key in entries:
+            self._on_event(key, "start")
+        if first.request.kind == "reducer":
+            self._open_reducer(first.request.name, self.comm)
+        execution.run(self._data, batch, entries)
+        if first.request.kind == "join":
+            self._steps.put(None)
+
+    def _obey_step(self, name: str) -> None:
+        """Hand a step to `join`, unless this rank made the step itself before it joined."""
+        with self._condition:
+            is_own = name in self._announced
+            self._announced.discard(name)
+        if not is_own:
+            self._steps.put(name)
+
+    def _refuse(self, answer: Answer, entry: Entry | None) -> None:
+        error = getattr(errors, answer.error)(answer.message, peer=self.comm.world_ranks[answer.last])
+        if entry is not None:
+            entry.fail(error)
+        elif answer.error == "StalledError":
+            with self._condition:
+                self._refused[answer.request.key] = error
+
+    def _end(self, error: HorovodInternalError) -> None:
+        """Fail all calls that have no answer, and all later ones."""
+        with self._condition:
+            self._error = self._error or error
+            failed = list(self._waiting.values())
+            self._waiting.clear()
+            self._condition.notify_all()
+        for entry in failed:
+            entry.fail(error)
+        self._steps.put(None)
+        if self._coordinator is not None:
+            self._local_answers.put(encode([Answer(Request("leave", ""), (), 0, "", str(error))]))
+
+
+def _bytes(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.frombuffer(data, np.uint8)
+
+
+def _renewed(error: HorovodInternalError) -> HorovodInternalError:
+    """Return an equal error, because one that is raised again collects tracebacks."""
+    if isinstance(error, UnisonoError):
+        return type(error)(error.message)
+    renewed = HorovodInternalError(str(error))
+    renewed.__cause__ = error.__cause__
+    return renewed

@@ -1,0 +1,411 @@
+"""The calls on tensors: each form of allreduce, allgather, broadcast, alltoall and reducescatter.
+
+A call with "_async" returns a handle for `poll` and `synchronize`. One with "_" at its end overwrites its tensors.
+Gradients flow through the others; see `gradients`.
+
+All of them match by name: ranks may make them in any order, and each name must be used by all ranks of the process set.
+Calls without a name match in the order in which ranks make them. They raise these errors:
+
+- `ArgumentError`, `UsageError`: an argument is wrong, or `init` has not been called. Nothing has been sent.
+- `DuplicateNameError`: the name is in use by a call of this rank that has not ended. Nothing has been sent.
+- `NameMismatchError`: ranks passed different shapes, dtypes, ops or roots under the name. Later calls work.
+- `StalledError`: some ranks have not used the name in time. Later calls work.
+- `HorovodInternalError`: the call failed; its cause is the error of Unisono, such as a `PeerLostError`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from unisono.compat.horovod import adasum
+from unisono.compat.horovod.entries import Entry
+from unisono.compat.horovod.errors import ArgumentError
+from unisono.compat.horovod.job import calls_of
+from unisono.compat.horovod.negotiation import Negotiator
+from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
+from unisono.compat.horovod.requests import Request
+from unisono.compat.horovod.torch.staging import Buffer, array_of, check, read_only, request, scale, tensor_of
+
+Average, Sum, Adasum, Min, Max, Product = range(6)
+# By Horovod's number of a reduction, its name here.
+_OPS: Mapping[int, str] = {Average: "avg", Sum: "sum", Adasum: "adasum", Min: "min", Max: "max", Product: "prod"}
+
+
+class _Handle(NamedTuple):
+    calls: Negotiator
+    entry: Entry
+
+
+_handles: dict[int, _Handle] = {}
+_numbers = itertools.count()
+_lock = threading.Lock()  # of the handles
+
+
+def poll(handle: int) -> bool:
+    """Return whether the call of a handle has ended, so that `synchronize` will not wait."""
+    entry = _handles.get(handle)
+    return entry is None or entry.entry.done()
+
+
+def synchronize(handle: int | Callable[[], Any]) -> Any:
+    """Wait for the call of a handle, and return its result. A second call with the handle returns None."""
+    if callable(handle):
+        return handle()
+    with _lock:
+        started = _handles.pop(handle, None)
+    if started is None:
+        return None
+    try:
+        return started.entry.wait()
+    finally:
+        started.calls.forget(started.entry)
+
+
+def _start(calls: Negotiator, asked: Request, arrays: Sequence[Any], finish: Callable[[Any], Any]) -> int:
+    """Start a call, and return its handle."""
+    entry = calls.submit(Entry(asked, arrays, finish))
+    with _lock:
+        handle = next(_numbers)
+        _handles[handle] = _Handle(calls, entry)
+    return handle
+
+
+def forget_all() -> None:
+    """Forget all handles, because the job has ended."""
+    with _lock:
+        _handles.clear()
+
+
+def _named(calls: Negotiator, kind: str, name: str | None) -> str:
+    if name is not None and not isinstance(name, str):
+        raise ArgumentError(f"name must be a string or None, not {name!r}")
+    return calls.unnamed(kind) if name is None else name
+
+
+def op_of(op: int | None, average: bool | None = None) -> str:
+    """Return the name of a reduction.
+
+    Raises:
+        ArgumentError: there is no such reduction, or both `op` and the old argument `average` are passed.
+    """
+    if average is not None:
+        if op is not None:
+            raise ArgumentError("pass op or the old argument average, and not both")
+        return "avg" if average else "sum"
+    name = _OPS.get(Average if op is None else op)
+    if name is None:
+        raise ArgumentError(f"op must be hvd.Average, Sum, Adasum, Min, Max or Product, not {op!r}")
+    return name
+
+
+# --- allreduce ------------------------------------------------------------------------------------------------------
+
+
+def _reduce(
+    tensors: Sequence[Any],
+    name: str | None,
+    op: str,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    *,
+    in_place: bool,
+    is_list: bool,
+) -> int:
+    calls = calls_of(process_set)
+    _check_all(tensors, "allreduce")
+    if op == "adasum":
+        adasum.check_size(calls.comm.size)
+    buffers = [Buffer(tensor, in_place=in_place) for tensor in tensors]
+    before, after = map(float, scales)
+
+    def finish(_: Any) -> Any:
+        for buffer in buffers:
+            scale(buffer.memory, after)
+        results = [buffer.result() for buffer in buffers]
+        return results if is_list else results[0]
+
+    asked = request("allreduce", _named(calls, "allreduce", name), tensors, op=op, scales=(before, after))
+    for buffer in buffers:
+        scale(buffer.memory, before)
+    return _start(calls, asked, [buffer.array for buffer in buffers], finish)
+
+
+def allreduce_async(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start `allreduce`, without gradients, and return a handle; `synchronize` returns a new tensor."""
+    scales = prescale_factor, postscale_factor
+    return _reduce([tensor], name, op_of(op, average), scales, process_set, in_place=False, is_list=False)
+
+
+def allreduce_async_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start `allreduce_`, and return a handle."""
+    scales = prescale_factor, postscale_factor
+    return _reduce([tensor], name, op_of(op, average), scales, process_set, in_place=True, is_list=False)
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Overwrite a tensor with the reduction over all ranks, and return it."""
+    return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start `grouped_allreduce`, without gradients, and return a handle; `synchronize` returns a list."""
+    scales = prescale_factor, postscale_factor
+    return _reduce(list(tensors), name, op_of(op, average), scales, process_set, in_place=False, is_list=True)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start `grouped_allreduce_`, and return a handle."""
+    scales = prescale_factor, postscale_factor
+    return _reduce(list(tensors), name, op_of(op, average), scales, process_set, in_place=True, is_list=True)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Overwrite the tensors of a list with their reductions over all ranks, by one call."""
+    factors = prescale_factor, postscale_factor
+    return synchronize(grouped_allreduce_async_(tensors, average, name, op, *factors, process_set))
+
+
+def sparse_allreduce_async(
+    tensor: Any, name: str | None, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], Any]:
+    """Start the sum or average of sparse tensors; return a function that waits for it and returns a sparse tensor.
+
+    The ranks gather their indices and values, so an index may occur several times in the result: `coalesce` adds these.
+    """
+    chosen = op_of(op)
+    if chosen not in ("avg", "sum"):
+        raise ArgumentError(f"sparse tensors can be averaged and summed, and not by {chosen}")
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_sparse:
+        raise ArgumentError("sparse_allreduce_async takes a sparse tensor: use allreduce_async for others")
+    calls = calls_of(process_set)
+    base = _named(calls, "sparse_allreduce", name)
+    # The handles of other calls are forgotten by their tensors, so these handles are kept by the function.
+    rows = allgather_async(tensor._indices().t().contiguous(), f"{base}.indices", process_set)
+    values = allgather_async(tensor._values(), f"{base}.values", process_set)
+
+    def wait() -> Any:
+        all_rows, all_values = synchronize(rows), synchronize(values)
+        if chosen == "avg":
+            all_values = all_values / calls.comm.size
+        return torch.sparse_coo_tensor(all_rows.t(), all_values, tensor.size())
+
+    return wait
+
+
+# --- allgather ------------------------------------------------------------------------------------------------------
+
+
+def _gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, *, is_list: bool) -> int:
+    calls = calls_of(process_set)
+    _check_all(tensors, "allgather", has_rows=True)
+    memories = [read_only(tensor) for tensor in tensors]
+
+    def finish(gathered: Sequence[Any]) -> Any:
+        memories.clear()
+        results = [tensor_of(array, tensor) for array, tensor in zip(gathered, tensors, strict=True)]
+        return results if is_list else results[0]
+
+    asked = request("allgather", _named(calls, "allgather", name), tensors)
+    return _start(calls, asked, [array_of(memory) for memory in memories], finish)
+
+
+def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Start `allgather`, without gradients, and return a handle."""
+    return _gather([tensor], name, process_set, is_list=False)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start `grouped_allgather`, without gradients, and return a handle."""
+    return _gather(list(tensors), name, process_set, is_list=True)
+
+
+# --- broadcast ------------------------------------------------------------------------------------------------------
+
+
+def _copy(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool) -> int:
+    calls = calls_of(process_set)
+    _check_all([tensor], "broadcast")
+    buffer = Buffer(tensor, in_place=in_place)
+    root = root_of(root_rank, process_set)
+    asked = request("broadcast", _named(calls, "broadcast", name), [tensor], root=root)
+    return _start(calls, asked, [buffer.array], lambda _: buffer.result())
+
+
+def broadcast_async(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start `broadcast`, without gradients, and return a handle."""
+    return _copy(tensor, root_rank, name, process_set, in_place=False)
+
+
+def broadcast_async_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start `broadcast_`, and return a handle."""
+    return _copy(tensor, root_rank, name, process_set, in_place=True)
+
+
+def broadcast_(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Overwrite a tensor with that of the rank `root_rank` of the job, and return it."""
+    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+
+
+def root_of(root_rank: int, process_set: ProcessSet) -> int:
+    """Return the number in a process set of a rank of the job; raises `ArgumentError` if it is not in the set."""
+    ranks = process_set.ranks or []
+    if isinstance(root_rank, bool) or root_rank not in ranks:
+        raise ArgumentError(f"root_rank must be one of the ranks {ranks}, not {root_rank!r}")
+    return ranks.index(root_rank)
+
+
+# --- alltoall and reducescatter -------------------------------------------------------------------------------------
+
+
+def alltoall_async(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start `alltoall`, without gradients, and return a handle; `synchronize` returns the rows and their numbers."""
+    calls = calls_of(process_set)
+    _check_all([tensor], "alltoall", has_rows=True)
+    rows = _splits(splits, tensor.shape[0], calls.comm.size)
+    memory = read_only(tensor)
+    like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
+
+    def finish(result: Any) -> Any:
+        received, counts = result
+        return tensor_of(received, memory).to(tensor.device), torch.tensor(counts, dtype=like.dtype, device=like.device)
+
+    asked = request("alltoall", _named(calls, "alltoall", name), [tensor], splits=rows)
+    return _start(calls, asked, [array_of(memory)], finish)
+
+
+def _splits(splits: Any, count: int, size: int) -> tuple[int, ...]:
+    """Return how many rows each rank gets; raises `ArgumentError` if the numbers are wrong."""
+    if splits is None or len(splits) == 0:
+        if count % size:
+            raise ArgumentError(f"{count} rows cannot be cut into {size} equal parts: pass splits")
+        return (count // size,) * size
+    rows = tuple(map(int, splits.tolist() if isinstance(splits, torch.Tensor) else splits))
+    if len(rows) != size or min(rows) < 0 or sum(rows) != count:
+        raise ArgumentError(f"splits must be {size} numbers of rows whose sum is {count}, not {list(rows)}")
+    return rows
+
+
+def _scatter(
+    tensors: Sequence[Any],
+    name: str | None,
+    op: int,
+    process_set: ProcessSet,
+    scales: tuple[float, float],
+    *,
+    is_list: bool,
+) -> int:
+    calls = calls_of(process_set)
+    _check_all(tensors, "reducescatter", has_rows=True)
+    chosen = op_of(op)
+    if chosen not in ("avg", "sum"):
+        raise ArgumentError(f"reducescatter takes op=Average or Sum, not {chosen}")
+    before, after = map(float, scales)
+    buffers = [Buffer(tensor, in_place=False) for tensor in tensors]
+    for buffer in buffers:
+        scale(buffer.memory, before)
+
+    def finish(shares: Sequence[Any]) -> Any:
+        results = [tensor_of(share, buffer.memory) for share, buffer in zip(shares, buffers, strict=True)]
+        for result in results:
+            scale(result, after)
+        results = [result.to(tensor.device) for result, tensor in zip(results, tensors, strict=True)]
+        return results if is_list else results[0]
+
+    asked = request("reducescatter", _named(calls, "reducescatter", name), tensors, op=chosen, scales=(before, after))
+    return _start(calls, asked, [buffer.array for buffer in buffers], finish)
+
+
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start `reducescatter`, without gradients, and return a handle."""
+    return _scatter([tensor], name, op, process_set, (prescale_factor, postscale_factor), is_list=False)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start `grouped_reducescatter`, without gradients, and return a handle."""
+    return _scatter(list(tensors), name, op, process_set, (prescale_factor, postscale_factor), is_list=True)
+
+
+def _check_all(tensors: Sequence[Any], call: str, *, has_rows: bool = False) -> None:
+    if not tensors:
+        raise ArgumentError(f"{call} takes at least one tensor")
+    for tensor in tensors:
+        check(tensor, call)
+        if has_rows and tensor.dim() == 0:
+            raise ArgumentError(f"{call} takes tensors of one or more dimensions, not a scalar: pass tensor.reshape(1)")
