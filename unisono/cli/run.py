@@ -71,6 +71,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 )
 @click.option("-n", "size", metavar="RANKS", callback=_ranks, required=True, help="Number of ranks.")
 @click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as in python -m.")
+@click.option("--data-parallel", is_flag=True, help="Train data-parallel by a program for one process.")
 @click.option("--bind", type=click.Choice(["none", "core"]), default="none", help="Bind ranks to cores.")
 @click.option("--timeout", "timeout_s", metavar="SECONDS", callback=_seconds, help="Stop the ranks after this time.")
 @click.option("--keep-going", is_flag=True, help="Let the other ranks run on when a rank fails.")
@@ -86,6 +87,7 @@ def command(
     *,
     size: int,
     module: bool,
+    data_parallel: bool,
     bind: str,
     timeout_s: float | None,
     keep_going: bool,
@@ -101,11 +103,16 @@ def command(
     PROGRAM is a Python file; with -m a module; after "--" any executable. Its exit code is that of the rank that
     failed first, or 128 plus the number of the signal that ended it. With --keep-going it is 0 if a rank ended with 0.
     --max-restarts implies --keep-going.
+
+    With --data-parallel, PROGRAM is a program for one process that trains by torch. It is not changed: each rank trains
+    on its share of the samples, and gradients are averaged. The ranks report what is done differently.
     """
     environ = {**os.environ, **({variable("log"): log} if log else {})}
     options = Options.from_environment(environ)
     keep_going = keep_going or max_restarts > 0
     argv = _program(program, module=module, executable=context.meta["executable"])
+    if data_parallel:
+        argv = _data_parallel(argv, executable=context.meta["executable"])
     everything = verbose or keep_going or options.log.startswith("debug")
     require_open_files(size)
     write = _Writer(size, label=label)
@@ -160,6 +167,13 @@ def _program(words: Sequence[str], *, module: bool, executable: bool) -> tuple[s
         return (sys.executable, "-m", *words)
     _check_script(Path(name))
     return (sys.executable, name, *arguments)
+
+
+def _data_parallel(argv: Sequence[str], *, executable: bool) -> tuple[str, ...]:
+    """Return the command that runs a Python program, given by its command, data-parallel."""
+    if executable:
+        raise UsageError("--data-parallel runs a Python file or, with -m, a module, and no other executable")
+    return (argv[0], "-m", "unisono.frameworks.transparent", *argv[1:])
 
 
 def _check_module(name: str) -> None:

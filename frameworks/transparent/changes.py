@@ -1,0 +1,60 @@
+"""`Changes`: what the changes of a program share: the ranks, and the report of what is changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from unisono import Communicator, UsageError
+
+
+class Changes:
+    """The changes of one program.
+
+    Args:
+        world: the ranks that run the program.
+        script: the file of the program, as absolute path.
+        write: writes a line of the report; by default, rank 0 writes it to standard error.
+
+    Attributes:
+        has_shares: whether a loader gives each rank a share of its samples.
+    """
+
+    def __init__(self, world: Communicator, script: str, write: Callable[[str], None] | None = None) -> None:
+        self.world = world
+        self.has_shares = False
+        self._script = script
+        self._write = write or self._to_standard_error
+        self._written: set[str] = set()
+
+    def note(self, text: str) -> None:
+        """Report a change, once for each place in the program."""
+        line = f"{self._place()}{text}"
+        if line not in self._written:
+            self._written.add(line)
+            self._write(line)
+
+    def refused(self, why: str) -> UsageError:
+        """Return the error for a program that cannot be changed safely."""
+        return UsageError(f"{self._place()}--data-parallel cannot train this program: {why}", rank=self.world.rank)
+
+    def replace(self, owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replace a function of a module or a class by the result of `wrapper`, which gets the original."""
+        setattr(owner, name, wrapper(getattr(owner, name)))
+
+    def _to_standard_error(self, line: str) -> None:
+        if self.world.rank == 0:
+            sys.stderr.write(f"unisono: {line}\n")
+            sys.stderr.flush()
+
+    def _place(self) -> str:
+        """Return the line of the program that is being executed, such as ``train.py:12: ``."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_filename == self._script:
+                return f"{Path(self._script).name}:{frame.f_lineno}: "
+            frame = frame.f_back
+        return ""

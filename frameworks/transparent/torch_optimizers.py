@@ -1,0 +1,257 @@
+"""Optimizers of torch average gradients over the ranks before each step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from unisono import GradientReducer
+from unisono.data_parallel import broadcast_parameters
+from unisono.frameworks.torch.tensors import like
+from unisono.frameworks.torch.trained import TrainedParameters
+from unisono.frameworks.transparent.changes import Changes
+
+
+def change(changes: Changes, _: Any) -> None:
+    """Change `torch.optim.Optimizer`, the functions that clip gradients, and what cannot be used."""
+    optimizers = _Optimizers(changes)
+
+    def making(original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            optimizers.add(self)
+
+        return init
+
+    def zeroing(original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            optimizers.of(self).forget()
+
+        return zero_grad
+
+    def clipping(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            optimizers.average(parameters)
+            return original(parameters, *args, **kwargs)
+
+        return clip
+
+    def scaling(original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if self.is_enabled():
+                raise changes.refused(
+                    "a GradScaler skips a step on the ranks alone whose gradients overflow: use bfloat16 without it"
+                )
+
+        return init
+
+    def distributing(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            raise changes.refused("it trains by torch.distributed already: start it without --data-parallel")
+
+        return init_process_group
+
+    changes.replace(torch.optim.Optimizer, "__init__", making)
+    changes.replace(torch.optim.Optimizer, "zero_grad", zeroing)
+    register_optimizer_step_pre_hook(optimizers.before_step)
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        clip = clipping(getattr(torch.nn.utils, name))
+        setattr(torch.nn.utils, name, clip)
+        setattr(torch.nn.utils.clip_grad, name, clip)
+    changes.replace(torch.amp.GradScaler, "__init__", scaling)
+    if torch.distributed.is_available():
+        changes.replace(torch.distributed, "init_process_group", distributing)
+
+
+class _Optimizers:
+    """The optimizers that the program has made."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._averaged: weakref.WeakKeyDictionary[Any, _Averaged] = weakref.WeakKeyDictionary()
+
+    def add(self, optimizer: Any) -> None:
+        """Copy the parameters of a new optimizer from rank 0."""
+        self._averaged[optimizer] = _Averaged(self._changes, optimizer)
+
+    def of(self, optimizer: Any) -> _Averaged:
+        """Return the part of an optimizer that averages its gradients."""
+        if optimizer not in self._averaged:  # a copy of another one, or from a file
+            self.add(optimizer)
+        return self._averaged[optimizer]
+
+    def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Average the gradients. With a closure, return the arguments of `step` with one that averages them."""
+        averaged = self.of(optimizer)
+        if not averaged.has_stepped:
+            self._check_alone(optimizer, averaged)
+        arguments = dict(zip(("self", "closure"), args, strict=False)) | kwargs
+        closure = arguments.get("closure")
+        if closure is None:
+            averaged.average()
+            averaged.forget()
+            return None
+        return (args[0], averaged.closure(closure)), {name: x for name, x in kwargs.items() if name != "closure"}
+
+    def average(self, parameters: Iterable[Any]) -> None:
+        """Average the gradients of the optimizers that have some of these parameters, before they are clipped."""
+        ids = {id(parameter) for parameter in parameters}
+        for averaged in list(self._averaged.values()):
+            if averaged.has_any(ids):
+                averaged.average()
+
+    def _check_alone(self, optimizer: Any, averaged: _Averaged) -> None:
+        for other, its in list(self._averaged.items()):
+            if other is not optimizer and its.has_stepped and averaged.has_any(its.ids()):
+                raise self._changes.refused(
+                    f"{type(optimizer).__name__} and {type(other).__name__} change the same parameters, so gradients "
+                    "would be averaged twice: use one optimizer for a parameter"
+                )
+
+
+class _Averaged:
+    """The gradients of one optimizer, which are averaged over the ranks.
+
+    A gradient that the program changes between backward and `step` is an error on all ranks: the program would have
+    changed the gradient of one rank, which is not the one that the optimizer applies.
+
+    Attributes:
+        has_stepped: whether gradients have been averaged.
+    """
+
+    def __init__(self, changes: Changes, optimizer: Any) -> None:
+        self._changes = changes
+        self._name = type(optimizer).__name__
+        self._trained = TrainedParameters(optimizer, None)
+        self._reducer: GradientReducer | None = None
+        self._seen: dict[str, tuple[Any, int]] = {}  # by name, the gradient after backward, and its version
+        self._hooked: dict[str, Any] = {}
+        self._is_averaged = False  # since the last step
+        self.has_stepped = False
+        broadcast_parameters(changes.world, self._trained.own)
+        self._watch()
+        size = changes.world.size
+        changes.note(
+            f"{self._name}: {len(self._trained.own)} parameters are copied from rank 0; each step averages their "
+            f"gradients over {size} ranks; the learning rate stays"
+        )
+
+    def ids(self) -> set[int]:
+        """Return the ids of the parameters."""
+        return {id(parameter) for parameter in self._trained.own.values()}
+
+    def has_any(self, ids: set[int]) -> bool:
+        """Return whether one of the parameters has one of these ids."""
+        return not ids.isdisjoint(self.ids())
+
+    def forget(self) -> None:
+        """Begin to collect the gradients of a new step."""
+        self._is_averaged = False
+        self._seen.clear()
+
+    def average(self) -> None:
+        """Average the gradients in place, unless that has been done since the last step.
+
+        Raises:
+            UsageError: a rank has changed a gradient, or has a sparse one; the same on all ranks.
+        """
+        if self._is_averaged:
+            return
+        if not self.has_stepped and not self._changes.has_shares:
+            self._changes.note(
+                "warning: no DataLoader shares its samples, so ranks that read the same samples compute the same"
+            )
+        if self._trained.update():
+            self._watch()
+        reducer = self._opened()
+        for name, parameter in self._trained.own.items():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if problem := self._problem(name, gradient):
+                reducer.complain(problem)
+            else:
+                reducer.ready(name, gradient)
+        for name, average in reducer.finish().items():
+            if not isinstance(average, torch.Tensor):  # this rank had no gradient
+                self._trained.own[name].grad = like(self._trained.own[name], average)
+        self._is_averaged = self.has_stepped = True
+
+    def closure(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a closure for `step` that averages the gradients and the loss over the ranks."""
+
+        def averaged() -> Any:
+            self.forget()
+            with torch.enable_grad():
+                loss = original()
+            self.average()
+            if isinstance(loss, torch.Tensor):
+                return self._changes.world.allreduce(loss.detach(), "avg")
+            return float(self._changes.world.allreduce(np.array(float(loss)), "avg"))
+
+        return averaged
+
+    def _opened(self) -> GradientReducer:
+        if self._reducer is None:
+            self._reducer = GradientReducer(self._changes.world, missing="zero", parameters=self._trained.own)
+        return self._reducer
+
+    def _problem(self, name: str, gradient: Any) -> str:
+        """Return the reason why a gradient cannot be averaged; an empty text if it can."""
+        if gradient.layout is not torch.strided:
+            return f"the gradient of {self._shown(name)} is sparse, which --data-parallel does not average"
+        seen, version = self._seen.get(name, (None, 0))
+        if seen is gradient and gradient._version == version:
+            return ""
+        return (
+            f"the program has set or changed the gradient of {self._shown(name)} after backward, and --data-parallel "
+            "averages gradients later: clip by torch.nn.utils.clip_grad_norm_ or clip_grad_value_, or use "
+            "unisono.torch.DistributedOptimizer"
+        )
+
+    def _shown(self, name: str) -> str:
+        return f"parameter {name} of {self._name}, of shape {list(self._trained.own[name].shape)}"
+
+    def _watch(self) -> None:
+        """Note each gradient when backward has accumulated it."""
+        for name, parameter in self._trained.own.items():
+            if self._hooked.get(name) is not parameter and parameter.requires_grad:
+                self._hooked[name] = parameter
+                parameter.register_post_accumulate_grad_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Callable[[Any], None]:
+        here = weakref.ref(self)
+
+        def noted(parameter: Any) -> None:
+            averaged = here()
+            if averaged is None:
+                return
+            if averaged._is_averaged:
+                averaged._add_late(name, parameter)
+            averaged._seen[name] = parameter.grad, parameter.grad._version
+
+        return noted
+
+    def _add_late(self, name: str, parameter: Any) -> None:
+        """Begin a new step if the program has dropped the averaged gradients, as without a step."""
+        seen, _ = self._seen.get(name, (None, 0))
+        if seen is parameter.grad:
+            self._opened().complain(
+                f"backward has added to the gradient of {self._shown(name)} after it was clipped and averaged: clip "
+                "after the last backward of a step"
+            )
+        self._is_averaged = False
