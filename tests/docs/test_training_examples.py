@@ -38,6 +38,14 @@ def test_transformer_example_has_equal_losses_on_one_two_and_four_ranks() -> Non
         assert late[-1] < 0.75 * late[0]
 
 
+def test_horovod_example_goes_on_after_a_loss_and_with_a_replacement(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="make torch installs it")
+    program = str(EXAMPLES / "horovod_elastic.py")
+    ended = unisono("run", "-n", "2", "--max-restarts", "1", program, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("with 2, then 1, then 2 ranks, as by a single process\n")
+
+
 def test_ddp_goes_on_after_a_loss_and_with_a_replacement(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     program = str(EXAMPLES / "elastic_torch.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import time
@@ -28,6 +29,7 @@ from unisono.compat.horovod.errors import (  # noqa: E402
 )
 
 RANKS = 3
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "horovod_torch.py"
 
 
 @pytest.fixture(scope="module")
@@ -444,6 +446,27 @@ def test_gradients_in_float16_come_close(pool: Pool) -> None:
     torch.testing.assert_close(first, weights_alone(), rtol=0.05, atol=0.02)
 
 
+def train_example(_: Any) -> Any:
+    return example().train()
+
+
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("horovod_torch", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_example_has_the_losses_of_one_process(pool: Pool) -> None:
+    torch.set_num_threads(1)
+    alone = example().train_alone()
+    assert alone[-1] < 0.3 * alone[0]
+    for losses in on_ranks(pool, train_example):
+        assert losses == pytest.approx(alone, rel=1e-3)
+
+
 def train_unevenly(hvd: Any) -> Any:
     """Train with more batches on higher ranks; the others join."""
     model = torch.nn.Linear(1, 1, bias=False)
@@ -568,6 +591,38 @@ def adasums(hvd: Any) -> Any:
 
 def test_adasum_adds_orthogonal_gradients_and_averages_equal_ones(pool: Pool) -> None:
     assert pool.run(adapt, timeout_s=DEADLINE_S)[:2] == [([1.0, 1.0], [1.0, 1.0, 1.0], -0.5)] * 2
+
+
+def survive(hvd: Any) -> Any:
+    """Use the states of elastic training without a change of the ranks."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 1.0 + hvd.rank())
+    sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1.0), model.named_parameters())
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, batch=hvd.rank(), seen=[hvd.rank()])
+    calls: list[int] = []
+    state.register_reset_callbacks([lambda: calls.append(hvd.size())])
+    state.sync()
+    synchronized = state.batch, list(state.seen), model.weight.item(), list(sampler)
+    state.batch = 7
+    sampler.record_batch(0, 2)
+    state.commit()
+    state.batch, state.seen[0] = 8, 9
+    torch.nn.init.zeros_(model.weight)
+    sampler.set_epoch(3)
+    state.restore()
+    state.on_reset()
+    restored = state.batch, list(state.seen), model.weight.item(), list(sampler), sampler.epoch
+    of_program = error_of(lambda: hvd.elastic.run(lambda _: hvd.allreduce(torch.ones(1 + hvd.rank()), name="x"))(state))
+    return synchronized, restored, calls, of_program[0]
+
+
+def test_states_return_to_the_last_commit(pool: Pool) -> None:
+    for rank, (synchronized, restored, calls, of_program) in enumerate(on_ranks(pool, survive)):
+        assert synchronized == (0, [0], 1.0, [[0, 3, 6, 9], [1, 4, 7, 0], [2, 5, 8, 1]][rank])
+        assert restored == (7, [0], 1.0, [[6, 9], [7, 6], [8, 7]][rank], 0)
+        assert calls == [RANKS]
+        assert of_program == "NameMismatchError"
 
 
 def write_timeline(hvd: Any, path: str) -> None:

@@ -11,6 +11,7 @@ The files:
     averaging: its gradients.
     compression: the forms in which tensors travel.
     sync_batch_norm: `SyncBatchNorm`.
+    elastic: training that goes on when ranks are lost or join.
     staging: tensors as the memory of a call.
 """
 
@@ -44,6 +45,7 @@ from unisono.compat.horovod.job import (
     stop_timeline,
 )
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
+from unisono.compat.horovod.torch import elastic
 from unisono.compat.horovod.torch.calls import (
     Adasum,
     Average,
@@ -125,6 +127,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -87,7 +87,8 @@ class Averaging:
 
     def restart(self) -> None:
         """Forget the backwards that were not followed by a step."""
-        self._remaining = {}
+        with self._lock:
+            self._remaining, self._passed, self._sparse = {}, {}, {}
 
     def finish(self) -> None:
         """Wait until all gradients of this step are averaged, those of missing backwards included.
@@ -99,17 +100,11 @@ class Averaging:
             self._remaining = {}
             return
         with self._lock:
-            self._trained.update()
-            self._hook_parameters()
-            for name, parameter in self._trained.own.items():
-                if parameter.requires_grad and name not in self._passed and name not in self._sparse:
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-                    self._pass(name, parameter)
-            passed, self._passed = self._passed, {}
-            sparse, self._sparse = self._sparse, {}
-            self._remaining = {}
             try:
+                self._pass_others()
+                passed, self._passed = self._passed, {}
+                sparse, self._sparse = self._sparse, {}
+                self._remaining = {}
                 self._announce()
                 reducer = self._opened()
                 if sparse:
@@ -129,10 +124,21 @@ class Averaging:
     def step_with_zeros(self) -> None:
         """Take part in the step of the other ranks without gradients, because this rank has joined."""
         with self._lock:
+            self._step += 1
             try:
                 self._opened().finish()
             except UnisonoError as error:
                 raise as_internal(error) from error
+
+    def _pass_others(self) -> None:
+        """Pass the gradients that no hook has passed: zeros, and those of fewer backwards than the step should have."""
+        self._trained.update()
+        self._hook_parameters()
+        for name, parameter in self._trained.own.items():
+            if parameter.requires_grad and name not in self._passed and name not in self._sparse:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self._pass(name, parameter)
 
     def _averages(self) -> bool:
         """Return whether this rank averages with others."""
@@ -149,6 +155,7 @@ class Averaging:
         """Return the reducer, which is opened if this is the first gradient of this job."""
         epoch = job.running().epoch
         if self._epoch != epoch:
+            self._passed, self._sparse = {}, {}  # of other ranks
             job.calls_of(self._process_set).open(self._name)
         opened: GradientReducer = self._reducer
         return opened
@@ -182,7 +189,10 @@ class Averaging:
                 )
             self._remaining[name] = remaining - 1
             if remaining == 1 and self._averages():
-                self._pass(name, parameter)
+                try:
+                    self._pass(name, parameter)
+                except UnisonoError as error:
+                    raise as_internal(error) from error
 
     def _pass(self, name: str, parameter: Any) -> None:
         """Pass the gradient of a parameter to the reducer, and note who takes the average."""
