@@ -51,7 +51,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests tensorflow jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -68,6 +68,9 @@ torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what w
 
 torch-clients: $(STAMPS)/torch-$(KEY) ## Test the backend under libraries that stand on torch, which are installed in .torch/clients
 	@$(BIN)/python scripts/torch_clients.py $(PYTEST)
+
+tensorflow: $(STAMPS)/dev-$(KEY) ## Test what works with TensorFlow, which is installed in .tensorflow
+	@$(BIN)/python scripts/tensorflow_tests.py $(PYTEST)
 
 torch-own-tests: $(STAMPS)/torch-$(KEY) ## Run torch's own tests of backends over Unisono and over Gloo, and compare
 	@$(BIN)/python scripts/torch_own_tests.py

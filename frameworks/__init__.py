@@ -6,5 +6,6 @@ data_parallel/: parameters, samples, metrics, norms and hybrid groups.
 gradients/: the gradient engine.
 jax/: the collectives of JAX programs on CPUs.
 torch/: the backend of torch.distributed, and an optimizer.
+tensorflow/: collectives and training of TensorFlow.
 transparent/: programs for one process, which train data-parallel without a change.
 """

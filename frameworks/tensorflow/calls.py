@@ -1,0 +1,54 @@
+"""Calls of a communicator on tensors: at once in eager mode, and when the graph runs in a graph."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from unisono import Communicator, UsageError
+from unisono.programs import open_world
+
+# By graph, the call that was added to it last.
+_last_calls: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def communicator(comm: Communicator | None) -> Communicator:
+    """Return `comm`, or the world that `unisono.init` has made."""
+    if comm is None:
+        return open_world()
+    if not isinstance(comm, Communicator):
+        raise UsageError(f"comm must be a Communicator, not {type(comm).__name__}")
+    return comm
+
+
+def called(call: Callable[..., Sequence[Any]], inputs: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
+    """Return the tensors that `call` makes of `inputs`. Output i has the dtype of input i.
+
+    Args:
+        call: takes arrays of numpy, and returns as many. In a graph, TensorFlow calls it in a thread of its own.
+        inputs: the tensors.
+        shapes: the shape of each output, as far as it is known before the call.
+    """
+    if tf.executing_eagerly():
+        outputs = call(*(tensor.numpy() for tensor in inputs))
+        return [tf.convert_to_tensor(output, tensor.dtype) for output, tensor in zip(outputs, inputs, strict=True)]
+    dtypes = [tensor.dtype.as_numpy_dtype for tensor in inputs]
+
+    def run(*arrays: Any) -> list[Any]:
+        # A scalar arrives as a number of numpy.
+        given = [np.asarray(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+        return [np.asarray(output, dtype) for output, dtype in zip(call(*given), dtypes, strict=True)]
+
+    graph = tf.compat.v1.get_default_graph()
+    before = _last_calls.get(graph)
+    with tf.control_dependencies([] if before is None else [before]):
+        tensors = tf.numpy_function(run, inputs, [tensor.dtype for tensor in inputs])
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        tensor.set_shape(shape)
+    if tensors:
+        _last_calls[graph] = tensors[0].op
+    return list(tensors)

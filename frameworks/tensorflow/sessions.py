@@ -1,0 +1,68 @@
+"""Hooks for sessions of TensorFlow 1, as ``tf.compat.v1.train.MonitoredTrainingSession`` takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from unisono import Communicator
+from unisono.frameworks.tensorflow.calls import communicator
+from unisono.frameworks.tensorflow.training import Averager, broadcast_variables
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Copies the global variables of rank `root` to all ranks when a session has been made.
+
+    A session that loads a checkpoint on rank `root` so loads it on all ranks.
+    """
+
+    def __init__(self, root: int = 0, *, comm: Communicator | None = None) -> None:
+        self._root, self._comm = root, comm
+        self._copying: Any = None
+
+    def begin(self) -> None:
+        """Add the operation to the graph, which can still be changed."""
+        variables = tf.compat.v1.global_variables()
+        self._copying = broadcast_variables(variables, self._root, comm=communicator(self._comm))
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Copy the variables."""
+        session.run(self._copying)
+
+
+class DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """A wrapper of an optimizer of ``tf.compat.v1.train`` that averages gradients over ranks before it applies them.
+
+    Args:
+        optimizer: applies the gradients.
+        comm: the ranks; by default the world that `unisono.init` has made.
+        options: further arguments of `GradientReducer`, such as `compression`.
+    """
+
+    def __init__(self, optimizer: Any, comm: Communicator | None = None, **options: Any) -> None:
+        super().__init__(name=f"Distributed{type(optimizer).__name__}", use_locking=False)
+        self._wrapped = optimizer
+        self._averager = Averager(comm, **options)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return the averages over ranks, each with its variable."""
+        pairs = self._wrapped.compute_gradients(*args, **kwargs)
+        averages = self._averager.average([gradient for gradient, _ in pairs])
+        return [(average, variable) for average, (_, variable) in zip(averages, pairs, strict=True)]
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply gradients as the wrapped optimizer does."""
+        return self._wrapped.apply_gradients(*args, **kwargs)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a slot of the wrapped optimizer."""
+        return self._wrapped.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the names of the slots of the wrapped optimizer."""
+        return self._wrapped.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the variables of the wrapped optimizer."""
+        return self._wrapped.variables(*args, **kwargs)

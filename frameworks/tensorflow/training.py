@@ -1,0 +1,117 @@
+"""Data-parallel training by TensorFlow: variables that are alike, and gradients that are averaged over ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from unisono import Communicator, GradientReducer
+from unisono.data_parallel import broadcast_parameters
+from unisono.frameworks.tensorflow.calls import called, communicator
+from unisono.frameworks.tensorflow.collectives import broadcast
+
+
+class Averager:
+    """Averages lists of gradients over ranks: all gradients of a step in one call.
+
+    A call of `average` is a step of a `GradientReducer`. Errors of one rank, such as a gradient of another shape, are
+    raised on all ranks. All ranks make the same calls in the same order. One thread at a time averages.
+
+    Args:
+        comm: the ranks; by default the world that `unisono.init` has made.
+        options: further arguments of `GradientReducer`, such as `compression`.
+    """
+
+    def __init__(self, comm: Communicator | None = None, **options: Any) -> None:
+        self._comm, self._options = comm, options
+        self._reducer: GradientReducer | None = None
+        self._lock = threading.Lock()
+
+    def average(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the averages over all ranks, in eager mode or in a graph.
+
+        Args:
+            gradients: tensors, or None where there is no gradient. An ``IndexedSlices`` is made dense.
+        """
+        at = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        tensors = [tf.convert_to_tensor(gradients[place]) for place in at]
+        averages = called(self._reduced, tensors, [tensor.shape for tensor in tensors])
+        result: list[Any] = [None] * len(gradients)
+        for place, average in zip(at, averages, strict=True):
+            result[place] = average
+        return result
+
+    def close(self) -> None:
+        """Close the communicators."""
+        if self._reducer is not None:
+            self._reducer.close()
+
+    def _reduced(self, *gradients: Any) -> list[Any]:
+        with self._lock:
+            if self._reducer is None:
+                self._reducer = GradientReducer(communicator(self._comm), **self._options)
+            for number, gradient in enumerate(gradients):
+                # A copy, because the reducer averages in place, and TensorFlow may use the memory again.
+                self._reducer.ready(f"gradient {number}", gradient.copy())
+            averages = self._reducer.finish()
+        return [averages[f"gradient {number}"] for number in range(len(gradients))]
+
+
+class DistributedGradientTape:
+    """A ``tf.GradientTape`` whose `gradient` returns the average over ranks. Use it like the tape that it wraps.
+
+    Args:
+        tape: the tape that records the forward pass.
+        comm: the ranks; by default the world that `unisono.init` has made.
+        averager: averages the gradients; by default a new one. A loop in eager mode, which makes a tape for each step,
+            passes the same one each time, so that the ranks agree on the gradients once.
+
+    All ranks call `gradient` in the same order, for the same variables.
+    """
+
+    def __init__(self, tape: Any, comm: Communicator | None = None, averager: Averager | None = None) -> None:
+        self._tape = tape
+        self._averager = averager or Averager(comm)
+
+    def __enter__(self) -> DistributedGradientTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._tape.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_tape":
+            raise AttributeError(name)
+        return getattr(self._tape, name)
+
+    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the gradients, averaged over ranks, in the structure of `sources`."""
+        gradients = self._tape.gradient(target, sources, *args, **kwargs)
+        flat = tf.nest.flatten(gradients, expand_composites=False)
+        return tf.nest.pack_sequence_as(sources, self._averager.average(flat))
+
+
+def broadcast_variables(variables: Iterable[Any], root: int = 0, *, comm: Communicator | None = None) -> Any:
+    """Copy the values of rank `root` to the variables of all ranks. All ranks pass the same variables, in one order.
+
+    Args:
+        variables: variables of TensorFlow or Keras.
+        root: the rank whose values are copied.
+        comm: the communicator; by default the world that `unisono.init` has made.
+
+    Returns:
+        None in eager mode. In a graph, the operation that copies.
+
+    Raises:
+        MismatchError: in eager mode, the variables differ in number, shape or dtype between ranks.
+    """
+    world = communicator(comm)
+    listed = list(variables)
+    if tf.executing_eagerly():
+        broadcast_parameters(world, {f"variable {number}": each for number, each in enumerate(listed)}, root)
+        return None
+    return tf.group(*(variable.assign(broadcast(variable, root, comm=world)) for variable in listed))
