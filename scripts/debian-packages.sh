@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the missing packages of the native core's checks, and the browser of a test: as root on Debian or Ubuntu.
+# Installs the missing packages of the native core's checks, and the browser and Redis of tests: as root on Debian or Ubuntu.
 # Elsewhere, it lists them.
 # Targets whose tool is missing say that they are skipped.
 set -eu

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 from support.deadlines import DEADLINE_S
+from support.redis_server import redis_server
 
 from unisono.errors import RendezvousError, UsageError
 from unisono.transports.host.host_discovery import Surroundings
 from unisono.transports.links.listener import Addresses
 from unisono.transports.rendezvous import host_and_port, next_prefix, open_store, tcp_store, torch_store_of
 from unisono.transports.rendezvous.file_store import FileStore
+from unisono.transports.rendezvous.redis_store import RedisStore
 from unisono.transports.rendezvous.roster import Member, entry_of, join
 from unisono.transports.rendezvous.stores import KEY_LIMIT_NBYTES, VALUE_LIMIT_NBYTES, PrefixStore, StoreTimeoutError
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
@@ -31,12 +33,17 @@ JOB = b"j" * 16
 HERE = Surroundings("machine", "node", 1, 2, 3)
 
 
-@pytest.fixture(params=["tcp with a key", "tcp on loopback", "file", "torch"])
+@pytest.fixture(params=["tcp with a key", "tcp on loopback", "file", "torch", "redis"])
 def opened(request, tmp_path):
     """Return a function that opens another client of the same store."""
     with contextlib.ExitStack() as stack:
         if request.param == "file":
             yield lambda: stack.enter_context(contextlib.closing(FileStore(str(tmp_path / "store"))))
+        elif request.param == "redis":
+            pytest.importorskip("redis")
+            port, _ = stack.enter_context(redis_server(tmp_path))
+            url = f"redis://127.0.0.1:{port}"
+            yield lambda: stack.enter_context(contextlib.closing(RedisStore(url, DEADLINE_S)))
         elif request.param == "torch":
             torch = pytest.importorskip("torch.distributed")
             served = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -531,7 +538,7 @@ def test_two_jobs_in_one_store_do_not_see_each_other(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:80", "redis://host:1", "tcp://host", "tcp://host:port", "tcp://:80", "file://relative/path"]
+    "url", ["", "127.0.0.1:80", "etcd://host:1", "tcp://host", "tcp://host:port", "tcp://:80", "file://relative/path"]
 )
 def test_open_store_refuses_invalid_urls(url):
     with pytest.raises(UsageError, match="cannot be used"):

@@ -3,6 +3,7 @@
 `stores.py`       the contract of a store, and helpers
 `tcp_store.py`    ``tcp://host:port``: a server in one process, and its clients, which retry until it is there
 `file_store.py`   ``file:///path``: a folder that all ranks see
+`redis_store.py`  ``redis://host:port``: a Redis server
 `torch_store.py`  ``torch://host:port``, and stores of torch.distributed that a program passes
 `openings.py`     how ranks find the values of one rendezvous in a store of torch that outlives them
 `roster.py`       the exchange of entries, and the roster
@@ -45,7 +46,7 @@ def open_store(
     """Open the store at `url` for one rendezvous of `job`.
 
     Args:
-        url: ``tcp://host:port`` or ``file:///path``.
+        url: ``tcp://host:port``, ``file:///path``, ``redis://host:port/database`` or ``rediss://``.
         prefix: the prefix of the rendezvous, from `next_prefix`.
         key: the job's key, 32 bytes, or None if rank 0 passes it through the store.
         job: the job's id, 16 bytes.
@@ -132,7 +133,15 @@ def _file(url: str, _prefix: str, _key: bytes | None, _job: bytes, _timeout_s: f
     return FileStore(path)
 
 
+def _redis(url: str, _prefix: str, _key: bytes | None, _job: bytes, timeout_s: float, _tls: TlsPolicy | None) -> Store:
+    from unisono.transports.rendezvous.redis_store import RedisStore
+
+    return RedisStore(url, timeout_s)
+
+
 _SCHEMES: dict[str, Callable[[str, str, bytes | None, bytes, float, TlsPolicy | None], Store]] = {
     "tcp": _tcp,
     "file": _file,
+    "redis": _redis,
+    "rediss": _redis,
 }
