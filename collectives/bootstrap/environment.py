@@ -78,8 +78,8 @@ class Launch:
             (`job_of_key`).
         key: the key of the job, 32 bytes; None if the ranks must agree on one through the store (`agree_on_key`).
         launcher: "unisono", "environment" (``UNISONO_*`` set by another program), "torchrun", `ENV`, "srun", the
-            `launcher` of `launcher_variables.OPEN_MPI` or of `launcher_variables.HYDRA`, "none", or a description of a
-            program that passes its own store to `init`.
+            `launcher` of one of the `Variables` in `launcher_variables`, "none", or a description of a program that
+            passes its own store to `init`.
     """
 
     rank: int
@@ -251,17 +251,33 @@ def _from_srun(environ: Mapping[str, str]) -> Launch:
 
 def _launchers() -> tuple[tuple[str, _Applies, _Read], ...]:
     """Return (name, test whether it started this process, reader) of each launcher except Unisono's own, in order."""
-    from unisono.collectives.bootstrap.launcher_variables import HYDRA, OPEN_MPI, SRUN, is_of_step
+    from unisono.collectives.bootstrap.launcher_variables import (
+        HYDRA,
+        JSRUN,
+        MVAPICH,
+        OPEN_MPI,
+        PALS,
+        SRUN,
+        is_of_step,
+    )
 
     return (
         # Launchers of one node, such as torchrun, come first: srun or mpirun often start them, but not the ranks.
         ("torchrun", lambda environ: _TORCHRUN_ID in environ, _from_torchrun),
         (ENV, lambda environ: all(name in environ for name in _ENV), _from_env),
-        (OPEN_MPI.launcher, lambda environ: OPEN_MPI.size in environ, partial(_from_mpi, OPEN_MPI)),
+        *(
+            (variables.launcher, partial(_has, variables.size), partial(_from_mpi, variables))
+            for variables in (OPEN_MPI, MVAPICH, JSRUN)
+        ),
         (SRUN, is_of_step, _from_srun),
-        # After srun, which may set the variables of Hydra too.
-        (HYDRA.launcher, lambda environ: HYDRA.size in environ, partial(_from_mpi, HYDRA)),
+        (PALS.launcher, partial(_has, PALS.rank), partial(_from_mpi, PALS)),
+        # After srun and PALS, which may set the variables of Hydra too.
+        (HYDRA.launcher, partial(_has, HYDRA.size), partial(_from_mpi, HYDRA)),
     )
+
+
+def _has(name: str, environ: Mapping[str, str]) -> bool:
+    return name in environ
 
 
 def _from_incomplete(environ: Mapping[str, str]) -> Launch:

@@ -1,8 +1,7 @@
-"""Reads rank, size and nodes from the environment variables of mpirun, mpiexec and srun.
+"""Reads rank, size and nodes from the environment variables of mpirun, mpiexec, jsrun and srun.
 
-mpirun of Open MPI, and the Hydra launcher of MPICH and Intel MPI, differ only in the names of the variables. srun
-starts the tasks of a *step* of a job. A batch script and an interactive shell of the job also see variables of the
-step, but are not tasks.
+The launchers of MPI differ only in the names of the variables. srun starts the tasks of a *step* of a job. A batch
+script and an interactive shell of the job also see variables of the step, but are not tasks.
 
 Used by: `environment`.
 """
@@ -25,6 +24,11 @@ class Variables(NamedTuple):
 
 
 OPEN_MPI = Variables("mpirun of Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+MVAPICH = Variables("mpirun_rsh of MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE")
+# jsrun of machines with LSF. Spectrum MPI sets the variables of Open MPI, too.
+JSRUN = Variables("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE")
+# mpiexec of HPE's PALS, on machines by Cray. It sets Hydra's variables, too.
+PALS = Variables("mpiexec of PALS", "PALS_RANKID", "PMI_SIZE")
 HYDRA = Variables("mpiexec of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE")
 
 SRUN = "srun"

@@ -15,10 +15,20 @@ from support import fake_srun
 from support.deadlines import DEADLINE_S
 
 from unisono.collectives.bootstrap.environment import MPI_WORLD, Launch, detect
-from unisono.collectives.bootstrap.launcher_variables import HYDRA, OPEN_MPI, Step, Variables, node_names
+from unisono.collectives.bootstrap.launcher_variables import (
+    HYDRA,
+    JSRUN,
+    MVAPICH,
+    OPEN_MPI,
+    PALS,
+    Step,
+    Variables,
+    node_names,
+)
 from unisono.errors import UsageError
 
 FAKE_SRUN = Path(__file__).parents[1] / "support" / "fake_srun.py"
+LAUNCHERS = [OPEN_MPI, MVAPICH, JSRUN, PALS, HYDRA]
 STEP = fake_srun.variables(3, 5, nodes="node[01-02,7]")
 
 
@@ -41,7 +51,7 @@ def key_file(tmp_path: Path) -> str:
 # --- mpirun --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA])
+@pytest.mark.parametrize("variables", LAUNCHERS)
 def test_ranks_of_mpirun_use_mpi_as_their_store(variables: Variables) -> None:
     launch = detect(mpirun(variables))
     assert place(launch) == (3, 8)
@@ -49,23 +59,32 @@ def test_ranks_of_mpirun_use_mpi_as_their_store(variables: Variables) -> None:
     assert detect(mpirun(variables, 0)).served_host is None
 
 
-@pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA])
+@pytest.mark.parametrize("variables", LAUNCHERS)
 def test_explicit_store_replaces_the_mpi_store(variables: Variables) -> None:
     launch = detect({**mpirun(variables, 0), "UNISONO_STORE": "tcp://127.0.0.1:29400"})
     assert (launch.store, launch.served_host, launch.size) == ("tcp://127.0.0.1:29400", "127.0.0.1", 8)
 
 
-@pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA])
+@pytest.mark.parametrize("variables", LAUNCHERS)
 def test_single_rank_of_mpirun_needs_no_store(variables: Variables) -> None:
     assert detect(mpirun(variables, 0, 1)).store is None
 
 
-@pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA])
+@pytest.mark.parametrize("variables", LAUNCHERS)
 def test_a_missing_variable_of_mpirun_is_named(variables: Variables) -> None:
     environ = mpirun(variables)
-    for name in set(environ) - {variables.size}:
+    shown_by = variables.rank if variables == PALS else variables.size
+    for name in set(environ) - {shown_by}:
         with pytest.raises(UsageError, match=f"is set but {name} is not"):
             detect({other: value for other, value in environ.items() if other != name})
+
+
+def test_pals_is_named_although_it_sets_the_variables_of_hydra() -> None:
+    assert detect({**mpirun(PALS), **mpirun(HYDRA)}).launcher == "mpiexec of PALS"
+
+
+def test_jsrun_of_spectrum_mpi_agrees_with_the_variables_of_open_mpi() -> None:
+    assert place(detect({**mpirun(JSRUN), **mpirun(OPEN_MPI)})) == (3, 8)
 
 
 # --- srun ----------------------------------------------------------------------------------------------------------
