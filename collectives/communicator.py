@@ -302,7 +302,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
                 self._programs = ProgramCalls(
                     executor,
                     child._planner,
-                    self._options.timeout_s,
+                    self._options,
                     lambda: child.subgroup(range(child.size - 1, -1, -1)),
                 )
         return self._programs

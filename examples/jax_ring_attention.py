@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import unisono as un
 import unisono.jax as uj
@@ -42,10 +43,10 @@ def attention(q: Any, k: Any, v: Any, comm: un.Communicator) -> Any:
 
 def train(comm: un.Communicator) -> float:
     """Return the loss after the last step; it does not depend on the number of ranks."""
-    keys = jax.random.split(jax.random.key(2), 4)
+    random = np.random.default_rng(2)
     part = slice(comm.rank * LENGTH // comm.size, (comm.rank + 1) * LENGTH // comm.size)
-    x = jax.random.normal(keys[0], (LENGTH, WIDTH))[part]
-    weights = tuple(0.3 * jax.random.normal(key, (WIDTH, WIDTH)) for key in keys[1:])
+    x = random.standard_normal((LENGTH, WIDTH), np.float32)[part]
+    weights = tuple(0.3 * random.standard_normal((WIDTH, WIDTH), np.float32) for _ in range(3))
     total = partial(uj.allreduce, comm=comm)
 
     def loss(weights: Any) -> Any:

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
+from tested_versions import test_versions
+
 from unisono.bench.peers import make_environment
-from unisono.errors import UsageError
 
 ROOT = Path(".torch")
 TESTS = ("-k", "torch", "tests/frameworks")
@@ -35,12 +35,6 @@ RUNTIMES = {"libcudart.so.12": "nvidia-cuda-runtime-cu12", "libcudart.so.13": "n
 SYSTEM = re.compile(r"(ld-linux|libc|libdl|libgcc_s|libm|libpthread|librt|libstdc\+\+|libutil)[-.]")
 # The prefixes of symbols that the missing libraries define. C++ symbols are those of cuDNN's frontend.
 CUDA_SYMBOL = re.compile(r"(cu[A-Z]|cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|nccl|nv)", re.IGNORECASE)
-
-
-def say(line: str) -> None:
-    """Write a line for the user."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def install(version: str) -> str:
@@ -107,26 +101,9 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def tested(version: str, tests: Sequence[str]) -> str:
-    """Run tests with a version of torch. Return the outcome: "passed", "failed", or "skipped" with the reason."""
-    try:
-        python = install(version)
-    except UsageError as error:
-        return f"skipped: {error}"
-    command = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", *tests]
-    return "failed" if subprocess.run(command, check=False).returncode else "passed"
-
-
 def main() -> None:
     """Test the versions that are arguments, one after the other."""
-    outcomes = {}
-    versions, _, tests = " ".join(sys.argv[1:]).partition(" -- ")
-    for version in versions.split():
-        say(f"torch {version}")
-        outcomes[version] = tested(version, tests.split() or TESTS)
-    for version, outcome in outcomes.items():
-        say(f"torch {version}: {outcome}")
-    sys.exit("failed" in outcomes.values())
+    test_versions("torch", install, TESTS)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 Import this module before JAX, which looks for its libraries when it is imported, if the program calls `use_for_xla`.
 """
 
-from unisono.frameworks.jax import mpi_library
+from unisono.frameworks.jax import installed, mpi_library
 
-mpi_library.announce()  # before the other imports, which import JAX
+mpi_library.announce()  # before JAX is imported
+installed.check()
 
 from unisono.frameworks.jax.collectives import (
     allgather,

@@ -24,6 +24,7 @@ An adapter has:
 
 - `unisono_api.py`, `unisono_empty.py`, `unisono_cuda.py`: Unisono on arrays of numpy, of `un.empty` and of a GPU.
 - `mpi.py`, `mpi_cuda.py`, `oneccl.py`, `torch_distributed.py`, `torch_cuda.py`: the peers.
+- `jax_programs.py`: allreduces in programs of JAX, by Unisono, Gloo and mpi4jax.
 - `bare_copy.py`, `bare_tcp.py`: bounds that no library can be below.
 - `worker.py`: one rank of a measured library, which runs the commands of the driver.
 - `faulty_rank.py`, `gradients_rank.py`, `regret_rank.py`, `shaped_rank.py`: ranks of benchmarks that are no adapters.

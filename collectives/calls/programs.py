@@ -16,8 +16,10 @@ from unisono.collectives.calls.shapes import layout_of, layout_of_share
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Op
+from unisono.options import Options
 from unisono.transports import _core
 from unisono.transports.contracts.executor import Exchange, ProgramExecutor
+from unisono.transports.host.bind_address import address_for
 
 Shape: TypeAlias = "tuple[int, ...]"
 
@@ -31,16 +33,17 @@ class ProgramCalls:
     Args:
         executor: the executor of the registered calls.
         planner: the planner of the communicator.
-        timeout_s: the time limit of each call.
+        options: the options of the communicator, of which this uses `timeout_s` and `bind_address`.
         make_reversed: returns a new communicator of the same ranks in reverse order.
     """
 
     def __init__(
-        self, executor: ProgramExecutor, planner: CallPlanner, timeout_s: float, make_reversed: Callable[[], Any]
+        self, executor: ProgramExecutor, planner: CallPlanner, options: Options, make_reversed: Callable[[], Any]
     ) -> None:
         self._executor = executor
         self._planner = planner
-        self._timeout_s = timeout_s
+        self._timeout_s = options.timeout_s
+        self._bind_address = options.bind_address
         self._lock = threading.Lock()
         self._numbers: dict[Hashable, int] = {}
         self._make_reversed = make_reversed
@@ -111,6 +114,14 @@ class ProgramCalls:
             if self._reversed is None:
                 self._reversed = self._make_reversed()
             return self._reversed
+
+    def address(self) -> str:
+        """Return the numeric address of this machine at which other ranks reach a service of this rank.
+
+        Raises:
+            UsageError: the option `bind_address` means no address of this machine.
+        """
+        return address_for(self._bind_address)
 
     def close(self) -> None:
         """Forget all calls. Programs that run later get an error."""

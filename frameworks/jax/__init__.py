@@ -5,6 +5,7 @@ Calls of Unisono inside programs:
 - `collectives.py`: the functions that users call.
 - `calls.py`: calls as static parameters of primitives: their shapes, transposes, and numbers in the native core.
 - `primitives.py`: the primitives, and their rules for evaluation, lowering, derivatives and batching.
+- `installed.py`: whether there is a JAX that Unisono can use.
 - `compatibility.py`: everything of these that depends on the version of JAX.
 
 Calls of XLA:

@@ -178,8 +178,23 @@ def _exchanged(comm: Communicator, x: Any, dest: int | None, source: int | None,
 
 
 def _called(call: Call, x: Any, token: Any) -> Any:
-    x = jnp.asarray(x)
+    x = _array(x)
     return bind(call, x) if token is None else bind_after(jnp.asarray(token), call, x)
+
+
+def _array(x: Any) -> Any:
+    """Return one array of JAX.
+
+    Raises:
+        UsageError: `x` is a tree of arrays, or no array at all.
+    """
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"x is of type {type(x).__name__}, and must be one array: make the call on each array of a tree by "
+            f"jax.tree.map ({error})"
+        ) from None
 
 
 def _scaled(result: Any, size: int, token: Any) -> Any:

@@ -43,8 +43,9 @@ jax.ffi.register_ffi_target(_TARGET, xla_handler(_minor_version()), platform=_PL
 class CallEffect(effects.Effect):  # type: ignore[misc]
     """The effect of a call: JAX keeps all calls, and keeps them in the order of the program."""
 
-    def __str__(self) -> str:
-        return "Unisono"
+    def __repr__(self) -> str:
+        """Return what JAX shows where it forbids the effect, as in a program for several devices."""
+        return "calls of unisono.jax, which need one process for each device, or token="
 
 
 EFFECT = CallEffect()
@@ -61,6 +62,17 @@ for allowed in (
 def is_in_use() -> bool:
     """Return whether JAX has chosen its devices and collectives, which it does when it is first used."""
     return bool(backends_are_initialized())
+
+
+def leave_sigterm_alone() -> None:
+    """Let SIGTERM end this process, although `jax.distributed` is initialised. Before JAX 0.6 it catches the signal."""
+    if "jax_enable_preemption_service" in jax.config.values:
+        jax.config.update("jax_enable_preemption_service", False)
+
+
+def is_distributed() -> bool:
+    """Return whether `jax.distributed` has been initialised."""
+    return global_state.client is not None
 
 
 def drop_coordination() -> None:

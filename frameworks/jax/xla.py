@@ -22,7 +22,6 @@ import atexit
 import ctypes
 import enum
 import itertools
-import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ import numpy as np
 from unisono import Communicator, init
 from unisono.errors import MismatchError, UnisonoError, UsageError
 from unisono.frameworks.jax import mpi_library
-from unisono.frameworks.jax.compatibility import drop_coordination, is_in_use
+from unisono.frameworks.jax.compatibility import drop_coordination, is_distributed, is_in_use, leave_sigterm_alone
 from unisono.operations import operation
 from unisono.programs import xla_runner
 
@@ -92,10 +91,10 @@ def use_for_xla(world: Communicator | None = None) -> Communicator:
     world = init() if world is None else world
     library = _serve(_Calls(world))
     jax.config.update("jax_cpu_collectives_implementation", "mpi")
-    if world.size > 1 and not jax.distributed.is_initialized():
-        # Otherwise JAX catches SIGTERM, and the process does not end by it.
-        jax.config.update("jax_enable_preemption_service", False)
-        jax.distributed.initialize(_coordinator(world), world.size, world.rank)
+    if world.size > 1 and not is_distributed():
+        leave_sigterm_alone()
+        address = _coordinator(world)
+        jax.distributed.initialize(address, world.size, world.rank, coordinator_bind_address=address)
         atexit.register(_disconnect_after_failure, library)
     return world
 
@@ -107,13 +106,17 @@ def _disconnect_after_failure(library: ctypes.CDLL) -> None:
 
 
 def _coordinator(world: Communicator) -> str:
-    """Return the address of the coordination service of JAX, which rank 0 serves on a free port."""
+    """Return the address of the coordination service of JAX, which rank 0 serves on a free port.
+
+    Its host is that of the option `bind_address`.
+    """
     address = ""
     if world.rank == 0:
-        with socket.socket() as probe:
-            host = os.environ.get("UNISONO_BIND_ADDRESS", "127.0.0.1")
-            probe.bind((host, 0))
-            address = f"{host}:{probe.getsockname()[1]}"
+        host = world.program_calls().address()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as probe:
+            port = probe.getsockname()[1]
+        address = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
     return str(world.broadcast_object(address))
 
 

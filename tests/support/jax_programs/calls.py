@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
+from support.jax_programs.shard_maps import shard_map
 
 import unisono as un
 import unisono.jax as uj
@@ -65,29 +66,37 @@ DTYPES = (
 
 
 def array(*shape: int, seed: int = 0) -> Any:
-    return jnp.asarray(np.random.default_rng([RANK, seed]).standard_normal(shape))
+    """Return random numbers as an array of numpy, because JAX compiles each operation on its own arrays."""
+    return np.random.default_rng([RANK, seed]).standard_normal(shape)
 
 
 def values() -> None:
     x = array(2 * SIZE, 3)
     calls = {name: call for name, (call, _) in CALLS.items()}
     # Without the rows, which ranks distribute, the batch is the only axis.
-    batch = jnp.stack([x, 2 * x, 3 * x], axis=1)
-    whole = jax.jit(lambda x: {name: call(x) for name, call in calls.items()})(x)
-    batched = jax.jit(lambda x: {name: jax.vmap(call, 1, 1)(x) for name, call in calls.items()})(batch)
+    batch = np.stack([x, 2 * x, 3 * x], axis=1)
+    arrays = [np.ones((SIZE, 2)).astype(dtype) for dtype in DTYPES]
+
+    @jax.jit
+    def program(x: Any, batch: Any, arrays: list[Any]) -> tuple[Any, ...]:
+        return (
+            {name: call(x) for name, call in calls.items()},
+            {name: jax.vmap(call, 1, 1)(batch) for name, call in calls.items()},
+            {name: [calls[name](each) for each in arrays] for name in MOVING},
+        )
+
+    whole, batched, moved = program(x, batch, arrays)
     for name, (_, direct) in CALLS.items():
-        expected = direct(np.asarray(x))
+        expected = direct(x)
         expected = np.zeros_like(whole[name]) if expected is None else expected
         expect(name, whole[name], expected)
         expect(f"batch of {name}", batched[name], np.stack([factor * expected for factor in (1, 2, 3)], 1))
-    arrays = [jnp.ones((SIZE, 2), dtype) for dtype in DTYPES]
-    moved = jax.jit(lambda arrays: {name: [calls[name](x) for x in arrays] for name in MOVING})(arrays)
     for name in MOVING:
-        for x, result in zip(arrays, moved[name], strict=True):
-            expected = CALLS[name][1](np.asarray(x))
-            expect(f"{name} of {x.dtype}", result, x[:0] if expected is None else expected)
-    expect("a scalar", uj.allgather(jnp.float32(RANK)), np.arange(SIZE))
-    expect("no elements", uj.allreduce(jnp.zeros((0, 3))), np.zeros((0, 3)))
+        for each, result in zip(arrays, moved[name], strict=True):
+            expected = CALLS[name][1](each)
+            expect(f"{name} of {each.dtype}", result, each[:0] if expected is None else expected)
+    expect("a scalar", uj.allgather(np.float32(RANK)), np.arange(SIZE))
+    expect("no elements", uj.allreduce(np.zeros((0, 3))), np.zeros((0, 3)))
     rows = np.arange(2.0 * SIZE)
     expect("scatter", uj.scatter(rows if RANK == 0 else np.zeros(2)), rows[2 * RANK : 2 * RANK + 2])
     expect("maximum", uj.allreduce(RANK, "max"), SIZE - 1)
@@ -99,15 +108,19 @@ def derivatives() -> None:
     calls.update({"scatter": partial(uj.scatter, root=ROOT), "send and recv": by_messages})
     rows = {name: 2 if name == "scatter" and RANK != ROOT else 2 * SIZE for name in calls}
     x, v = ({name: array(rows[name], 3, seed=seed) for name in calls} for seed in (0, 1))
+    above, below = ({name: x[name] + step * v[name] for name in calls} for step in (1e-6, -1e-6))
 
-    @jax.jit
-    def program(x: dict[str, Any]) -> dict[str, Any]:
+    def results(x: dict[str, Any]) -> dict[str, Any]:
         return {name: jnp.tanh(call(jnp.sin(x[name]))) for name, call in calls.items()}
 
-    y, forward = jax.jit(lambda x, v: jax.jvp(program, (x,), (v,)))(x, v)
-    above, below = (program({name: x[name] + step * v[name] for name in calls}) for step in (1e-6, -1e-6))
-    w = {name: array(*y[name].shape, seed=2) for name in calls}
-    _, backward = jax.jit(lambda x, w: (None, jax.vjp(program, x)[1](w)[0]))(x, w)
+    w = {name: array(*y.shape, seed=2) for name, y in jax.eval_shape(results, x).items()}
+
+    @jax.jit
+    def program(x: Any, v: Any, w: Any, above: Any, below: Any) -> tuple[Any, ...]:
+        forward = jax.jvp(results, (x,), (v,))[1]
+        return forward, jax.vjp(results, x)[1](w)[0], results(above), results(below)
+
+    forward, backward, above, below = jax.device_get(program(x, v, w, above, below))
     for name in calls:
         numerical = (above[name] - below[name]) / 2e-6
         if not np.allclose(forward[name], numerical, atol=1e-7):
@@ -118,51 +131,58 @@ def derivatives() -> None:
 
 def control_flow() -> None:
     x = array(4)
-    total = world.allreduce(np.asarray(x))
+    total = world.allreduce(x)
 
     def step(carry: Any, _: Any) -> tuple[Any, Any]:
         return uj.allreduce(carry, "avg"), carry.sum()
 
-    expect("scan", jax.lax.scan(step, x, None, length=3)[0], total / SIZE)
-    gradient = jax.grad(lambda x: jax.lax.scan(step, x, None, length=3)[1].sum())(x)
-    expect("gradient of scan", gradient, np.full(4, 3.0))
     branches = (uj.allreduce, lambda x: x)
-    expect("cond", jax.jit(lambda x: jax.lax.cond(x.shape[0] > 2, *branches, x))(x), total)
-    chosen = jax.jit(lambda which, x: jax.lax.cond(which, *branches, x))
-    expect("cond by data", chosen(True, x), total)
-    expect("while", jax.lax.fori_loop(0, 3, lambda _, x: uj.allreduce(x, "avg"), x), total / SIZE)
-    expect("remat", jax.grad(jax.checkpoint(lambda x: jnp.sin(uj.allreduce(x)).sum()))(x), SIZE * np.cos(total))
-    expect("a donated array", jax.jit(uj.allreduce, donate_argnums=0)(x + 0), total)
-    mesh = Mesh(np.array(jax.devices()), ("data",))
-    spec = PartitionSpec("data")
-    sharded = (
-        jax.shard_map(uj.allreduce, mesh=mesh, in_specs=spec, out_specs=spec) if hasattr(jax, "shard_map") else None
-    )
-    if sharded is not None:
-        expect("shard_map", jax.jit(sharded)(x), total)
+
+    @jax.jit
+    def program(which: Any, x: Any) -> dict[str, Any]:
+        return {
+            "scan": jax.lax.scan(step, x, None, length=3)[0],
+            "gradient of scan": jax.grad(lambda x: jax.lax.scan(step, x, None, length=3)[1].sum())(x),
+            "cond": jax.lax.cond(x.shape[0] > 2, *branches, x),
+            "cond by data": jax.lax.cond(which, *branches, x),
+            "while": jax.lax.fori_loop(0, 3, lambda _, x: uj.allreduce(x, "avg"), x),
+            "remat": jax.grad(jax.checkpoint(lambda x: jnp.sin(uj.allreduce(x)).sum()))(x),
+        }
+
+    expected = {
+        "scan": total / SIZE,
+        "gradient of scan": np.full(4, 3.0),
+        "cond": total,
+        "cond by data": total,
+        "while": total / SIZE,
+        "remat": SIZE * np.cos(total),
+    }
+    for name, result in program(True, x).items():
+        expect(name, result, expected[name])
+    expect("a donated array", jax.jit(uj.allreduce, donate_argnums=0)(jnp.asarray(x)), total)
+    mesh, spec = Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data")
+    sharded = shard_map(uj.allreduce, mesh=mesh, in_specs=spec, out_specs=spec)
+    expect("shard_map", jax.jit(sharded)(x), total)
 
 
 def order() -> None:
     """Make calls that do not depend on each other: on all ranks they must run in the order of the program."""
-    large = jnp.ones(50_000)
+    large = np.ones(50_000)
+    factors = range(10)
 
     @jax.jit
-    def program(x: Any) -> list[Any]:
-        return [uj.allreduce(jnp.cos(x * factor))[0] for factor in range(20)]
+    def program(x: Any, token: Any) -> tuple[list[Any], list[Any], Any]:
+        sums = [uj.allreduce(x * factor)[0] for factor in factors]
+        with_token = []
+        for factor in factors:
+            y, token = uj.allreduce(x * factor, token=token)
+            with_token.append(y[0])
+        return sums, with_token, uj.barrier(token=token)
 
-    @jax.jit
-    def with_token(x: Any, token: Any) -> tuple[list[Any], Any]:
-        sums = []
-        for factor in range(20):
-            y, token = uj.allreduce(jnp.cos(x * factor), token=token)
-            sums.append(y[0])
-        return sums, uj.barrier(token=token)
-
-    expected = SIZE * np.cos(np.arange(20))
     for _ in range(5):
-        expect("order", jnp.stack(program(large)), expected)
-        sums, token = with_token(large, uj.make_token())
-        expect("order by token", jnp.stack(sums), expected)
+        sums, with_token, token = program(large, uj.make_token())
+        expect("order", sums, SIZE * np.array(factors))
+        expect("order by token", with_token, SIZE * np.array(factors))
         expect("token", token, 0)
 
 
@@ -203,6 +223,7 @@ def bad_input() -> None:
     refused("dtype", un.UsageError, "int4", lambda: uj.allreduce(jnp.ones(3, jnp.int4)))
     refused("root", un.UsageError, "root must be", lambda: uj.broadcast(x, root=SIZE))
     refused("a traced root", un.UsageError, "root must be", lambda: jax.jit(uj.broadcast)(x, 1))
+    refused("a tree", un.UsageError, "jax.tree.map", lambda: uj.allreduce({"x": x}))
     refused("itself", un.UsageError, "dest is this rank", lambda: uj.send(x, RANK))
     refused("pairs", un.UsageError, "two pairs", lambda: uj.permute(x, [(0, 1), (1, 1)]))
     refused("comm", un.UsageError, "must be a Communicator", lambda: uj.allreduce(x, comm="world"))

@@ -1,4 +1,4 @@
-"""Makes a call in a program for both devices of a process, and prints the error."""
+"""Makes a call in a program for both devices of a process, with a token and without; prints the errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
+from support.jax_programs.shard_maps import shard_map
 
 import unisono as un
 import unisono.jax as uj
@@ -13,9 +14,9 @@ import unisono.jax as uj
 world = un.init()
 spec = PartitionSpec("devices")
 mesh = Mesh(np.array(jax.devices()), ("devices",))
-call = jax.shard_map(lambda x: uj.allreduce(x, token=uj.make_token())[0], mesh=mesh, in_specs=spec, out_specs=spec)
-try:
-    jax.jit(call)(jnp.ones(4))
-except un.UsageError as error:
-    print(error.message)
+for call in (lambda x: uj.allreduce(x, token=uj.make_token())[0], uj.allreduce):
+    try:
+        jax.jit(shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.ones(4))
+    except (un.UsageError, ValueError) as error:
+        print(error)
 world.close()

@@ -1,0 +1,64 @@
+"""Runs programs of JAX on ranks that are forked from a process with JAX, whose import takes longer than most tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from support.deadlines import DEADLINE_S
+from support.forked_ranks import Started, import_path, server
+from support.ports import free_port
+
+from unisono.frameworks.jax import mpi_library
+from unisono.launchers.process import Command
+
+PROGRAMS = Path(__file__).parent / "jax_programs"
+# JAX has read its variables when it was imported, in the process that forks ranks.
+START = "import jax, runpy, sys; jax.config.update('jax_platforms', 'cpu'); del sys.argv[0]; " + (
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+VARIABLES = {
+    "MPITRAMPOLINE_LIB": mpi_library.path(),
+    "MPITRAMPOLINE_DLOPEN_MODE": "dlopen",
+    "OMP_NUM_THREADS": "1",
+    # The compiler takes two thirds of the time that it takes by default.
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+}
+
+
+def run(program: str, *arguments: str, ranks: int, **environ: str) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program of `jax_programs` on ranks; return their exit codes and outputs, which are short.
+
+    A rank that still runs at the deadline is killed, and the test fails.
+    """
+    import unisono.jax  # noqa: F401  (so that ranks are forked from a process that has imported it)
+
+    command = Command(("python", "-c", START, str(PROGRAMS / f"{program}.py"), *arguments))
+    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {**os.environ, "PYTHONPATH": import_path(), **VARIABLES, **meeting, **environ}
+    started: list[Started] = [server().start(command, None, {**shared, "RANK": str(rank)}) for rank in range(ranks)]
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+        outputs = [_outputs(process) for process in started]
+    return [subprocess.CompletedProcess(program, code, *output) for code, output in zip(codes, outputs, strict=True)]
+
+
+def lines_of(program: str, *arguments: str, ranks: int, **environ: str) -> list[list[str]]:
+    """Run a program; return the lines of each rank. All must end with exit code 0."""
+    ended = run(program, *arguments, ranks=ranks, **environ)
+    assert [each.returncode for each in ended] == [0] * ranks, "\n".join(each.stderr for each in ended)
+    return [each.stdout.splitlines() for each in ended]
+
+
+def _outputs(process: Started) -> tuple[str, str]:
+    """Return what a process that has ended has written to its standard output and to its standard error."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        return process.stdout.read().decode(), process.stderr.read().decode()
