@@ -300,6 +300,19 @@ def test_calls_before_init_say_so() -> None:
     hvd.shutdown()
 
 
+def refuse_one_of_a_batch(hvd: Any) -> Any:
+    tensors = torch.ones(2, dtype=torch.bool), torch.ones(2)
+    handles = [hvd.allreduce_async(x, name=f"{x.dtype}", op=hvd.Sum) for x in tensors]
+    return error_of(lambda: hvd.synchronize(handles[0])), hvd.synchronize(handles[1]).tolist()
+
+
+def test_a_call_that_cannot_be_made_fails_alone(pool: Pool) -> None:
+    for (kind, text), other in on_ranks(pool, refuse_one_of_a_batch):
+        assert kind == HorovodInternalError.__name__
+        assert "op 'sum' is not defined for bool" in text
+        assert other == [3.0, 3.0]
+
+
 def wrong_arguments(hvd: Any) -> Any:
     x, sparse = torch.ones(4), torch.eye(2).to_sparse()
     calls = {

@@ -37,17 +37,19 @@ def batches(answers: Sequence[Answer], most_nbytes: int) -> Iterator[Sequence[An
 
 
 def run(comm: Communicator, batch: Sequence[Answer], entries: Mapping[str, Entry]) -> None:
-    """Start the calls of a batch. An error of one that all ranks find alike ends these calls alone.
+    """Start the calls of a batch. A call that all ranks refuse alike, such as a sum of booleans, fails alone.
 
     Raises:
         PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: a call that was made here failed.
     """
     try:
         _BY_KIND[batch[0].request.kind](comm, batch, entries)
-    except UsageError as error:
-        for answer in batch:
-            if answer.request.key in entries:
-                entries[answer.request.key].fail(as_internal(error))
+    except UsageError as error:  # nothing has been sent
+        if len(batch) > 1:
+            for answer in batch:
+                run(comm, [answer], entries)
+        elif batch[0].request.key in entries:
+            entries[batch[0].request.key].fail(as_internal(error))
 
 
 def _merged(answer: Answer) -> object:

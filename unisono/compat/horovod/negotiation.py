@@ -6,8 +6,8 @@ A communicator needs the same calls in the same order on all ranks. The calls of
 may start them in any order, from any thread: hooks of backward start them as gradients become ready. So the ranks
 agree on an order while they go, as Horovod's own coordinator does:
 
-1. A rank that starts a call notes an `Entry`, and its *sender* thread sends rank 0 a `Request`: kind, name, dtype,
-   shape. Calls that start while the sender is busy go into the same message.
+1. A rank that starts a call notes an `Entry`, and sends rank 0 a `Request`: kind, name, dtype, shape. If other calls
+   are waiting, the *sender* thread sends it. Calls that start while the sender is busy go into the same message.
 2. The *collector* thread of rank 0 receives the requests, and the `Coordinator` keeps a table of them. When all ranks
    have asked for a name, it answers: the call is due, or it fails because the requests do not fit together. The answers
    to one message go to all ranks as one message.
@@ -91,6 +91,7 @@ class Negotiator:
         self._steps: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._local_answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # of rank 0 to itself
         self._coordinator = Coordinator(comm.world_ranks) if comm.rank == 0 else None
+        self._sending = threading.Lock()  # of the requests of this rank, whose order must stay
         self._deciding = threading.Lock()  # of the coordinator, and of the order in which answers are sent
         roles = [("sender", self._send), ("maker", self._make)]
         roles += [("collector", self._collect)] if comm.rank == 0 and comm.size > 1 else []
@@ -128,9 +129,17 @@ class Negotiator:
                 entry.fail(refusal)
                 return entry
             self._waiting[key] = self._in_use[key] = entry
-            self._outbox.append(entry.request)
-            self._condition.notify_all()
+            # A call that is alone is sent by this thread, because waking the sender takes longer than sending.
+            is_sent_here = len(self._waiting) == 1 and not self._outbox and self._sending.acquire(blocking=False)
+            if not is_sent_here:
+                self._outbox.append(entry.request)
+                self._condition.notify_all()
         self._on_event(key, "begin")
+        if is_sent_here:
+            try:
+                self._run(lambda: self._pass_on([entry.request]))
+            finally:
+                self._sending.release()
         return entry
 
     def forget(self, entry: Entry) -> None:
@@ -185,7 +194,7 @@ class Negotiator:
     # --- threads ----------------------------------------------------------------------------------------------------
 
     def _run(self, role: Callable[[], None]) -> None:
-        """Run a thread. An error of a communicator ends all calls, because none of the job works after it."""
+        """Run the part of a thread. An error of a communicator ends all calls, as none of the job works after it."""
         try:
             role()
         except UnisonoError as error:
@@ -202,11 +211,17 @@ class Negotiator:
                     self._condition.wait(_CHECK_S if self._coordinator and self._coordinator.waits() else None)
                 if self._error is not None:
                     return
-                requests, self._outbox = self._outbox, []
-            if self._coordinator is not None:
-                self._decide(self._coordinator, 0, requests)
-            elif requests:
-                self._control.send(_bytes(encode(requests)), 0, _TAG)
+            with self._sending:
+                with self._condition:
+                    requests, self._outbox = self._outbox, []
+                self._pass_on(requests)
+
+    def _pass_on(self, requests: Sequence[Request]) -> None:
+        """Send requests of this rank to rank 0, or decide about them, if this is rank 0."""
+        if self._coordinator is not None:
+            self._decide(self._coordinator, 0, requests)
+        elif requests:
+            self._control.send(_bytes(encode(requests)), 0, _TAG)
 
     def _collect(self) -> None:
         """Receive the requests of other ranks, on rank 0, until each has got the last answer."""
@@ -258,7 +273,7 @@ class Negotiator:
                 for peer in range(1, self.comm.size):
                     self._control.send(_bytes(data), peer, _TAG)
                 self._local_answers.put(data)
-        if coordinator.waits() and not had_waiting and rank > 0:
+        if coordinator.waits() and not had_waiting:
             with self._condition:
                 self._condition.notify_all()  # the sender looks for names without an answer from now on
 
