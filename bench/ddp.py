@@ -1,8 +1,8 @@
 """Measures the steps of DDP over Unisono and over Gloo: ``python -m unisono.bench.ddp [-n 2] [--layers 3] [--json]``.
 
 `DistributedDataParallel` trains a transformer. In every round there is one step over each backend, one step by
-`unisono.torch.DistributedOptimizer` ("engine"), and one step without communication. The difference to the last one is
-the exposed communication. `best_…` are the times of the best steps.
+`unisono.torch.DistributedOptimizer` ("engine"), one by that of `unisono.compat.horovod` ("horovod"), and one without
+communication. The difference to the last one is the exposed communication. `best_…` are the times of the best steps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def measure(ranks: int, layers: int, rounds: int) -> dict[str, float]:
         results = un.launch(_measure_rank, ranks, f"file://{folder}/meeting", layers, rounds)
     row: dict[str, float] = {name: max(one[name] for one in results) for name in results[0]}
     for kind in ("", "best_"):
-        for name in (*BACKENDS, "engine"):
+        for name in (*BACKENDS, "engine", "horovod"):
             row[f"exposed_{kind}{name}_ms"] = row[f"{kind}{name}_ms"] - row[f"{kind}alone_ms"]
     return row
 
@@ -54,12 +54,17 @@ def _measure_rank(world: un.Communicator, url: str, layers: int, rounds: int) ->
     import torch
     import torch.distributed as dist
 
+    import unisono.compat.horovod.torch as hvd
+
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.size))
     dist.init_process_group("unisono", init_method=url, rank=world.rank, world_size=world.size)
     groups = {backend: dist.new_group(list(range(world.size)), backend=backend) for backend in BACKENDS}
     models = {backend: _parallel(_model(layers), group) for backend, group in groups.items()}
     engine = _model(layers)
     optimizer = un.torch.DistributedOptimizer(torch.optim.SGD(engine.parameters(), lr=0.0), world)
+    hvd.init(comm=world)
+    by_name = _model(layers)
+    averaging = hvd.DistributedOptimizer(torch.optim.SGD(by_name.parameters(), lr=0.0), by_name.named_parameters())
     steps: dict[str, Callable[[], None]] = {name: partial(_step, model) for name, model in models.items()}
 
     def alone() -> None:
@@ -67,6 +72,7 @@ def _measure_rank(world: un.Communicator, url: str, layers: int, rounds: int) ->
             _step(models["unisono"])
 
     steps["engine"] = lambda: _step(engine, optimizer.synchronize)
+    steps["horovod"] = lambda: _step(by_name, averaging.synchronize)
     steps["alone"] = alone
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(_WARM_UPS + rounds):
@@ -76,6 +82,7 @@ def _measure_rank(world: un.Communicator, url: str, layers: int, rounds: int) ->
             step()
             taken[name].append((time.perf_counter() - began) * 1e3)
     optimizer.close()
+    hvd.shutdown()
     dist.destroy_process_group()
     medians = {f"{name}_ms": median(times[_WARM_UPS:]) for name, times in taken.items()}
     return {**medians, **{f"best_{name}_ms": min(times[_WARM_UPS:]) for name, times in taken.items()}}

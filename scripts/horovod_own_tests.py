@@ -113,10 +113,16 @@ class Outcomes(unittest.TestResult):
     def startTest(self, test: Any) -> None:  # noqa: N802
         import unisono.compat.horovod.torch as hvd
 
-        hvd.shutdown()  # so that no call of an earlier test, which failed, is in the way
         hvd.init()
-        hvd.barrier()
         super().startTest(test)
+
+    def stopTest(self, test: Any) -> None:  # noqa: N802
+        import unisono.compat.horovod.torch as hvd
+
+        with contextlib.suppress(hvd.HorovodInternalError):  # raised if a test has failed on some ranks
+            hvd.allgather_object(None, name=f"end of {test}")
+        hvd.shutdown()  # so that no call of this test is in the way of the next one
+        super().stopTest(test)
 
     def addSuccess(self, test: Any) -> None:  # noqa: N802
         self.outcomes[test._testMethodName] = "passed"

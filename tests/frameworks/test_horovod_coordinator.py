@@ -91,6 +91,23 @@ def test_a_name_that_some_ranks_do_not_use_is_an_error_after_the_time_limit() ->
     assert not table.waits()
 
 
+def test_a_request_that_crosses_the_error_about_its_name_is_dropped() -> None:
+    table = Coordinator((0, 1))
+    table.add(0, [allreduce("a")], 0.0)
+    assert len(table.stalled(9.0, 5.0)) == 1
+    assert table.add(1, [allreduce("a")], 9.0) == []  # rank 1 had not got the error when it asked
+    assert not table.waits()
+    table.add(0, [allreduce("a", stalls_seen=1)], 9.0)
+    assert names(table.add(1, [allreduce("a", stalls_seen=1)], 9.0)) == ["a"]
+
+
+def test_a_step_of_an_optimizer_never_stalls_because_no_rank_waits_for_it() -> None:
+    table = Coordinator((0, 1))
+    table.add(0, [Request("step", "optimizer#1")], 0.0)
+    assert table.stalled(9.0, 5.0) == []
+    assert names(table.add(1, [Request("join", "")], 9.0)) == ["optimizer#1"]
+
+
 def test_a_rank_that_leaves_ends_everything() -> None:
     table = Coordinator((0, 1))
     table.add(0, [allreduce("a")], 0.0)

@@ -36,7 +36,7 @@ ALLOWED = {
         *OF_PROCESSES,
     ),
     "frameworks": ("unisono.frameworks", "unisono.arrays", "unisono.programs", *PUBLIC, *VOCABULARY),
-    "bench": ("unisono.bench", "unisono.jax", *PUBLIC, *VOCABULARY, *OF_PROCESSES),
+    "bench": ("unisono.bench", "unisono.compat", "unisono.jax", *PUBLIC, *VOCABULARY, *OF_PROCESSES),
     "examples": (*PUBLIC, "unisono.jax", "unisono.tensorflow", "unisono.torch", "unisono.compat"),
 }
 

@@ -37,6 +37,9 @@ class Coordinator:
         self._world_ranks = world_ranks
         self._asked: dict[str, _Asked] = {}
         self._joined: list[int] = []
+        self._stalls = 0
+        # By key of a stalled name, the number of the stall and the ranks whose requests had not arrived.
+        self._overdue: dict[str, tuple[int, set[int]]] = {}
         self.has_ended = False
 
     def add(self, rank: int, requests: Iterable[Request], now_s: float) -> list[Answer]:
@@ -53,7 +56,7 @@ class Coordinator:
                 answers += self._end(rank)
             elif request.kind == "join":
                 answers += self._join(rank)
-            else:
+            elif not self._is_outdated(rank, request):
                 asked = self._asked.setdefault(request.key, _Asked(now_s))
                 asked.requests[rank] = request
                 if self._is_due(asked):
@@ -78,11 +81,23 @@ class Coordinator:
         late = [key for key, asked in self._asked.items() if now_s - asked.since_s >= limit_s]
         answers = []
         for key in late:
+            first = next(iter(self._asked[key].requests.values()))
+            if first.kind == "step":  # nobody waits for its answer
+                continue
             asked = self._asked.pop(key)
-            first = next(iter(asked.requests.values()))
             missing = self._missing(asked)
+            self._stalls += 1
+            self._overdue[key] = self._stalls, set(missing)
             answers.append(Answer(first, (), missing[0], "StalledError", self._stall_text(asked, limit_s)))
         return answers
+
+    def _is_outdated(self, rank: int, request: Request) -> bool:
+        """Return whether a rank has sent a request before it got the error about this name, which ends its call too."""
+        number, ranks = self._overdue.get(request.key, (0, set()))
+        if rank not in ranks:
+            return False
+        ranks.discard(rank)
+        return request.stalls_seen < number
 
     def _join(self, rank: int) -> list[Answer]:
         self._joined.append(rank)
@@ -150,8 +165,8 @@ def _comparable(request: Request) -> Request:
     """Return the part of a request that must be the same on all ranks."""
     if request.kind in ("allgather", "alltoall"):  # their arrays may have different numbers of rows
         arrays = tuple((dtype, (0, *shape[1:])) for dtype, shape in request.arrays)
-        return request._replace(arrays=arrays, splits=())
-    return request
+        return request._replace(arrays=arrays, splits=(), stalls_seen=0)
+    return request._replace(stalls_seen=0)
 
 
 def _rows(kind: str, requests: Mapping[int, Request]) -> tuple[tuple[int, ...], ...]:

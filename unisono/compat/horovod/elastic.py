@@ -42,7 +42,7 @@ _OF_PROGRAM = (ArgumentError, DuplicateNameError, NameMismatchError, StalledErro
 
 
 class State:
-    """What survives a change of the ranks.
+    """The base class of what survives a change of the ranks.
 
     Args:
         bcast_object: returns the object of rank 0 on all ranks.

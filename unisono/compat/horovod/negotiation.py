@@ -43,7 +43,7 @@ from unisono.compat.horovod.entries import Entry, as_internal
 from unisono.compat.horovod.errors import DuplicateNameError, HorovodInternalError, ShutDownError
 from unisono.compat.horovod.requests import Answer, Request, decode_answers, decode_requests, encode
 from unisono.compat.horovod.settings import Settings
-from unisono.errors import UnisonoError
+from unisono.errors import InternalError, UnisonoError
 
 _log = log.get("horovod")
 
@@ -86,6 +86,7 @@ class Negotiator:
         self._in_use: dict[str, Entry] = {}  # by key, the last call; its name is in use until the call has ended
         self._refused: dict[str, HorovodInternalError] = {}  # by key, errors that this rank has not asked for yet
         self._error: HorovodInternalError | None = None
+        self._stalls_seen = 0  # the number of answers about stalled names
         self._announced: set[str] = set()  # the steps that this rank makes itself
         self._numbers: dict[str, int] = {}  # by kind, the number of the next call without a name
         self._steps: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -128,6 +129,7 @@ class Negotiator:
             if (refusal := self._refused.pop(key, None)) is not None:
                 entry.fail(refusal)
                 return entry
+            entry.request = entry.request._replace(stalls_seen=self._stalls_seen)
             self._waiting[key] = self._in_use[key] = entry
             # A call that is alone is sent by this thread, because waking the sender takes longer than sending.
             is_sent_here = len(self._waiting) == 1 and not self._outbox and self._sending.acquire(blocking=False)
@@ -209,10 +211,10 @@ class Negotiator:
             with self._condition:
                 if not self._outbox and self._error is None:
                     self._condition.wait(_CHECK_S if self._coordinator and self._coordinator.waits() else None)
-                if self._error is not None:
-                    return
             with self._sending:
                 with self._condition:
+                    if self._error is not None:
+                        return
                     requests, self._outbox = self._outbox, []
                 self._pass_on(requests)
 
@@ -246,8 +248,8 @@ class Negotiator:
             if leaving is not None:
                 self._end(ShutDownError(f"no rank can make calls any more: {leaving.message}"))
                 if self.comm.rank > 0:
-                    self._threads[0].join()  # the sender, so that this is the last message of this rank
-                    self._control.send(_bytes(_HAS_LAST_ANSWER), 0, _TAG)
+                    with self._sending:  # so that this is the last message of this rank
+                        self._control.send(_bytes(_HAS_LAST_ANSWER), 0, _TAG)
                 return
 
     def _receive(self, source: object) -> tuple[int, bytes]:
@@ -280,7 +282,7 @@ class Negotiator:
     # --- every rank -------------------------------------------------------------------------------------------------
 
     def _obey(self, batch: Sequence[Answer]) -> None:
-        """Make the calls of a batch, or raise their error in the threads that wait for them."""
+        """Make the calls of a batch, or hand their error to the threads that wait for them."""
         first = batch[0]
         if first.request.kind == "step":
             return self._obey_step(first.request.name)
@@ -290,8 +292,17 @@ class Negotiator:
                 entry = self._waiting.pop(answer.request.key, None)
                 if entry is not None:
                     entries[answer.request.key] = entry
+            if first.error == "StalledError":
+                self._stalls_seen += 1
+                if not entries:
+                    self._refused[first.request.key] = self._error_of(first)
+            has_joined = "join." in self._waiting
         if first.error:
-            return self._refuse(first, entries.get(first.request.key))
+            for entry in entries.values():
+                entry.fail(self._error_of(first))
+            return
+        if len(entries) < len(batch) and not has_joined:
+            raise InternalError(f"rank {self.comm.rank} is to make {first.request.key!r}, which it has not started")
         for key in entries:
             self._on_event(key, "start")
         if first.request.kind == "reducer":
@@ -308,13 +319,11 @@ class Negotiator:
         if not is_own:
             self._steps.put(name)
 
-    def _refuse(self, answer: Answer, entry: Entry | None) -> None:
-        error = getattr(errors, answer.error)(answer.message, peer=self.comm.world_ranks[answer.last])
-        if entry is not None:
-            entry.fail(error)
-        elif answer.error == "StalledError":
-            with self._condition:
-                self._refused[answer.request.key] = error
+    def _error_of(self, answer: Answer) -> HorovodInternalError:
+        error: HorovodInternalError = getattr(errors, answer.error)(
+            answer.message, peer=self.comm.world_ranks[answer.last]
+        )
+        return error
 
     def _end(self, error: HorovodInternalError) -> None:
         """Fail all calls that have no answer, and all later ones."""

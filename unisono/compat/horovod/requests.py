@@ -1,4 +1,4 @@
-"""What ranks tell each other about calls: requests of a rank, and the answers of rank 0. Both travel as JSON.
+"""The requests of ranks and the answers of rank 0, by which ranks agree on calls. Both travel as JSON.
 
 JSON is used and not pickle, because unpickling runs code that the sender chooses.
 """
@@ -29,6 +29,7 @@ class Request(NamedTuple):
         scales: the factors before and after the reduction.
         device: the kind of device of the arrays, such as "cpu".
         splits: for an alltoall, how many rows each rank gets; empty for equal parts.
+        stalls_seen: how many answers about stalled names the rank had got when it asked.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Request(NamedTuple):
     scales: tuple[float, float] = (1.0, 1.0)
     device: str = "cpu"
     splits: tuple[int, ...] = ()
+    stalls_seen: int = 0
 
     @property
     def key(self) -> str:
@@ -92,9 +94,9 @@ def decode_answers(data: bytes) -> list[Answer]:
 
 
 def _request(fields: Sequence[Any]) -> Request:
-    kind, name, arrays, op, root, scales, device, splits = fields
+    kind, name, arrays, op, root, scales, device, splits, stalls_seen = fields
     shapes = tuple((dtype, tuple(shape)) for dtype, shape in arrays)
-    return Request(kind, name, shapes, op, root, tuple(scales), device, tuple(splits))
+    return Request(kind, name, shapes, op, root, tuple(scales), device, tuple(splits), stalls_seen)
 
 
 def _tuples(rows: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
