@@ -68,7 +68,7 @@ def test_ranks_may_gather_different_numbers_of_rows() -> None:
 def test_a_rank_that_has_joined_counts_for_allreduces_alone() -> None:
     table = Coordinator((0, 1))
     table.add(0, [allreduce("a")], 0.0)
-    assert names(table.add(1, [Request("join", "")], 0.0)) == ["a"]
+    assert names(table.add(1, [Request("join", "")], 0.0)) == ["a", ""]
     (refused,) = table.add(0, [Request("broadcast", "b", X, root=0)], 0.0)
     assert refused.error == "NameMismatchError"
     assert "rank 1 called join()" in refused.message
@@ -101,11 +101,15 @@ def test_a_request_that_crosses_the_error_about_its_name_is_dropped() -> None:
     assert names(table.add(1, [allreduce("a", stalls_seen=1)], 9.0)) == ["a"]
 
 
-def test_a_step_of_an_optimizer_never_stalls_because_no_rank_waits_for_it() -> None:
+def test_steps_are_passed_on_only_while_a_rank_has_joined() -> None:
     table = Coordinator((0, 1))
-    table.add(0, [Request("step", "optimizer#1")], 0.0)
-    assert table.stalled(9.0, 5.0) == []
-    assert names(table.add(1, [Request("join", "")], 9.0)) == ["optimizer#1"]
+    step = Request("step", "optimizer", root=3)
+    assert table.add(0, [step], 0.0) == []
+    assert [answer.request.kind for answer in table.add(1, [Request("join", "")], 0.0)] == ["joined"]
+    assert [answer.request for answer in table.add(0, [step], 0.0)] == [step]
+    assert not table.waits()
+    table.add(0, [Request("join", "")], 0.0)
+    assert table.add(0, [step], 0.0) == []
 
 
 def test_a_rank_that_leaves_ends_everything() -> None:

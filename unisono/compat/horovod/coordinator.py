@@ -56,6 +56,8 @@ class Coordinator:
                 answers += self._end(rank)
             elif request.kind == "join":
                 answers += self._join(rank)
+            elif request.kind == "step":
+                answers += [Answer(request)] * bool(self._joined)
             elif not self._is_outdated(rank, request):
                 asked = self._asked.setdefault(request.key, _Asked(now_s))
                 asked.requests[rank] = request
@@ -81,10 +83,8 @@ class Coordinator:
         late = [key for key, asked in self._asked.items() if now_s - asked.since_s >= limit_s]
         answers = []
         for key in late:
-            first = next(iter(self._asked[key].requests.values()))
-            if first.kind == "step":  # nobody waits for its answer
-                continue
             asked = self._asked.pop(key)
+            first = next(iter(asked.requests.values()))
             missing = self._missing(asked)
             self._stalls += 1
             self._overdue[key] = self._stalls, set(missing)
@@ -102,10 +102,10 @@ class Coordinator:
     def _join(self, rank: int) -> list[Answer]:
         self._joined.append(rank)
         answers = [self._answer(key) for key, asked in list(self._asked.items()) if self._is_due(asked)]
-        if len(self._joined) == len(self._world_ranks):
-            last, self._joined = self._joined[-1], []
-            answers.append(Answer(Request("join", ""), (), last))
-        return answers
+        if len(self._joined) < len(self._world_ranks):
+            return [*answers, Answer(Request("joined", ""), (), rank)]
+        self._joined.clear()
+        return [*answers, Answer(Request("join", ""), (), rank)]
 
     def _end(self, rank: int) -> list[Answer]:
         self.has_ended = True

@@ -24,11 +24,13 @@ from unisono.errors import UnisonoError, UsageError
 class Steps(Protocol):
     """An optimizer, as the other ranks need it when this one has joined."""
 
+    step_in_progress: int
+
     def open(self, comm: Communicator) -> None:
         """Open its reducer for these ranks."""
 
-    def step_with_zeros(self) -> None:
-        """Take part in the averaging of a step of the other ranks, without gradients."""
+    def catch_up(self, number: int) -> None:
+        """Take part in the steps of the other ranks up to this number, without gradients."""
 
 
 class Job:
@@ -109,7 +111,7 @@ class Job:
             self.world.close()
 
     def _negotiator(self, ranks: Sequence[int]) -> Negotiator:
-        return Negotiator(self.world.subgroup(ranks), self.settings, self.timeline.note, _open)
+        return Negotiator(self.world.subgroup(ranks), self.settings, self.timeline.note, _open, _steps)
 
 
 _epochs = itertools.count()
@@ -216,6 +218,11 @@ def _open(name: str, comm: Communicator) -> None:
     _optimizer(name).open(comm)
 
 
+def _steps() -> dict[str, int]:
+    steps = {name: optimizer.step_in_progress for name, optimizer in list(optimizers.items())}
+    return {name: number for name, number in steps.items() if number}
+
+
 def is_initialized() -> bool:
     """Return whether `init` has been called, and `shutdown` has not been called after it."""
     return _job is not None
@@ -271,11 +278,7 @@ def join(device: int = -1) -> int:
     Raises:
         HorovodInternalError: a call of the other ranks failed.
     """
-
-    def step(name: str) -> None:
-        _optimizer(name.partition("#")[0]).step_with_zeros()
-
-    return running().calls.join(step)
+    return running().calls.join(lambda optimizer, number: _optimizer(optimizer).catch_up(number))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

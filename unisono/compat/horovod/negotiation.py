@@ -19,9 +19,12 @@ For example, rank 0 starts "a" and "b", and rank 1 starts "b" and "a". The table
 rank 1: "b" is due. Then "a" is. Both ranks make "b" first.
 
 A rank that has joined counts as if it had asked for every name. Its maker takes part with zeros, because answers say
-what they need. A name that only some ranks ask for is an error on all ranks after the time limit. A rank that got
-this error before it asked raises it when it asks. When a rank shuts down, rank 0 tells all ranks that this answer is
-the last one, each rank says that it has got it, and all threads end. So no thread waits for a rank that has left.
+what they need. The steps of optimizers go over communicators of their own. So rank 0 tells all ranks when one has
+joined, and from then on they announce the numbers of their steps. The rank in `join` makes the steps that it lacks.
+
+A name that only some ranks ask for is an error on all ranks after the time limit. A rank that got this error before it
+asked raises it when it asks. When a rank shuts down, rank 0 tells all ranks that this answer is the last one, each rank
+says that it has got it, and all threads end. So no thread waits for a rank that has left.
 
 Requests and answers go over a communicator of their own. Its receives have no time limit, because a rank may have
 nothing to say for hours. They end when a rank of the job dies, as all calls do.
@@ -32,7 +35,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -64,6 +67,7 @@ class Negotiator:
         settings: the settings of the job.
         on_event: called with a name and one of "begin", "start" and "end", for the timeline.
         open_reducer: called with the name of an optimizer and the ranks, where its reducer is to be opened.
+        steps: returns the numbers of the steps that optimizers are making now, by the name of the optimizer.
 
     Attributes:
         comm: the argument, for further communicators of these ranks.
@@ -75,10 +79,12 @@ class Negotiator:
         settings: Settings,
         on_event: Callable[[str, str], None],
         open_reducer: Callable[[str, Communicator], None],
+        steps: Callable[[], Mapping[str, int]],
     ) -> None:
         self.comm = comm
         self._settings = settings
-        self._on_event, self._open_reducer = on_event, open_reducer
+        self._on_event, self._open_reducer, self._steps_in_progress = on_event, open_reducer, steps
+        self._announces = False  # whether a rank has joined, and must hear of the steps of the others
         self._control, self._data = comm.dup(), comm.dup()
         self._condition = threading.Condition()  # of the attributes below
         self._outbox: list[Request] = []
@@ -87,9 +93,8 @@ class Negotiator:
         self._refused: dict[str, HorovodInternalError] = {}  # by key, errors that this rank has not asked for yet
         self._error: HorovodInternalError | None = None
         self._stalls_seen = 0  # the number of answers about stalled names
-        self._announced: set[str] = set()  # the steps that this rank makes itself
         self._numbers: dict[str, int] = {}  # by kind, the number of the next call without a name
-        self._steps: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()  # for `join`; None at its end
         self._local_answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # of rank 0 to itself
         self._coordinator = Coordinator(comm.world_ranks) if comm.rank == 0 else None
         self._sending = threading.Lock()  # of the requests of this rank, whose order must stay
@@ -151,12 +156,12 @@ class Negotiator:
                 del self._in_use[entry.request.key]
         self._on_event(entry.request.key, "end")
 
-    def announce(self, request: Request) -> None:
-        """Tell ranks that have joined that the others begin a step. No rank waits for an answer."""
-        with self._condition:
-            self._announced.add(request.name)
-            self._outbox.append(request)
-            self._condition.notify_all()
+    def begin_step(self, optimizer: str, number: int) -> None:
+        """Note that an optimizer begins its step of this number, and announce it if a rank has joined."""
+        if self._announces:
+            with self._condition:
+                self._outbox.append(Request("step", optimizer, root=number))
+                self._condition.notify_all()
 
     def open(self, name: str) -> None:
         """Open the reducer of an optimizer, on all ranks, joined ones too, at one place in the order of calls."""
@@ -166,15 +171,15 @@ class Negotiator:
         finally:
             self.forget(entry)
 
-    def join(self, step: Callable[[str], None]) -> int:
+    def join(self, catch_up: Callable[[str, int], None]) -> int:
         """Take part with zeros in the calls of other ranks until all have joined; return the rank that joined last.
 
         Args:
-            step: called with the name of each step of an optimizer that the other ranks begin.
+            catch_up: called with the name of an optimizer and the number of the step that the other ranks begin.
         """
         entry = self.submit(Entry(Request("join", "")))
-        while (name := self._steps.get()) is not None:
-            step(name)
+        while (step := self._steps.get()) is not None:
+            catch_up(*step)
         try:
             last: int = entry.wait()
         finally:
@@ -284,8 +289,8 @@ class Negotiator:
     def _obey(self, batch: Sequence[Answer]) -> None:
         """Make the calls of a batch, or hand their error to the threads that wait for them."""
         first = batch[0]
-        if first.request.kind == "step":
-            return self._obey_step(first.request.name)
+        if first.request.kind in ("step", "joined"):
+            return self._obey_notice(first.request)
         entries: dict[str, Entry] = {}
         with self._condition:
             for answer in batch:
@@ -309,15 +314,22 @@ class Negotiator:
             self._open_reducer(first.request.name, self.comm)
         execution.run(self._data, batch, entries)
         if first.request.kind == "join":
+            self._announces = False
             self._steps.put(None)
 
-    def _obey_step(self, name: str) -> None:
-        """Hand a step to `join`, unless this rank made the step itself before it joined."""
+    def _obey_notice(self, notice: Request) -> None:
+        """Announce steps from now on, because a rank has joined; or hand an announced step to `join`."""
         with self._condition:
-            is_own = name in self._announced
-            self._announced.discard(name)
-        if not is_own:
-            self._steps.put(name)
+            has_joined = "join." in self._waiting
+        if notice.kind == "step":
+            if has_joined:
+                self._steps.put((notice.name, notice.root))
+            return
+        self._announces = True
+        if not has_joined:
+            # A step that has begun before may be waiting for the rank that has joined.
+            for optimizer, number in self._steps_in_progress().items():
+                self.begin_step(optimizer, number)
 
     def _error_of(self, answer: Answer) -> HorovodInternalError:
         error: HorovodInternalError = getattr(errors, answer.error)(

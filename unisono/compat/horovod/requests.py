@@ -21,7 +21,7 @@ class Request(NamedTuple):
 
     Attributes:
         kind: the collective, or one of "join", "step", "together", "reducer", "broadcast_object",
-            "allgather_object" and "leave".
+            "allgather_object" and "leave". Rank 0 also answers "joined".
         name: the name under which ranks match the call.
         arrays: dtype and shape of each array of the call.
         op: the reduction, such as "avg"; "" if the call reduces nothing.

@@ -15,7 +15,6 @@ from unisono.compat.horovod import job
 from unisono.compat.horovod.entries import as_internal
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
-from unisono.compat.horovod.requests import Request
 from unisono.compat.horovod.torch.calls import Average, Sum, sparse_allreduce_async
 from unisono.compat.horovod.torch.compression import Compression, Compressor
 from unisono.errors import UnisonoError
@@ -44,6 +43,7 @@ class Averaging:
 
     Attributes:
         has_begun: whether gradients of this step are being averaged.
+        step_in_progress: the number of the step in which all ranks of the job take part now; 0 for none.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class Averaging:
         self._reducer: Any = None  # the `GradientReducer`
         self._slots: Any = None
         self._epoch = -1  # of the job in which the reducer was opened
-        self._step = 0
+        self._steps = 0  # since the reducer was opened
+        self.step_in_progress = 0
         self._hooks: dict[str, tuple[Any, Any]] = {}  # by name, the parameter and its hook
         self._passed: dict[str, Callable[[Any], None]] = {}  # by name, the function that takes the average
         self._sparse: dict[str, tuple[Any, Callable[[], Any]]] = {}
@@ -105,13 +106,15 @@ class Averaging:
                 passed, self._passed = self._passed, {}
                 sparse, self._sparse = self._sparse, {}
                 self._remaining = {}
-                self._announce()
+                self._begin_step()
                 reducer = self._opened()
                 if sparse:
                     reducer.ready(_PLACEHOLDER, np.zeros(1, np.float32))
                 reduced = reducer.finish()
             except UnisonoError as error:
                 raise as_internal(error) from error
+            finally:
+                self.step_in_progress = 0
             for name, gradient in reduced.items():
                 if name in passed:
                     passed[name](gradient)
@@ -121,14 +124,15 @@ class Averaging:
             for parameter, wait in sparse.values():
                 parameter.grad = wait()
 
-    def step_with_zeros(self) -> None:
-        """Take part in the step of the other ranks without gradients, because this rank has joined."""
+    def catch_up(self, number: int) -> None:
+        """Take part in the steps of the other ranks up to this number, without gradients: this rank has joined."""
         with self._lock:
-            self._step += 1
-            try:
-                self._opened().finish()
-            except UnisonoError as error:
-                raise as_internal(error) from error
+            while self._steps < number:
+                self._steps += 1
+                try:
+                    self._opened().finish()
+                except UnisonoError as error:
+                    raise as_internal(error) from error
 
     def _pass_others(self) -> None:
         """Pass the gradients that no hook has passed: zeros, and those of fewer backwards than the step should have."""
@@ -145,11 +149,11 @@ class Averaging:
         job.running()
         return self._process_set.included() is not False and (self._process_set.size() or 0) > 1
 
-    def _announce(self) -> None:
-        """Tell ranks that have joined that a step begins."""
-        if self._process_set is global_process_set:
-            self._step += 1
-            job.running().calls.announce(Request("step", f"{self._name}#{self._step}"))
+    def _begin_step(self) -> None:
+        self._steps += 1
+        if self._process_set is global_process_set:  # `join` is for all ranks
+            self.step_in_progress = self._steps
+            job.running().calls.begin_step(self._name, self._steps)
 
     def _opened(self) -> GradientReducer:
         """Return the reducer, which is opened if this is the first gradient of this job."""
@@ -166,7 +170,7 @@ class Averaging:
         # A communicator of its own, because the reducer makes further ones of it at any time.
         self._reducer = GradientReducer(comm.dup(), op=self._op, missing="zero", compression=compression)
         self._slots = Slots(self._reducer)
-        self._epoch, self._step = job.running().epoch, 0
+        self._epoch, self._steps = job.running().epoch, 0
 
     def _hook_parameters(self) -> None:
         """Add a hook to each trained parameter that has none."""
