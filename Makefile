@@ -51,7 +51,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests tensorflow jax jax-versions cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests tensorflow jax jax-versions keras cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -82,6 +82,9 @@ jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, so that the tests of JAX arrays r
 
 jax-versions: $(STAMPS)/jax-$(KEY) ## Run the tests of JAX with every version that Unisono claims to support, in .jax/
 	@$(BIN)/python scripts/jax_environment.py $(JAX_VERSIONS)
+
+keras: $(STAMPS)/torch-$(KEY) $(STAMPS)/jax-$(KEY) ## Test what works with Keras on torch and JAX; it is installed in .keras
+	@$(BIN)/python scripts/keras_tests.py $(PYTEST)
 
 cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
 
@@ -170,10 +173,10 @@ peers: $(STAMPS)/bench-$(KEY) ## Install the libraries to measure against, each 
 docs: $(STAMPS)/docs-$(KEY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
 
-clean: ## Remove what was built; .venv, .peers, .mpi, .torch and .jax stay
+clean: ## Remove what was built; .venv, .peers, .mpi, .torch, .jax and .keras stay
 	rm -rf build dist site $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -not -path './.mpi/*' -not -path './.torch/*' \
-	  -not -path './.jax/*' -prune -exec rm -rf {} +
+	  -not -path './.jax/*' -not -path './.keras/*' -prune -exec rm -rf {} +
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -7,5 +7,6 @@ gradients/: the gradient engine.
 jax/: the collectives of JAX programs on CPUs.
 torch/: the backend of torch.distributed, and an optimizer.
 tensorflow/: collectives and training of TensorFlow.
+keras/: an optimizer and callbacks for Keras.
 transparent/: programs for one process, which train data-parallel without a change.
 """

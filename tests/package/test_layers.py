@@ -37,7 +37,7 @@ ALLOWED = {
     ),
     "frameworks": ("unisono.frameworks", "unisono.arrays", "unisono.programs", *PUBLIC, *VOCABULARY),
     "bench": ("unisono.bench", "unisono.compat", "unisono.jax", *PUBLIC, *VOCABULARY, *OF_PROCESSES),
-    "examples": (*PUBLIC, "unisono.jax", "unisono.tensorflow", "unisono.torch", "unisono.compat"),
+    "examples": (*PUBLIC, "unisono.jax", "unisono.keras", "unisono.tensorflow", "unisono.torch", "unisono.compat"),
 }
 
 # For each file, the modules and names that it may import beyond the rule of its folder, and the reason.

@@ -1,0 +1,10 @@
+"""Data-parallel training by Keras 3, on its backends torch, TensorFlow and JAX: `unisono.keras`.
+
+Theory of operation. Keras passes the gradients of a step to the method `apply` of the optimizer: as tensors at once on
+torch, and inside a compiled program on TensorFlow and JAX. `DistributedOptimizer` puts an average over ranks in front
+of this method. The callbacks do the rest, so `model.fit` stays as it is.
+
+- `averages.py`: the average of a step's gradients on each backend.
+- `optimizer.py`: `DistributedOptimizer`.
+- `callbacks.py`: equal variables at the start, metrics of all ranks, learning rates, and checkpoints of rank 0.
+"""

@@ -1,0 +1,49 @@
+"""`DistributedOptimizer`: an optimizer of Keras that averages gradients over ranks before it applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from unisono import Communicator, UsageError
+from unisono.frameworks.keras.averages import average_for
+from unisono.programs import open_world
+
+_MARK = "_unisono_ranks"
+
+
+def DistributedOptimizer(optimizer: Any, comm: Communicator | None = None, **options: Any) -> Any:  # noqa: N802
+    """Let an optimizer average gradients over ranks before it applies them, and return it.
+
+    The optimizer keeps its class and its state. So a saved model does not depend on Unisono, and the optimizer of a
+    model that has been loaded is passed to this function again. All ranks apply the same gradients in the same order.
+
+    Args:
+        optimizer: an optimizer of Keras. A `LossScaleOptimizer` is passed itself, and not the optimizer in it: all
+            ranks must see the same gradients when it decides whether to skip a step.
+        comm: the ranks; by default the world that `unisono.init` has made.
+        options: further arguments of `GradientReducer`, such as `compression`; not on the backend JAX.
+
+    Raises:
+        UsageError: `optimizer` is no optimizer of Keras, or averages gradients already; or the backend takes no
+            options.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise UsageError(
+            f"optimizer must be an optimizer of Keras, such as keras.optimizers.Adam(), not {type(optimizer).__name__}"
+        )
+    if hasattr(optimizer, _MARK):
+        raise UsageError("this optimizer averages gradients already: pass it to DistributedOptimizer once")
+    comm = open_world() if comm is None else comm
+    average = average_for(comm, options)
+    apply = optimizer.apply
+
+    def apply_averages(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        return apply(average(list(grads)), trainable_variables)
+
+    # As functions of this object only: its class stays that of Keras.
+    object.__setattr__(optimizer, "apply", apply_averages)
+    object.__setattr__(optimizer, _MARK, comm.size)
+    return optimizer

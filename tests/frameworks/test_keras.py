@@ -1,0 +1,50 @@
+"""Data-parallel training by Keras on each of its backends. Each test starts its ranks once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.deadlines import DEADLINE_S
+from support.ports import free_port
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("keras") is None, reason="make keras and make tensorflow install it and run these tests"
+)
+PROGRAM = Path(__file__).parents[1] / "support" / "keras_program.py"
+# Ranks are forked from a process that has imported Keras, because the import takes longer than the rest of the test.
+START = f"""
+import os, runpy, sys
+import unisono.keras
+
+pids = []
+for rank in range(2):
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        os.environ["RANK"] = str(rank)
+        runpy.run_path({str(PROGRAM)!r}, run_name="__main__")
+        sys.exit()
+sys.exit(any([os.waitpid(pid, 0)[1] for pid in pids]))
+"""
+# Keras imports TensorFlow on each backend if it is installed. So that environment is for that backend only.
+HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
+
+
+@pytest.mark.parametrize("backend", ["tensorflow"] if HAS_TENSORFLOW else ["torch", "jax"])
+def test_training_by_keras_equals_that_of_one_process(backend: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed: make keras installs it")
+    environ = {
+        **{"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
+        **{"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+    }
+    command = [sys.executable, "-W", "ignore:os.fork:RuntimeWarning", "-c", START, str(tmp_path)]
+    ended = subprocess.run(
+        command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines() == ["all was checked"] * 2
