@@ -17,6 +17,7 @@ import unisono as un
 from unisono.launchers.launch import Pool
 
 torch = pytest.importorskip("torch", reason="make torch installs what these tests need")
+pytest.importorskip("torch._dynamo")  # optimizers import it; so the ranks, which are forked, need not
 
 from unisono.compat.horovod import job  # noqa: E402
 from unisono.compat.horovod.errors import (  # noqa: E402
@@ -225,28 +226,29 @@ def test_a_name_that_is_in_use_is_an_error_there(pool: Pool) -> None:
     assert [result, *(each for _, each in others)] == [[1.0, 1.0]] * RANKS
 
 
-def stall(world: un.Communicator) -> Any:
-    os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = "0.3"
-    try:
-        return initialized(world, stalled)
-    finally:
-        del os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]
-
-
-def stalled(hvd: Any) -> Any:
-    error = None
-    if hvd.rank() != 1:
+def stall(hvd: Any) -> Any:
+    """Use a name on ranks 0 and 2 until it is an error, then on rank 1, and then on all."""
+    calls, world = job.running().calls, job.running().world
+    if hvd.rank() == 1:
+        while not calls._refused:
+            time.sleep(0.01)
         error = error_of(lambda: hvd.allreduce(torch.ones(2), name="lonely"))
-    while hvd.rank() == 1 and not job.running().calls._refused:
-        time.sleep(0.01)
-    error = error or error_of(lambda: hvd.allreduce(torch.ones(2), name="lonely"))
+    else:
+        handle = hvd.allreduce_async(torch.ones(2), name="lonely")
+        if calls._coordinator is not None:
+            while len(calls._coordinator._asked["allreduce.lonely"].requests) < 2:
+                time.sleep(0.01)
+            calls._settings = calls._settings._replace(stall_s=0.01)
+        error = error_of(lambda: hvd.synchronize(handle))
+        calls._settings = calls._settings._replace(stall_s=DEADLINE_S)
+    world.barrier()
     return error, hvd.allreduce(torch.ones(1), name="lonely").tolist()
 
 
 def test_a_name_that_a_rank_never_uses_is_an_error_on_all_ranks(pool: Pool) -> None:
-    for error, later in pool.run(stall, timeout_s=DEADLINE_S):
+    for error, later in on_ranks(pool, stall):
         assert error[0] == StalledError.__name__
-        assert "'allreduce.lonely' was called by ranks 0, 2 0.3 s ago, and not by rank 1" in error[1]
+        assert "'allreduce.lonely' was called by ranks 0, 2 0.01 s ago, and not by rank 1" in error[1]
         assert later == [1.0]
 
 
@@ -266,12 +268,23 @@ def test_a_rank_that_has_shut_down_is_named(pool: Pool) -> None:
 def lose_a_rank(world: un.Communicator, folder: str) -> None:
     import unisono.compat.horovod.torch as hvd
 
+    torch.set_num_threads(1)
     hvd.init(comm=world)
+    model = torch.nn.Linear(1, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+
+    def make_step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+
+    make_step()
     hvd.allreduce(torch.ones(1))
     if hvd.rank() == 1:
         os._exit(9)
     try:
-        hvd.allreduce(torch.ones(1))
+        # rank 0 waits in a named call, and rank 2 in the gradient engine
+        hvd.allreduce(torch.ones(1)) if hvd.rank() == 0 else make_step()
     except HorovodInternalError as error:
         Path(folder, f"{hvd.rank()}").write_text(f"{type(error.__cause__).__name__}: {error}")
 

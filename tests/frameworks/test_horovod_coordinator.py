@@ -7,6 +7,8 @@ import pytest
 from unisono.compat.horovod.coordinator import Coordinator
 from unisono.compat.horovod.execution import batches, rows_of
 from unisono.compat.horovod.requests import Answer, Request, decode_answers, decode_requests, encode
+from unisono.compat.horovod.settings import Settings, read_settings
+from unisono.errors import UsageError
 
 X = (("float32", (2, 3)),)
 
@@ -128,6 +130,16 @@ def test_requests_and_answers_survive_their_way() -> None:
     assert decode_requests(encode(asked)) == asked
     answers = [Answer(asked[0]), Answer(asked[1], ((1, 1), (0, 2)), 1, "StalledError", "text")]
     assert decode_answers(encode(answers)) == answers
+
+
+def test_variables_of_horovod_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "7")
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
+    monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
+    assert read_settings() == Settings(warn_s=7.0, is_checked=False)
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "64MB")
+    with pytest.raises(UsageError, match="HOROVOD_FUSION_THRESHOLD must be a number, not '64MB'"):
+        read_settings()
 
 
 def test_neighbours_of_one_op_are_fused_up_to_the_threshold() -> None:

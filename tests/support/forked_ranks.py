@@ -56,7 +56,7 @@ PRELOADED = (
     *("support.executor_contract", "support.harness", "support.native_ranks", "numpy.linalg"),
 )
 # These modules take longer to import. Ranks need them only if the process that runs tests has imported them.
-PRELOADED_IF_USED = ("torch", "sklearn.datasets", "unisono.jax")
+PRELOADED_IF_USED = ("torch", "torch._dynamo", "sklearn.datasets", "unisono.jax")
 # The system's loader reads these variables only when a process starts.
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 _NUMBER = struct.Struct("=i")

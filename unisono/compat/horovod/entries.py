@@ -24,6 +24,7 @@ class Entry:
 
     Attributes:
         request, arrays: the arguments.
+        explain: returns the error to raise for an error of Unisono.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Entry:
     ) -> None:
         self.request = request
         self.arrays = list(arrays)
+        self.explain: Callable[[UnisonoError], HorovodInternalError] = as_internal
         self._finish: Callable[[Any], Any] | None = finish
         self._works: Sequence[Work[Any]] = ()
         self._pick: Callable[[list[Any]], Any] = lambda results: results
@@ -65,7 +67,7 @@ class Entry:
                 try:
                     arrays = self._pick([work.wait() for work in self._works])
                 except UnisonoError as error:
-                    self._error = as_internal(error)
+                    self._error = self.explain(error)
                 else:
                     self._result, self._finish = self._finish(arrays), None
                     self.arrays = []

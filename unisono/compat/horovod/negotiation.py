@@ -46,7 +46,7 @@ from unisono.compat.horovod.entries import Entry, as_internal
 from unisono.compat.horovod.errors import DuplicateNameError, HorovodInternalError, ShutDownError
 from unisono.compat.horovod.requests import Answer, Request, decode_answers, decode_requests, encode
 from unisono.compat.horovod.settings import Settings
-from unisono.errors import InternalError, UnisonoError
+from unisono.errors import AbortedError, InternalError, UnisonoError
 
 _log = log.get("horovod")
 
@@ -55,6 +55,8 @@ _TAG = 0
 _HAS_LAST_ANSWER = b"!"
 # `close` waits this long for the last answer. It comes at once, unless rank 0 hangs.
 _CLOSE_S = 10.0
+# An error that names the lost rank comes at most this much later than one that does not.
+_EXPLANATION_S = 1.0
 # The threads of rank 0 look for names without an answer at least this often.
 _CHECK_S = 0.5
 
@@ -135,6 +137,7 @@ class Negotiator:
                 entry.fail(refusal)
                 return entry
             entry.request = entry.request._replace(stalls_seen=self._stalls_seen)
+            entry.explain = self.explain
             self._waiting[key] = self._in_use[key] = entry
             # A call that is alone is sent by this thread, because waking the sender takes longer than sending.
             is_sent_here = len(self._waiting) == 1 and not self._outbox and self._sending.acquire(blocking=False)
@@ -155,6 +158,19 @@ class Negotiator:
             if self._in_use.get(entry.request.key) is entry:
                 del self._in_use[entry.request.key]
         self._on_event(entry.request.key, "end")
+
+    def explain(self, error: UnisonoError) -> HorovodInternalError:
+        """Return the error to raise for an error of a communicator of the job.
+
+        When a rank is lost, one call raises the error that names it, and all others raise `AbortedError`. The threads
+        of this object always wait for messages, so one of them may have got the better error.
+        """
+        if isinstance(error, AbortedError):
+            with self._condition:
+                self._condition.wait_for(lambda: self._error is not None, _EXPLANATION_S)
+                if self._error is not None:
+                    return _renewed(self._error)
+        return as_internal(error)
 
     def begin_step(self, optimizer: str, number: int) -> None:
         """Note that an optimizer begins its step of this number, and announce it if a rank has joined."""

@@ -12,8 +12,7 @@ import torch
 
 from unisono import Communicator, GradientReducer
 from unisono.compat.horovod import job
-from unisono.compat.horovod.entries import as_internal
-from unisono.compat.horovod.errors import ArgumentError
+from unisono.compat.horovod.errors import ArgumentError, HorovodInternalError
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.torch.calls import Average, Sum, sparse_allreduce_async
 from unisono.compat.horovod.torch.compression import Compression, Compressor
@@ -112,7 +111,8 @@ class Averaging:
                     reducer.ready(_PLACEHOLDER, np.zeros(1, np.float32))
                 reduced = reducer.finish()
             except UnisonoError as error:
-                raise as_internal(error) from error
+                explained = _explained(error)
+                raise explained from explained.__cause__
             finally:
                 self.step_in_progress = 0
             for name, gradient in reduced.items():
@@ -132,7 +132,8 @@ class Averaging:
                 try:
                     self._opened().finish()
                 except UnisonoError as error:
-                    raise as_internal(error) from error
+                    explained = _explained(error)
+                    raise explained from explained.__cause__
 
     def _pass_others(self) -> None:
         """Pass the gradients that no hook has passed: zeros, and those of fewer backwards than the step should have."""
@@ -196,7 +197,8 @@ class Averaging:
                 try:
                     self._pass(name, parameter)
                 except UnisonoError as error:
-                    raise as_internal(error) from error
+                    explained = _explained(error)
+                    raise explained from explained.__cause__
 
     def _pass(self, name: str, parameter: Any) -> None:
         """Pass the gradient of a parameter to the reducer, and note who takes the average."""
@@ -235,6 +237,10 @@ class Averaging:
     def _is_plain(self) -> bool:
         """Return whether gradients are averaged as they are."""
         return self._predivide == 1.0 and self._compression in (Compression.none, Compression.fp16)
+
+
+def _explained(error: UnisonoError) -> HorovodInternalError:
+    return job.running().calls.explain(error)
 
 
 def _hook(averaging: weakref.ref[Averaging], name: str) -> Callable[[Any], None]:
