@@ -51,7 +51,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests tensorflow jax jax-versions keras cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests engines tensorflow jax jax-versions keras cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -68,6 +68,9 @@ torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what w
 
 torch-clients: $(STAMPS)/torch-$(KEY) ## Test the backend under libraries that stand on torch, which are installed in .torch/clients
 	@$(BIN)/python scripts/torch_clients.py $(PYTEST)
+
+engines: $(STAMPS)/dev-$(KEY) ## Test the launchers of Ray and Dask, which are installed in .engines
+	@$(BIN)/python scripts/engine_tests.py $(PYTEST)
 
 tensorflow: $(STAMPS)/dev-$(KEY) ## Test what works with TensorFlow, which is installed in .tensorflow
 	@$(BIN)/python scripts/tensorflow_tests.py $(PYTEST)

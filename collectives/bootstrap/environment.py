@@ -45,6 +45,9 @@ TORCH = "torch://"
 # The store of a job whose ranks meet by MPI.
 MPI_WORLD = "mpi://world"
 
+# The launchers that serve the store themselves.
+_SERVE_THE_STORE = ("unisono", "dask", "ray")
+
 _LARGEST = 1 << 31
 
 # Keys read from inherited descriptors, by job. A pipe can be read only once, but `init` may be called again.
@@ -77,9 +80,9 @@ class Launch:
         job: the id of the job: 16 bytes, equal on all ranks, not secret. Empty if it follows from the key
             (`job_of_key`).
         key: the key of the job, 32 bytes; None if the ranks must agree on one through the store (`agree_on_key`).
-        launcher: "unisono", "environment" (``UNISONO_*`` set by another program), "torchrun", `ENV`, "srun", the
-            `launcher` of one of the `Variables` in `launcher_variables`, "none", or a description of a program that
-            passes its own store to `init`.
+        launcher: "unisono", "environment" (``UNISONO_*`` set by another program), "torchrun", `ENV`, "srun", "dask",
+            "ray", the `launcher` of one of the `Variables` in `launcher_variables`, "none", or a description of a
+            program that passes its own store to `init`.
     """
 
     rank: int
@@ -95,7 +98,7 @@ class Launch:
 
         Rank 0 serves the store unless its launcher does.
         """
-        if self.launcher == "unisono" or self.rank != 0 or not str(self.store).startswith("tcp://"):
+        if self.launcher in _SERVE_THE_STORE or self.rank != 0 or not str(self.store).startswith("tcp://"):
             return None
         # MASTER_ADDR may be a Kubernetes service or another name, and no address of rank 0 itself.
         is_anywhere = self.launcher == ENV and self.key is not None

@@ -188,8 +188,20 @@ def init(
     """
     if store is None and mpi_comm is None and is_restarted(os.environ):
         return join(options)
+    return meet(_launch(store, rank, size, mpi_comm), options, store if mpi_comm is None else mpi_comm)
+
+
+def meet(launch: Launch, options: Options | None = None, passed: Any = None) -> Communicator:
+    """Meet the other ranks of a job whose facts are known; `init` finds them in the environment or its arguments.
+
+    Args:
+        launch: the facts.
+        options: as of `init`.
+        passed: a store of torch.distributed, or an intracommunicator of mpi4py, if `launch` names neither.
+
+    It raises the errors of `init`.
+    """
     settings = _settings(options)
-    launch = _launch(store, rank, size, mpi_comm)
     if not _jobs:  # the first job of a process decides about its log
         log.configure(settings.log, launch.rank, launch.size)
     _report_unknown_variables(launch.rank)
@@ -197,7 +209,7 @@ def init(
     rendezvous: Rendezvous | None = None
     session: Session | None = None
     try:
-        rendezvous = rendezvous_of(launch, settings, store if mpi_comm is None else mpi_comm)
+        rendezvous = rendezvous_of(launch, settings, passed)
         key = rendezvous.key
         # A key made for this rendezvous is used once, so only keys of launchers and files are counted.
         number = 0 if launch.key is None else next(_rendezvous_counts[launch.key, launch.job, launch.rank])

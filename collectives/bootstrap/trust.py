@@ -19,6 +19,8 @@ _BY_MPI = "Rank 0 makes this job's key and hands it out by MPI: a process that r
 _TRUST = {
     "none": "No launcher. `unisono run` makes a key for each job and hands it to the ranks in a pipe.",
     "unisono": "The launcher made this job's key and handed it to this rank in a pipe; only the ranks have it.",
+    "dask": "The client made this job's key and handed it to the workers through Dask's scheduler.",
+    "ray": "The driver made this job's key and handed it to the actors through Ray.",
     "torchrun": _BY_TORCH,
     ENV: _BY_STORE,
     "a program with a store": _BY_TORCH,

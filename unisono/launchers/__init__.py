@@ -9,4 +9,9 @@ root_cause: which failed rank made the others fail.
 pool_processes: the processes of a pool.
 pool_protocol: the messages between a pool and its ranks.
 worker: the program of a rank of a pool.
+
+In processes that other engines have placed:
+    meeting: what the engines have in common.
+    dask: the workers of a Dask cluster.
+    ray: the actors of a Ray cluster, and a backend of its collective groups.
 """
