@@ -651,6 +651,18 @@ def test_states_return_to_the_last_commit(pool: Pool) -> None:
         assert of_program == "NameMismatchError"
 
 
+def fork_and_exit(hvd: Any) -> Any:
+    child = os.fork()
+    if child == 0:
+        hvd.shutdown()  # as the handler at exit does
+        os._exit(0 if hvd.is_initialized() is False else 1)
+    return os.waitpid(child, 0)[1], hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+
+def test_a_forked_child_does_not_end_the_job(pool: Pool) -> None:
+    assert on_ranks(pool, fork_and_exit) == [(0, float(RANKS))] * RANKS
+
+
 def write_timeline(hvd: Any, path: str) -> None:
     hvd.start_timeline(path)
     hvd.allreduce(torch.ones(2), name="x")

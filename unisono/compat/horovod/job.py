@@ -47,7 +47,7 @@ class Job:
         self.world, self.settings = world, settings
         self.epoch = next(_epochs)
         self.timeline = Timeline()
-        self._is_own = is_own
+        self._is_own, self._pid = is_own, os.getpid()
         self._lock = threading.Lock()
         self._sets: dict[int, ProcessSet] = {}
         self._next_id = 1
@@ -99,7 +99,9 @@ class Job:
             self.calls.forget(entry)
 
     def close(self) -> None:
-        """End all calls, on all ranks."""
+        """End all calls, on all ranks. In a forked child this does nothing, because the job belongs to the parent."""
+        if os.getpid() != self._pid:
+            return
         self.timeline.stop()
         for process_set in self._sets.values():
             if process_set.negotiator is not None:
