@@ -17,7 +17,7 @@ from unisono.bench.peers import make_environment
 
 FOLDER = Path(".keras")
 LIBRARIES = ("keras==3.15.1",)
-TESTS = ("tests/frameworks/test_keras.py",)
+TESTS = ("tests/frameworks/test_keras.py", "tests/frameworks/test_transparent_keras.py")
 
 
 def main() -> None:

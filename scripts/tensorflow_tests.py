@@ -20,6 +20,7 @@ LIBRARIES = ("tensorflow-cpu==2.21.0",)
 TESTS = (
     "tests/frameworks/test_tensorflow.py",
     "tests/frameworks/test_keras.py",
+    "tests/frameworks/test_transparent_keras.py",
     "tests/frameworks/test_mlcomm.py",
     "tests/frameworks/test_data_parallel.py",
     "tests/collectives/test_array_adapters.py",

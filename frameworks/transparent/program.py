@@ -46,6 +46,7 @@ def run(world: un.Communicator, arguments: Sequence[str], write: Callable[[str],
     file = os.path.abspath(_file_of(words[0]) if is_module else words[0])
     changes = Changes(world, file, write)
     after_import("torch", partial(_change_torch, changes))
+    after_import("keras", partial(_change_keras, changes))
     _begin_alike(world)
     with _argv(words, "" if is_module else os.path.dirname(file)), _output_of(world.rank):
         if is_module:
@@ -67,6 +68,12 @@ def _change_torch(changes: Changes, torch: Any) -> None:
     torch.manual_seed(changes.world.broadcast_object(torch.initial_seed()))
     for module in (torch_optimizers, torch_loaders, torch_files):
         module.change(changes, torch)
+
+
+def _change_keras(changes: Changes, keras: Any) -> None:
+    from unisono.frameworks.transparent import keras_training
+
+    keras_training.change(changes, keras)
 
 
 def _begin_alike(world: un.Communicator) -> None:

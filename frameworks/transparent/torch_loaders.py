@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
@@ -24,12 +25,18 @@ def change(changes: Changes, torch: Any) -> None:
         @wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             bound = signature.bind(self, *args, **kwargs)
-            _share(changes, bound.arguments)
+            if not _of_keras(sys._getframe(1).f_globals):
+                _share(changes, bound.arguments)
             original(*bound.args, **bound.kwargs)
 
         return init
 
     changes.replace(DataLoader, "__init__", changed)
+
+
+def _of_keras(names: dict[str, Any]) -> bool:
+    """Return whether a module is one of Keras, which makes loaders of arrays that `fit` has shared already."""
+    return str(names.get("__name__")).startswith("keras.")
 
 
 def _share(changes: Changes, arguments: dict[str, Any]) -> None:

@@ -104,8 +104,8 @@ def command(
     failed first, or 128 plus the number of the signal that ended it. With --keep-going it is 0 if a rank ended with 0.
     --max-restarts implies --keep-going.
 
-    With --data-parallel, PROGRAM is a program for one process that trains by torch. It is not changed: each rank trains
-    on its share of the samples, and gradients are averaged. The ranks report what is done differently.
+    With --data-parallel, PROGRAM is a program for one process that trains by torch or Keras. It is not changed: each
+    rank trains on its share of the samples, and gradients are averaged. The ranks report what is done differently.
     """
     environ = {**os.environ, **({variable("log"): log} if log else {})}
     options = Options.from_environment(environ)

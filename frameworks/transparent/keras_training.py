@@ -1,0 +1,122 @@
+"""Models of Keras train on the share of this rank of the samples, with averaged gradients."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from unisono.frameworks.transparent.changes import Changes
+
+# Callbacks that write files, by name, because some need packages that may not be installed.
+_WRITERS = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")
+_SAMPLES = ("x", "y", "sample_weight")
+
+
+def change(changes: Changes, keras: Any) -> None:
+    """Change `compile`, `fit` and the methods of `keras.Model` that write files."""
+    from unisono.frameworks.keras.callbacks import BroadcastVariables, MetricAverage
+    from unisono.frameworks.keras.optimizer import DistributedOptimizer
+
+    world = changes.world
+    keras.utils.set_random_seed(random.randrange(1 << 31))  # all ranks draw the same number
+
+    def compiling(original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def compile_model(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if self.optimizer is not None and not hasattr(self.optimizer, "_unisono_ranks"):
+                DistributedOptimizer(self.optimizer, world)
+                changes.note(
+                    f"{type(self.optimizer).__name__} averages gradients over {world.size} ranks; the learning rate "
+                    "stays"
+                )
+
+        return compile_model
+
+    def fitting(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @wraps(original)
+        def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(self, *args, **kwargs)
+            _share(changes, keras, bound.arguments)
+            given = bound.arguments.get("callbacks")
+            callbacks = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+            kept = [each for each in callbacks if world.rank == 0 or type(each).__name__ not in _WRITERS]
+            bound.arguments["callbacks"] = [BroadcastVariables(comm=world), MetricAverage(comm=world), *kept]
+            if world.rank:
+                bound.arguments["verbose"] = 0
+            history = original(*bound.args, **bound.kwargs)
+            world.barrier()  # rank 0 has written its files
+            return history
+
+        return fit
+
+    def saving(original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def save(*args: Any, **kwargs: Any) -> None:
+            changes.note(f"{original.__name__} writes on rank 0 alone, and the other ranks wait for it")
+            if world.rank == 0:
+                original(*args, **kwargs)
+            world.barrier()
+
+        return save
+
+    changes.replace(keras.Model, "compile", compiling)
+    changes.replace(keras.Model, "fit", fitting)
+    for name in ("save", "save_weights", "export"):
+        changes.replace(keras.Model, name, saving)
+
+
+def _share(changes: Changes, keras: Any, arguments: dict[str, Any]) -> None:
+    """Change the arguments of `fit` so that this rank trains on its share of the samples."""
+    rank, size = changes.world.rank, changes.world.size
+    x: Any = arguments.get("x")
+    if _is_array(x) or isinstance(x, (list, tuple, dict)):
+        count = len(_arrays(x)[0])
+        used = count - count % size
+        for name in _SAMPLES:
+            if arguments.get(name) is not None:
+                arguments[name] = _mapped(arguments[name], lambda array: array[rank:used:size])
+        unit = f"{used} samples" if used == count else f"{used} of {count} samples, so that all shares are equal"
+    elif hasattr(x, "shard") and hasattr(x, "cardinality"):
+        count = int(x.cardinality())
+        if count < 0:
+            raise changes.refused(
+                "its dataset has no known length, so the ranks would end at different times: set it by "
+                "dataset.apply(tf.data.experimental.assert_cardinality(n))"
+            )
+        arguments["x"] = x.shard(size, rank).take(count // size)
+        unit = f"{count // size * size} batches"
+    elif type(x).__module__.startswith("torch.") and hasattr(x, "batch_sampler"):
+        return  # it was changed when it was made
+    else:
+        raise changes.refused(
+            f"fit takes samples of type {type(x).__name__}, which cannot be shared: pass arrays, a tf.data.Dataset or "
+            "a DataLoader"
+        )
+    changes.has_shares = True
+    changes.note(f"fit gives each of {size} ranks its share of {unit}; weights are copied from rank 0")
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, np.ndarray) or (hasattr(x, "shape") and hasattr(x, "__getitem__"))
+
+
+def _arrays(x: Any) -> list[Any]:
+    if isinstance(x, dict):
+        x = list(x.values())
+    return [array for each in x for array in _arrays(each)] if isinstance(x, (list, tuple)) else [x]
+
+
+def _mapped(x: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(x, dict):
+        return {name: _mapped(each, function) for name, each in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(_mapped(each, function) for each in x)
+    return function(x)

@@ -1,0 +1,95 @@
+"""Keras programs for one process that train data-parallel without a change, on each backend."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("keras") is None, reason="make keras and make tensorflow install it and run these tests"
+)
+PROGRAM = Path(__file__).parents[2] / "examples" / "single_process" / "keras_classifier.py"
+# Keras imports TensorFlow on each backend if it is installed. So that environment is for that backend only.
+BACKENDS = ["tensorflow"] if importlib.util.find_spec("tensorflow") is not None else ["torch", "jax"]
+
+
+def run(backend: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    quiet = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environ = {**os.environ, **quiet, "KERAS_BACKEND": backend}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def loss_of(output: str) -> float:
+    found = re.search(r"^(?:\[0\] )?loss ([\d.]+)$", output, re.MULTILINE)
+    assert found, output
+    return float(found[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_unchanged_keras_program_reaches_the_loss_of_one_process(backend: str, tmp_path: Path) -> None:
+    alone = run(backend, tmp_path, str(PROGRAM))
+    words = ("-m", "unisono", "run", "-n", "2", "--data-parallel", str(PROGRAM), "--batch-size", "32")
+    together = run(backend, tmp_path, *words)
+    assert together.returncode == 0, together.stderr
+    assert loss_of(together.stdout) == pytest.approx(loss_of(alone.stdout), abs=1e-4)
+    for words_of_report in (
+        "SGD averages gradients over 2 ranks",
+        "fit gives each of 2 ranks its share of 512 samples",
+    ):
+        assert words_of_report in together.stderr
+    assert "[1]" not in together.stdout
+
+
+GENERATOR = """
+import keras, numpy
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+def batches():
+    while True:
+        yield numpy.ones((4, 2)), numpy.ones((4, 1))
+model.fit(batches(), steps_per_epoch=2)
+"""
+
+
+def test_generator_is_refused_with_the_line_of_the_program(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GENERATOR)
+    ended = run(BACKENDS[0], tmp_path, "-m", "unisono", "run", "-n", "2", "--data-parallel", "train.py")
+    assert ended.returncode != 0
+    assert "train.py:8: --data-parallel cannot train this program: fit takes samples of type generator" in ended.stderr
+
+
+DATASET = """
+import keras, numpy, tensorflow as tf
+keras.utils.set_random_seed(1)
+x = numpy.arange(36, dtype="float32").reshape(18, 2) / 36
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.1), "mse")
+model.fit(tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4).take(4), verbose=0)
+print(f"loss {model.evaluate(x, x[:, :1], verbose=0):.6f}")
+"""
+
+
+def test_batches_of_a_dataset_are_shared(tmp_path: Path) -> None:
+    if BACKENDS != ["tensorflow"]:
+        pytest.skip("make tensorflow runs it")
+    (tmp_path / "train.py").write_text(DATASET)
+    together = run("tensorflow", tmp_path, "-m", "unisono", "run", "-n", "2", "--data-parallel", "train.py")
+    assert "its share of 4 batches" in together.stderr
+    # Two batches of 4 in each step are a batch of 8.
+    (tmp_path / "train.py").write_text(DATASET.replace("batch(4).take(4)", "batch(8).take(2)"))
+    assert loss_of(together.stdout) == pytest.approx(loss_of(run("tensorflow", tmp_path, "train.py").stdout), abs=1e-5)
