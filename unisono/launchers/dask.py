@@ -1,11 +1,9 @@
 """A communicator over the workers of a Dask cluster.
 
->>> from dask.distributed import Client                                       # doctest: +SKIP
->>> import unisono.launchers.dask as ud                                       # doctest: +SKIP
->>> with Client(n_workers=4, threads_per_worker=1) as client:                 # doctest: +SKIP
-...     with ud.communicator(client) as workers:
-...         workers.run(lambda world: float(world.allreduce(numpy.ones(1))[0]))
-[4.0, 4.0, 4.0, 4.0]
+The result of this program is a list of four times 4.0::
+
+    with Client(n_workers=4, threads_per_worker=1) as client, unisono.launchers.dask.communicator(client) as ranks:
+        sums = ranks.run(lambda world: float(world.allreduce(numpy.ones(1))[0]))
 
 Theory of operation. Each worker that takes part becomes a rank. `Client.run` calls functions outside of Dask's task
 queue, on all these workers at once, so no rank waits for a free thread while others wait for it. The functions run in a

@@ -1,9 +1,9 @@
 """Communicators over the actors of a Ray cluster, and a backend of ``ray.util.collective``.
 
->>> import ray, unisono.launchers.ray as ur                                    # doctest: +SKIP
->>> with ur.communicator(actors) as ranks:                                     # doctest: +SKIP
-...     ranks.run(lambda world: float(world.allreduce(numpy.ones(1))[0]))
-[4.0, 4.0, 4.0, 4.0]
+With four actors, the result of this program is a list of four times 4.0::
+
+    with unisono.launchers.ray.communicator(actors) as ranks:
+        sums = ranks.run(lambda world: float(world.allreduce(numpy.ones(1))[0]))
 
 Theory of operation. `communicator` is called by the driver. Any actor can be a rank, because Ray lets the driver call a
 function in the process of an actor (``__ray_call__``). The ticket of the job travels in the arguments of these calls.
