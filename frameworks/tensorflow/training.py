@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -38,7 +39,7 @@ class Averager:
         """
         at = [place for place, gradient in enumerate(gradients) if gradient is not None]
         tensors = [tf.convert_to_tensor(gradients[place]) for place in at]
-        averages = called(self._reduced, tensors, [tensor.shape for tensor in tensors])
+        averages = called(partial(self._reduced, at), tensors, [tensor.shape for tensor in tensors])
         result: list[Any] = [None] * len(gradients)
         for place, average in zip(at, averages, strict=True):
             result[place] = average
@@ -49,15 +50,15 @@ class Averager:
         if self._reducer is not None:
             self._reducer.close()
 
-    def _reduced(self, *gradients: Any) -> list[Any]:
+    def _reduced(self, places: Sequence[int], *gradients: Any) -> list[Any]:
         with self._lock:
             if self._reducer is None:
                 self._reducer = GradientReducer(communicator(self._comm), **self._options)
-            for number, gradient in enumerate(gradients):
+            for place, gradient in zip(places, gradients, strict=True):
                 # A copy, because the reducer averages in place, and TensorFlow may use the memory again.
-                self._reducer.ready(f"gradient {number}", gradient.copy())
+                self._reducer.ready(f"gradient {place}", gradient.copy())
             averages = self._reducer.finish()
-        return [averages[f"gradient {number}"] for number in range(len(gradients))]
+        return [averages[f"gradient {place}"] for place in places]
 
 
 class DistributedGradientTape:

@@ -184,6 +184,21 @@ def test_tape_trains_as_one_process_on_all_samples(ranks: NativeRanks) -> None:
         assert found == pytest.approx(alone, rel=1e-5)
 
 
+def other_gradients(world: un.Communicator) -> str:
+    """Rank 0 has no gradient of the second variable, and rank 1 none of the first."""
+    import tensorflow as tf
+
+    import unisono.tensorflow as ut
+
+    gradients = [tf.ones(2), None] if world.rank == 0 else [None, tf.ones(2)]
+    return error_of(lambda: ut.Averager(world).average(gradients))[1]
+
+
+def test_gradients_of_other_variables_are_not_mixed(ranks: NativeRanks) -> None:
+    for text in ranks.run_calls(other_gradients):
+        assert "rank 1: got no gradient of 'gradient 0'" in text
+
+
 def in_a_session(world: un.Communicator) -> tuple[list[float], list[float], list[str]]:
     import tensorflow as tf
 

@@ -29,6 +29,9 @@ class Member:
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
+    def ready(self) -> None:
+        """Return when the process of the actor runs."""
+
     def summed_by(self, name: str) -> float:
         return float(ur.current(name).allreduce(np.ones(2))[0])
 
@@ -102,6 +105,7 @@ def test_group_ignores_the_ticket_of_a_job_that_died() -> None:
     outdated = ur.Ticket.new("ray", "group old", 2)._replace(store="tcp://127.0.0.1:1")
     internal_kv._internal_kv_put("unisono/old", ur._encoded(outdated), overwrite=True)
     members = actors(2)
+    ray.get([member.ready.remote() for member in members])
     late = members[1].in_group.remote(2, "old")
     ready, _ = ray.wait([late], timeout=1)
     assert not ready

@@ -81,20 +81,22 @@ def join(ticket: Ticket, rank: int, host: str, options: Options | None = None) -
         UsageError: this process has an open communicator of this name.
         RendezvousError, TransportUnavailableError: as in `un.init`.
     """
-    if options is None:
-        options = Options.from_environment(os.environ)
-        if variable("bind_address") not in os.environ:
-            options = dataclasses.replace(options, bind_address=host)
     with _lock:
         _check_free(ticket.name)
     launch = Launch(rank, ticket.size, ticket.store, ticket.job, ticket.key, ticket.launcher)
     try:
-        world = meet(launch, options)
+        world = meet(launch, options or options_at(host))
     finally:
         stop_serving(ticket.name)
     with _lock:
         _communicators[ticket.name] = world
     return world
+
+
+def options_at(host: str) -> Options:
+    """Return the options of this process, with an address to listen on unless ``UNISONO_BIND_ADDRESS`` is set."""
+    options = Options.from_environment(os.environ)
+    return options if variable("bind_address") in os.environ else dataclasses.replace(options, bind_address=host)
 
 
 def stop_serving(name: str) -> None:

@@ -10,14 +10,13 @@ function in the process of an actor (``__ray_call__``). The ticket of the job tr
 
 `Group` is made inside of actors, which know only a name in common. Rank 0 puts the ticket into Ray's internal key-value
 store, under a key that begins with ``unisono/``, and removes it when all ranks have met or one has failed. A job that
-died may have left a ticket. A rank that reads it cannot reach the store in it, and looks again.
+died may have left a ticket. Nobody answers at the store in it, so a rank that reads it looks again.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -44,10 +43,12 @@ from unisono import Communicator, Options, PeerLostError, RendezvousError, Usage
 from unisono.deadlines import Deadline
 from unisono.launchers import meeting
 from unisono.launchers.meeting import Ticket
+from unisono.transports.rendezvous import host_and_port
 
 BACKEND = "UNISONO"
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
 _LOOK_S = 0.05
+_CONNECT_S = 2.0
 
 
 class ActorRanks:
@@ -148,9 +149,8 @@ class Group(BaseGroup):  # type: ignore[misc]
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        options = dataclasses.replace(Options.from_environment(os.environ), bind_address=_host())
         self._name = f"group {group_name}"
-        self._world = _met(f"unisono/{group_name}", self._name, world_size, rank, options)
+        self._world = _met(f"unisono/{group_name}", self._name, world_size, rank)
 
     @classmethod
     def backend(cls) -> str:
@@ -232,30 +232,35 @@ def _stacked(parts: Sequence[Any]) -> Any:
     return rows
 
 
-def _met(key: str, name: str, size: int, rank: int, options: Options) -> Communicator:
+def _met(key: str, name: str, size: int, rank: int) -> Communicator:
     """Return the communicator of ranks that know only a key of Ray's store in common."""
-    deadline = Deadline(options.rendezvous_timeout_s)
+    host = _host()
+    limit_s = meeting.options_at(host).rendezvous_timeout_s
+    deadline = Deadline(limit_s)
     if rank == 0:
         ticket = Ticket.new("ray", name, size)
-        opened = ticket._replace(store=meeting.serve(ticket, options.bind_address))
+        opened = ticket._replace(store=meeting.serve(ticket, host))
         internal_kv._internal_kv_put(key, _encoded(opened), overwrite=True)
         try:
-            return meeting.join(opened, rank, options.bind_address, options)
+            return meeting.join(opened, rank, host)
         finally:
             internal_kv._internal_kv_del(key)
-    outdated: bytes | None = None
     while True:
         found = internal_kv._internal_kv_get(key)
-        if found is not None and found != outdated:
-            try:
-                return meeting.join(_decoded(found), rank, options.bind_address, options)
-            except RendezvousError:
-                if internal_kv._internal_kv_get(key) in (found, None) or deadline.has_passed():
-                    raise
-                outdated = found
+        if found is not None and _answers(_decoded(found).store):
+            return meeting.join(_decoded(found), rank, host)
         if deadline.has_passed():
-            raise RendezvousError(f"rank 0 of the group {key!r} did not come within {options.rendezvous_timeout_s:g} s")
+            raise RendezvousError(f"rank 0 of the group {key!r} did not come within {limit_s:g} s")
         time.sleep(_LOOK_S)
+
+
+def _answers(url: str) -> bool:
+    """Return whether a process listens at the address of a store."""
+    try:
+        socket.create_connection(host_and_port(url), timeout=_CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _encoded(ticket: Ticket) -> bytes:
