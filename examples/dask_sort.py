@@ -26,7 +26,7 @@ def sorted_range(world: un.Communicator, part: np.ndarray) -> np.ndarray:
     bounds = samples[np.arange(1, world.size) * SAMPLES]
     counts = np.diff([0, *np.searchsorted(part, bounds), part.size])
     received = world.alltoall(counts)
-    return np.sort(world.alltoallv(part, counts, received))
+    return np.sort(world.alltoallv(part, counts.tolist(), received.tolist()))
 
 
 def main() -> None:

@@ -114,6 +114,19 @@ def test_group_ignores_the_ticket_of_a_job_that_died() -> None:
     assert internal_kv._internal_kv_get("unisono/old") is None
 
 
+def failing(world: un.Communicator) -> None:
+    world.barrier()
+    if world.rank == 1:
+        raise KeyError(world.rank)
+    world.barrier()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_error_of_one_rank_ends_the_calls_of_the_others() -> None:
+    with ur.communicator(actors(2)) as ranks, pytest.raises(KeyError, match="1"):
+        ranks.run(failing)
+
+
 def dying(world: un.Communicator) -> None:
     if world.rank == 1:
         os._exit(1)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from distributed import Client, Future, WorkerPlugin
 
-from unisono import Communicator, Options, PeerLostError, UsageError
+from unisono import AbortedError, Communicator, Options, PeerLostError, UsageError
 from unisono.launchers import meeting
 from unisono.launchers.meeting import Ticket
 
@@ -60,19 +60,20 @@ class WorkerRanks:
 
         Raises:
             PeerLostError: a worker has died.
-            Exception: the error of a rank, if a rank raised one.
+            Exception: the error of a rank. Calls of the other ranks fail then, and the communicator cannot be used
+                again.
         """
         living = self._living()
         for rank, worker in enumerate(self.workers):
             if worker not in living:
                 raise _lost(rank, worker)
-        call = partial(_call, self.name, function, *args, **kwargs)
+        call = partial(meeting.call, self.name, function, *args, **kwargs)
         found = self._client.run(_in_thread, call, workers=self.workers, on_error="return")
         errors = {worker: each for worker, each in found.items() if isinstance(each, Exception)}
         for rank, worker in enumerate(self.workers):
             if isinstance(errors.get(worker), OSError):  # of the connection to the worker
                 raise _lost(rank, worker) from errors[worker]
-        for error in errors.values():
+        for error in sorted(errors.values(), key=lambda error: isinstance(error, AbortedError)):
             raise error
         return [found[worker] for worker in self.workers]
 
@@ -84,7 +85,7 @@ class WorkerRanks:
         """
         return [
             self._client.submit(
-                partial(_call, self.name, function),
+                partial(meeting.call, self.name, function),
                 *(_of_rank(each, rank) for each in args),
                 workers=[worker],
                 allow_other_workers=False,
@@ -160,10 +161,6 @@ def current(name: str) -> Communicator:
         UsageError: there is none.
     """
     return meeting.current(name)
-
-
-def _call(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(meeting.current(name), *args, **kwargs)
 
 
 def _of_rank(value: Any, rank: int) -> Any:

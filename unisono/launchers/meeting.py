@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from unisono import Communicator, Options, UsageError
 from unisono.collectives.bootstrap.environment import Launch
@@ -118,6 +119,20 @@ def current(name: str) -> Communicator:
     if world is None:
         raise UsageError(f"this process has no communicator named {name!r}: open it by communicator() first")
     return world
+
+
+def call(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return ``function(world, ...)`` with the communicator of a name in this process.
+
+    If the function raises, calls of the other ranks fail, because they could wait for this rank until their time is
+    over. The communicator cannot be used after that.
+    """
+    world = current(name)
+    try:
+        return function(world, *args, **kwargs)
+    except BaseException as error:
+        world.abort(f"its function raised {type(error).__name__}: {error}")
+        raise
 
 
 def leave(name: str) -> None:

@@ -39,7 +39,7 @@ from ray.util.collective.types import (
     SendOptions,
 )
 
-from unisono import Communicator, Options, PeerLostError, RendezvousError, UsageError
+from unisono import AbortedError, Communicator, Options, PeerLostError, RendezvousError, UsageError
 from unisono.deadlines import Deadline
 from unisono.launchers import meeting
 from unisono.launchers.meeting import Ticket
@@ -73,7 +73,8 @@ class ActorRanks:
 
         Raises:
             PeerLostError: an actor has died.
-            Exception: the error of the first rank that raised one.
+            Exception: the error of a rank. Calls of the other ranks fail then, and the communicator cannot be used
+                again.
         """
         return _results(self.actors, [_call] * len(self.actors), [(self.name, function, args, kwargs)] * self.size)
 
@@ -294,6 +295,7 @@ def _results(actors: Sequence[Any], functions: Sequence[Any], arguments: Sequenc
             losses.append(PeerLostError(f"the actor of rank {rank} has died: {error}", peer=rank))
         except ray.exceptions.RayTaskError as error:
             errors.append(error.cause if isinstance(error.cause, Exception) else error)
+    errors.sort(key=lambda error: isinstance(error, AbortedError))  # consequences of another error last
     for failure in (*losses, *errors):
         raise failure
     return results
@@ -301,7 +303,7 @@ def _results(actors: Sequence[Any], functions: Sequence[Any], arguments: Sequenc
 
 # Ray passes the actor itself to functions that it calls in its process.
 def _call(_: Any, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return function(meeting.current(name), *args, **kwargs)
+    return meeting.call(name, function, *args, **kwargs)
 
 
 def _serve(_: Any, ticket: Ticket) -> str:
