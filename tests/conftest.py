@@ -53,7 +53,8 @@ def forked_ranks_of_pools(nothing_left_behind: None, nothing_from_outside: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "start", forked_ranks.server().start)
         yield
-    forked_ranks.server().close()
+    for server in forked_ranks.SERVERS:
+        server.close()
 
 
 @pytest.fixture(scope="module")

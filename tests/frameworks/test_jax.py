@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("jax", reason="make jax installs what these tests need")
-
 from support.jax_ranks import lines_of
 
 from unisono.frameworks.jax import installed
+
+pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="make jax installs what these tests need")
 
 
 def test_calls_in_programs_equal_direct_calls_and_have_derivatives() -> None:

@@ -6,16 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from support.deadlines import DEADLINE_S
+from support.jax_ranks import lines_of, run
 
 from unisono.frameworks.jax import mpi_library
 
-pytest.importorskip("jax", reason="make jax installs what these tests need")
-
-from support.jax_ranks import lines_of, run
+pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="make jax installs what these tests need")
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -56,7 +56,7 @@ PRELOADED = (
     *("support.executor_contract", "support.harness", "support.native_ranks", "numpy.linalg"),
 )
 # These modules take longer to import. Ranks need them only if the process that runs tests has imported them.
-PRELOADED_IF_USED = ("torch", "torch._dynamo", "sklearn.datasets", "unisono.jax")
+PRELOADED_IF_USED = ("torch", "torch._dynamo", "sklearn.datasets")
 # The system's loader reads these variables only when a process starts.
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 _NUMBER = struct.Struct("=i")
@@ -121,10 +121,19 @@ class ForkedProcess:
 Started: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
 
 
-class ForkServer:
-    """The fork server, as the process that runs tests uses it."""
+# The servers of this process.
+SERVERS: list[ForkServer] = []
 
-    def __init__(self) -> None:
+
+class ForkServer:
+    """A fork server, as the process that runs tests uses it.
+
+    Args:
+        modules: the modules that it imports before the first rank; by default those of most tests.
+    """
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
         self._socket, theirs = socket.socketpair()
         self._lock = threading.Lock()
         variables = {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
@@ -179,7 +188,8 @@ class ForkServer:
         core: int | None = None,
         is_session: bool = False,
     ) -> int:
-        preloaded = [name for name in PRELOADED_IF_USED if name in sys.modules]
+        used = [name for name in PRELOADED_IF_USED if name in sys.modules]
+        preloaded = self._modules or (*PRELOADED, *used)
         request = _Request(command, dict(environ), os.getcwd(), core, is_session, preloaded)
         status_pipe, status_end = os.pipe()
         data = pickle.dumps(request)
@@ -202,12 +212,13 @@ def import_path() -> str:
 
 
 @cache
-def server() -> ForkServer:
-    """Return the server of this process, and start it at the first call.
+def server(*modules: str) -> ForkServer:
+    """Return the server of this process that imports these modules, and start it at the first call.
 
     The kernel kills the server when the thread of the first call ends, so that thread must live as long as the server.
     """
-    return ForkServer()
+    SERVERS.append(ForkServer(*modules))
+    return SERVERS[-1]
 
 
 def serve() -> None:
@@ -232,7 +243,7 @@ def serve() -> None:
         request, (status_end, *descriptors) = received
         # The first request comes only from a test with ranks. Many tests have none, and should not wait for the
         # imports.
-        _preload((*PRELOADED, *request.preloaded))
+        _preload(request.preloaded)
         pid = os.fork()
         if pid == 0:
             of_server = (requests.detach(), wakeup, wakeup_end, status_end, *status_ends.values())

@@ -33,12 +33,11 @@ def run(program: str, *arguments: str, ranks: int, **environ: str) -> list[subpr
 
     A rank that still runs at the deadline is killed, and the test fails.
     """
-    import unisono.jax  # noqa: F401  (so that ranks are forked from a process that has imported it)
-
     command = Command(("python", "-c", START, str(PROGRAMS / f"{program}.py"), *arguments))
     meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared = {**os.environ, "PYTHONPATH": import_path(), **VARIABLES, **meeting, **environ}
-    started: list[Started] = [server().start(command, None, {**shared, "RANK": str(rank)}) for rank in range(ranks)]
+    fork = server("unisono.jax").start
+    started: list[Started] = [fork(command, None, {**shared, "RANK": str(rank)}) for rank in range(ranks)]
     deadline = time.monotonic() + DEADLINE_S
     try:
         codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in started]

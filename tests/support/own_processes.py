@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from support.forked_ranks import server
+from support.forked_ranks import SERVERS
 
 
 def children() -> list[int]:
-    """Return the process ids of the children of all threads of this process, except the fork server of the tests.
+    """Return the process ids of the children of all threads of this process, except the fork servers of the tests.
 
     It searches all processes for their parent's id. The lists of children in ``/proc`` would not do, because each
     belongs to a thread, and loses the children of a thread that ends.
     """
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _parent(folder) == os.getpid()]
-    return [pid for pid in pids if pid != server().pid]
+    return [pid for pid in pids if pid not in [server.pid for server in SERVERS]]
 
 
 def _parent(folder: Path) -> int | None:
