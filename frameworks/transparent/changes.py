@@ -21,11 +21,13 @@ class Changes:
 
     Attributes:
         has_shares: whether a loader gives each rank a share of its samples.
+        has_training: whether an optimizer or a model was changed.
+        is_in_fit: whether `fit` of Keras runs, whose callbacks write files on rank 0 alone.
     """
 
     def __init__(self, world: Communicator, script: str, write: Callable[[str], None] | None = None) -> None:
         self.world = world
-        self.has_shares = False
+        self.has_shares = self.has_training = self.is_in_fit = False
         self._script = script
         self._write = write or self._to_standard_error
         self._written: set[str] = set()
@@ -40,6 +42,25 @@ class Changes:
     def refused(self, why: str) -> UsageError:
         """Return the error for a program that cannot be changed safely."""
         return UsageError(f"{self._place()}--data-parallel cannot train this program: {why}", rank=self.world.rank)
+
+    def on_rank_0(self, write: Callable[[], None]) -> None:
+        """Call `write` on rank 0, while the other ranks wait.
+
+        Raises:
+            Exception: the error of `write`, on rank 0.
+            OSError: `write` failed on rank 0; on the other ranks.
+        """
+        failure: Exception | None = None
+        if self.world.rank == 0:
+            try:
+                write()
+            except Exception as error:  # noqa: BLE001 (raised below, when the other ranks know of it)
+                failure = error
+        text = self.world.broadcast_object(None if failure is None else f"{type(failure).__name__}: {failure}")
+        if failure is not None:
+            raise failure
+        if text is not None:
+            raise OSError(f"rank 0 could not write: {text}")
 
     def replace(self, owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace a function of a module or a class by the result of `wrapper`, which gets the original."""

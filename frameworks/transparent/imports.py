@@ -21,26 +21,34 @@ def after_import(name: str, on_import: OnImport) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as the other finders do, and extends its loader."""
+    """Finds one module as the other finders do, and extends its loader. It ends when the module is imported.
+
+    Programs also look for a module without importing it, by `importlib.util.find_spec`.
+    """
 
     def __init__(self, name: str, on_import: OnImport) -> None:
         self._name, self._on_import = name, on_import
+        self._is_looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name or self not in sys.meta_path:
+        if fullname != self._name or self._is_looking:
             return None
-        sys.meta_path.remove(self)  # the other finders find it
-        spec = importlib.util.find_spec(fullname)
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)  # by the other finders
+        finally:
+            self._is_looking = False
         if spec is None or spec.loader is None:
-            sys.meta_path.insert(0, self)  # the program may install it later
             return None
-        execute, on_import = spec.loader.exec_module, self._on_import
+        execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             execute(module)
-            on_import(module)
+            self._on_import(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

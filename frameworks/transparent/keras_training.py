@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from unisono.frameworks.transparent.changes import Changes
 
 # Callbacks that write files, by name, because some need packages that may not be installed.
-_WRITERS = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")
+_WRITERS = ("CSVLogger", "ModelCheckpoint", "TensorBoard")
 _SAMPLES = ("x", "y", "sample_weight")
 
 
@@ -45,13 +45,15 @@ def change(changes: Changes, keras: Any) -> None:
         def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(self, *args, **kwargs)
             _share(changes, keras, bound.arguments)
-            given = bound.arguments.get("callbacks")
-            callbacks = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-            kept = [each for each in callbacks if world.rank == 0 or type(each).__name__ not in _WRITERS]
-            bound.arguments["callbacks"] = [BroadcastVariables(comm=world), MetricAverage(comm=world), *kept]
+            own = _callbacks_of_rank(changes, bound.arguments.get("callbacks"))
+            bound.arguments["callbacks"] = [BroadcastVariables(comm=world), MetricAverage(comm=world), *own]
             if world.rank:
                 bound.arguments["verbose"] = 0
-            history = original(*bound.args, **bound.kwargs)
+            changes.has_training = changes.is_in_fit = True
+            try:
+                history = original(*bound.args, **bound.kwargs)
+            finally:
+                changes.is_in_fit = False
             world.barrier()  # rank 0 has written its files
             return history
 
@@ -60,10 +62,11 @@ def change(changes: Changes, keras: Any) -> None:
     def saving(original: Callable[..., None]) -> Callable[..., None]:
         @wraps(original)
         def save(*args: Any, **kwargs: Any) -> None:
-            changes.note(f"{original.__name__} writes on rank 0 alone, and the other ranks wait for it")
-            if world.rank == 0:
+            if changes.is_in_fit:  # a callback, which only rank 0 has
                 original(*args, **kwargs)
-            world.barrier()
+                return
+            changes.note(f"{original.__name__} writes on rank 0 alone, and the other ranks wait for it")
+            changes.on_rank_0(partial(original, *args, **kwargs))
 
         return save
 
@@ -78,23 +81,30 @@ def _share(changes: Changes, keras: Any, arguments: dict[str, Any]) -> None:
     rank, size = changes.world.rank, changes.world.size
     x: Any = arguments.get("x")
     if _is_array(x) or isinstance(x, (list, tuple, dict)):
-        count = len(_arrays(x)[0])
+        lengths = {len(array) for name in _SAMPLES for array in _arrays(arguments.get(name)) if array is not None}
+        if len(lengths) != 1:
+            return  # Keras raises an error
+        (count,) = lengths
         used = count - count % size
         for name in _SAMPLES:
             if arguments.get(name) is not None:
                 arguments[name] = _mapped(arguments[name], lambda array: array[rank:used:size])
         unit = f"{used} samples" if used == count else f"{used} of {count} samples, so that all shares are equal"
     elif hasattr(x, "shard") and hasattr(x, "cardinality"):
-        count = int(x.cardinality())
-        if count < 0:
+        count, steps = int(x.cardinality()), arguments.get("steps_per_epoch")
+        arguments["x"] = x.shard(size, rank)
+        if count < 0 and steps is None:
             raise changes.refused(
-                "its dataset has no known length, so the ranks would end at different times: set it by "
-                "dataset.apply(tf.data.experimental.assert_cardinality(n))"
+                "its dataset has no known length, so the ranks would end at different times: pass steps_per_epoch, or "
+                "use dataset.apply(tf.data.experimental.assert_cardinality(n))"
             )
-        arguments["x"] = x.shard(size, rank).take(count // size)
-        unit = f"{count // size * size} batches"
-    elif type(x).__module__.startswith("torch.") and hasattr(x, "batch_sampler"):
-        return  # it was changed when it was made
+        if count >= 0:
+            arguments["x"] = arguments["x"].take(count // size)
+        unit = "the batches" if count < 0 else f"{count // size * size} batches"
+    elif hasattr(x, "batch_sampler"):  # a DataLoader, which was changed when it was made, if it shuffles
+        if not changes.has_shares:
+            changes.note("warning: fit reads all samples on each rank, because the DataLoader does not shuffle")
+        return
     else:
         raise changes.refused(
             f"fit takes samples of type {type(x).__name__}, which cannot be shared: pass arrays, a tf.data.Dataset or "
@@ -102,6 +112,17 @@ def _share(changes: Changes, keras: Any, arguments: dict[str, Any]) -> None:
         )
     changes.has_shares = True
     changes.note(f"fit gives each of {size} ranks its share of {unit}; weights are copied from rank 0")
+
+
+def _callbacks_of_rank(changes: Changes, callbacks: Any) -> list[Any]:
+    """Return the callbacks without those that write files, except on rank 0."""
+    listed = [] if callbacks is None else callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    if any(type(callback).__name__ == "BackupAndRestore" for callback in listed):
+        raise changes.refused(
+            "the callback BackupAndRestore would restore another epoch on each rank: use ModelCheckpoint, and load its "
+            "file before fit"
+        )
+    return [callback for callback in listed if changes.world.rank == 0 or type(callback).__name__ not in _WRITERS]
 
 
 def _is_array(x: Any) -> bool:

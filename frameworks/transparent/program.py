@@ -50,8 +50,15 @@ def run(world: un.Communicator, arguments: Sequence[str], write: Callable[[str],
     _begin_alike(world)
     with _argv(words, "" if is_module else os.path.dirname(file)), _output_of(world.rank):
         if is_module:
-            return runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-        return runpy.run_path(file, run_name="__main__")
+            variables = runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        else:
+            variables = runpy.run_path(file, run_name="__main__")
+    if not changes.has_training:
+        changes.note(
+            "warning: the program has made no optimizer of torch and has called no fit of Keras, so each rank has "
+            "done the same work alone"
+        )
+    return variables
 
 
 def _file_of(module: str) -> str:

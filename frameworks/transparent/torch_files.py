@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -19,10 +19,12 @@ def change(changes: Changes, _: Any) -> None:
     def saving(original: Callable[..., None]) -> Callable[..., None]:
         @wraps(original)
         def save(*args: Any, **kwargs: Any) -> None:
-            changes.note("torch.save writes on rank 0 alone, and the other ranks wait for it")
-            if world.rank == 0:
+            target = args[1] if len(args) > 1 else kwargs.get("f")
+            if hasattr(target, "write"):  # memory, or a file that each rank has opened
                 original(*args, **kwargs)
-            world.barrier()
+                return
+            changes.note("torch.save writes on rank 0 alone, and the other ranks wait for it")
+            changes.on_rank_0(partial(original, *args, **kwargs))
 
         return save
 

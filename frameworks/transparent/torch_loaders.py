@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from unisono import Communicator
 from unisono.frameworks.transparent.changes import Changes
 
 
-def change(changes: Changes, torch: Any) -> None:
+def change(changes: Changes, _: Any) -> None:
     """Change `torch.utils.data.DataLoader`."""
 
     def changed(original: Callable[..., None]) -> Callable[..., None]:
@@ -73,7 +74,8 @@ def _share(changes: Changes, arguments: dict[str, Any]) -> None:
 class _Share:
     """The share of a rank of what a sampler yields: every `size`-th item of the order that rank 0 has drawn.
 
-    Shares are equally long. If the items do not suffice for that, some of the first are used again.
+    Shares are equally long. If the items do not suffice for that, some of the first are used again. While gradients
+    are disabled, a rank gets all items, because the program evaluates then.
     """
 
     def __init__(self, world: Communicator, whole: Iterable[Any]) -> None:
@@ -81,11 +83,14 @@ class _Share:
         self.total = len(whole)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        return math.ceil(self.total / self._world.size)
+        return math.ceil(self.total / self._world.size) if torch.is_grad_enabled() else self.total
 
     def __iter__(self) -> Iterator[Any]:
         # All ranks draw an order, so that their random generators stay alike.
         order = self._world.broadcast_object(list(self._whole))
+        if not torch.is_grad_enabled():
+            yield from order
+            return
         size = self._world.size
         length = math.ceil(len(order) / size) * size
         yield from itertools.islice(itertools.cycle(order), self._world.rank, length, size)
@@ -97,15 +102,20 @@ class _Share:
 
 
 class _IterableShare(IterableDataset):  # type: ignore[misc]
-    """The share of a rank of an iterable dataset: every `size`-th sample, and as many for each rank."""
+    """The share of a rank of an iterable dataset: every `size`-th sample, and as many for each rank.
+
+    While gradients are disabled, a rank gets all samples.
+    """
 
     def __init__(self, rank: int, size: int, whole: Any) -> None:
         self._rank, self._size, self._whole = rank, size, whole
 
     def __len__(self) -> int:
-        return int(len(self._whole) // self._size)
+        return int(len(self._whole) // self._size) if torch.is_grad_enabled() else len(self._whole)
 
     def __iter__(self) -> Iterator[Any]:
+        if not torch.is_grad_enabled():
+            return iter(self._whole)
         return itertools.islice(self._whole, self._rank, len(self) * self._size, self._size)
 
     def __getattr__(self, name: str) -> Any:

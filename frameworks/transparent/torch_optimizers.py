@@ -65,7 +65,16 @@ def change(changes: Changes, _: Any) -> None:
 
         return init_process_group
 
+    def adapting(original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def step(self: Any, metrics: Any, *args: Any, **kwargs: Any) -> None:
+            average = changes.world.allreduce(np.array(float(metrics)), "avg")
+            original(self, float(average), *args, **kwargs)
+
+        return step
+
     changes.replace(torch.optim.Optimizer, "__init__", making)
+    changes.replace(torch.optim.lr_scheduler.ReduceLROnPlateau, "step", adapting)
     changes.replace(torch.optim.Optimizer, "zero_grad", zeroing)
     register_optimizer_step_pre_hook(optimizers.before_step)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -78,15 +87,21 @@ def change(changes: Changes, _: Any) -> None:
 
 
 class _Optimizers:
-    """The optimizers that the program has made."""
+    """The optimizers that the program has made.
+
+    The optimizer that was made last for a parameter owns it. A program may replace an optimizer, but not use both.
+    """
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
-        self._averaged: weakref.WeakKeyDictionary[Any, _Averaged] = weakref.WeakKeyDictionary()
+        self._averaged: dict[Any, _Averaged] = {}
+        self._owners: dict[int, _Averaged] = {}  # by the id of the parameter
 
     def add(self, optimizer: Any) -> None:
         """Copy the parameters of a new optimizer from rank 0."""
-        self._averaged[optimizer] = _Averaged(self._changes, optimizer)
+        self._changes.has_training = True
+        averaged = self._averaged[optimizer] = _Averaged(self._changes, optimizer)
+        self._owners.update(dict.fromkeys(averaged.ids(), averaged))
 
     def of(self, optimizer: Any) -> _Averaged:
         """Return the part of an optimizer that averages its gradients."""
@@ -97,8 +112,7 @@ class _Optimizers:
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Average the gradients. With a closure, return the arguments of `step` with one that averages them."""
         averaged = self.of(optimizer)
-        if not averaged.has_stepped:
-            self._check_alone(optimizer, averaged)
+        self._check_owner(averaged)
         arguments = dict(zip(("self", "closure"), args, strict=False)) | kwargs
         closure = arguments.get("closure")
         if closure is None:
@@ -109,17 +123,17 @@ class _Optimizers:
 
     def average(self, parameters: Iterable[Any]) -> None:
         """Average the gradients of the optimizers that have some of these parameters, before they are clipped."""
-        ids = {id(parameter) for parameter in parameters}
-        for averaged in list(self._averaged.values()):
-            if averaged.has_any(ids):
-                averaged.average()
+        owners = (self._owners.get(id(parameter)) for parameter in parameters)
+        for averaged in dict.fromkeys(owner for owner in owners if owner is not None):
+            averaged.average()
 
-    def _check_alone(self, optimizer: Any, averaged: _Averaged) -> None:
-        for other, its in list(self._averaged.items()):
-            if other is not optimizer and its.has_stepped and averaged.has_any(its.ids()):
+    def _check_owner(self, averaged: _Averaged) -> None:
+        for number in averaged.ids():
+            owner = self._owners.setdefault(number, averaged)
+            if owner is not averaged and owner.has_stepped:
                 raise self._changes.refused(
-                    f"{type(optimizer).__name__} and {type(other).__name__} change the same parameters, so gradients "
-                    "would be averaged twice: use one optimizer for a parameter"
+                    f"{averaged.name} and {owner.name} change the same parameters, so gradients would be averaged "
+                    "twice: use one optimizer for a parameter"
                 )
 
 
@@ -130,12 +144,13 @@ class _Averaged:
     changed the gradient of one rank, which is not the one that the optimizer applies.
 
     Attributes:
+        name: the class of the optimizer.
         has_stepped: whether gradients have been averaged.
     """
 
     def __init__(self, changes: Changes, optimizer: Any) -> None:
         self._changes = changes
-        self._name = type(optimizer).__name__
+        self.name = type(optimizer).__name__
         self._trained = TrainedParameters(optimizer, None)
         self._reducer: GradientReducer | None = None
         self._seen: dict[str, tuple[Any, int]] = {}  # by name, the gradient after backward, and its version
@@ -146,7 +161,7 @@ class _Averaged:
         self._watch()
         size = changes.world.size
         changes.note(
-            f"{self._name}: {len(self._trained.own)} parameters are copied from rank 0; each step averages their "
+            f"{self.name}: {len(self._trained.own)} parameters are copied from rank 0; each step averages their "
             f"gradients over {size} ranks; the learning rate stays"
         )
 
@@ -154,14 +169,11 @@ class _Averaged:
         """Return the ids of the parameters."""
         return {id(parameter) for parameter in self._trained.own.values()}
 
-    def has_any(self, ids: set[int]) -> bool:
-        """Return whether one of the parameters has one of these ids."""
-        return not ids.isdisjoint(self.ids())
-
     def forget(self) -> None:
-        """Begin to collect the gradients of a new step."""
+        """Begin to collect the gradients of a new step, on top of those that are there now, such as zeros."""
         self._is_averaged = False
-        self._seen.clear()
+        gradients = {name: parameter.grad for name, parameter in self._trained.own.items()}
+        self._seen = {name: (grad, grad._version) for name, grad in gradients.items() if grad is not None}
 
     def average(self) -> None:
         """Average the gradients in place, unless that has been done since the last step.
@@ -224,7 +236,7 @@ class _Averaged:
         )
 
     def _shown(self, name: str) -> str:
-        return f"parameter {name} of {self._name}, of shape {list(self._trained.own[name].shape)}"
+        return f"parameter {name} of {self.name}, of shape {list(self._trained.own[name].shape)}"
 
     def _watch(self) -> None:
         """Note each gradient when backward has accumulated it."""

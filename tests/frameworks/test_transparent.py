@@ -163,6 +163,76 @@ def test_ranks_read_each_sample_of_an_epoch_once(what: str, tmp_path: Path) -> N
         assert sorted(first[epoch] + second[epoch]) == list(range(6))
 
 
+ACCEPTED = {
+    "another optimizer for a second phase": (
+        LOADER
+        + OPTIMIZER
+        + TRAINED.format(before_step="")
+        + "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
+        + "optimizer = torch.optim.Adam(model.parameters())\n"
+        + TRAINED.format(before_step="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")
+    ),
+    "zeros for a gradient that backward does not touch": (
+        LOADER
+        + "unused = torch.nn.Linear(1, 1)\n"
+        + "optimizer = torch.optim.SGD([*model.parameters(), *unused.parameters()], lr=0.1)\n"
+        + "unused.weight.grad = unused.bias.grad = None\nunused(x).sum().backward()\n"
+        + "optimizer.zero_grad(set_to_none=False)\n"
+        + TRAINED.format(before_step="").replace("zero_grad()", "zero_grad(set_to_none=False)")
+    ),
+    "a state that is saved to memory": (
+        PARTS
+        + "import io\nfile = io.BytesIO()\ntorch.save(model.state_dict(), file)\nfile.seek(0)\n"
+        + "model.load_state_dict(torch.load(file))\nloss = 0.0\n"
+    ),
+    "an evaluation of a loader that shuffles": (
+        LOADER
+        + OPTIMIZER
+        + "with torch.no_grad():\n    seen = sorted(float(batch) for (batch,) in loader)\n"
+        + "assert seen == [0, 1, 2, 3, 4, 5], seen\nassert len(loader) == 3\nloss = 0.0\n"
+    ),
+    "a rate that falls on a plateau": (
+        LOADER
+        + OPTIMIZER
+        + "schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)\n"
+        + "import unisono.frameworks.transparent.changes as changes\n"
+        + "rank = next(iter(loader))[0].item()\n"
+        + "for value in (1.0, 1.0 + rank, 1.0 + rank):\n    schedule.step(value)\n"
+        + "loss = optimizer.param_groups[0]['lr']\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ACCEPTED)
+def test_program_of_usual_parts_is_not_refused(what: str, tmp_path: Path) -> None:
+    (first, _), (second, _) = on_two(of_text(tmp_path, ACCEPTED[what]), tmp_path)
+    assert not isinstance(first, str), first
+    assert first == second
+
+
+PROBED = """
+import importlib.util
+assert importlib.util.find_spec("torch") is not None
+import torch
+model = torch.nn.Linear(1, 1)
+torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def test_looking_for_torch_before_its_import_changes_nothing(tmp_path: Path) -> None:
+    path = of_text(tmp_path, PROBED)
+    result = unisono("run", "-n", "2", "--data-parallel", path, folder=tmp_path)
+    assert "train.py:6: SGD: 2 parameters are copied from rank 0" in result.stderr
+
+
+def test_program_that_trains_nothing_is_reported(tmp_path: Path) -> None:
+    for _, lines in on_two(of_text(tmp_path, "loss = 0.0\n"), tmp_path):
+        assert lines == [
+            "warning: the program has made no optimizer of torch and has called no fit of Keras, so each rank has done "
+            "the same work alone"
+        ]
+
+
 def random_numbers(world: un.Communicator, path: str) -> Any:
     world.barrier()
     np.random.seed(world.rank)

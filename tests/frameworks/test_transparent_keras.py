@@ -55,6 +55,26 @@ def test_unchanged_keras_program_reaches_the_loss_of_one_process(backend: str, t
     assert "[1]" not in together.stdout
 
 
+CHECKPOINTS = """
+import keras, numpy, os
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = numpy.ones((8, 2), "float32")
+callbacks = [keras.callbacks.ModelCheckpoint("at_{epoch}.weights.h5", save_weights_only=True)]
+model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=callbacks)
+model.load_weights("at_2.weights.h5")
+print("loss", round(model.evaluate(x, x[:, :1], verbose=0), 6))
+"""
+
+
+def test_checkpoints_are_written_while_fit_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CHECKPOINTS)
+    ended = run(BACKENDS[0], tmp_path, "-m", "unisono", "run", "-n", "2", "--data-parallel", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(path.name for path in tmp_path.glob("*.h5")) == ["at_1.weights.h5", "at_2.weights.h5"]
+
+
 GENERATOR = """
 import keras, numpy
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
