@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +11,8 @@ import tensorflow as tf
 from unisono import Communicator, UsageError
 from unisono.programs import open_world
 
-# By graph, the call that was added to it last.
-_last_calls: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# The attribute of a graph that holds the call that was added to it last.
+_LAST_CALL = "_unisono_last_call"
 
 
 def communicator(comm: Communicator | None) -> Communicator:
@@ -33,6 +32,8 @@ def called(call: Callable[..., Sequence[Any]], inputs: Sequence[Any], shapes: Se
         inputs: the tensors.
         shapes: the shape of each output, as far as it is known before the call.
     """
+    if not inputs:
+        return []
     if tf.executing_eagerly():
         outputs = call(*(tensor.numpy() for tensor in inputs))
         return [tf.convert_to_tensor(output, tensor.dtype) for output, tensor in zip(outputs, inputs, strict=True)]
@@ -44,11 +45,11 @@ def called(call: Callable[..., Sequence[Any]], inputs: Sequence[Any], shapes: Se
         return [np.asarray(output, dtype) for output, dtype in zip(call(*given), dtypes, strict=True)]
 
     graph = tf.compat.v1.get_default_graph()
-    before = _last_calls.get(graph)
+    # In a session, a later call must not make the calls before it run: a program chooses what to run.
+    before = getattr(graph, _LAST_CALL, None) if graph.building_function else None
     with tf.control_dependencies([] if before is None else [before]):
         tensors = tf.numpy_function(run, inputs, [tensor.dtype for tensor in inputs])
     for tensor, shape in zip(tensors, shapes, strict=True):
         tensor.set_shape(shape)
-    if tensors:
-        _last_calls[graph] = tensors[0].op
+    setattr(graph, _LAST_CALL, tensors[0].op)
     return list(tensors)

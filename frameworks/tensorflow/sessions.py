@@ -14,7 +14,7 @@ from unisono.frameworks.tensorflow.training import Averager, broadcast_variables
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Copies the global variables of rank `root` to all ranks when a session has been made.
 
-    A session that loads a checkpoint on rank `root` so loads it on all ranks.
+    If rank `root` restores a checkpoint, all ranks get its values.
     """
 
     def __init__(self, root: int = 0, *, comm: Communicator | None = None) -> None:

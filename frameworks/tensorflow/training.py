@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from unisono import Communicator, GradientReducer
+from unisono import Communicator, GradientReducer, UsageError
 from unisono.data_parallel import broadcast_parameters
 from unisono.frameworks.tensorflow.calls import called, communicator
 from unisono.frameworks.tensorflow.collectives import broadcast
@@ -61,21 +62,32 @@ class Averager:
         return [averages[f"gradient {place}"] for place in places]
 
 
+# By communicator, and by shapes and dtypes of the gradients, the averagers of tapes that have none of their own.
+_shared: weakref.WeakKeyDictionary[Communicator, dict[Any, Averager]] = weakref.WeakKeyDictionary()
+
+
+def _shared_averager(comm: Communicator, gradients: Sequence[Any]) -> Averager:
+    signature = tuple(None if x is None else (x.dtype.name, str(x.shape)) for x in gradients)
+    averagers = _shared.setdefault(comm, {})
+    if signature not in averagers:
+        averagers[signature] = Averager(weakref.proxy(comm))
+    return averagers[signature]
+
+
 class DistributedGradientTape:
     """A ``tf.GradientTape`` whose `gradient` returns the average over ranks. Use it like the tape that it wraps.
 
     Args:
         tape: the tape that records the forward pass.
         comm: the ranks; by default the world that `unisono.init` has made.
-        averager: averages the gradients; by default a new one. A loop in eager mode, which makes a tape for each step,
-            passes the same one each time, so that the ranks agree on the gradients once.
+        averager: averages the gradients, for other options than those of `GradientReducer`. By default, all tapes of a
+            communicator share an averager for gradients of the same shapes and dtypes.
 
     All ranks call `gradient` in the same order, for the same variables.
     """
 
     def __init__(self, tape: Any, comm: Communicator | None = None, averager: Averager | None = None) -> None:
-        self._tape = tape
-        self._averager = averager or Averager(comm)
+        self._tape, self._comm, self._averager = tape, comm, averager
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()
@@ -93,7 +105,14 @@ class DistributedGradientTape:
         """Return the gradients, averaged over ranks, in the structure of `sources`."""
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = tf.nest.flatten(gradients, expand_composites=False)
-        return tf.nest.pack_sequence_as(sources, self._averager.average(flat))
+        averager = self._averager or _shared_averager(communicator(self._comm), flat)
+        return tf.nest.pack_sequence_as(sources, averager.average(flat))
+
+    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise `UsageError`: a Jacobian is not averaged."""
+        raise UsageError("a DistributedGradientTape averages gradients only: call jacobian() of the tape itself")
+
+    batch_jacobian = jacobian
 
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0, *, comm: Communicator | None = None) -> Any:
@@ -108,10 +127,13 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0, *, comm: Commun
         None in eager mode. In a graph, the operation that copies.
 
     Raises:
+        UsageError: there are no variables.
         MismatchError: in eager mode, the variables differ in number, shape or dtype between ranks.
     """
     world = communicator(comm)
     listed = list(variables)
+    if not listed:
+        raise UsageError("there are no variables to copy: a model has them after it has been built")
     if tf.executing_eagerly():
         broadcast_parameters(world, {f"variable {number}": each for number, each in enumerate(listed)}, root)
         return None

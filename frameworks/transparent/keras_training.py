@@ -33,7 +33,7 @@ def change(changes: Changes, keras: Any) -> None:
                 DistributedOptimizer(self.optimizer, world)
                 changes.note(
                     f"{type(self.optimizer).__name__} averages gradients over {world.size} ranks; the learning rate "
-                    "stays"
+                    "is not scaled"
                 )
 
         return compile_model

@@ -162,7 +162,7 @@ class _Averaged:
         size = changes.world.size
         changes.note(
             f"{self.name}: {len(self._trained.own)} parameters are copied from rank 0; each step averages their "
-            f"gradients over {size} ranks; the learning rate stays"
+            f"gradients over {size} ranks; the learning rate is not scaled"
         )
 
     def ids(self) -> set[int]:

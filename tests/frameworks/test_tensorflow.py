@@ -160,7 +160,8 @@ def trained(world: un.Communicator, parts: int) -> list[float]:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((x @ weights + bias - y) ** 2)
         if parts > 1:
-            tape = ut.DistributedGradientTape(tape, averager=averager)
+            own = averager if tf.executing_eagerly() else None  # the graph uses the averager that all tapes share
+            tape = ut.DistributedGradientTape(tape, world, own)
         found = tape.gradient(loss, [weights, bias, unused])
         assert found[2] is None
         weights.assign_sub(0.1 * found[0])
@@ -207,7 +208,8 @@ def in_a_session(world: un.Communicator) -> tuple[list[float], list[float], list
     v1 = tf.compat.v1
     with tf.Graph().as_default():
         x = v1.get_variable("x", initializer=tf.constant([1.0, 2.0]) * (world.rank + 1))
-        loss = tf.reduce_sum(x * (1.0 + world.rank))
+        factor = v1.placeholder(tf.float32, ())
+        loss = tf.reduce_sum(x * factor)
         optimizer = ut.DistributedOptimizer(v1.train.MomentumOptimizer(1.0, 0.5), comm=world)
         train = optimizer.minimize(loss, global_step=v1.train.get_or_create_global_step())
         at_end = v1.train.FinalOpsHook(x.value())
@@ -215,7 +217,7 @@ def in_a_session(world: un.Communicator) -> tuple[list[float], list[float], list
         with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
             before = session.run(x).tolist()
             while not session.should_stop():
-                session.run(train)
+                session.run(train, {factor: 1.0 + world.rank})
     return before, at_end.final_ops_values.tolist(), optimizer.get_slot_names()
 
 
@@ -244,6 +246,8 @@ def wrong_calls(world: un.Communicator) -> dict[str, str]:
         tape.gradient(y, x)
 
     found["derivative"] = error_of(derivative)[1]
+    found["no variables"] = error_of(lambda: ut.broadcast_variables([], comm=world))[1]
+    found["jacobian"] = error_of(lambda: ut.DistributedGradientTape(tf.GradientTape(), world).jacobian(x, x))[1]
     return found
 
 
@@ -254,6 +258,8 @@ def test_wrong_calls_are_refused_before_anything_is_sent(ranks: NativeRanks) -> 
         assert "comm must be a Communicator, not int" in found["comm"]
         assert "avg" in found["op"]
         assert "allreduce with op='max' has no gradient" in found["derivative"]
+        assert "there are no variables to copy" in found["no variables"]
+        assert "call jacobian() of the tape itself" in found["jacobian"]
 
 
 def disagreement(world: un.Communicator) -> str:

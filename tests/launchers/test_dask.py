@@ -64,6 +64,23 @@ def test_wrong_workers_are_refused(client: Any) -> None:
         ud.communicator(client, [])
 
 
+def missing_file(world: un.Communicator) -> None:
+    raise FileNotFoundError(f"no file on rank {world.rank}")
+
+
+def test_error_of_a_file_is_no_lost_worker(client: Any) -> None:
+    with ud.communicator(client) as ranks, pytest.raises(FileNotFoundError, match="no file on rank"):
+        ranks.run(missing_file)
+
+
+def test_workers_in_one_process_are_refused() -> None:
+    with (
+        distributed.Client(n_workers=2, processes=False, dashboard_address=":0") as threads,
+        pytest.raises(un.UsageError, match="the workers are threads of one process"),
+    ):
+        ud.communicator(threads)
+
+
 def failing(world: un.Communicator) -> None:
     world.barrier()
     if world.rank == 1:

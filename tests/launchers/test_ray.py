@@ -103,7 +103,8 @@ def test_group_ignores_the_ticket_of_a_job_that_died() -> None:
     from ray.experimental import internal_kv
 
     outdated = ur.Ticket.new("ray", "group old", 2)._replace(store="tcp://127.0.0.1:1")
-    internal_kv._internal_kv_put("unisono/old", ur._encoded(outdated), overwrite=True)
+    key = f"unisono/{ray.get_runtime_context().get_job_id()}/old"
+    internal_kv._internal_kv_put(key, ur._encoded(outdated), overwrite=True)
     members = actors(2)
     ray.get([member.ready.remote() for member in members])
     late = members[1].in_group.remote(2, "old")
@@ -111,7 +112,7 @@ def test_group_ignores_the_ticket_of_a_job_that_died() -> None:
     assert not ready
     results = ray.get([members[0].in_group.remote(2, "old"), late])
     assert results[0][0] == [3.0, 3.0]
-    assert internal_kv._internal_kv_get("unisono/old") is None
+    assert internal_kv._internal_kv_get(key) is None
 
 
 def failing(world: un.Communicator) -> None:

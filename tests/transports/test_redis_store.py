@@ -111,4 +111,4 @@ def test_values_of_a_job_that_died_are_named_and_expire(port: int) -> None:
     with contextlib.closing(RedisStore(url, 5)) as store, contextlib.closing(RedisStore(url, 5)) as other:
         store.set("a", b"")
         with pytest.raises(RendezvousError, match=r"two jobs use the same store.*leaves its values for at most 65 s"):
-            other.set("a", b"")
+            other.set("a", b"another")

@@ -60,7 +60,9 @@ class RedisStore:
     def set(self, key: str, value: bytes) -> None:
         check_value(value)
         name = self._name(key)
-        if not self._asked(partial(self._client.set, name, value, nx=True, ex=self._lifetime_s)):
+        is_set = self._asked(partial(self._client.set, name, value, nx=True, ex=self._lifetime_s))
+        # redis-py repeats a request whose answer was lost. Then this client itself has set the value.
+        if not is_set and self._asked(partial(self._client.get, name)) != value:
             raise RendezvousError(
                 f"{already_set(key).message}. A job that died leaves its values for at most {self._lifetime_s} s"
             )

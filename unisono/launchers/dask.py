@@ -17,7 +17,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from distributed import Client, Future, WorkerPlugin
@@ -63,26 +63,27 @@ class WorkerRanks:
             Exception: the error of a rank. Calls of the other ranks fail then, and the communicator cannot be used
                 again.
         """
-        living = self._living()
-        for rank, worker in enumerate(self.workers):
-            if worker not in living:
-                raise _lost(rank, worker)
+        self._check_living()
         call = partial(meeting.call, self.name, function, *args, **kwargs)
-        found = self._client.run(_in_thread, call, workers=self.workers, on_error="return")
-        errors = {worker: each for worker, each in found.items() if isinstance(each, Exception)}
+        found = self._client.run(_outcome, call, workers=self.workers, on_error="return")
         for rank, worker in enumerate(self.workers):
-            if isinstance(errors.get(worker), OSError):  # of the connection to the worker
-                raise _lost(rank, worker) from errors[worker]
-        for error in sorted(errors.values(), key=lambda error: isinstance(error, AbortedError)):
+            if isinstance(found[worker], Exception):  # of the connection to the worker
+                raise _lost(rank, worker) from found[worker]
+        errors = [outcome.error for outcome in found.values() if outcome.error is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, AbortedError)):
             raise error
-        return [found[worker] for worker in self.workers]
+        return [found[worker].result for worker in self.workers]
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future]:
         """Submit a task ``function(world, ...)`` for each rank , pinned to its worker; return the futures by rank.
 
         An argument may be a list with one element for each rank if it is wrapped by `of_ranks`, such as the futures of
         the parts of a collection. Each worker needs a free thread for its task, because the tasks wait for each other.
+
+        Raises:
+            PeerLostError: a worker has died.
         """
+        self._check_living()
         return [
             self._client.submit(
                 partial(meeting.call, self.name, function),
@@ -96,10 +97,16 @@ class WorkerRanks:
         ]
 
     def close(self) -> None:
-        """Close the communicator on all workers that are still there."""
+        """Close the communicator on all workers that are alive."""
         living = self._living()
         leave = partial(meeting.leave, self.name)
         self._client.run(_in_thread, leave, workers=[worker for worker in self.workers if worker in living])
+
+    def _check_living(self) -> None:
+        living = self._living()
+        for rank, worker in enumerate(self.workers):
+            if worker not in living:
+                raise _lost(rank, worker)
 
     def _living(self) -> set[str]:
         return set(self._client.scheduler_info(n_workers=-1)["workers"])
@@ -107,6 +114,13 @@ class WorkerRanks:
 
 def _lost(rank: int, worker: str) -> PeerLostError:
     return PeerLostError(f"the worker {worker} of rank {rank} has died", peer=rank)
+
+
+class _Outcome(NamedTuple):
+    """The result of a function on a worker, or its error."""
+
+    result: Any = None
+    error: Exception | None = None
 
 
 class _OfRanks:
@@ -132,7 +146,8 @@ def communicator(
             listen on the address by which Dask reaches the worker.
 
     Raises:
-        UsageError: there are no workers, or a worker is named twice or is not in the cluster.
+        UsageError: there are no workers, a worker is named twice or is not in the cluster, or the workers are threads
+            of one process.
         RendezvousError: the workers cannot reach each other.
 
     The key of the job travels in Dask's messages. With ``tls://`` between client and workers, nobody else can read it.
@@ -146,12 +161,19 @@ def communicator(
     if len(set(ranks)) != len(ranks):
         raise UsageError("workers names a worker twice, and a worker can be one rank")
     client.register_plugin(_Closing())
+    if len(ranks) > 1 and any(worker.startswith("inproc://") for worker in ranks):
+        raise UsageError("the workers are threads of one process, and a process can be one rank: use processes=True")
     ticket = Ticket.new("dask", name or f"unisono-{uuid.uuid4().hex}", len(ranks))
     first = ranks[0]
     url = client.run(_serve, ticket, workers=[first])[first]
     numbers = {worker: rank for rank, worker in enumerate(ranks)}
-    client.run(_join, ticket._replace(store=url), numbers, options, workers=ranks)
-    return WorkerRanks(client, ranks, ticket.name)
+    opened = WorkerRanks(client, ranks, ticket.name)
+    try:
+        client.run(_join, ticket._replace(store=url), numbers, options, workers=ranks)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 def current(name: str) -> Communicator:
@@ -170,6 +192,13 @@ def _of_rank(value: Any, rank: int) -> Any:
 # Dask passes the worker to functions that have an argument of this name.
 async def _in_thread(call: Callable[[], Any], dask_worker: Any = None) -> Any:
     return await asyncio.to_thread(call)
+
+
+async def _outcome(call: Callable[[], Any], dask_worker: Any = None) -> _Outcome:
+    try:
+        return _Outcome(await asyncio.to_thread(call))
+    except Exception as error:  # noqa: BLE001 (raised at the client)
+        return _Outcome(error=error)
 
 
 async def _serve(ticket: Ticket, dask_worker: Any = None) -> str:

@@ -61,10 +61,9 @@ def serve(ticket: Ticket, host: str) -> str:
     """
     with _lock:
         _check_free(ticket.name)
-        server = StoreServer(host, 0, key=ticket.key, job=ticket.job)
-        if (before := _servers.pop(ticket.name, None)) is not None:
-            before.close()
-        _servers[ticket.name] = server
+        if ticket.name in _servers:
+            raise UsageError(f"a communicator named {ticket.name!r} is being opened here: pass another name")
+        server = _servers[ticket.name] = StoreServer(host, 0, key=ticket.key, job=ticket.job)
     return server.url
 
 

@@ -9,12 +9,14 @@ Theory of operation. `communicator` is called by the driver. Any actor can be a 
 function in the process of an actor (``__ray_call__``). The ticket of the job travels in the arguments of these calls.
 
 `Group` is made inside of actors, which know only a name in common. Rank 0 puts the ticket into Ray's internal key-value
-store, under a key that begins with ``unisono/``, and removes it when all ranks have met or one has failed. A job that
-died may have left a ticket. Nobody answers at the store in it, so a rank that reads it looks again.
+store, under a key with the id of Ray's job and the name of the group. It removes the ticket when all ranks have met or
+one has failed. A group that died may have left a ticket. Nobody answers at the store in it, so a rank that reads it
+looks again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -49,6 +51,7 @@ BACKEND = "UNISONO"
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
 _LOOK_S = 0.05
 _CONNECT_S = 2.0
+_CLOSE_S = 10.0
 
 
 class ActorRanks:
@@ -86,10 +89,9 @@ class ActorRanks:
     def close(self) -> None:
         """Close the communicator in all actors that live."""
         for reference in [actor.__ray_call__.remote(_leave, self.name) for actor in self.actors]:
-            try:
-                ray.get(reference)
-            except ray.exceptions.RayActorError:  # it has died
-                continue
+            # An actor may have died. One that is busy closes when it has time.
+            with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                ray.get(reference, timeout=_CLOSE_S)
 
 
 def communicator(actors: Sequence[Any], *, name: str | None = None, options: Options | None = None) -> ActorRanks:
@@ -114,8 +116,13 @@ def communicator(actors: Sequence[Any], *, name: str | None = None, options: Opt
     ticket = Ticket.new("ray", name or f"unisono-{uuid.uuid4().hex}", len(actors))
     (url,) = _results(actors[:1], [_serve], [(ticket,)])
     opened = ticket._replace(store=url)
-    _results(actors, [_join] * len(actors), [(opened, rank, options) for rank in range(len(actors))])
-    return ActorRanks(actors, ticket.name)
+    ranks = ActorRanks(actors, ticket.name)
+    try:
+        _results(actors, [_join] * len(actors), [(opened, rank, options) for rank in range(len(actors))])
+    except BaseException:
+        ranks.close()
+        raise
+    return ranks
 
 
 def current(name: str) -> Communicator:
@@ -151,7 +158,8 @@ class Group(BaseGroup):  # type: ignore[misc]
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
         self._name = f"group {group_name}"
-        self._world = _met(f"unisono/{group_name}", self._name, world_size, rank)
+        key = f"unisono/{ray.get_runtime_context().get_job_id()}/{group_name}"
+        self._world = _met(key, self._name, world_size, rank)
 
     @classmethod
     def backend(cls) -> str:
@@ -249,7 +257,10 @@ def _met(key: str, name: str, size: int, rank: int) -> Communicator:
     while True:
         found = internal_kv._internal_kv_get(key)
         if found is not None and _answers(_decoded(found).store):
-            return meeting.join(_decoded(found), rank, host)
+            ticket = _decoded(found)
+            if ticket.size != size:
+                raise UsageError(f"rank 0 has made the group for {ticket.size} ranks, and rank {rank} for {size}")
+            return meeting.join(ticket, rank, host)
         if deadline.has_passed():
             raise RendezvousError(f"rank 0 of the group {key!r} did not come within {limit_s:g} s")
         time.sleep(_LOOK_S)
@@ -287,17 +298,19 @@ def _results(actors: Sequence[Any], functions: Sequence[Any], arguments: Sequenc
     ]
     results: list[Any] = []
     losses: list[PeerLostError] = []
-    errors: list[Exception] = []
+    errors: list[tuple[Exception, Exception]] = []  # each with Ray's error, which has the traceback of the actor
     for rank, reference in enumerate(references):
         try:
             results.append(ray.get(reference))
         except ray.exceptions.RayActorError as error:
             losses.append(PeerLostError(f"the actor of rank {rank} has died: {error}", peer=rank))
         except ray.exceptions.RayTaskError as error:
-            errors.append(error.cause if isinstance(error.cause, Exception) else error)
-    errors.sort(key=lambda error: isinstance(error, AbortedError))  # consequences of another error last
-    for failure in (*losses, *errors):
-        raise failure
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            errors.append((cause, error))
+    for loss in losses:
+        raise loss
+    for cause, shown in sorted(errors, key=lambda pair: isinstance(pair[0], AbortedError)):  # consequences last
+        raise cause from shown if shown is not cause else None
     return results
 
 
