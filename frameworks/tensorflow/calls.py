@@ -41,8 +41,8 @@ def called(call: Callable[..., Sequence[Any]], inputs: Sequence[Any], shapes: Se
 
     def run(*arrays: Any) -> list[Any]:
         # A scalar arrives as a number of numpy.
-        given = [np.asarray(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
-        return [np.asarray(output, dtype) for output, dtype in zip(call(*given), dtypes, strict=True)]
+        inputs = [np.asarray(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+        return [np.asarray(output, dtype) for output, dtype in zip(call(*inputs), dtypes, strict=True)]
 
     graph = tf.compat.v1.get_default_graph()
     # In a session, a later call must not make the calls before it run: a program chooses what to run.

@@ -24,7 +24,7 @@ from unisono.transports.rendezvous.tcp_store import StoreServer
 
 
 class Ticket(NamedTuple):
-    """The facts of a new job. Whoever has it can join the job.
+    """The facts of a new job. Every process that has it can join the job.
 
     Attributes:
         launcher: "dask" or "ray".

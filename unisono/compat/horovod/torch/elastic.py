@@ -88,12 +88,12 @@ class TorchState(ObjectState):
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
-        given = {"model": model, "optimizer": optimizer, **others}
-        stateful = [name for name, value in given.items() if isinstance(value, _STATEFUL)]
+        parts = {"model": model, "optimizer": optimizer, **others}
+        stateful = [name for name, value in parts.items() if isinstance(value, _STATEFUL)]
         self.__dict__["_stateful"] = stateful
-        super().__init__(**{name: value for name, value in given.items() if name not in stateful and value is not None})
+        super().__init__(**{name: value for name, value in parts.items() if name not in stateful and value is not None})
         for name in stateful:
-            setattr(self, name, given[name])
+            setattr(self, name, parts[name])
         self._save_stateful()
 
     def save(self) -> None:
