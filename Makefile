@@ -67,13 +67,13 @@ test: $(STAMPS)/dev-$(KEY) $(if $(PYTEST),,lint) ## Build with warnings as error
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
 
 torch-clients: $(STAMPS)/torch-$(KEY) ## Test the backend under libraries that stand on torch, which are installed in .torch/clients
-	@$(BIN)/python scripts/torch_clients.py $(PYTEST)
+	@$(BIN)/python scripts/tests_with.py $@ $(PYTEST)
 
 engines: $(STAMPS)/dev-$(KEY) ## Test the launchers of Ray and Dask, which are installed in .engines
-	@$(BIN)/python scripts/engine_tests.py $(PYTEST)
+	@$(BIN)/python scripts/tests_with.py $@ $(PYTEST)
 
 tensorflow: $(STAMPS)/dev-$(KEY) ## Test what works with TensorFlow, which is installed in .tensorflow
-	@$(BIN)/python scripts/tensorflow_tests.py $(PYTEST)
+	@$(BIN)/python scripts/tests_with.py $@ $(PYTEST)
 
 torch-own-tests: $(STAMPS)/torch-$(KEY) ## Run torch's own tests of backends over Unisono and over Gloo, and compare
 	@$(BIN)/python scripts/torch_own_tests.py
@@ -87,7 +87,7 @@ jax-versions: $(STAMPS)/jax-$(KEY) ## Run the tests of JAX with every version th
 	@$(BIN)/python scripts/jax_environment.py $(JAX_VERSIONS)
 
 keras: $(STAMPS)/torch-$(KEY) $(STAMPS)/jax-$(KEY) ## Test what works with Keras on torch and JAX; it is installed in .keras
-	@$(BIN)/python scripts/keras_tests.py $(PYTEST)
+	@$(BIN)/python scripts/tests_with.py $@ $(PYTEST)
 
 cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
 

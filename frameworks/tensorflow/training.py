@@ -13,7 +13,6 @@ import tensorflow as tf
 from unisono import Communicator, GradientReducer, UsageError
 from unisono.data_parallel import broadcast_parameters
 from unisono.frameworks.tensorflow.calls import called, communicator
-from unisono.frameworks.tensorflow.collectives import broadcast
 
 
 class Averager:
@@ -137,4 +136,9 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0, *, comm: Commun
     if tf.executing_eagerly():
         broadcast_parameters(world, {f"variable {number}": each for number, each in enumerate(listed)}, root)
         return None
-    return tf.group(*(variable.assign(broadcast(variable, root, comm=world)) for variable in listed))
+    values = [tf.convert_to_tensor(variable) for variable in listed]
+    # In one call, because a session may run operations in any order.
+    copies = called(
+        lambda *arrays: [world.broadcast(array, root) for array in arrays], values, [value.shape for value in values]
+    )
+    return tf.group(*(variable.assign(copy) for variable, copy in zip(listed, copies, strict=True)))

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Test Unisono with libraries that are installed in an environment of their own.
+
+The first argument is a name in `ENVIRONMENTS`; the others are further ones of pytest. The environment sees the packages
+of the current one: the editable Unisono with its compiled core, torch and JAX if they are installed, and the tools of
+the tests. Versions are exact, because these libraries change between releases what the tests use.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+from unisono.bench.peers import make_environment
+
+
+class Environment(NamedTuple):
+    """The libraries of an environment, its folder, and the arguments of pytest."""
+
+    folder: str
+    libraries: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+ENVIRONMENTS = {
+    # Libraries that stand on torch. They bring gigabytes.
+    "torch-clients": Environment(
+        ".torch/clients",
+        (
+            "torch==2.13.0",
+            "accelerate==1.15.0",
+            "deepspeed==0.19.8",
+            "lightning==2.6.6",
+            "pytorch-ignite==0.5.5",
+            "torchft==0.2.0",
+            "torchmetrics==1.9.0",
+            "transformers==5.23.0",
+        ),
+        ("tests/frameworks/test_torch_clients.py",),
+    ),
+    # TensorFlow wants other versions of numpy and protobuf than the tools of the tests.
+    "tensorflow": Environment(
+        ".tensorflow",
+        ("tensorflow-cpu==2.21.0",),
+        (
+            *("-k", "tensorflow or keras"),
+            *(
+                f"tests/frameworks/test_{name}.py"
+                for name in ("tensorflow", "keras", "transparent_keras", "mlcomm", "data_parallel")
+            ),
+            "tests/collectives/test_array_adapters.py",
+        ),
+    ),
+    # The backends torch and JAX of Keras. Keras imports TensorFlow on each backend if it is installed.
+    "keras": Environment(
+        ".keras",
+        ("keras==3.15.1",),
+        ("tests/frameworks/test_keras.py", "tests/frameworks/test_transparent_keras.py"),
+    ),
+    "engines": Environment(
+        ".engines",
+        ("ray==2.60.0", "distributed==2026.8.0", "dask[array]==2026.8.0"),
+        ("tests/launchers/test_ray.py", "tests/launchers/test_dask.py"),
+    ),
+}
+
+
+def main() -> None:
+    """Install the libraries, if they are not there yet, and run the tests; exit as pytest does."""
+    name, *arguments = sys.argv[1:]
+    environment = ENVIRONMENTS[name]
+    folder = Path(environment.folder)
+    make_environment(folder, environment.libraries, sees=sysconfig.get_path("purelib"))
+    python = str(folder.absolute() / "bin" / "python")
+    words = [python, "-m", "pytest", *environment.tests, *arguments]
+    sys.exit(subprocess.run(words, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()
