@@ -48,6 +48,7 @@ class WorkerRanks:
 
     def __init__(self, client: Client, workers: Sequence[str], name: str) -> None:
         self._client, self.workers, self.name = client, list(workers), name
+        self._lost: set[str] = set()  # the scheduler lists a dead worker for some time
 
     def __enter__(self) -> WorkerRanks:
         return self
@@ -66,8 +67,10 @@ class WorkerRanks:
         self._check_living()
         call = partial(meeting.call, self.name, function, *args, **kwargs)
         found = self._client.run(_outcome, call, workers=self.workers, on_error="return")
+        # An exception is that of the connection to a worker.
+        self._lost |= {worker for worker, outcome in found.items() if isinstance(outcome, Exception)}
         for rank, worker in enumerate(self.workers):
-            if isinstance(found[worker], Exception):  # of the connection to the worker
+            if worker in self._lost:
                 raise _lost(rank, worker) from found[worker]
         errors = [outcome.error for outcome in found.values() if outcome.error is not None]
         for error in sorted(errors, key=lambda error: isinstance(error, AbortedError)):
@@ -100,7 +103,8 @@ class WorkerRanks:
         """Close the communicator on all workers that are alive."""
         living = self._living()
         leave = partial(meeting.leave, self.name)
-        self._client.run(_in_thread, leave, workers=[worker for worker in self.workers if worker in living])
+        workers = [worker for worker in self.workers if worker in living]
+        self._client.run(_in_thread, leave, workers=workers, on_error="ignore")
 
     def _check_living(self) -> None:
         living = self._living()
@@ -109,7 +113,7 @@ class WorkerRanks:
                 raise _lost(rank, worker)
 
     def _living(self) -> set[str]:
-        return set(self._client.scheduler_info(n_workers=-1)["workers"])
+        return set(self._client.scheduler_info(n_workers=-1)["workers"]) - self._lost
 
 
 def _lost(rank: int, worker: str) -> PeerLostError:
