@@ -14,6 +14,7 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
+from unisono import UsageError
 from unisono.bench.peers import make_environment
 
 
@@ -69,11 +70,18 @@ ENVIRONMENTS = {
 
 
 def main() -> None:
-    """Install the libraries, if they are not there yet, and run the tests; exit as pytest does."""
+    """Install the libraries, if they are not installed yet, and run the tests; exit as pytest does.
+
+    Where pip cannot install the libraries, as without a network, the tests are skipped with a line that says so.
+    """
     name, *arguments = sys.argv[1:]
     environment = ENVIRONMENTS[name]
     folder = Path(environment.folder)
-    make_environment(folder, environment.libraries, sees=sysconfig.get_path("purelib"))
+    try:
+        make_environment(folder, environment.libraries, sees=sysconfig.get_path("purelib"))
+    except UsageError as error:
+        sys.stderr.write(f"SKIPPED: the tests with {name}, because their libraries cannot be installed: {error}\n")
+        return
     python = str(folder.absolute() / "bin" / "python")
     words = [python, "-m", "pytest", *environment.tests, *arguments]
     sys.exit(subprocess.run(words, check=False).returncode)
