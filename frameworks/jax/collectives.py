@@ -24,7 +24,7 @@ from unisono import Communicator, Op, UsageError
 from unisono.frameworks.jax.calls import EXCHANGE, SUM, Call
 from unisono.frameworks.jax.primitives import bind, bind_after
 from unisono.operations import operation
-from unisono.programs import open_world
+from unisono.programs import communicator_or_world
 
 _MOST_TAG = (1 << 31) - 1
 
@@ -38,7 +38,7 @@ def allreduce(x: Any, op: str | Op = "sum", *, comm: Communicator | None = None,
         comm: the communicator; by default the world that `unisono.init` has made.
         token: an array that `make_token` or an earlier call has returned; None keeps the order of the program.
     """
-    return _called(Call("allreduce", _comm(comm), _operation(op)), x, token)
+    return _called(Call("allreduce", communicator_or_world(comm), _operation(op)), x, token)
 
 
 def reduce(x: Any, op: str | Op = "sum", root: int = 0, *, comm: Communicator | None = None, token: Any = None) -> Any:
@@ -46,7 +46,7 @@ def reduce(x: Any, op: str | Op = "sum", root: int = 0, *, comm: Communicator | 
 
     The other arguments are those of `allreduce`.
     """
-    comm, combined = _comm(comm), _operation(op)
+    comm, combined = communicator_or_world(comm), _operation(op)
     name = combined.name
     call = Call("reduce", comm, SUM if name == "avg" and _is_inexact(x) else combined, _rank(comm, root, "root"))
     if call.op == combined:
@@ -56,13 +56,13 @@ def reduce(x: Any, op: str | Op = "sum", root: int = 0, *, comm: Communicator | 
 
 def broadcast(x: Any, root: int = 0, *, comm: Communicator | None = None, token: Any = None) -> Any:
     """Return the array of rank `root` on every rank. The other ranks pass an array of the same shape and dtype."""
-    comm = _comm(comm)
+    comm = communicator_or_world(comm)
     return _called(Call("broadcast", comm, root=_rank(comm, root, "root")), x, token)
 
 
 def allgather(x: Any, *, comm: Communicator | None = None, token: Any = None) -> Any:
     """Return the arrays of all ranks, concatenated along the first axis in the order of ranks; a scalar is a row."""
-    return _called(Call("allgather", _comm(comm)), jnp.atleast_1d(x), token)
+    return _called(Call("allgather", communicator_or_world(comm)), jnp.atleast_1d(x), token)
 
 
 def reduce_scatter(x: Any, op: str | Op = "sum", *, comm: Communicator | None = None, token: Any = None) -> Any:
@@ -70,7 +70,7 @@ def reduce_scatter(x: Any, op: str | Op = "sum", *, comm: Communicator | None = 
 
     The number of rows of `x` must be a multiple of the number of ranks.
     """
-    comm = _comm(comm)
+    comm = communicator_or_world(comm)
     return _called(Call("reduce_scatter", comm, _operation(op)), _cut(x, comm.size), token)
 
 
@@ -79,13 +79,13 @@ def alltoall(x: Any, *, comm: Communicator | None = None, token: Any = None) -> 
 
     The number of rows of `x` must be a multiple of the number of ranks.
     """
-    comm = _comm(comm)
+    comm = communicator_or_world(comm)
     return _called(Call("alltoall", comm), _cut(x, comm.size), token)
 
 
 def gather(x: Any, root: int = 0, *, comm: Communicator | None = None, token: Any = None) -> Any:
     """Return what `allgather` returns on rank `root`, and an array without rows on the other ranks."""
-    comm = _comm(comm)
+    comm = communicator_or_world(comm)
     return _called(Call("gather", comm, root=_rank(comm, root, "root")), jnp.atleast_1d(x), token)
 
 
@@ -94,24 +94,24 @@ def scatter(x: Any, root: int = 0, *, comm: Communicator | None = None, token: A
 
     The other ranks pass an array of the shape and dtype of the result, whose elements are ignored.
     """
-    comm = _comm(comm)
+    comm = communicator_or_world(comm)
     root = _rank(comm, root, "root")
     return _called(Call("scatter", comm, root=root), _cut(x, comm.size if comm.rank == root else 1), token)
 
 
 def scan(x: Any, op: str | Op = "sum", *, comm: Communicator | None = None, token: Any = None) -> Any:
     """Return the combination of the arrays of ranks 0 to this one. Only "sum" has a derivative."""
-    return _called(Call("scan", _comm(comm), _operation(op)), x, token)
+    return _called(Call("scan", communicator_or_world(comm), _operation(op)), x, token)
 
 
 def exscan(x: Any, op: str | Op = "sum", *, comm: Communicator | None = None, token: Any = None) -> Any:
     """Return the combination of the arrays of the ranks before this one, and zeros on rank 0."""
-    return _called(Call("exscan", _comm(comm), _operation(op)), x, token)
+    return _called(Call("exscan", communicator_or_world(comm), _operation(op)), x, token)
 
 
 def barrier(*, comm: Communicator | None = None, token: Any = None) -> Any:
     """Wait in the program until all ranks are in the barrier. Returns None, or the next token if there is one."""
-    call = Call("barrier", _comm(comm))
+    call = Call("barrier", communicator_or_world(comm))
     return bind(call, None) if token is None else bind_after(token, call, None)[1]
 
 
@@ -121,7 +121,7 @@ def send(x: Any, dest: int, tag: int = 0, *, comm: Communicator | None = None, t
     The zero is a scalar of the dtype of `x`. A program that differentiates through the message adds it to its result,
     so that JAX knows that the result depends on `x`.
     """
-    comm = _comm(comm)
+    comm = communicator_or_world(comm)
     return _called(Call(EXCHANGE, comm, dest=_peer(comm, dest, "dest"), tag=_tag(tag)), x, token)
 
 
@@ -131,7 +131,7 @@ def recv(like: Any, source: int, tag: int = 0, *, comm: Communicator | None = No
     A program that differentiates through the message passes a `like` that depends on the argument of the derivative, so
     that JAX sends the cotangent to `source`.
     """
-    comm = _comm(comm)
+    comm = communicator_or_world(comm)
     like = jnp.asarray(like)
     call = Call(EXCHANGE, comm, source=_peer(comm, source, "source"), tag=_tag(tag), received=like.shape)
     return _called(call, like, token)
@@ -141,7 +141,7 @@ def sendrecv(
     x: Any, dest: int, source: int, tag: int = 0, *, comm: Communicator | None = None, token: Any = None
 ) -> Any:
     """Send an array to rank `dest`, and return one of the same shape and dtype from rank `source`, both at once."""
-    comm = _comm(comm)
+    comm = communicator_or_world(comm)
     return _exchanged(comm, x, _peer(comm, dest, "dest"), _peer(comm, source, "source"), _tag(tag), token)
 
 
@@ -151,7 +151,7 @@ def permute(x: Any, pairs: Sequence[tuple[int, int]], *, comm: Communicator | No
     All ranks pass the same pairs, as in ``jax.lax.ppermute``. Each rank is the source of at most one pair, and the dest
     of at most one.
     """
-    comm = _comm(comm)
+    comm = communicator_or_world(comm)
     sources = [_rank(comm, source, "the source of a pair") for source, _ in pairs]
     dests = [_rank(comm, dest, "the dest of a pair") for _, dest in pairs]
     if len(set(sources)) < len(sources) or len(set(dests)) < len(dests):
@@ -203,14 +203,6 @@ def _scaled(result: Any, size: int, token: Any) -> Any:
 
 def _is_inexact(x: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
-
-
-def _comm(comm: Communicator | None) -> Communicator:
-    if comm is None:
-        return open_world()
-    if not isinstance(comm, Communicator):
-        raise UsageError(f"comm must be a Communicator, not {type(comm).__name__}")
-    return comm
 
 
 def _operation(op: str | Op) -> Op:

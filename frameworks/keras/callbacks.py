@@ -9,7 +9,7 @@ import keras
 
 from unisono import Communicator, UsageError
 from unisono.data_parallel import average_metrics, broadcast_parameters
-from unisono.programs import open_world
+from unisono.programs import communicator_or_world
 
 
 class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
@@ -25,7 +25,7 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, root: int = 0, *, comm: Communicator | None = None) -> None:
         super().__init__()
-        self._root, self._comm = root, _communicator(comm)
+        self._root, self._comm = root, communicator_or_world(comm)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Copy the values.
@@ -54,7 +54,7 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, *, comm: Communicator | None = None) -> None:
         super().__init__()
-        self._comm = _communicator(comm)
+        self._comm = communicator_or_world(comm)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average the metrics of the epoch."""
@@ -140,7 +140,7 @@ class LearningRateWarmup(LearningRateSchedule):
         steps_per_epoch: int | None = None,
         comm: Communicator | None = None,
     ) -> None:
-        size = _communicator(comm).size
+        size = communicator_or_world(comm).size
 
         def multiplier(epoch: float) -> float:
             return (1 + epoch * (size - 1) / warmup_epochs) / size
@@ -166,7 +166,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
 
     def __init__(self, filepath: Any, *, comm: Communicator | None = None, **options: Any) -> None:
         super().__init__(filepath, **options)
-        self._writes = _communicator(comm).rank == 0
+        self._writes = communicator_or_world(comm).rank == 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Write on rank 0."""
@@ -177,11 +177,3 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
         """Write on rank 0."""
         if self._writes:
             super().on_epoch_end(epoch, logs)
-
-
-def _communicator(comm: Communicator | None) -> Communicator:
-    if comm is None:
-        return open_world()
-    if not isinstance(comm, Communicator):
-        raise UsageError(f"comm must be a Communicator, not {type(comm).__name__}")
-    return comm

@@ -9,9 +9,10 @@ import keras
 
 from unisono import Communicator, UsageError
 from unisono.frameworks.keras.averages import average_for
-from unisono.programs import open_world
+from unisono.programs import communicator_or_world
 
-_MARK = "_unisono_ranks"
+# The attribute of an optimizer that averages gradients.
+MARK = "_unisono_ranks"
 
 
 def DistributedOptimizer(optimizer: Any, comm: Communicator | None = None, **options: Any) -> Any:  # noqa: N802
@@ -34,9 +35,9 @@ def DistributedOptimizer(optimizer: Any, comm: Communicator | None = None, **opt
         raise UsageError(
             f"optimizer must be an optimizer of Keras, such as keras.optimizers.Adam(), not {type(optimizer).__name__}"
         )
-    if hasattr(optimizer, _MARK):
+    if hasattr(optimizer, MARK):
         raise UsageError("this optimizer averages gradients already: pass it to DistributedOptimizer once")
-    comm = open_world() if comm is None else comm
+    comm = communicator_or_world(comm)
     average = average_for(comm, options)
     apply = optimizer.apply
 
@@ -45,5 +46,5 @@ def DistributedOptimizer(optimizer: Any, comm: Communicator | None = None, **opt
 
     # As functions of this object only: its class stays that of Keras.
     object.__setattr__(optimizer, "apply", apply_averages)
-    object.__setattr__(optimizer, _MARK, comm.size)
+    object.__setattr__(optimizer, MARK, comm.size)
     return optimizer

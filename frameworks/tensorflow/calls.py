@@ -8,20 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from unisono import Communicator, UsageError
-from unisono.programs import open_world
-
 # The attribute of a graph that holds the call that was added to it last.
 _LAST_CALL = "_unisono_last_call"
-
-
-def communicator(comm: Communicator | None) -> Communicator:
-    """Return `comm`, or the world that `unisono.init` has made."""
-    if comm is None:
-        return open_world()
-    if not isinstance(comm, Communicator):
-        raise UsageError(f"comm must be a Communicator, not {type(comm).__name__}")
-    return comm
 
 
 def called(call: Callable[..., Sequence[Any]], inputs: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from unisono import Communicator, UsageError
-from unisono.frameworks.tensorflow.calls import called, communicator
+from unisono.frameworks.tensorflow.calls import called
+from unisono.programs import communicator_or_world
 
 _DIFFERENTIABLE = ("sum", "avg")
 
@@ -24,7 +25,7 @@ def allreduce(x: Any, op: str = "sum", *, comm: Communicator | None = None) -> A
         op: the name of the operation. Only "sum" and "avg" have a gradient.
         comm: the communicator; by default the world that `unisono.init` has made.
     """
-    world = communicator(comm)
+    world = communicator_or_world(comm)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def differentiable(x: Any) -> Any:
@@ -42,7 +43,7 @@ def reduce(x: Any, op: str = "sum", root: int = 0, *, comm: Communicator | None 
 
     Only "sum" and "avg" have a gradient. The other arguments are those of `allreduce`.
     """
-    world = communicator(comm)
+    world = communicator_or_world(comm)
 
     def reduced(array: Any) -> Any:
         result = world.reduce(array, op, root)
@@ -62,7 +63,7 @@ def reduce(x: Any, op: str = "sum", root: int = 0, *, comm: Communicator | None 
 
 def broadcast(x: Any, root: int = 0, *, comm: Communicator | None = None) -> Any:
     """Return the tensor of rank `root` on every rank. The other ranks pass a tensor of the same shape and dtype."""
-    world = communicator(comm)
+    world = communicator_or_world(comm)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def differentiable(x: Any) -> Any:
@@ -81,7 +82,7 @@ def allgather(x: Any, *, comm: Communicator | None = None) -> Any:
         x: a tensor of the same shape and dtype on all ranks; a scalar is a row.
         comm: the communicator; by default the world that `unisono.init` has made.
     """
-    world = communicator(comm)
+    world = communicator_or_world(comm)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def differentiable(x: Any) -> Any:
@@ -100,7 +101,7 @@ def reduce_scatter(x: Any, op: str = "sum", *, comm: Communicator | None = None)
 
     The number of rows of `x` must be a multiple of the number of ranks. Only "sum" and "avg" have a gradient.
     """
-    world = communicator(comm)
+    world = communicator_or_world(comm)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def differentiable(x: Any) -> Any:
@@ -120,7 +121,7 @@ def alltoall(x: Any, *, comm: Communicator | None = None) -> Any:
 
     The number of rows of `x` must be a multiple of the number of ranks.
     """
-    world = communicator(comm)
+    world = communicator_or_world(comm)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def differentiable(x: Any) -> Any:
@@ -134,7 +135,7 @@ def alltoall(x: Any, *, comm: Communicator | None = None) -> Any:
 
 def barrier(*, comm: Communicator | None = None) -> Any:
     """Wait until all ranks are in the barrier. In a graph, return the operation that waits."""
-    world = communicator(comm)
+    world = communicator_or_world(comm)
 
     def wait(token: Any) -> list[Any]:
         world.barrier()

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from unisono import Communicator
-from unisono.frameworks.tensorflow.calls import communicator
 from unisono.frameworks.tensorflow.training import Averager, broadcast_variables
+from unisono.programs import communicator_or_world
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
@@ -24,7 +24,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
     def begin(self) -> None:
         """Add the operation to the graph, which can still be changed."""
         variables = tf.compat.v1.global_variables()
-        self._copying = broadcast_variables(variables, self._root, comm=communicator(self._comm))
+        self._copying = broadcast_variables(variables, self._root, comm=communicator_or_world(self._comm))
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Copy the variables."""

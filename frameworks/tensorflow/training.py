@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from unisono import Communicator, GradientReducer, UsageError
 from unisono.data_parallel import broadcast_parameters
-from unisono.frameworks.tensorflow.calls import called, communicator
+from unisono.frameworks.tensorflow.calls import called
+from unisono.programs import communicator_or_world
 
 
 class Averager:
@@ -53,7 +54,7 @@ class Averager:
     def _reduced(self, places: Sequence[int], *gradients: Any) -> list[Any]:
         with self._lock:
             if self._reducer is None:
-                self._reducer = GradientReducer(communicator(self._comm), **self._options)
+                self._reducer = GradientReducer(communicator_or_world(self._comm), **self._options)
             for place, gradient in zip(places, gradients, strict=True):
                 # A copy, because the reducer averages in place, and TensorFlow may use the memory again.
                 self._reducer.ready(f"gradient {place}", gradient.copy())
@@ -104,7 +105,7 @@ class DistributedGradientTape:
         """Return the gradients, averaged over ranks, in the structure of `sources`."""
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = tf.nest.flatten(gradients, expand_composites=False)
-        averager = self._averager or _shared_averager(communicator(self._comm), flat)
+        averager = self._averager or _shared_averager(communicator_or_world(self._comm), flat)
         return tf.nest.pack_sequence_as(sources, averager.average(flat))
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +130,7 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0, *, comm: Commun
         UsageError: there are no variables.
         MismatchError: in eager mode, the variables differ in number, shape or dtype between ranks.
     """
-    world = communicator(comm)
+    world = communicator_or_world(comm)
     listed = list(variables)
     if not listed:
         raise UsageError("there are no variables to copy: a model has them after it has been built")

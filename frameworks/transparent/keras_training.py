@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
-import numpy as np
-
 from unisono.frameworks.transparent.changes import Changes
 
 # Callbacks that write files, by name, because some need packages that may not be installed.
@@ -20,7 +18,7 @@ _SAMPLES = ("x", "y", "sample_weight")
 def change(changes: Changes, keras: Any) -> None:
     """Change `compile`, `fit` and the methods of `keras.Model` that write files."""
     from unisono.frameworks.keras.callbacks import BroadcastVariables, MetricAverage
-    from unisono.frameworks.keras.optimizer import DistributedOptimizer
+    from unisono.frameworks.keras.optimizer import MARK, DistributedOptimizer
 
     world = changes.world
     keras.utils.set_random_seed(random.randrange(1 << 31))  # all ranks draw the same number
@@ -29,7 +27,7 @@ def change(changes: Changes, keras: Any) -> None:
         @wraps(original)
         def compile_model(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            if self.optimizer is not None and not hasattr(self.optimizer, "_unisono_ranks"):
+            if self.optimizer is not None and not hasattr(self.optimizer, MARK):
                 DistributedOptimizer(self.optimizer, world)
                 changes.note(
                     f"{type(self.optimizer).__name__} averages gradients over {world.size} ranks; the learning rate "
@@ -80,15 +78,16 @@ def _share(changes: Changes, keras: Any, arguments: dict[str, Any]) -> None:
     """Change the arguments of `fit` so that this rank trains on its share of the samples."""
     rank, size = changes.world.rank, changes.world.size
     x: Any = arguments.get("x")
-    if _is_array(x) or isinstance(x, (list, tuple, dict)):
-        lengths = {len(array) for name in _SAMPLES for array in _arrays(arguments.get(name)) if array is not None}
+    if isinstance(x, (list, tuple, dict)) or (hasattr(x, "shape") and hasattr(x, "__getitem__")):
+        samples = [arguments[name] for name in _SAMPLES if arguments.get(name) is not None]
+        lengths = {len(array) for array in keras.tree.flatten(samples)}
         if len(lengths) != 1:
             return  # Keras raises an error
         (count,) = lengths
         used = count - count % size
         for name in _SAMPLES:
             if arguments.get(name) is not None:
-                arguments[name] = _mapped(arguments[name], lambda array: array[rank:used:size])
+                arguments[name] = keras.tree.map_structure(lambda array: array[rank:used:size], arguments[name])
         unit = f"{used} samples" if used == count else f"{used} of {count} samples, so that all shares are equal"
     elif hasattr(x, "shard") and hasattr(x, "cardinality"):
         count, steps = int(x.cardinality()), arguments.get("steps_per_epoch")
@@ -123,21 +122,3 @@ def _callbacks_of_rank(changes: Changes, callbacks: Any) -> list[Any]:
             "file before fit"
         )
     return [callback for callback in listed if changes.world.rank == 0 or type(callback).__name__ not in _WRITERS]
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, np.ndarray) or (hasattr(x, "shape") and hasattr(x, "__getitem__"))
-
-
-def _arrays(x: Any) -> list[Any]:
-    if isinstance(x, dict):
-        x = list(x.values())
-    return [array for each in x for array in _arrays(each)] if isinstance(x, (list, tuple)) else [x]
-
-
-def _mapped(x: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(x, dict):
-        return {name: _mapped(each, function) for name, each in x.items()}
-    if isinstance(x, (list, tuple)):
-        return type(x)(_mapped(each, function) for each in x)
-    return function(x)
