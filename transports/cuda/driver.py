@@ -204,7 +204,8 @@ class CudaDevice:
         stream: Stream,
     ) -> None:
         parameters = (as_pointer(dst), *sources, as_number(count), as_number(divisor))
-        key = (dtype.name, op.name, min(k, MOST_SOURCES + 1))
+        # Not the operation's name, which the same operation without its last step has too.
+        key = (dtype.name, op.combine, op.lower, min(k, MOST_SOURCES + 1))
         self._launch(key, lambda: reduction(dtype, op, k), count * dtype.itemsize, parameters, stream)
 
     def _launch(

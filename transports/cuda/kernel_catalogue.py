@@ -90,11 +90,13 @@ def reduction(dtype: DType, op: Op, sources: int) -> Kernel:
     combine = _OF_BOOLEANS.get(op.combine, op.combine) if dtype.kind == "bool" else op.combine
     operation = "Sum" if op.lower is Lower.DIVIDE_BY_SIZE else _OPERATIONS[combine]
     parts, element = _element(dtype, combine)
+    # Named after the arithmetic, because a plan may combine with an operation first and lower with it later.
+    result = "avg" if op.lower is Lower.DIVIDE_BY_SIZE else combine.name.lower()
     if sources <= MOST_SOURCES:
-        name = f"{dtype.name}_{op.name}_{sources}"
+        name = f"{dtype.name}_{result}_{sources}"
         call = f"UNISONO_REDUCE({name}, {parts}, {sources}, {element}, {operation})"
     else:
-        name = f"{dtype.name}_{op.name}_many"
+        name = f"{dtype.name}_{result}_many"
         call = f"UNISONO_REDUCE_MANY({name}, {parts}, {element}, {operation})"
     return Kernel(name, _text("reduce", call))
 
