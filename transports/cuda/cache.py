@@ -14,26 +14,34 @@ from unisono.transports.cuda.kernel_catalogue import Kernel
 from unisono.transports.host.whole_file import whole_file
 
 
-def user_cache(environ: Mapping[str, str]) -> Path:
+def user_cache(environ: Mapping[str, str]) -> Path | None:
     """Return the folder of this user for compiled kernels: in ``XDG_CACHE_HOME``, by default ``~/.cache``.
+
+    It is None if the user has no home, such as the random user of a container: nothing is kept then.
 
     >>> user_cache({"XDG_CACHE_HOME": "/var/cache/me"}).as_posix()
     '/var/cache/me/unisono/cuda'
     """
     named = Path(environ.get("XDG_CACHE_HOME", ""))
     # The XDG specification says that relative paths must be ignored.
-    return (named if named.is_absolute() else Path.home() / ".cache") / "unisono" / "cuda"
+    try:
+        cache = named if named.is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # neither HOME nor the system's users say
+        return None
+    return cache / "unisono" / "cuda"
 
 
-def built(kernel: Kernel, target: str, folder: Path) -> bytes:
+def built(kernel: Kernel, target: str, folder: Path | None) -> bytes:
     """Return `kernel` compiled for `target`, from `folder` if it is there. Otherwise compile it and store it there.
 
-    If the folder is not writable, that costs time but is no error.
+    Without a folder, or if it is not writable, that costs time but is no error.
 
     Raises:
         TransportUnavailableError: NVRTC is not installed; says what to install.
         InternalError: the kernel cannot be compiled.
     """
+    if folder is None:
+        return compile_kernel(kernel, target).code
     suffix = "ptx" if is_ptx(target) else "cubin"
     cached = folder / f"{kernel.name}-{target}-{fingerprint(kernel, target)[:32]}.{suffix}"
     try:

@@ -64,14 +64,14 @@ class _Loaded:
 class Launcher:
     """Launches kernels on one device. The device's context must be current during each call."""
 
-    def __init__(self, driver: Driver, capability: tuple[int, int], multiprocessors: int, folder: Path) -> None:
+    def __init__(self, driver: Driver, capability: tuple[int, int], multiprocessors: int, folder: Path | None) -> None:
         """Create a launcher for a device.
 
         Args:
             driver: the driver.
             capability: the device's compute capability.
             multiprocessors: the number of its multiprocessors.
-            folder: the folder for compiled kernels.
+            folder: the folder for compiled kernels; None keeps none.
 
         Raises:
             TransportUnavailableError: the device is too old, NVRTC is not installed, or NVRTC is newer than the driver.
