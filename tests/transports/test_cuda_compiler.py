@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.cuda_on_host import ROOT
 from support.sass import Instruction, disassembled, disassembler, loads_under_way, resources
 
 from unisono.dtypes import DTYPES
@@ -13,7 +16,7 @@ from unisono.errors import InternalError, TransportUnavailableError
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda import cache, compiler
 from unisono.transports.cuda.cache import built, user_cache
-from unisono.transports.cuda.compiler import MACHINES, compile_kernel, fingerprint, target_for
+from unisono.transports.cuda.compiler import MACHINES, Compiled, compile_kernel, fingerprint, target_for
 from unisono.transports.cuda.kernel_catalogue import (
     COPY_EXTENTS,
     MOST_SOURCES,
@@ -202,6 +205,26 @@ def test_kernel_cache_lies_in_the_cache_folder_of_the_user() -> None:
     assert user_cache({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/unisono/cuda")
     for environ in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
         assert user_cache(environ) == Path.home() / ".cache/unisono/cuda"
+
+
+def test_user_without_a_home_has_no_kernel_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", refuse)
+    assert user_cache({}) is None
+    monkeypatch.setattr(cache, "compile_kernel", lambda kernel, target: Compiled(b"code", ""))
+    assert built(SMALL, "sm_90", None) == b"code"
+
+
+@needs_nvrtc
+def test_nvrtc_is_loaded_from_packages_in_any_folder_of_sys_path(tmp_path: Path) -> None:
+    # Without site, as after `pip install --target`: the folder is in PYTHONPATH, and no site folder of this Python.
+    program = "from unisono.transports.cuda.compiler import version; print(version())"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
+    command = [sys.executable, "-S", "-c", program]
+    ended = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stdout.strip() == str(compiler.version()), ended.stderr
 
 
 def test_loads_under_way_counts_loads_until_a_result_is_used() -> None:

@@ -6,7 +6,10 @@ there is PTX, which the driver compiles to machine code when it loads it.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,13 +116,29 @@ def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
 
-        nvrtc.nvrtcVersion()  # loads the library
+        try:
+            nvrtc.nvrtcVersion()  # loads the library
+        except (OSError, RuntimeError):
+            _load_packaged()
+            nvrtc.nvrtcVersion()
     except (ImportError, OSError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         raise TransportUnavailableError(
-            f"kernels for GPUs cannot be compiled, because NVRTC was not found ({why}): pip install 'unisono[cuda]'"
+            "kernels for GPUs cannot be compiled, because NVRTC was not found in the system and in packages of sys.path "
+            f"({why}): pip install 'unisono[cuda]'"
         ) from error
     return nvrtc
+
+
+def _load_packaged() -> None:
+    """Load NVRTC from packages in any folder of `sys.path`; the binding looks for packages in folders of `site` only.
+
+    The binding recognises a library that is loaded by its file name, which has the major version.
+    """
+    for folder in sys.path:
+        for library in Path(folder, "nvidia").glob("*/lib/libnvrtc.so.??"):
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 def _checked(nvrtc: Any, returned: tuple[Any, ...]) -> Any:
