@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import unisono as un
 from unisono.cli.gpu_checks import gpu_findings
 from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError, InternalError, TransportUnavailableError, UsageError
-from unisono.operations import OPERATIONS, Op
+from unisono.operations import OPERATIONS, Lower, Op
 from unisono.transports.cuda import kernel_launcher
 from unisono.transports.cuda.cache import built
 from unisono.transports.cuda.compiler import version
@@ -37,9 +39,11 @@ REDUCTIONS = [
     *(("float32", "sum", 2), ("bfloat16", "avg", 3), ("complex64", "prod", 2), ("int16", "max", MOST_SOURCES)),
     *(("float32", "sum", MANY), ("float32", "sum", MANY + 600)),
 ]
+UNLOWERED_AVERAGE = replace(OPERATIONS["avg"], lower=Lower.IDENTITY)
 FACTORS = [("float32", 0.5), ("bfloat16", -3.0), ("int64", 7), ("complex64", 1 - 2j)]
 KERNELS = (
     *{reduction(DTYPES[dtype], OPERATIONS[op], min(k, MANY)) for dtype, op, k in REDUCTIONS},
+    reduction(DTYPES["bfloat16"], UNLOWERED_AVERAGE, 3),
     *(scaling(DTYPES[dtype]) for dtype, _ in FACTORS),
 )
 only_double = pytest.mark.skipif(fake_cuda.has_gpu(), reason="a GPU does not do that on demand")
@@ -129,6 +133,16 @@ def test_device_reduction_follows_the_definition(device: Any, stream: Stream, dt
     assert_same_values(downloaded(device, target.pointer, wanted, stream), wanted)
     for each in (*sources, target):
         device.free(each)
+
+
+def test_device_averages_with_and_without_division_by_kernels_of_their_own(device: Any, stream: Stream) -> None:
+    rows = np.array([[1, 2], [3, 4], [5, 6]], "bfloat16")
+    sources, target = [uploaded(device, row, stream).pointer for row in rows], device.allocate(4).pointer
+    results = []
+    for op in (UNLOWERED_AVERAGE, OPERATIONS["avg"], UNLOWERED_AVERAGE):
+        device.reduce(target, sources, 2, DTYPES["bfloat16"], op, 3, stream)
+        results.append(downloaded(device, target, rows[0], stream).tolist())
+    assert results == [[9, 12], [3, 4], [9, 12]]
 
 
 def test_device_reduction_of_no_elements_does_nothing(device: Any, stream: Stream) -> None:
@@ -377,6 +391,27 @@ def test_driver_errors_become_the_matching_exceptions(
         with pytest.raises(error, match=call):
             actions.get(call, lambda: device.reduce(*reduce))()
     assert device.done(event), "the device can be used further"
+
+
+@pytest.mark.parametrize("unknown", [KeyError(12345), ValueError("12345 is not a valid CUresult")])
+def test_unknown_driver_result_is_an_internal_error(
+    monkeypatch: pytest.MonkeyPatch, device: Any, unknown: Exception
+) -> None:
+    def query(event: int) -> None:
+        raise unknown  # as the binding does, depending on its version, for results that only newer drivers have
+
+    monkeypatch.setattr(device._driver, "api", SimpleNamespace(cuEventQuery=query))
+    with pytest.raises(InternalError, match=r"cuEventQuery with an unknown code: .*12345"):
+        device._driver("cuEventQuery", 1)
+
+
+def test_table_of_addresses_is_reused_after_a_failed_launch(device: Any, stream: Stream) -> None:
+    with pytest.raises(ZeroDivisionError), device._tables.holding([1, 2, 3], stream):
+        raise ZeroDivisionError
+    finish(device, stream)
+    (table,) = device._tables._waiting
+    with device._tables.holding([4], stream) as address:
+        assert address == table.allocation.pointer
 
 
 @only_double

@@ -38,11 +38,13 @@ class Tables:
         table = self._reusable(len(numbers)) or self._new(max(len(numbers), _ROOM))
         table.numbers[: len(numbers)] = numbers
         device = self._device
-        device.copy(table.allocation.pointer, table.numbers.ctypes.data, 8 * len(numbers), stream)
-        yield table.allocation.pointer
-        device.record(table.event, stream)
-        with self._lock:
-            self._waiting.append(table)
+        try:
+            device.copy(table.allocation.pointer, table.numbers.ctypes.data, 8 * len(numbers), stream)
+            yield table.allocation.pointer
+        finally:
+            device.record(table.event, stream)
+            with self._lock:
+                self._waiting.append(table)
 
     def _reusable(self, count: int) -> _Table | None:
         with self._lock:

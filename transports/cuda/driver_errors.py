@@ -85,8 +85,8 @@ class Driver:
         except RuntimeError as error:
             why = f"NVIDIA's driver, or its {name}, was not found ({error})"
             raise TransportUnavailableError(f"{why}: {INSTALL_DRIVER}") from error
-        except ValueError as error:
-            raise InternalError(f"the driver of the GPU failed in {name}: {error}") from error
+        except (ValueError, KeyError) as error:  # a driver newer than the binding; old bindings raise KeyError
+            raise InternalError(f"the driver of the GPU failed in {name} with an unknown code: {error}") from error
         return returned
 
     def error(self, name: str, result: Any) -> Exception:
