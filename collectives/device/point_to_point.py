@@ -29,34 +29,17 @@ from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.work import keep_late
 from unisono.deadlines import Deadline
-from unisono.errors import CollectiveTimeoutError
+from unisono.errors import CollectiveTimeoutError, UnisonoError
 from unisono.transports.contracts.call import AnyArray, MemoryType
 from unisono.transports.contracts.executor import Executor, Probe
-from unisono.transports.cuda.device import Device, Event
+from unisono.transports.cuda.device import Device, Event, is_over
+from unisono.transports.cuda.pinned_pool import PinnedPool
 from unisono.transports.cuda.staging import await_event
 
 # How long `close` waits for the device.
 _FAREWELL_S = 2.0
 # By `PointerFacts.kind`. Messages of other memory are staged.
 _MEMORY_TYPES = {"device": MemoryType.CUDA, "pooled": MemoryType.CUDA, "managed": MemoryType.CUDA_MANAGED}
-
-
-class _Pinned:
-    """Pinned memory, which is released when no array refers to it any more."""
-
-    def __init__(self, device: Device, nbytes: int) -> None:
-        self._device = device
-        self._array = device.pin(max(1, nbytes))
-        self.__array_interface__ = self._array.__array_interface__
-
-    def __del__(self) -> None:
-        self._device.unpin(self._array)
-
-    @classmethod
-    def like(cls, operand: Operand, device: Device) -> AnyArray:
-        """Return a new flat array in pinned memory, with the dtype and length of an operand."""
-        flat: AnyArray = np.asarray(cls(device, operand.flat.nbytes))[: operand.flat.nbytes].view(operand.flat.dtype)
-        return flat
 
 
 class DeviceMessages:
@@ -69,6 +52,7 @@ class DeviceMessages:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._copying: deque[_Copying] = deque()
+        self._pools: dict[Device, PinnedPool] = {}
         # If the program never closes the communicator, memory that a copy uses must not be released either.
         finalize(self, keep_late, self._copying).atexit = False
         self.to_host_nbytes = self.to_device_nbytes = 0
@@ -110,9 +94,14 @@ class DeviceMessages:
         self._keep(copying)
         return copying
 
+    def pinned(self, operand: Operand, device: Device) -> AnyArray:
+        """Return a flat array in pinned memory, with the dtype and length of an operand."""
+        pool = self._pools.get(device) or self._pools.setdefault(device, PinnedPool(device))
+        return pool.array(operand.flat.nbytes).view(operand.flat.dtype)
+
     def _host_copy(self, memory: DeviceArrays, operand: Operand, limit_s: float) -> Operand:
         """Return a copy of the elements in pinned memory; waits until the device has made it."""
-        flat = _Pinned.like(operand, memory.device)
+        flat = self.pinned(operand, memory.device)
         copying = _copied(memory, flat, operand.flat, kept=flat)
         self.to_host_nbytes += flat.nbytes
         try:
@@ -131,11 +120,13 @@ class DeviceMessages:
     def close(self) -> None:
         """Wait up to 2 s for the copies; keep the memory of those that the device has not done by then."""
         deadline = Deadline(_FAREWELL_S)
-        with suppress(CollectiveTimeoutError):
+        with suppress(UnisonoError):
             while self._copying:
                 self._copying[0].wait(deadline)
                 self._copying.popleft()
         keep_late(self._copying)
+        for pool in self._pools.values():
+            pool.close()
 
 
 class _DeviceReceive(ReceiveOperand):
@@ -165,7 +156,7 @@ class _StagedReceive(_DeviceReceive):
 
     def __init__(self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any) -> None:
         super().__init__(messages, memory, target, out)
-        flat = _Pinned.like(target, memory.device)
+        flat = messages.pinned(target, memory.device)
         self.operand = Operand(flat, target.dtype, target.shape, target.order)
 
     def finish(self, received: Probe | None) -> Any:
@@ -187,7 +178,7 @@ class _DirectReceive(_DeviceReceive):
         """Return the array. If the transport had to put the message on the host, issue its copy to the device."""
         host_copy = None if received is None else received.host_copy()
         if host_copy is not None:
-            flat = _Pinned.like(self.operand, self._memory.device)
+            flat = self._messages.pinned(self.operand, self._memory.device)
             flat.view(np.uint8)[:] = np.frombuffer(host_copy, np.uint8)
             self.store(flat)
         return super().finish(received)
@@ -227,7 +218,7 @@ class _Copying:
         self._device.end_event(self.event)
 
     def is_over(self) -> bool:
-        return self._device.done(self.event)
+        return is_over(self._device, self.event)
 
     def wait(self, deadline: Deadline) -> None:
         await_event(self._device, self.event, deadline)

@@ -5,7 +5,8 @@
 - `ipc`: `DeviceCollectives`, the `cuda_ipc` transport. `executor`: issues a plan to a stream.
 - `peer_exchange`, `peer_board`, `host_memory`: the ranks of a host find each other's device memory.
 - `channel`: slabs and signals between devices. `layout`: the memory of a call. `ipc_probe`: tests whether IPC works.
-- `staging`: the slower way, through pinned host memory.
+- `staging`: the slower way, through pinned host memory. `pinned_pool`: such memory, used again.
+- `reaper`: a thread that releases memory, because the driver then waits for all work of the process.
 - `kernel_catalogue`, `compiler`, `cache`, `kernel_launcher`, `device_tables`: kernels, from source to launch.
 - `kernels/`: their C++ source. NVRTC compiles it without CUDA's headers. The tests compile the same source for the
   host, where loops replace the GPU's threads.
