@@ -467,18 +467,20 @@ class Communicator(Groups, Objects, Messages, MpiNames):
                 self._executor.settle()
 
     def _close(self) -> None:
-        if self._options.stats:
-            self._report_statistics(self._options.stats)
-        self._refuse("this communicator is closed: call unisono.init() for a new one")
-        if self._programs is not None:
-            self._programs.close()
-        self._works.close()
-        if self._reducer_if_any is not None:
-            self._reducer_if_any.close()
-        if self._verifier is not None:
-            self._verifier.close()
-        self._devices.close()
-        self._on_close()
+        try:
+            if self._options.stats:
+                self._report_statistics(self._options.stats)
+            self._refuse("this communicator is closed: call unisono.init() for a new one")
+            if self._programs is not None:
+                self._programs.close()
+            self._works.close()
+            if self._reducer_if_any is not None:
+                self._reducer_if_any.close()
+            if self._verifier is not None:
+                self._verifier.close()
+            self._devices.close()
+        finally:
+            self._on_close()  # else threads and connections would stay
 
     def _report_statistics(self, directory: str) -> None:
         """Add the counters of this communicator alone to the file of this rank."""

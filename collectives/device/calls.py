@@ -37,7 +37,7 @@ from unisono.collectives.device.contracts import HostCalls, Route
 from unisono.collectives.device.routes import ByIpc, Staged
 from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DeviceWork, keep_late
 from unisono.deadlines import Deadline
-from unisono.errors import CollectiveTimeoutError, UnisonoError, UsageError
+from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports.contracts.executor import Executor, Operation
 from unisono.transports.contracts.transport import Traffic
@@ -135,7 +135,7 @@ class DeviceCalls:
         """End running calls and release all memory and streams; call this after the executor has been closed."""
         self._queue.close()
         deadline = Deadline(_FAREWELL_S)
-        with suppress(CollectiveTimeoutError):
+        with suppress(UnisonoError):  # late work, or a device that has failed
             while self._arriving:
                 await_event(self._arriving[0].device, self._arriving[0].event, deadline)
                 self._arriving.popleft()

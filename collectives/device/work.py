@@ -11,7 +11,7 @@ from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.deadlines import Deadline
 from unisono.transports.contracts.executor import Operation
-from unisono.transports.cuda.device import Device, Event
+from unisono.transports.cuda.device import Device, Event, is_over
 from unisono.transports.cuda.staging import await_event
 
 Result = TypeVar("Result")
@@ -53,7 +53,7 @@ class Arrival:
 
     def is_over(self) -> bool:
         """Return whether the device has done all of the call; does not block."""
-        return self.is_issued and self.device.done(self.event)
+        return self.is_issued and is_over(self.device, self.event)
 
 
 class InUse(Protocol):
@@ -94,7 +94,7 @@ class DeviceWork(Work[Result]):
 
     def done(self) -> bool:
         """Return whether the device has done all of the call, or the call has failed; does not block."""
-        return super().done() and self._arrival.device.done(self._arrival.event)
+        return super().done() and is_over(self._arrival.device, self._arrival.event)
 
     def wait(self, timeout_s: float | None = None) -> Result:
         """Wait until the call has been issued to the device, make the caller's streams wait for its end, and return.

@@ -7,6 +7,7 @@ import itertools
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -22,6 +23,7 @@ import pytest
 from support.array_kinds import WithCudaInterface
 from support.deadlines import DEADLINE_S
 from support.native_ranks import Job, NativeRanks
+from support.outcomes import error_of
 
 import unisono as un
 from unisono.collectives.arrays.dlpack import from_dlpack
@@ -61,6 +63,37 @@ def on_double(world: un.Communicator, body: Callable[..., Any], *args: Any, **ar
         gc.collect()
         gpu.device().end_stream(stream)
     return result
+
+
+# --- a device that fails ---------------------------------------------------------------------------------------------
+
+
+def lost_context(world: un.Communicator) -> tuple[str, list[str]]:
+    """Let a kernel of the program end the context, close the communicator, and return the error and its threads."""
+    gpu = Gpu()
+    with devices.replaced(gpu.device):
+        stream = gpu.device().new_stream()
+        x = DoubleArray(gpu, np.ones(100), stream)
+        if world.rank == 0:
+            world.send(x, 1)
+        else:
+            world.recv(x, 0)
+        world.allreduce(x)
+        work = world.allreduce(x, wait=False)
+        work.wait()
+        world.barrier()
+        gpu.lose()
+        kind, _ = error_of(work.synchronize)
+        assert work.done()
+        world.close()
+    gpu.close()
+    return kind, [thread.name for thread in threading.enumerate() if "listener" in thread.name]
+
+
+@pytest.mark.parametrize("way", WAYS.values())
+def test_communicator_closes_when_a_kernel_of_the_program_has_ended_the_context(way: str) -> None:
+    results = un.launch(lost_context, 2, options=un.Options(transports=way), timeout_s=DEADLINE_S)
+    assert results == [("TransportUnavailableError", [])] * 2
 
 
 # --- streams -------------------------------------------------------------------------------------------------------

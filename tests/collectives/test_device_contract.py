@@ -194,6 +194,7 @@ RULES: dict[str, Callable[[tuple[str, ...]], None]] = {
 BETWEEN_PROCESSES = {
     "opens_twice": (1, "open already"),
     "frees_opened": (0, "have it open"),
+    "releases_at_once": (0, "have it open"),
     "uses_ended": (1, "given back by the process that made it"),
 }
 

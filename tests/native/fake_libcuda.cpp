@@ -7,7 +7,13 @@
 //
 // Other variables are read at each call. FAKE_CUDA_FAIL, such as "cuInit=100,cuMemAlloc=2", makes calls fail with these
 // codes. FAKE_CUDA_VERSION is the CUDA version of the driver. FAKE_CUDA_CAPABILITY is the compute capability of the
-// devices, such as "90". FAKE_CUDA_PEERS, 0 or 1, says whether devices can use each other's memory.
+// devices, such as "90". FAKE_CUDA_PEERS, 0 or 1, says whether devices can use each other's memory. FAKE_CUDA_LOST is
+// the code that every call with a context returns, as after a kernel that has ended the context. While FAKE_CUDA_STUCK
+// is 1, work waits for a process that does not live any more: calls that release memory do not return, and no event
+// happens.
+//
+// A forked child of a process that has used the driver gets NOT_INITIALIZED from every call. While a thread captures a
+// graph, calls that are unsafe then fail and end the capture, unless their thread has another capture mode.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -19,10 +25,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -37,7 +45,9 @@ enum Result {
   invalid_handle = 400,
   not_found = 500,
   not_supported = 801,
+  not_ready = 600,
   capture_unsupported = 900,
+  capture_invalidated = 901,
 };
 
 enum class Kind { device, pooled, managed, pinned, opened };
@@ -69,12 +79,20 @@ constexpr int blocks_of_multiprocessor = 2;
 constexpr unsigned block_threads = 512;
 constexpr size_t page_nbytes = size_t{2} << 20;  // allocations begin at multiples of it
 
+// The recording of a graph on a stream. A call that is unsafe then makes it invalid.
+struct Capture {
+  std::thread::id thread;
+  int mode;
+  bool is_valid;
+};
+enum CaptureMode { global = 0, thread_local_mode = 1, relaxed = 2 };
+
 struct State {
   std::recursive_mutex mutex;
-  bool initialized = false;
+  pid_t initialized = 0;  // the process
   std::map<uintptr_t, Memory> memory;
   std::set<void*> streams;
-  std::set<void*> capturing;
+  std::map<void*, Capture> capturing;
   std::map<void*, Event> events;
   std::map<void*, std::string> functions;
   std::set<void*> modules;
@@ -84,6 +102,7 @@ State& state() {
   return found;
 }
 thread_local std::vector<void*> contexts;
+thread_local int capture_mode = CaptureMode::global;
 int primary[devices];  // the contexts are addresses of its elements
 
 int number_of(const char* variable, int otherwise) {
@@ -140,6 +159,21 @@ int end_memory(uintptr_t address, bool opened) {
   return success;
 }
 
+// Returns whether a call that is unsafe during captures is forbidden to this thread; then it ends the captures.
+bool is_unsafe_now() {
+  bool is_unsafe = false;
+  for (auto& [stream, capture] : state().capturing) {
+    const bool is_own = capture.thread == std::this_thread::get_id();
+    const bool counts = capture_mode == CaptureMode::global ? capture.mode == CaptureMode::global || is_own : is_own;
+    if (capture_mode == CaptureMode::relaxed || capture.mode == CaptureMode::relaxed || !counts) continue;
+    capture.is_valid = false;
+    is_unsafe = true;
+  }
+  return is_unsafe;
+}
+
+bool is_stuck() { return number_of("FAKE_CUDA_STUCK", 0) != 0; }
+
 int new_memory(void** made, size_t nbytes, Kind kind) {
   if (nbytes == 0) return invalid_value;
   *made = make_memory(nbytes, kind);
@@ -152,10 +186,19 @@ int new_memory(void** made, size_t nbytes, Kind kind) {
 #define ENTER(name)                                                 \
   const std::lock_guard<std::recursive_mutex> guard(state().mutex); \
   if (const int failed = failure_of(name)) return failed;           \
-  if (!state().initialized) return not_initialized;
-#define ENTER_CONTEXT(name) \
-  ENTER(name)               \
-  if (contexts.empty()) return invalid_context;
+  if (state().initialized != getpid()) return not_initialized;
+#define ENTER_CONTEXT(name)                     \
+  ENTER(name)                                   \
+  if (contexts.empty()) return invalid_context; \
+  if (const int lost = number_of("FAKE_CUDA_LOST", success)) return lost;
+// Calls that are forbidden while a graph is captured.
+#define ENTER_UNSAFE(name) \
+  ENTER_CONTEXT(name)      \
+  if (is_unsafe_now()) return capture_unsupported;
+// Calls that wait for all work of the context, while other threads may go on.
+#define ENTER_BLOCKING(name)                                                    \
+  while (is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1)); \
+  ENTER_UNSAFE(name)
 #define CHECK(condition, otherwise) \
   if (!(condition)) return otherwise;
 
@@ -164,7 +207,8 @@ extern "C" {
 static int cu_init(unsigned flags) {
   if (const int failed = failure_of("cuInit")) return failed;
   CHECK(flags == 0, invalid_value)
-  state().initialized = true;
+  CHECK(state().initialized == 0 || state().initialized == getpid(), not_initialized)
+  state().initialized = getpid();
   return success;
 }
 static int cu_driver_get_version(int* version) {
@@ -241,12 +285,12 @@ static int cu_ctx_get_current(void** context) {
   return success;
 }
 static int cu_ctx_synchronize() {
-  ENTER_CONTEXT("cuCtxSynchronize")
+  ENTER_BLOCKING("cuCtxSynchronize")
   return success;
 }
 
 static int cu_mem_alloc(void** made, size_t nbytes) {
-  ENTER_CONTEXT("cuMemAlloc")
+  ENTER_UNSAFE("cuMemAlloc")
   return new_memory(made, nbytes, Kind::device);
 }
 static int cu_mem_alloc_async(void** made, size_t nbytes, void* stream) {
@@ -255,11 +299,11 @@ static int cu_mem_alloc_async(void** made, size_t nbytes, void* stream) {
   return new_memory(made, nbytes, Kind::pooled);
 }
 static int cu_mem_alloc_managed(void** made, size_t nbytes, unsigned) {
-  ENTER_CONTEXT("cuMemAllocManaged")
+  ENTER_UNSAFE("cuMemAllocManaged")
   return new_memory(made, nbytes, Kind::managed);
 }
 static int cu_mem_free(uintptr_t address) {
-  ENTER_CONTEXT("cuMemFree")
+  ENTER_BLOCKING("cuMemFree")
   return end_memory(address, false);
 }
 static int cu_mem_free_async(uintptr_t address, void*) {
@@ -267,11 +311,11 @@ static int cu_mem_free_async(uintptr_t address, void*) {
   return end_memory(address, false);
 }
 static int cu_mem_host_alloc(void** made, size_t nbytes, unsigned) {
-  ENTER_CONTEXT("cuMemHostAlloc")
+  ENTER_UNSAFE("cuMemHostAlloc")
   return new_memory(made, nbytes, Kind::pinned);
 }
 static int cu_mem_free_host(void* address) {
-  ENTER_CONTEXT("cuMemFreeHost")
+  ENTER_BLOCKING("cuMemFreeHost")
   return end_memory(number(address), false);
 }
 
@@ -285,7 +329,7 @@ static int cu_ipc_get_mem_handle(Handle* handle, uintptr_t address) {
   return success;
 }
 static int cu_ipc_open_mem_handle(void** opened, Handle handle, unsigned flags) {
-  ENTER_CONTEXT("cuIpcOpenMemHandle")
+  ENTER_UNSAFE("cuIpcOpenMemHandle")
   CHECK(flags == 1, invalid_value)  // peer access is enabled on first use
   CHECK(handle.process != getpid(), invalid_context)
   const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
@@ -297,7 +341,7 @@ static int cu_ipc_open_mem_handle(void** opened, Handle handle, unsigned flags) 
   return success;
 }
 static int cu_ipc_close_mem_handle(uintptr_t address) {
-  ENTER_CONTEXT("cuIpcCloseMemHandle")
+  ENTER_BLOCKING("cuIpcCloseMemHandle")
   return end_memory(address, true);
 }
 
@@ -315,7 +359,7 @@ static int cu_stream_destroy(void* stream) {
   return success;
 }
 static int cu_stream_synchronize(void* stream) {
-  ENTER_CONTEXT("cuStreamSynchronize")
+  ENTER_BLOCKING("cuStreamSynchronize")
   return is_stream(stream) ? success : invalid_handle;
 }
 static int cu_stream_is_capturing(void* stream, int* status) {
@@ -324,16 +368,25 @@ static int cu_stream_is_capturing(void* stream, int* status) {
   *status = state().capturing.count(stream) != 0 ? 1 : 0;
   return success;
 }
-static int cu_stream_begin_capture(void* stream, int) {
+static int cu_stream_begin_capture(void* stream, int mode) {
   ENTER_CONTEXT("cuStreamBeginCapture")
   CHECK(state().streams.count(stream) == 1, capture_unsupported)
-  state().capturing.insert(stream);
+  state().capturing[stream] = {std::this_thread::get_id(), mode, true};
   return success;
 }
 static int cu_stream_end_capture(void* stream, void** graph) {
   ENTER_CONTEXT("cuStreamEndCapture")
   *graph = nullptr;
-  return state().capturing.erase(stream) == 1 ? success : invalid_value;
+  const auto found = state().capturing.find(stream);
+  CHECK(found != state().capturing.end(), invalid_value)
+  const bool is_valid = found->second.is_valid;
+  state().capturing.erase(found);
+  return is_valid ? success : capture_invalidated;
+}
+static int cu_thread_exchange_stream_capture_mode(int* mode) {
+  CHECK(0 <= *mode && *mode <= CaptureMode::relaxed, invalid_value)
+  std::swap(*mode, capture_mode);
+  return success;
 }
 static int cu_stream_wait_event(void* stream, void* event, unsigned) {
   ENTER_CONTEXT("cuStreamWaitEvent")
@@ -357,8 +410,9 @@ static int cu_event_record(void* event, void* stream) {
   return is_stream(stream) && state().events.count(event) != 0 ? success : invalid_handle;
 }
 static int cu_event_query(void* event) {
-  ENTER_CONTEXT("cuEventQuery")
-  return state().events.count(event) != 0 ? success : invalid_handle;
+  ENTER_UNSAFE("cuEventQuery")
+  CHECK(state().events.count(event) != 0, invalid_handle)
+  return is_stuck() ? not_ready : success;
 }
 static int cu_event_synchronize(void* event) { return cu_event_query(event); }
 static int cu_event_elapsed_time(float* milliseconds, void* from, void* to) {
@@ -432,7 +486,7 @@ static int cu_pointer_get_attributes(unsigned count, const int* attributes, void
 }
 
 static int cu_module_load_data(void** module, const void* image) {
-  ENTER_CONTEXT("cuModuleLoadData")
+  ENTER_UNSAFE("cuModuleLoadData")
   CHECK(memcmp(image, "\177ELF", 4) == 0 || memcmp(image, "//", 2) == 0, invalid_image)
   *module = malloc(1);
   state().modules.insert(*module);
@@ -514,6 +568,7 @@ const std::map<std::string, void*>& calls() {
       {"cuStreamIsCapturing", untyped(cu_stream_is_capturing)},
       {"cuStreamBeginCapture", untyped(cu_stream_begin_capture)},
       {"cuStreamEndCapture", untyped(cu_stream_end_capture)},
+      {"cuThreadExchangeStreamCaptureMode", untyped(cu_thread_exchange_stream_capture_mode)},
       {"cuStreamWaitEvent", untyped(cu_stream_wait_event)},
       {"cuEventCreate", untyped(cu_event_create)},
       {"cuEventDestroy", untyped(cu_event_destroy)},

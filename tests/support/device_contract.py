@@ -78,6 +78,11 @@ class Bench:
             assert time.monotonic() < deadline, f"the condition does not hold after {PATIENCE_S} s"
             time.sleep(0.0001)
 
+    def close_opened(self, opened: Allocation) -> None:
+        """Close memory of another process, which may free it afterwards."""
+        self.device.close(opened)
+        self.wait_until(self.device.has_released)
+
     def close(self) -> None:
         for allocation in self._memory:
             self.device.free(allocation)
@@ -213,7 +218,7 @@ def share_memory_and_an_event(world: Any, make: Callable[[], Bench]) -> str:
         device.wait(bench.stream, theirs)
         device.copy(mine, opened.pointer + round_ * N, N, bench.stream)
         result = bench.values(mine, np.zeros(N, np.uint8))
-        device.close(opened)
+        bench.close_opened(opened)
         device.end_event(theirs)
         world.barrier()
         if not (result == round_ + 1).all():
@@ -252,7 +257,7 @@ def order_of_processes(world: Any, make: Callable[[], Bench], waits: bool) -> st
         except AssertionError as error:
             said = str(error)
         bench.finish(bench.stream)
-        device.close(opened)
+        bench.close_opened(opened)
         device.end_event(theirs)
         world.barrier()
     device.end_event(event)
@@ -280,12 +285,14 @@ def break_a_rule_between_processes(world: Any, lenient: tuple[str, ...], rule: s
     whole, event = device.allocate(N), device.new_event(shared=True)
     handles = world.broadcast_object((device.export(whole), device.export_event(event)), root=0)
     if world.rank == 1:
-        device.open(handles[0])
+        opened = device.open(handles[0])
         theirs = device.open_event(handles[1])
         if rule == "opens_twice":
             said = outcome(lambda: device.open(handles[0]))
+        if rule == "releases_at_once":
+            device.close(opened)
     world.barrier()
-    if world.rank == 0 and rule == "frees_opened":
+    if world.rank == 0 and rule in ("frees_opened", "releases_at_once"):
         said = outcome(lambda: device.free(whole))
     if world.rank == 0 and rule == "uses_ended":
         device.end_event(event)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from support import fake_cuda
 from support.bit_patterns import assert_same_values, random_bits
+from support.deadlines import DEADLINE_S
 
 import unisono as un
 from unisono.cli.gpu_checks import gpu_findings
@@ -23,7 +26,14 @@ from unisono.operations import OPERATIONS, Lower, Op
 from unisono.transports.cuda import kernel_launcher
 from unisono.transports.cuda.cache import built
 from unisono.transports.cuda.compiler import version
-from unisono.transports.cuda.device import ALLOCATION_NBYTES, LEGACY_STREAM, THREAD_STREAM, Allocation, Stream
+from unisono.transports.cuda.device import (
+    ALLOCATION_NBYTES,
+    LEGACY_STREAM,
+    THREAD_STREAM,
+    Allocation,
+    Stream,
+    is_over,
+)
 from unisono.transports.cuda.ipc_probe import try_sharing
 from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, reduction, scaling
 from unisono.transports.cuda.kernel_launcher import require_suitable
@@ -226,7 +236,7 @@ def test_device_calls_restore_the_current_context(device: Any) -> None:
     before = device._driver("cuCtxGetCurrent")
     device.free(device.allocate(1))
     with pytest.raises(InternalError):
-        device.free(Allocation(12345, 1))
+        device.copy(12345, 12345, 1, LEGACY_STREAM)
     assert int(device._driver("cuCtxGetCurrent")) == int(before)
 
 
@@ -369,9 +379,9 @@ def test_unusable_device_raises_an_error_that_says_why(
     [
         *(("cuIpcGetMemHandle", 801, TransportUnavailableError), ("cuMemAlloc", 2, TransportUnavailableError)),
         *(("cuIpcGetMemHandle", 1, TransportUnavailableError), ("cuIpcGetEventHandle", 400, TransportUnavailableError)),
-        *(("cuMemAlloc", 700, InternalError), ("cuLaunchKernel", 719, InternalError)),
         *(("cuModuleLoadData", 222, TransportUnavailableError), ("cuMemcpyAsync", 900, UsageError)),
-        *(("cuEventQuery", 700, InternalError), ("cuMemcpyAsync", 12345, InternalError)),
+        *(("cuEventQuery", 1, InternalError), ("cuMemcpyAsync", 12345, InternalError)),
+        *(("cuMemAlloc", 700, TransportUnavailableError), ("cuLaunchKernel", 719, TransportUnavailableError)),
     ],
 )
 def test_driver_errors_become_the_matching_exceptions(
@@ -397,12 +407,12 @@ def test_driver_errors_become_the_matching_exceptions(
 def test_unknown_driver_result_is_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, device: Any, unknown: Exception
 ) -> None:
-    def query(event: int) -> None:
+    def wait(stream: int, event: int, flags: int) -> None:
         raise unknown  # as the binding does, depending on its version, for results that only newer drivers have
 
-    monkeypatch.setattr(device._driver, "api", SimpleNamespace(cuEventQuery=query))
-    with pytest.raises(InternalError, match=r"cuEventQuery with an unknown code: .*12345"):
-        device._driver("cuEventQuery", 1)
+    monkeypatch.setattr(device._driver, "api", SimpleNamespace(cuStreamWaitEvent=wait))
+    with pytest.raises(InternalError, match=r"cuStreamWaitEvent with an unknown code: .*12345"):
+        device._driver("cuStreamWaitEvent", 1, 1, 0)
 
 
 def test_table_of_addresses_is_reused_after_a_failed_launch(device: Any, stream: Stream) -> None:
@@ -412,6 +422,149 @@ def test_table_of_addresses_is_reused_after_a_failed_launch(device: Any, stream:
     (table,) = device._tables._waiting
     with device._tables.holding([4], stream) as address:
         assert address == table.allocation.pointer
+
+
+@only_double
+def test_lost_context_is_an_error_that_says_why_and_needs_no_release(
+    monkeypatch: pytest.MonkeyPatch, device: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, event, pinned, stream = device.allocate(1), device.new_event(), device.pin(8), device.new_stream()
+    monkeypatch.setenv(fake_cuda.LOST, "700")
+    with pytest.raises(TransportUnavailableError, match=r"cuEventQuery .*ILLEGAL_ADDRESS.*: a kernel issued earlier"):
+        device.done(event)
+    assert is_over(device, event)
+    device.end_event(event)
+    device.end_stream(stream)
+    device.unpin(pinned)
+    device.free(memory)
+    assert device.has_released()
+    assert caplog.records == []
+
+
+@only_double
+def test_memory_is_released_without_waiting_for_the_work_of_others(
+    monkeypatch: pytest.MonkeyPatch, device: Any
+) -> None:
+    memory, pinned, more = device.allocate(1), device.pin(8), device.allocate(1)
+    with monkeypatch.context() as patch:
+        patch.setenv(fake_cuda.STUCK, "1")
+        device.free(memory)
+        device.unpin(pinned)
+        assert not device.has_released()
+        device.free(device.allocate(1))  # other calls go on
+    wait_until_released(device)
+    assert device.facts(memory.pointer).kind == "host"
+    monkeypatch.setenv(fake_cuda.STUCK, "1")
+    device.free(more)
+    ended = subprocess.run([sys.executable, "-c", ENDS_WHILE_STUCK], timeout=60, check=False)
+    assert ended.returncode == 0
+    monkeypatch.delenv(fake_cuda.STUCK)
+    wait_until_released(device)
+
+
+@only_double
+def test_allocation_waits_for_memory_that_is_being_released(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
+    memory = device.allocate(1)
+    monkeypatch.setenv(fake_cuda.FAIL, "cuMemAlloc=2")
+    with pytest.raises(TransportUnavailableError, match="too little memory left"):
+        device.allocate(1)
+    is_idle, has_failed = device._reaper.is_idle, threading.Event()
+    monkeypatch.setattr(device._reaper, "is_idle", lambda: (has_failed.set(), is_idle())[1])
+    device._reaper.put(lambda: has_failed.wait(DEADLINE_S) and monkeypatch.delenv(fake_cuda.FAIL))
+    device.free(memory)
+    device.free(device.allocate(1))
+
+
+@only_double
+@pytest.mark.parametrize("thread_captures", [True, False])
+def test_device_calls_leave_captures_of_graphs_alone(device: Any, thread_captures: bool) -> None:
+    stream, other, event = device.new_stream(), device.new_stream(), device.new_event()
+    modes = device._driver.api.CUstreamCaptureMode
+
+    def capture(name: str, *arguments: Any) -> None:
+        with device._context:
+            device._driver(name, *arguments)
+
+    def call() -> None:
+        device.record(event, other)
+        assert device.done(event)
+        memory, pinned = device.allocate(1), device.pin(8)
+        device.reduce(memory.pointer, [memory.pointer] * 2, 4, DTYPES["float32"], OPERATIONS["sum"], 1, other)
+        device.free(memory)
+        device.unpin(pinned)
+        wait_until_released(device)
+
+    capture("cuStreamBeginCapture", stream, modes.CU_STREAM_CAPTURE_MODE_GLOBAL)
+    thread = threading.Thread(target=call)
+    if thread_captures:
+        call()
+    else:
+        thread.start()
+        thread.join()
+    capture("cuStreamEndCapture", stream)  # raises if a call has ended the capture
+    device.end_stream(stream)
+    device.end_stream(other)
+
+
+@only_double
+def test_processes_forked_before_any_use_of_the_gpu_have_identities_of_their_own() -> None:
+    first, second = output_of(FORKED_BEFORE).split()
+    assert first != second
+
+
+@only_double
+def test_process_forked_after_a_use_of_the_gpu_is_told_that_it_cannot_use_it() -> None:
+    lines = output_of(FORKED_AFTER).splitlines()
+    assert len(lines) == 3
+    assert all("start processes that use GPUs by the method 'spawn'" in line for line in lines), lines
+
+
+def output_of(program: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+
+
+FORKED_BEFORE = """
+import os
+from unisono.transports.cuda.driver import CudaDevice
+for _ in range(2):
+    if not os.fork():
+        device = CudaDevice()
+        os.write(1, device.export(device.allocate(1))[:16].hex().encode() + b"\\n")
+        os._exit(0)
+    os.wait()
+"""
+
+FORKED_AFTER = """
+import os
+from unisono.errors import TransportUnavailableError
+from unisono.transports.cuda.devices import device_of
+device = device_of(0)
+memory = device.allocate(1)
+if not os.fork():
+    for call in (device.new_stream, lambda: device.open(b"0" * 88), lambda: device_of(0)):
+        try:
+            call()
+        except TransportUnavailableError as error:
+            os.write(1, f"{error}\\n".encode())
+    device.free(memory)
+    os._exit(0)
+os.wait()
+"""
+
+ENDS_WHILE_STUCK = """
+from unisono.transports.cuda.driver import CudaDevice
+device = CudaDevice()
+device.free(device.allocate(1))
+"""
+
+
+def wait_until_released(device: Any) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not device.has_released():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 @only_double

@@ -124,7 +124,7 @@ def _nvrtc() -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         raise TransportUnavailableError(
-            "kernels for GPUs cannot be compiled, because NVRTC was not found in the system and in packages of sys.path "
+            "kernels for GPUs cannot be compiled, because NVRTC was not found in the system and in sys.path "
             f"({why}): pip install 'unisono[cuda]'"
         ) from error
     return nvrtc

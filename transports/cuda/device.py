@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NewType, Protocol
 
 from unisono.dtypes import DType
+from unisono.errors import UnisonoError
 from unisono.operations import Op
 from unisono.transports.contracts.call import AnyArray
 
@@ -71,6 +72,14 @@ class PointerFacts:
     allocation: Allocation
 
 
+def is_over(device: Device, event: Event) -> bool:
+    """Return whether the last record of an event has happened, or never will, because the device failed."""
+    try:
+        return device.done(event)
+    except UnisonoError:
+        return True
+
+
 class Device(Protocol):
     """One GPU, as one process uses it. Several threads may call it.
 
@@ -82,6 +91,12 @@ class Device(Protocol):
     Every method raises `TransportUnavailableError` if the device cannot do it, with the reason, and `InternalError` if
     the driver fails. After `abort`, all methods raise `AbortedError`, except `done` and those that return resources:
     `free`, `close`, `unpin`, `end_stream` and `end_event`.
+
+    A device may fail for good, for example because a kernel of the program has ended its context. Then all methods
+    raise `TransportUnavailableError`, except those that return resources, which do nothing. No work is under way then.
+
+    `free`, `close` and `unpin` return at once. The device releases the memory later, in a thread of its own, because
+    drivers first wait for all work of the process. `has_released` says when.
     """
 
     name: str
@@ -186,6 +201,10 @@ class Device(Protocol):
 
     def unpin(self, array: AnyArray) -> None:
         """Free memory from `pin`."""
+        ...
+
+    def has_released(self) -> bool:
+        """Return whether the device has released all memory that was passed to `free`, `close` and `unpin` so far."""
         ...
 
     def facts(self, pointer: int) -> PointerFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ def _driver(ordinal: int) -> Device:
 
 _lock = threading.Lock()  # guards the following variables
 _factory: Factory = _driver
-_opened: dict[int, Device] = {}
+_opened: dict[tuple[int, int], Device] = {}  # by process and number, because a forked child cannot use them
 
 
 def device_of(ordinal: int) -> Device:
@@ -29,10 +30,11 @@ def device_of(ordinal: int) -> Device:
     Raises:
         TransportUnavailableError: there is no such device, or no driver, or the driver is too old.
     """
+    place = os.getpid(), ordinal
     with _lock:
-        if ordinal not in _opened:
-            _opened[ordinal] = _factory(ordinal)
-        return _opened[ordinal]
+        if place not in _opened:
+            _opened[place] = _factory(ordinal)
+        return _opened[place]
 
 
 def facts_of(pointer: int, ordinal: int) -> PointerFacts:

@@ -6,10 +6,13 @@ context is current during each call, and afterwards the previous one is again. I
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import os
 import secrets
 import struct
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -29,17 +32,18 @@ from unisono.transports.cuda.device import (
     Stream,
 )
 from unisono.transports.cuda.device_tables import Tables
-from unisono.transports.cuda.driver_errors import Driver
+from unisono.transports.cuda.driver_errors import ContextLostError, Driver
 from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, Kernel, reduction, scaling
 from unisono.transports.cuda.kernel_launcher import Launcher, Parameter, as_number, as_pointer, as_pointers, as_scalar
+from unisono.transports.cuda.reaper import Reaper
 from unisono.transports.reductions.definition import factor_of
 
 _PACK_NBYTES = 16
 _HANDLE_NBYTES = 64
-# The exporting process, the size of the memory, and the driver's handle. A forked child has no context, so it exports
-# nothing.
+# The exporting process, the size of the memory, and the driver's handle.
 _HANDLE = struct.Struct(f"16sQ{_HANDLE_NBYTES}s")
-_PROCESS = secrets.token_bytes(16)
+# How long an allocation that finds no memory waits for memory that is being given back.
+_MEMORY_S = 2.0
 
 _ON_HOST = 1  # CU_MEMORYTYPE_HOST
 _POINTER_ATTRIBUTES = (
@@ -75,19 +79,26 @@ class CudaDevice:
         self._context = _Current(driver, driver("cuDevicePrimaryCtxRetain", self._device))
         self._tables = Tables(self)
         self._aborted = False
+        self._reaper = Reaper(f"unisono-gpu-{ordinal}")
+        weakref.finalize(self, self._reaper.end).atexit = False
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Allocation:
         whole = max(1, -(-nbytes // ALLOCATION_NBYTES)) * ALLOCATION_NBYTES
+        try:
+            return Allocation(int(self._issue("cuMemAlloc", whole)), whole)
+        except TransportUnavailableError:
+            if self._reaper.is_idle() or not self._reaper.wait_idle(_MEMORY_S):
+                raise
         return Allocation(int(self._issue("cuMemAlloc", whole)), whole)
 
     def free(self, allocation: Allocation) -> None:
-        self._call("cuMemFree", allocation.pointer)
+        self._give_back("cuMemFree", allocation.pointer)
 
     def export(self, allocation: Allocation) -> bytes:
         handle = self._issue("cuIpcGetMemHandle", allocation.pointer)
-        return _HANDLE.pack(_PROCESS, allocation.nbytes, _bytes_of(handle))
+        return _HANDLE.pack(_process(), allocation.nbytes, _bytes_of(handle))
 
     def open(self, handle: bytes) -> Allocation:
         api = self._driver.api
@@ -96,7 +107,7 @@ class CudaDevice:
         return Allocation(int(self._issue("cuIpcOpenMemHandle", opaque, int(flag))), nbytes)
 
     def close(self, allocation: Allocation) -> None:
-        self._call("cuIpcCloseMemHandle", allocation.pointer)
+        self._give_back("cuIpcCloseMemHandle", allocation.pointer)
 
     def can_reach(self, uuid: str) -> bool:
         self._require_running()
@@ -112,7 +123,10 @@ class CudaDevice:
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
     def unpin(self, array: AnyArray) -> None:
-        self._call("cuMemFreeHost", array.ctypes.data)
+        self._give_back("cuMemFreeHost", array.ctypes.data)
+
+    def has_released(self) -> bool:
+        return self._reaper.is_idle()
 
     def facts(self, pointer: int) -> PointerFacts:
         self._require_running()
@@ -128,7 +142,7 @@ class CudaDevice:
         return Stream(int(self._issue("cuStreamCreate", int(flag))))
 
     def end_stream(self, stream: Stream) -> None:
-        self._call("cuStreamDestroy", stream)
+        self._destroy("cuStreamDestroy", stream)
 
     def is_capturing(self, stream: Stream) -> bool:
         try:
@@ -143,14 +157,14 @@ class CudaDevice:
         return Event(int(self._issue("cuEventCreate", flags)))
 
     def export_event(self, event: Event) -> bytes:
-        return _HANDLE.pack(_PROCESS, 0, _bytes_of(self._issue("cuIpcGetEventHandle", event.handle)))
+        return _HANDLE.pack(_process(), 0, _bytes_of(self._issue("cuIpcGetEventHandle", event.handle)))
 
     def open_event(self, handle: bytes) -> Event:
         _, opaque = _opened(handle, self._driver.api.CUipcEventHandle())
         return Event(int(self._issue("cuIpcOpenEventHandle", opaque)))
 
     def end_event(self, event: Event) -> None:
-        self._call("cuEventDestroy", event.handle)
+        self._destroy("cuEventDestroy", event.handle)
 
     def record(self, event: Event, stream: Stream) -> None:
         self._issue("cuEventRecord", event.handle, stream)
@@ -162,8 +176,8 @@ class CudaDevice:
         results = self._driver.api.CUresult
         with self._context:
             (result,) = self._driver.attempt("cuEventQuery", event.handle)
-        if result not in (results.CUDA_SUCCESS, results.CUDA_ERROR_NOT_READY):
-            raise self._driver.error("cuEventQuery", result)
+            if result not in (results.CUDA_SUCCESS, results.CUDA_ERROR_NOT_READY):
+                raise self._driver.error("cuEventQuery", result)
         return bool(result == results.CUDA_SUCCESS)
 
     # --- work ------------------------------------------------------------------------------------------------------
@@ -226,28 +240,64 @@ class CudaDevice:
         with self._context:
             return self._driver(name, *arguments)
 
+    def _destroy(self, name: str, handle: int) -> None:
+        """Give a handle back to the driver, which does not wait. A context that has ended took it along."""
+        if not self._context.is_lost:
+            with contextlib.suppress(ContextLostError):
+                self._call(name, handle)
+
+    def _give_back(self, name: str, address: int) -> None:
+        """Let the reaper give memory back to the driver."""
+        if not self._context.is_lost:
+            self._reaper.put(functools.partial(_release, self._driver, self._context, name, address))
+
     def _require_running(self) -> None:
         if self._aborted:
             raise AbortedError(f"the device {self.ordinal} was aborted")
 
 
 class _Current:
-    """Makes the context of a device current in the body. It is around every call of the driver, so it is short."""
+    """Makes the context of a device current in the body. It is around every call of the driver, so it is short.
+
+    Attributes:
+        is_lost: whether a body has found that the context has ended.
+    """
 
     def __init__(self, driver: Driver, context: Any) -> None:
         self._driver = driver
         self._context = context
         self._push, self._pop = driver.api.cuCtxPushCurrent, driver.api.cuCtxPopCurrent
+        self.is_lost = False
 
     def __enter__(self) -> None:
         (result,) = self._push(self._context)
         if int(result):
-            raise self._driver.error("cuCtxPushCurrent", result)
+            failure = self._driver.error("cuCtxPushCurrent", result)
+            self.is_lost = isinstance(failure, ContextLostError)
+            raise failure
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pop()
+        if isinstance(error, ContextLostError):
+            self.is_lost = True
+
+
+def _release(driver: Driver, context: _Current, name: str, address: int) -> None:
+    """Give memory back to the driver; waits for all work of the context."""
+    with contextlib.suppress(ContextLostError), context:
+        driver(name, address)
+
+
+def _process() -> bytes:
+    """Return a token that no other process has, not even a forked child."""
+    return _token_of(os.getpid())
+
+
+@functools.cache
+def _token_of(process: int) -> bytes:
+    return secrets.token_bytes(16)
 
 
 def _uuid(driver: Driver, device: Any) -> str:
@@ -264,7 +314,7 @@ def _opened(handle: bytes, opaque: Any) -> tuple[int, Any]:
     if len(handle) != _HANDLE.size:
         raise InternalError(f"a handle of a device has {_HANDLE.size} bytes, and this one has {len(handle)}")
     process, nbytes, opaque_bytes = _HANDLE.unpack(handle)
-    if process == _PROCESS:
+    if process == _process():
         raise TransportUnavailableError("the process that exported a handle cannot open it")
     ctypes.memmove(opaque.getPtr(), opaque_bytes, _HANDLE_NBYTES)
     return nbytes, opaque

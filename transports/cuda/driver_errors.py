@@ -35,10 +35,36 @@ _UNAVAILABLE = {
     "MPS_SERVER_NOT_READY": "the MPS server is not ready",
     "MPS_MAX_CLIENTS_REACHED": "the MPS server has too many clients",
 }
+# After one of these results, every call in the context returns it.
+_ENDED = {
+    *("ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "ASSERT", "HARDWARE_STACK_ERROR", "ILLEGAL_INSTRUCTION"),
+    *("MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED", "ECC_UNCORRECTABLE"),
+    *("NVLINK_UNCORRECTABLE", "CONTAINED", "EXTERNAL_DEVICE", "TENSOR_MEMORY_LEAK", "MPS_CLIENT_TERMINATED"),
+}
+_NO_CONTEXT = {"NOT_INITIALIZED", "DEINITIALIZED", "CONTEXT_IS_DESTROYED"}
+_BY_A_KERNEL = (
+    "a kernel issued earlier in this process, by any library, has ended the context, and the GPU cannot be used here "
+    "any more: find that kernel with compute-sanitizer, and start a new process"
+)
+_FORKED = (
+    "this process has no context, because it ends, or because it was forked from one that had used the GPU: start "
+    "processes that use GPUs by the method 'spawn'"
+)
+# Calls that the driver forbids to a thread while another one captures a graph in the default mode; they would also make
+# that capture fail. None of ours is a part of a capture, so they are made in the relaxed mode, which allows them.
+_UNSAFE_IN_CAPTURES = {
+    *("cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost", "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"),
+    *("cuEventQuery", "cuModuleLoadData"),
+}
+
 # Calls whose result differs by driver and container where processes are isolated from each other.
 _SHARING = ("cuIpcGet", "cuIpcOpen")
 _APART = "memory and events of the GPU cannot be shared here (containers need the same IPC and process namespaces)"
 _CAPTURED = "the stream records a graph, in which this cannot be done: make the call outside the capture"
+
+
+class ContextLostError(TransportUnavailableError):
+    """The context of a device has ended: no call can use it any more, and its memory has been released."""
 
 
 class Driver:
@@ -65,6 +91,7 @@ class Driver:
 
         Raises:
             TransportUnavailableError: the driver reports that something cannot be used here.
+            ContextLostError: the context has ended.
             UsageError: a stream records a graph.
             InternalError: the driver reports any other error.
         """
@@ -81,6 +108,8 @@ class Driver:
             InternalError: the binding does not know the result code.
         """
         try:
+            if name in _UNSAFE_IN_CAPTURES:
+                return self._attempt_relaxed(name, *arguments)
             returned: tuple[Any, ...] = getattr(self.api, name)(*arguments)
         except RuntimeError as error:
             why = f"NVIDIA's driver, or its {name}, was not found ({error})"
@@ -89,11 +118,23 @@ class Driver:
             raise InternalError(f"the driver of the GPU failed in {name} with an unknown code: {error}") from error
         return returned
 
+    def _attempt_relaxed(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        exchange = self.api.cuThreadExchangeStreamCaptureMode
+        _, before = exchange(self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            returned: tuple[Any, ...] = getattr(self.api, name)(*arguments)
+        finally:
+            exchange(before)
+        return returned
+
     def error(self, name: str, result: Any) -> Exception:
         """Return the error for a `result` of the function `name` that is not success."""
         code = result.name.removeprefix("CUDA_ERROR_")
         if code.startswith("STREAM_CAPTURE"):
             return UsageError(f"{name}: {_CAPTURED} ({code})")
+        for codes, text in ((_ENDED, _BY_A_KERNEL), (_NO_CONTEXT, _FORKED)):
+            if code in codes:
+                return ContextLostError(f"{name} was refused ({code}): {text}")
         reason = _UNAVAILABLE.get(code, _APART if name.startswith(_SHARING) else None)
         if reason is not None:
             return TransportUnavailableError(f"the driver of the GPU refused {name} ({code}): {reason}")

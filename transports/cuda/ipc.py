@@ -39,7 +39,7 @@ from unisono.errors import (
 from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
-from unisono.transports.cuda.device import Device, Stream
+from unisono.transports.cuda.device import Device, Stream, is_over
 from unisono.transports.cuda.executor import ABLE, Bound, SegmentRun, bind
 from unisono.transports.cuda.peer_exchange import PeerExchange
 from unisono.transports.executors.plan_checks import check_plan, check_reads
@@ -206,12 +206,14 @@ class DeviceCollectives:
             self._failure = self._failure or AbortedError("this communicator is closed")
         self._is_over = self._until(self._is_idle, timeout_s)
         if self.refusal is None and self._is_over:
-            self._release(patience_s)
+            self._release(patience_s, timeout_s)
         return self._is_over
 
-    def _release(self, patience_s: float) -> None:
+    def _release(self, patience_s: float, timeout_s: float) -> None:
         for channel in self.channels:
             channel.close_peers()
+        if not self._until(self.device.has_released, timeout_s):
+            return  # other work of this process goes on, and peers may not free what is still open here
         boards = self._peers.boards
         boards[self.executor.rank].leave()
         if self._until(lambda: all(board.has_left for board in boards), patience_s):
@@ -224,7 +226,7 @@ class DeviceCollectives:
         self._started.clear()
 
     def _is_idle(self) -> bool:
-        return all(self.device.done(channel.last) for channel in self.channels)
+        return all(is_over(self.device, channel.last) for channel in self.channels)
 
     def _free(self) -> None:
         for channel in self.channels:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TypeVar
 
 from unisono.errors import TransportUnavailableError
 from unisono.processes import python_command
@@ -15,6 +18,7 @@ from unisono.transports.cuda.device import Device, Event
 
 PATTERN = b"unisono!" * 512
 TIMEOUT_S = 30.0
+Made = TypeVar("Made")
 _POLL_S = 0.001
 
 
@@ -24,26 +28,31 @@ def try_sharing(device: Device) -> None:
     Raises:
         TransportUnavailableError: it could not, or not within `TIMEOUT_S` seconds; says why.
     """
-    memory, event, stream = device.allocate(2 * len(PATTERN)), device.new_event(shared=True), device.new_stream()
-    pinned = device.pin(len(PATTERN))
-    pinned[:] = bytearray(PATTERN)
-    device.copy(memory.pointer, pinned.ctypes.data, len(PATTERN), stream)
-    device.record(event, stream)
-    with _Other(device.ordinal) as other:
-        theirs = device.open_event(other.ask(device.export(memory), device.export_event(event)))
-        pinned[:] = 0
-        device.wait(stream, theirs)
-        device.copy(pinned.ctypes.data, memory.pointer + len(PATTERN), len(PATTERN), stream)
+    with ExitStack() as made:
+
+        def keep(thing: Made, release: Callable[[Made], None]) -> Made:
+            made.callback(release, thing)
+            return thing
+
+        memory = keep(device.allocate(2 * len(PATTERN)), device.free)
+        event, stream = (
+            keep(device.new_event(shared=True), device.end_event),
+            keep(device.new_stream(), device.end_stream),
+        )
+        pinned = keep(device.pin(len(PATTERN)), device.unpin)
+        pinned[:] = bytearray(PATTERN)
+        device.copy(memory.pointer, pinned.ctypes.data, len(PATTERN), stream)
         device.record(event, stream)
-        _wait(device, event)
-        device.end_event(theirs)
-    copied = pinned.tobytes()
-    device.end_event(event)
-    device.end_stream(stream)
-    device.unpin(pinned)
-    device.free(memory)
-    if copied != PATTERN:
-        raise TransportUnavailableError("another process opened memory of the GPU, but read other bytes from it")
+        with _Other(device.ordinal) as other:
+            theirs = device.open_event(other.ask(device.export(memory), device.export_event(event)))
+            made.callback(device.end_event, theirs)
+            pinned[:] = 0
+            device.wait(stream, theirs)
+            device.copy(pinned.ctypes.data, memory.pointer + len(PATTERN), len(PATTERN), stream)
+            device.record(event, stream)
+            _wait(device, event)
+        if pinned.tobytes() != PATTERN:
+            raise TransportUnavailableError("another process opened memory of the GPU, but read other bytes from it")
 
 
 class _Other:
@@ -103,6 +112,8 @@ def main() -> None:
     sys.stdin.read()  # until the first process has finished
     device.end_event(theirs)
     device.close(memory)
+    while not device.has_released():
+        time.sleep(_POLL_S)
 
 
 def _read_handle() -> bytes:

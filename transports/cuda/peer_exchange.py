@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.binding import Shape
+from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
 from unisono.errors import InternalError, TransportUnavailableError
 from unisono.transports.contracts.call import Call, Extent, Signature
@@ -25,6 +27,7 @@ from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device
 from unisono.transports.cuda.host_memory import Handle, HostMemory
 from unisono.transports.cuda.peer_board import CHANNELS, Board
+from unisono.transports.executors.polling import pauses_of_polling
 
 # The size of a rank's description of itself, padded. Most of it are the events of its channels.
 _FACTS_NBYTES = 1 << 14
@@ -53,6 +56,7 @@ class PeerExchange:
         self.boards: list[Board] = []
         self.channels: list[Channel] = []
         self._rank, self._device = executor.rank, device
+        self._timeout_s = timeout_s
         self._exchange: Callable[[Any], list[Any]] = lambda mine: _exchange(executor, mine, timeout_s)
         self.in_one_process = False
         self.refusal: str | None
@@ -113,15 +117,24 @@ class PeerExchange:
                     channel.open_peer(peer, events)
 
     def _close(self) -> None:
-        """Close everything, and free it once no rank has it open any more."""
+        """Close everything, and free it once no rank has it open any more. Memory that one still has open is kept."""
         for channel in self.channels:
             channel.close_peers()
-        self._exchange({})
-        for channel in self.channels:
-            channel.free()
+        if all(self._exchange(self._has_released())):
+            for channel in self.channels:
+                channel.free()
         for board in self.boards:
             board.close()
         self.channels, self.boards = [], []
+
+    def _has_released(self) -> bool:
+        """Wait until the device has released the memory of other ranks; return whether it has in time."""
+        deadline = Deadline(self._timeout_s / 2)
+        for pause_s in pauses_of_polling():
+            if self._device.has_released() or deadline.has_passed():
+                break
+            time.sleep(pause_s or 0.0)
+        return self._device.has_released()
 
 
 def _place(device: Device) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UnisonoError
 from unisono.transports.contracts.call import AnyArray
-from unisono.transports.cuda.device import Device, Event, Stream
+from unisono.transports.cuda.device import Device, Event, Stream, is_over
 
 # The pause between two looks at an event grows from the first value to the second.
 _SHORT_LOOK_S, _LONG_LOOK_S = 5e-6, 500e-6
@@ -90,11 +91,11 @@ class Staging:
     def close(self, deadline: Deadline) -> None:
         """Free everything once the device has done all issued work; at the deadline, free only what is idle."""
         for slot in self._slots:
-            try:
-                for event in (slot.fetched, slot.stored):
+            for event in (slot.fetched, slot.stored):
+                with suppress(UnisonoError):
                     await_event(self._device, event, deadline)
-            except CollectiveTimeoutError:
-                return  # leaks the rest, because memory in use by a copy may not be freed
+                if not is_over(self._device, event):
+                    return  # leaks the rest, because memory in use by a copy may not be freed
             slot.close()
         for stream in (self._down, self._up):
             self._device.end_stream(stream)

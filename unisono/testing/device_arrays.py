@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from unisono.collectives.arrays.dlpack import typestr
 from unisono.deadlines import Deadline
+from unisono.errors import TransportUnavailableError
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import Device, Stream
@@ -65,7 +66,8 @@ class DoubleArray:
 
     def __del__(self) -> None:
         """Release the memory after the work of its stream, which is its only user."""
-        _when_done(self._device, self._stream)
+        with suppress(TransportUnavailableError):  # of a device whose context has ended
+            _when_done(self._device, self._stream)
         self._device.free(self._memory)
         self._device.unpin(self._staged)
 

@@ -66,6 +66,11 @@ class Gpu(GpuState):
             self._region(pointer, nbytes)
         return _bytes(pointer, nbytes)
 
+    def lose(self) -> None:
+        """End the context of the device, as a kernel does that reads memory which it may not read."""
+        with self.lock:
+            self.is_lost = True
+
     def capture(self, stream: Stream, is_capturing: bool = True) -> None:
         """Start or end the recording of a graph on a stream."""
         with self.lock:
@@ -79,8 +84,11 @@ class Gpu(GpuState):
                 pass
 
     def leaks(self) -> list[str]:
-        """Return the memory, streams and events that were not released."""
+        """Return the memory, streams and events that were not released. Finishes all releases first."""
         with self.lock:
+            if self.is_lost:
+                return []
+            self.release_all()
             memory = [
                 f"{region.kind} memory of {region.nbytes} bytes"
                 for region in self._regions.values()
@@ -114,8 +122,7 @@ class DeviceDouble:
             return self._gpu.allocate(nbytes)
 
     def free(self, allocation: Allocation) -> None:
-        with self._gpu.lock:
-            self._gpu.release(allocation.pointer, ("dedicated", "device", "pooled", "managed"))
+        self._give_back(self._gpu.release, allocation.pointer, ("dedicated", "device", "pooled", "managed"))
 
     def export(self, allocation: Allocation) -> bytes:
         with self._issuing():
@@ -131,8 +138,7 @@ class DeviceDouble:
             return self._gpu.open(handle)
 
     def close(self, allocation: Allocation) -> None:
-        with self._gpu.lock:
-            self._gpu.release(allocation.pointer, ("opened",))
+        self._give_back(self._gpu.release, allocation.pointer, ("opened",))
 
     def can_reach(self, uuid: str) -> bool:
         return uuid == self.uuid or uuid in self._gpu.reaches
@@ -142,8 +148,7 @@ class DeviceDouble:
             return self._gpu.new_stream()
 
     def end_stream(self, stream: Stream) -> None:
-        with self._gpu.lock:
-            self._gpu.end_stream(stream)
+        self._give_back(self._gpu.end_stream, stream)
 
     def is_capturing(self, stream: Stream) -> bool:
         with self._issuing():
@@ -162,8 +167,7 @@ class DeviceDouble:
             return self._gpu.open_event(handle)
 
     def end_event(self, event: Event) -> None:
-        with self._gpu.lock:
-            self._gpu.end_event(event)
+        self._give_back(self._gpu.end_event, event)
 
     def record(self, event: Event, stream: Stream) -> None:
         with self._issuing():
@@ -204,8 +208,11 @@ class DeviceDouble:
             return self._gpu.pin(nbytes)
 
     def unpin(self, array: AnyArray) -> None:
+        self._give_back(self._gpu.release, array.ctypes.data, ("pinned",))
+
+    def has_released(self) -> bool:
         with self._gpu.lock:
-            self._gpu.release(array.ctypes.data, ("pinned",))
+            return self._gpu.has_released()
 
     def facts(self, pointer: int) -> PointerFacts:
         with self._issuing():
@@ -225,11 +232,17 @@ class DeviceDouble:
             self._gpu.rule("misaligned", aligned, f"elements of {dtype.name} are not aligned")
             self._gpu.use(stream, [(source, nbytes) for source in sources], (dst, nbytes), run)
 
+    def _give_back(self, release: Callable[..., None], *arguments: Any) -> None:
+        with self._gpu.lock:
+            if not self._gpu.is_lost:
+                release(*arguments)
+
     @contextlib.contextmanager
     def _issuing(self) -> Iterator[None]:
         with self._gpu.lock:
             if self._is_aborted and not self._gpu.allows("aborted"):
                 raise AbortedError("the device was aborted")
+            self._gpu.require_context()
             self._gpu.check()
             yield
 

@@ -32,6 +32,7 @@ LENIENCIES = {
     "opens_twice": "a handle opens again while it is open",
     "uses_freed": "memory may be used after it was freed or closed",
     "frees_opened": "memory may be freed while other processes have it open",
+    "releases_at_once": "memory of other processes is closed before the call returns",
     "frees_pending": "memory may be freed or closed, and streams ended, while work is under way",
     "overlaps": "the inputs and the output of one call may overlap",
     "misaligned": "elements may have any address",
@@ -86,11 +87,13 @@ class GpuState:
         self.uuid, self.reaches, self.exports = uuid, frozenset(reaches), exports
         self._gives_up = gives_up
         self.lock = threading.RLock()
+        self.is_lost = False
         self._lenient = frozenset(lenient)
         self._handles = itertools.count(16)
         self._numbers = itertools.count()
         self._regions: dict[int, _Region] = {}
         self._gone: deque[int] = deque()
+        self._closing: deque[Segment] = deque()
         self._events: dict[int, EventState] = {}
         self._opened_events: set[int] = set()
         self._shared_events: set[int] = set()
@@ -118,6 +121,11 @@ class GpuState:
         trap, self._trap = self._trap, None
         if trap is not None:
             raise trap
+
+    def require_context(self) -> None:
+        """Raise the error of a device whose context has ended."""
+        if self.is_lost:
+            raise TransportUnavailableError("the context of the device has ended: start a new process")
 
     def allocate(self, nbytes: int) -> Allocation:
         """Return new memory of its own."""
@@ -161,11 +169,29 @@ class GpuState:
         if region.segment is None:
             return
         if region.kind == "opened":
-            region.segment.close()
+            self._closing.append(region.segment)
+            if self.allows("releases_at_once"):
+                self._close_next()
             return
         openers = region.segment.openers()
         self.rule("frees_opened", not openers, f"memory is freed while processes {openers} have it open")
         region.segment.free()
+
+    def has_released(self) -> bool:
+        """Return whether all memory has been released, after releasing a little, unless a stream has work to do."""
+        if self.is_lost:
+            return True
+        if self._closing and not self._schedule.pending():
+            self._close_next()
+        return not self._closing
+
+    def release_all(self) -> None:
+        """Release the memory that waits for it."""
+        while self._closing:
+            self._close_next()
+
+    def _close_next(self) -> None:
+        self._closing.popleft().close()
 
     def _bury(self, address: int) -> None:
         """Keep released addresses from being used again for a while."""
@@ -284,6 +310,7 @@ class GpuState:
 
     def done(self, event: Event) -> bool:
         """Return whether an event has happened, after running a little of the late work."""
+        self.require_context()
         self._schedule.run_some()
         self.check()
         state = self.event(event)
