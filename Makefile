@@ -174,7 +174,7 @@ peers: $(STAMPS)/bench-$(KEY) ## Install the libraries to measure against, each 
 	@$(BIN)/python -m unisono.bench.peers install $(PEERS)
 
 docs: $(STAMPS)/docs-$(KEY) ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -d build/docs docs site
 
 clean: ## Remove what was built; .venv, .peers, .mpi, .torch, .jax and .keras stay
 	rm -rf build dist site $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

@@ -61,6 +61,7 @@ class LazyGroup(click.Group):
             return None
         command = importlib.import_module(SUBCOMMANDS[cmd_name].module).command
         assert isinstance(command, click.Command)
+        command.name = cmd_name  # the functions that define the commands are all named `command`
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

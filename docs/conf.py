@@ -1,0 +1,30 @@
+"""The configuration of Sphinx, which builds the site from the pages in this folder: `make docs`."""
+
+from __future__ import annotations
+
+import unisono
+
+project = "Unisono"
+author = "The Unisono developers"
+release = unisono.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinx_copybutton"]
+
+# Links between pages may name headings up to this level, and Sphinx checks that the headings exist.
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+# Docstrings write names in single backticks. A name that the reference contains becomes a link.
+default_role = "py:obj"
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = "Unisono"
+html_show_copyright = False
+html_show_sphinx = False
+html_copy_source = False
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
