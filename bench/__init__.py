@@ -10,6 +10,7 @@ Programs, each `python -m unisono.bench.NAME`:
 
 - `bootstrap.py`: the time that ranks take to start. `joins.py`: the time that a process takes to join a job.
   `memory.py`: the memory of a rank for its peers. `leaks.py`: what long use leaves behind.
+- `curves.py`: pictures of saved results, for the README and the site.
 - `decision.py`: the cost of the decision at call time. `overlap.py`: calls during computing.
 - `gradients.py`: exposed communication of gradients. `ddp.py`: training steps of DDP. `torch_calls.py`: calls of torch.
   `jax_calls.py`: calls in programs of JAX.

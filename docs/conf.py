@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import unisono
+
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 project = "Unisono"
 author = "The Unisono developers"
 release = unisono.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx_copybutton",
+    "drawings",
+]
 
 # Links between pages may name headings up to this level, and Sphinx checks that the headings exist.
 myst_heading_anchors = 4
@@ -22,6 +34,8 @@ default_role = "py:obj"
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = "Unisono"
 html_show_copyright = False
 html_show_sphinx = False

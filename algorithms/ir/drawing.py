@@ -48,11 +48,18 @@ class Row(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Data that goes from rank `source` to rank `target`. `combines`: the target combines it with other data."""
+    """Data that goes from rank `source` to rank `target`.
+
+    Attributes:
+        source, target: the two ranks.
+        combines: the target combines the data with other data.
+        data: the names of the spans, such as ``i0``, at the source if its plan is drawn, else at the target.
+    """
 
     source: int
     target: int
     combines: bool
+    data: str
 
 
 def rows(plans: Sequence[Plan], segments: int = 1) -> list[Row]:
@@ -144,24 +151,63 @@ _TEXTS: dict[type, Callable[[Any, _Name], str]] = {
 
 def moves(plans: Sequence[Plan], row: Row) -> list[Move]:
     """Return the moves in one row of `rows(plans)`. A move whose two ends are both among `plans` is returned once."""
-    combining: dict[tuple[int, int], bool] = {}
+    of_pairs: dict[tuple[int, int], list[tuple[int, Move]]] = {}
     for plan, group in zip(plans, row.groups, strict=True):
         for step in group.steps:
-            for move in _MOVES.get(type(step), _nothing)(step, plan.rank):
-                already = combining.get((move.source, move.target), False)
-                combining[move.source, move.target] = already or move.combines
-    return [Move(source, target, combines) for (source, target), combines in combining.items()]
+            for move in _MOVES.get(type(step), _nothing)(step, plan):
+                of_pairs.setdefault((move.source, move.target), []).append((plan.rank, move))
+    return [_merged(described) for described in of_pairs.values()]
 
 
-def _nothing(step: Any, rank: int) -> list[Move]:
+def _merged(described: Sequence[tuple[int, Move]]) -> Move:
+    """Return one move for the steps between two ranks. Each step is described by the rank that has it in its plan."""
+    source, target = described[0][1][:2]
+    namer = source if any(rank == source for rank, _ in described) else target
+    data = ",".join(move.data for rank, move in described if rank == namer)
+    return Move(source, target, any(move.combines for _, move in described), data)
+
+
+def _nothing(step: Any, plan: Plan) -> list[Move]:
     return []
 
 
-_MOVES: dict[type, Callable[[Any, int], list[Move]]] = {
-    Send: lambda step, rank: [Move(rank, step.peer, False)],
-    Recv: lambda step, rank: [Move(step.peer, rank, False)],
-    RecvReduce: lambda step, rank: [Move(step.peer, rank, True)],
-    Read: lambda step, rank: [Move(step.peer, rank, False)],
-    ReadReduce: lambda step, rank: [Move(peer, rank, True) for peer, _ in step.sources if peer != rank],
-    Write: lambda step, rank: [Move(rank, step.peer, False)],
+_MOVES: dict[type, Callable[[Any, Plan], list[Move]]] = {
+    Send: lambda step, plan: [Move(plan.rank, step.peer, False, _text(plan, step.src))],
+    Recv: lambda step, plan: [Move(step.peer, plan.rank, False, _text(plan, step.dst))],
+    RecvReduce: lambda step, plan: [Move(step.peer, plan.rank, True, _text(plan, step.dst))],
+    Read: lambda step, plan: [Move(step.peer, plan.rank, False, _text(plan, step.src))],
+    ReadReduce: lambda step, plan: [
+        Move(peer, plan.rank, True, _text(plan, src)) for peer, src in step.sources if peer != plan.rank
+    ],
+    Write: lambda step, plan: [Move(plan.rank, step.peer, False, _text(plan, step.src))],
 }
+
+
+def local_steps(plan: Plan, group: Group) -> list[str]:
+    """Return the texts of the steps of a group that use only the memory of the plan's own rank."""
+    return [_line(plan, step) for step in group.steps if isinstance(step, (Copy, Reduce))]
+
+
+def levels(schedule: Sequence[Row]) -> list[int]:
+    """Return for each row the earliest time at which it can run, counted in rows that wait for each other.
+
+    A row waits for the row before it in its lane, for the same group of the segment before, and for the rows in
+    `after`. Rows of different lanes that do not wait for each other have the same level. A row without steps, such as
+    the end of a lane that is longer on another rank, takes no time.
+    """
+    by_place = {row[:3]: row for row in schedule}
+    level_of: dict[tuple[int, int, int], int] = {}
+
+    def end(place: tuple[int, int, int]) -> int:
+        if place not in by_place:
+            return 0
+        return level(place) + any(group.steps for group in by_place[place].groups)
+
+    def level(place: tuple[int, int, int]) -> int:
+        if place not in level_of:
+            lane, group, segment = place
+            others = [(*after, segment) for each in by_place[place].groups for after in each.after]
+            level_of[place] = max(map(end, [(lane, group - 1, segment), (lane, group, segment - 1), *others]))
+        return level_of[place]
+
+    return [level(row[:3]) for row in schedule]

@@ -4,6 +4,7 @@
 - `bench.py`, `calibrate.py`, `doctor.py`, `explain.py`, `postmortem.py`, `run.py`, `show.py`, `simulate.py`, `test.py`,
   `top.py`, `trace.py`, `tune.py` and `verify.py`: the subcommands of these names.
 - `tables.py`: writes and shows decision tables; the subcommands of `unisono tune`.
+- `schedule_picture.py`: the pictures of `unisono show`.
 - `job_statistics.py`: the summary of `unisono run --stats`.
 - `checks.py`, `gpu_checks.py`: the checks of `unisono doctor`.
 - `counts.py`, `loading.py`: options that several subcommands share.

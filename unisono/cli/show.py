@@ -13,14 +13,13 @@ from rich.table import Table
 from unisono.algorithms.builders.arguments import check_ranks
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import find
-from unisono.algorithms.ir.drawing import Row, legend, lines, moves, rows
+from unisono.algorithms.ir.drawing import Row, legend, lines, rows
 from unisono.algorithms.ir.plan import Plan
 from unisono.cli.loading import load_option
 from unisono.cli.terminal import console
 from unisono.errors import UsageError
 
 SIDE_BY_SIDE = 16
-MOST_INCHES = 300.0
 
 
 @click.command(short_help="Show the schedule of an algorithm and its cost.")
@@ -121,34 +120,13 @@ def _facts(algorithm: Algorithm, size: int, params: dict[str, Any]) -> list[str]
 
 
 def _draw(path: Path, kind: str, title: str, plans: Sequence[Plan], schedule: Sequence[Row]) -> None:
-    """Draw an arrow down the rows for each move of data between ranks, in the colour of its lane.
+    """Draw the schedule into a file.
 
     Raises:
         UsageError: matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure
+        from unisono.cli.schedule_picture import Panel, picture
     except ImportError:
         raise UsageError("a picture needs matplotlib: pip install 'unisono[report]'") from None
-    size = plans[0].size
-    inches = (min(2 + 0.7 * size, MOST_INCHES), min(2 + 0.5 * len(schedule), MOST_INCHES))
-    figure = Figure(figsize=inches, layout="constrained")
-    axes = figure.add_subplot(
-        title=f"{title}\nsolid: combined on arrival, dashed: kept",
-        xlabel="rank",
-        ylabel="lane · group · segment",
-        xlim=(-0.5, size - 0.5),
-        ylim=(len(schedule), -0.5),
-        yticks=range(len(schedule)),
-        yticklabels=[f"{row.lane} · {row.group} · {row.segment}" for row in schedule],
-    )
-    axes.vlines(range(size), 0, len(schedule), color="lightgrey", zorder=0)
-    for number, row in enumerate(schedule):
-        for move in moves(plans, row):
-            style = {
-                "arrowstyle": "->",
-                "color": f"C{row.lane % 10}",
-                "linestyle": "solid" if move.combines else "dashed",
-            }
-            axes.annotate("", xy=(move.target, number + 0.8), xytext=(move.source, number), arrowprops=style)
-    figure.savefig(path, format=kind)
+    picture([Panel(title, plans, schedule)]).savefig(path, format=kind, dpi=150)

@@ -1,0 +1,83 @@
+"""Directives of Sphinx that draw the project's own objects, as SVG that has the text colour of the page."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.util.docutils import SphinxDirective
+
+from unisono.algorithms.catalogue.registry import find
+from unisono.algorithms.ir.drawing import rows
+from unisono.bench import curves
+from unisono.cli.schedule_picture import Panel, picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parents[2]
+INK = "#010203"  # no other part of a picture has this colour, so it can be replaced by that of the page's text
+
+
+def inline_svg(figure: Figure, description: str) -> nodes.raw:
+    """Return the figure as SVG for an HTML page. Screen readers read the description."""
+    written = io.StringIO()
+    with matplotlib.rc_context(curves.SVG):
+        figure.savefig(written, format="svg", metadata={"Date": None})
+    svg = re.search(r"<svg.*</svg>", written.getvalue(), re.DOTALL)
+    assert svg is not None
+    text = svg[0].replace(INK, "currentColor").replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+    return nodes.raw("", f'<div class="drawing">{text}</div>', format="html")
+
+
+class Plans(SphinxDirective):
+    """Draws the schedules of algorithms side by side: ``{plans} allreduce ring rabenseifner``."""
+
+    required_arguments = 2
+    optional_arguments = 6
+    option_spec = {  # noqa: RUF012 - the base class defines it so
+        "ranks": directives.positive_int,
+        "segments": directives.positive_int,
+        "root": directives.nonnegative_int,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        """Return the picture."""
+        collective, *names = self.arguments
+        size, root = self.options.get("ranks", 4), self.options.get("root", 0)
+        panels = []
+        for name in names:
+            algorithm = find(collective, name)
+            plans = [algorithm.build(size, rank, root) for rank in range(size)]
+            panels.append(Panel(name, plans, rows(plans, self.options.get("segments", 1))))
+        description = f"Schedules of {collective} on {size} ranks: {', '.join(names)}"
+        return [inline_svg(picture(panels, INK), description)]
+
+
+class Curves(SphinxDirective):
+    """Draws the newest saved benchmark of a collective that measured all the libraries that are named."""
+
+    required_arguments = 2
+    optional_arguments = 9
+    option_spec = {"cpu": directives.unchanged, "ranks": directives.positive_int}  # noqa: RUF012
+
+    def run(self) -> list[nodes.Node]:
+        """Return the picture. The page depends on the file of results."""
+        collective, *libraries = self.arguments
+        path = ROOT / "bench" / "results" / f"{collective}.jsonl"
+        self.env.note_dependency(str(path))
+        benchmark = curves.newest(path, libraries, self.options.get("cpu", ""), self.options.get("ranks", 2))
+        return [inline_svg(curves.picture(benchmark, INK), benchmark.title)]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives."""
+    app.add_directive("plans", Plans)
+    app.add_directive("curves", Curves)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

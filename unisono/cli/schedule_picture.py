@@ -1,0 +1,89 @@
+"""Pictures of schedules: an arrow for each move of data between ranks, one panel for each algorithm.
+
+The vertical axis is time, counted in rows that wait for each other. The colour of an arrow shows its first block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
+
+from unisono.algorithms.ir.drawing import Move, Row, levels, local_steps, moves
+from unisono.algorithms.ir.plan import Plan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours without yellow and black, which are hard to see on a light and on a dark page.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+MOST_INCHES = 300.0
+_LABEL_AT = 0.3  # the distance of a label from the source of its arrow, in ranks
+
+
+class Panel(NamedTuple):
+    """A schedule with its title. `plans` are the plans of the ranks to draw, and `schedule` is ``rows(plans)``."""
+
+    title: str
+    plans: Sequence[Plan]
+    schedule: Sequence[Row]
+
+
+def picture(panels: Sequence[Panel], ink: str = "black") -> Figure:
+    """Return a figure with the panels side by side on a transparent ground. `ink` is the colour of text and lines."""
+    widths = [0.9 + 0.85 * max(panel.plans[0].size, 2) for panel in panels]
+    depths = [max(levels(panel.schedule), default=0) + 1 for panel in panels]
+    size = (min(sum(widths), MOST_INCHES), min(1.1 + 0.62 * max(depths), MOST_INCHES))
+    figure = Figure(figsize=size, layout="constrained")
+    figure.patch.set_alpha(0.0)
+    grid = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)
+    for axes, panel in zip(grid[0], panels, strict=True):
+        _draw(axes, panel, max(depths), ink)
+    figure.supxlabel("solid: combined on arrival · dashed: stored · colour: block", fontsize=8, color=ink)
+    return figure
+
+
+def _draw(axes: Axes, panel: Panel, depth: int, ink: str) -> None:
+    size = panel.plans[0].size
+    axes.set_title(panel.title, color=ink, fontsize=10)
+    axes.set(xlim=(-0.6, size - 0.4), ylim=(depth, -0.05), xticks=range(size), yticks=[])
+    axes.xaxis.tick_top()
+    axes.set_xticklabels([f"rank {rank}" for rank in range(size)], color=ink, fontsize=8)
+    axes.tick_params(length=0)
+    axes.patch.set_alpha(0.0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    own_depth = max(levels(panel.schedule), default=0) + 1
+    axes.vlines(range(size), 0, own_depth, color=ink, alpha=0.35, linewidth=1)
+    for at in range(0, own_depth, 2):
+        axes.axhspan(at, at + 1, color=ink, alpha=0.06, linewidth=0)
+    for row, level in zip(panel.schedule, levels(panel.schedule), strict=True):
+        segment = f".{row.segment}" if any(each.segment for each in panel.schedule) else ""
+        for move in moves(panel.plans, row):
+            _draw_move(axes, move, level, segment)
+        for plan, group in zip(panel.plans, row.groups, strict=True):
+            for text in local_steps(plan, group):
+                axes.plot(plan.rank, level + 0.5, marker="s", markersize=5, color=ink)
+                axes.text(plan.rank + 0.08, level + 0.5, text, fontsize=7, color=ink, verticalalignment="center")
+
+
+def _draw_move(axes: Axes, move: Move, level: int, segment: str) -> None:
+    colour = COLOURS[_first_block(move.data) % len(COLOURS)]
+    start, end = (move.source, level + 0.08), (move.target, level + 0.92)
+    style = "solid" if move.combines else (0, (4, 2))
+    axes.add_patch(
+        FancyArrowPatch(
+            start, end, arrowstyle="-|>", mutation_scale=9, color=colour, linestyle=style, linewidth=1.4, shrinkA=0
+        )
+    )
+    share = _LABEL_AT / max(abs(move.target - move.source), 1)
+    x, y = (a + share * (b - a) for a, b in zip(start, end, strict=True))
+    axes.text(x, y - 0.05, move.data + segment, fontsize=7, color=colour, horizontalalignment="center", weight="bold")
+
+
+def _first_block(data: str) -> int:
+    number = re.search(r"\d+", data)
+    return int(number[0]) if number else 0
