@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -35,7 +35,12 @@ _LEGEND: dict[type, str] = {
     Signal: "!1: raise a flag at rank 1",
     Wait: "?1: wait for the flag of rank 1",
 }
+_TWO_SIDED = (Send, Recv, RecvReduce, Signal, Wait)
 _LETTERS = {Buffer.INPUT: "i", Buffer.OUTPUT: "o", Buffer.SCRATCH: "s"}
+
+
+# A group of a rank in a segment, as (rank, lane, group, segment).
+Instance: TypeAlias = tuple[int, int, int, int]
 
 
 class Row(NamedTuple):
@@ -188,26 +193,38 @@ def local_steps(plan: Plan, group: Group) -> list[str]:
     return [_line(plan, step) for step in group.steps if isinstance(step, (Copy, Reduce))]
 
 
-def levels(schedule: Sequence[Row]) -> list[int]:
-    """Return for each row the earliest time at which it can run, counted in rows that wait for each other.
+def start_times(plans: Sequence[Plan], schedule: Sequence[Row]) -> dict[Instance, int]:
+    """Return for each instance of a group the time at which it starts if every step takes one unit of time.
 
-    A row waits for the row before it in its lane, for the same group of the segment before, and for the rows in
-    `after`. Rows of different lanes that do not wait for each other have the same level. A row without steps, such as
-    the end of a lane that is longer on another rank, takes no time.
+    An instance starts when these have ended: the group before it in its lane, the segment before it, and the groups in
+    `after`. It ends one unit after the ranks of all its messages have started theirs, or at once if it has no steps.
+    Ranks that are not among `plans` are never waited for.
+
+    Args:
+        plans: the plans of the ranks to draw.
+        schedule: ``rows(plans, segments)``.
     """
-    by_place = {row[:3]: row for row in schedule}
-    level_of: dict[tuple[int, int, int], int] = {}
+    groups = {(plan.rank, *row[:3]): row.groups[at] for row in schedule for at, plan in enumerate(plans)}
+    before = {instance: _before(instance, group, groups) for instance, group in groups.items()}
+    partners = {instance: _partners(instance, group, groups) for instance, group in groups.items()}
+    started, pending, time = dict[Instance, int](), dict.fromkeys(groups), 0
+    while pending:
+        ready = [instance for instance in pending if not any(each in pending for each in before[instance])]
+        started.update((instance, started.get(instance, time)) for instance in ready)
+        empty = [instance for instance in ready if not groups[instance].steps]
+        for instance in empty or [each for each in ready if all(map(started.__contains__, partners[each]))]:
+            del pending[instance]
+        time += not empty
+    return started
 
-    def end(place: tuple[int, int, int]) -> int:
-        if place not in by_place:
-            return 0
-        return level(place) + any(group.steps for group in by_place[place].groups)
 
-    def level(place: tuple[int, int, int]) -> int:
-        if place not in level_of:
-            lane, group, segment = place
-            others = [(*after, segment) for each in by_place[place].groups for after in each.after]
-            level_of[place] = max(map(end, [(lane, group - 1, segment), (lane, group, segment - 1), *others]))
-        return level_of[place]
+def _before(instance: Instance, group: Group, groups: Mapping[Instance, Group]) -> list[Instance]:
+    rank, lane, number, segment = instance
+    named = [(lane, number - 1), *group.after]
+    earlier = [(rank, *place, segment) for place in named] + [(rank, lane, number, segment - 1)]
+    return [each for each in earlier if each in groups]
 
-    return [level(row[:3]) for row in schedule]
+
+def _partners(instance: Instance, group: Group, groups: Mapping[Instance, Group]) -> list[Instance]:
+    of_peers = [(step.peer, *instance[1:]) for step in group.steps if isinstance(step, _TWO_SIDED)]
+    return [each for each in of_peers if each in groups]

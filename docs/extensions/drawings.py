@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import figures
 import matplotlib
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[2]
+PIXELS = 100  # the most for an inch of a figure
 INK = "#010203"  # no other part of a picture has this colour, so it can be replaced by that of the page's text
 
 
@@ -32,7 +34,8 @@ def inline_svg(figure: Figure, description: str) -> nodes.raw:
         figure.savefig(written, format="svg", metadata={"Date": None})
     svg = re.search(r"<svg.*</svg>", written.getvalue(), re.DOTALL)
     assert svg is not None
-    text = svg[0].replace(INK, "currentColor").replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+    attributes = f'role="img" aria-label="{description}" style="max-width: {figure.get_figwidth() * PIXELS:.0f}px"'
+    text = svg[0].replace(INK, "currentColor").replace("<svg ", f"<svg {attributes} ", 1)
     return nodes.raw("", f'<div class="drawing">{text}</div>', format="html")
 
 
@@ -76,8 +79,42 @@ class Curves(SphinxDirective):
         return [inline_svg(curves.picture(benchmark, INK), benchmark.title)]
 
 
+class Predictions(SphinxDirective):
+    """Draws the times that the tuner predicts: ``{predictions} allreduce ring recursive_doubling``."""
+
+    required_arguments = 2
+    optional_arguments = 6
+    option_spec = {"ranks": directives.positive_int, "link": directives.unchanged}  # noqa: RUF012
+
+    def run(self) -> list[nodes.Node]:
+        """Return the picture."""
+        collective, *algorithms = self.arguments
+        ranks, link = self.options.get("ranks", 8), self.options.get("link", "shm")
+        figure = figures.predictions(collective, algorithms, ranks, link, INK)
+        return [inline_svg(figure, f"Predicted times of {collective} on {ranks} ranks by size")]
+
+
+class Layers(SphinxDirective):
+    """Draws the layers of the library."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the picture."""
+        return [inline_svg(figures.layers(INK), "The layers of Unisono, the highest first")]
+
+
+class Waiting(SphinxDirective):
+    """Runs ranks, and draws when each of them computed and when it waited."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the picture."""
+        return [inline_svg(figures.waiting(INK), "Ranks 0 and 2 wait in each allreduce for rank 1, which is slow")]
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     app.add_directive("plans", Plans)
     app.add_directive("curves", Curves)
+    app.add_directive("predictions", Predictions)
+    app.add_directive("layers", Layers)
+    app.add_directive("waiting", Waiting)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,7 +10,7 @@ from support import handmade_plans
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
-from unisono.algorithms.ir.drawing import Move, Row, legend, levels, lines, moves, ranges, rows
+from unisono.algorithms.ir.drawing import Move, Row, legend, lines, moves, ranges, rows, start_times
 from unisono.algorithms.ir.plan import Group, Plan, Read, Send, Signal, Wait, Write, even, input_block, output_block
 from unisono.cli.main import main
 
@@ -98,14 +98,26 @@ def test_an_arrow_is_drawn_once_whichever_end_is_shown() -> None:
     assert moves(sender, rows(sender)[0]) == [Move(1, 0, False, "i0")]
 
 
-def test_rows_have_the_level_of_the_rows_that_they_wait_for() -> None:
-    hierarchical = find("allreduce", "hierarchical")
-    schedule = rows([hierarchical.build(4, rank) for rank in range(4)])
-    at = {row[:2]: level for row, level in zip(schedule, levels(schedule), strict=True)}
-    assert at == {(0, 0): 0, (1, 0): 1, (1, 1): 2, (2, 0): 3, (2, 1): 4}
-    chain = rows([find("broadcast", "chain").build(3, rank) for rank in range(3)], segments=2)
-    assert [(row.lane, row.segment) for row in chain] == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert levels(chain) == [0, 1, 1, 2]
+def test_groups_start_when_the_groups_that_they_wait_for_have_ended() -> None:
+    plans = [find("allreduce", "hierarchical").build(4, rank) for rank in range(4)]
+    starts = start_times(plans, rows(plans))
+    of_leader = {(lane, group): time for (rank, lane, group, _), time in starts.items() if rank == 0}
+    assert of_leader == {(0, 0): 0, (1, 0): 1, (1, 1): 2, (2, 0): 3, (2, 1): 4}
+    # A segment of a chain waits for the segment before it and for the rank before it.
+    plans = [find("broadcast", "chain").build(4, rank) for rank in range(4)]
+    starts = start_times(plans, rows(plans, segments=2))
+    of_last = sorted(time for (rank, *_), time in starts.items() if rank == 3)
+    assert max(starts.values()) <= of_last[-1] + 1
+    moved = [time for (rank, lane, group, segment), time in starts.items() if rank == 2 and segment == 1]
+    assert max(moved) == 3
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_every_group_of_every_algorithm_starts(algorithm: Algorithm) -> None:
+    plans = [algorithm.build(4, rank) for rank in range(4)]
+    schedule = rows(plans, segments=2)
+    assert len(start_times(plans, schedule)) == 4 * len(schedule)
+    assert start_times(plans[:1], rows(plans[:1]))
 
 
 # The command.

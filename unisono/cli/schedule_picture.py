@@ -1,6 +1,6 @@
 """Pictures of schedules: an arrow for each move of data between ranks, one panel for each algorithm.
 
-The vertical axis is time, counted in rows that wait for each other. The colour of an arrow shows its first block.
+The vertical axis is time, in which every step takes one unit. The colour of an arrow shows its first block.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from unisono.algorithms.ir.drawing import Move, Row, levels, local_steps, moves
+from unisono.algorithms.ir.drawing import Move, Row, local_steps, moves, start_times
 from unisono.algorithms.ir.plan import Plan
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Panel(NamedTuple):
 def picture(panels: Sequence[Panel], ink: str = "black") -> Figure:
     """Return a figure with the panels side by side on a transparent ground. `ink` is the colour of text and lines."""
     widths = [0.9 + 0.85 * max(panel.plans[0].size, 2) for panel in panels]
-    depths = [max(levels(panel.schedule), default=0) + 1 for panel in panels]
+    depths = [max(map(_time_of, _items(panel)), default=0) + 1 for panel in panels]
     size = (min(sum(widths), MOST_INCHES), min(1.1 + 0.62 * max(depths), MOST_INCHES))
     figure = Figure(figsize=size, layout="constrained")
     figure.patch.set_alpha(0.0)
@@ -56,23 +56,54 @@ def _draw(axes: Axes, panel: Panel, depth: int, ink: str) -> None:
     axes.patch.set_alpha(0.0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    own_depth = max(levels(panel.schedule), default=0) + 1
+    items = _items(panel)
+    own_depth = max(map(_time_of, items), default=0) + 1
     axes.vlines(range(size), 0, own_depth, color=ink, alpha=0.35, linewidth=1)
     for at in range(0, own_depth, 2):
         axes.axhspan(at, at + 1, color=ink, alpha=0.06, linewidth=0)
-    for row, level in zip(panel.schedule, levels(panel.schedule), strict=True):
-        segment = f".{row.segment}" if any(each.segment for each in panel.schedule) else ""
+    for item in items:
+        if isinstance(item, _Arrow):
+            _draw_arrow(axes, item)
+        else:
+            axes.plot(item.rank, item.time + 0.5, marker="s", markersize=5, color=ink)
+            axes.text(item.rank + 0.08, item.time + 0.5, item.text, fontsize=7, color=ink, verticalalignment="center")
+
+
+class _Arrow(NamedTuple):
+    time: int
+    move: Move
+    text: str
+
+
+class _LocalStep(NamedTuple):
+    time: int
+    rank: int
+    text: str
+
+
+def _time_of(item: _Arrow | _LocalStep) -> int:
+    return item.time
+
+
+def _items(panel: Panel) -> list[_Arrow | _LocalStep]:
+    """Return the arrows and the local steps of a panel, each with its time."""
+    starts = start_times(panel.plans, panel.schedule)
+    cut = any(row.segment for row in panel.schedule)
+    items = list[_Arrow | _LocalStep]()
+    for row in panel.schedule:
+        place, suffix = row[:3], f".{row.segment}" if cut else ""
         for move in moves(panel.plans, row):
-            _draw_move(axes, move, level, segment)
+            time = max(starts.get((rank, *place), 0) for rank in (move.source, move.target))
+            items.append(_Arrow(time, move, move.data + suffix))
         for plan, group in zip(panel.plans, row.groups, strict=True):
-            for text in local_steps(plan, group):
-                axes.plot(plan.rank, level + 0.5, marker="s", markersize=5, color=ink)
-                axes.text(plan.rank + 0.08, level + 0.5, text, fontsize=7, color=ink, verticalalignment="center")
+            items += [_LocalStep(starts[(plan.rank, *place)], plan.rank, text) for text in local_steps(plan, group)]
+    return items
 
 
-def _draw_move(axes: Axes, move: Move, level: int, segment: str) -> None:
+def _draw_arrow(axes: Axes, arrow: _Arrow) -> None:
+    move, time = arrow.move, arrow.time
     colour = COLOURS[_first_block(move.data) % len(COLOURS)]
-    start, end = (move.source, level + 0.08), (move.target, level + 0.92)
+    start, end = (move.source, time + 0.08), (move.target, time + 0.92)
     style = "solid" if move.combines else (0, (4, 2))
     axes.add_patch(
         FancyArrowPatch(
@@ -81,7 +112,7 @@ def _draw_move(axes: Axes, move: Move, level: int, segment: str) -> None:
     )
     share = _LABEL_AT / max(abs(move.target - move.source), 1)
     x, y = (a + share * (b - a) for a, b in zip(start, end, strict=True))
-    axes.text(x, y - 0.05, move.data + segment, fontsize=7, color=colour, horizontalalignment="center", weight="bold")
+    axes.text(x, y - 0.11, arrow.text, fontsize=7, color=colour, horizontalalignment="center", weight="bold")
 
 
 def _first_block(data: str) -> int:

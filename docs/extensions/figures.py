@@ -1,0 +1,131 @@
+"""The figures of the concept pages, which are made from the project's own objects."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+from matplotlib.ticker import FuncFormatter
+
+import unisono as un
+from unisono.bench.sizes import format_size
+from unisono.cli.schedule_picture import COLOURS
+from unisono.tuning.decide.choice import NO_STATE, Question, explain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPUTE_S = 0.01
+
+
+def layers(ink: str) -> Figure:
+    """Return a figure of the layers in the contract that `make lint` checks, the highest first."""
+    contract = re.search(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+    assert contract is not None
+    rows = [re.findall(r"unisono\.(\w+)", line) for line in contract[1].splitlines()]
+    figure, axes = _blank((7.2, 0.5 * len(rows) + 0.3))
+    for level, names in enumerate(rows):
+        shown = names if len(names) < 4 else ["vocabulary: errors, options, dtypes, operations …"]
+        for place, name in enumerate(shown):
+            width = 10 / len(shown)
+            _box(axes, (place * width, -level), width - 0.15, name, COLOURS[level % len(COLOURS)], ink)
+    axes.set(xlim=(-0.2, 10.2), ylim=(-len(rows) + 0.2, 0.9))
+    return figure
+
+
+def _box(axes: Axes, corner: tuple[float, float], width: float, text: str, colour: str, ink: str) -> None:
+    axes.add_patch(
+        FancyBboxPatch(corner, width, 0.6, boxstyle="round,pad=0.05", facecolor=colour, edgecolor=colour, alpha=0.25)
+    )
+    axes.text(corner[0] + width / 2, corner[1] + 0.3, text, color=ink, ha="center", va="center", fontsize=9)
+
+
+def _blank(inches: tuple[float, float]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=inches, layout="constrained")
+    figure.patch.set_alpha(0.0)
+    axes = figure.add_subplot()
+    axes.patch.set_alpha(0.0)
+    axes.set_axis_off()
+    return figure, axes
+
+
+def predictions(collective: str, algorithms: Sequence[str], ranks: int, link: str, ink: str) -> Figure:
+    """Return a figure of the times that the tuner's model predicts by size, without a calibration."""
+    sizes = [1 << power for power in range(3, 27, 2)]
+    hosts = (tuple(range(ranks)),) if link == "shm" else ()
+    answers = [explain(Question(collective, size, ranks, link, hosts=hosts), NO_STATE) for size in sizes]
+    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    figure.patch.set_alpha(0.0)
+    axes = figure.add_subplot()
+    for name, colour in zip(algorithms, COLOURS, strict=False):
+        times = [_predicted_us(answer.candidates, name) for answer in answers]
+        axes.plot(sizes, times, label=name, color=colour, linewidth=1.6)
+    chosen = [_predicted_us(answer.candidates, answer.choice.algorithm) for answer in answers]
+    axes.plot(sizes, chosen, "o", color=ink, markersize=5, markerfacecolor="none", label="chosen")
+    _logarithmic(axes, sizes, ink)
+    axes.set_title(f"{collective}, {ranks} ranks, {link}: predicted time, µs", color=ink, fontsize=10)
+    axes.legend(frameon=False, labelcolor=ink, fontsize=8)
+    return figure
+
+
+def _predicted_us(candidates: Sequence[Any], name: str) -> float:
+    predicted = next(each.predicted_s for each in candidates if each.algorithm == name)
+    return float("nan") if predicted is None else predicted * 1e6
+
+
+def _logarithmic(axes: Axes, sizes: Sequence[int], ink: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes[::2])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_size(int(value))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axes.minorticks_off()
+    axes.tick_params(colors=ink, labelsize=8)
+    axes.grid(color=ink, alpha=0.15)
+    axes.patch.set_alpha(0.0)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in {"left", "bottom"})
+        spine.set_color(ink)
+
+
+def waiting(ink: str) -> Figure:
+    """Run three ranks, of which rank 1 is slow, and return a figure of when each computed and when it waited."""
+    timelines = un.launch(_timeline, 3, timeout_s=60)
+    began = min(start for timeline in timelines for _, start, _ in timeline)
+    figure = Figure(figsize=(7.2, 1.9), layout="constrained")
+    figure.patch.set_alpha(0.0)
+    axes = figure.add_subplot(yticks=range(3), yticklabels=[f"rank {rank}" for rank in range(3)], ylim=(2.5, -0.5))
+    colours = {"compute": COLOURS[0], "allreduce": COLOURS[1]}
+    for rank, timeline in enumerate(timelines):
+        for what, start, end in timeline:
+            label = what if (rank, start) == (0, timeline[0][1]) or (rank, start) == (0, timeline[1][1]) else None
+            axes.barh(rank, (end - start) * 1e3, 0.6, (start - began) * 1e3, color=colours[what], label=label)
+    axes.set_xlabel("milliseconds", color=ink, fontsize=8)
+    axes.tick_params(colors=ink, labelsize=8)
+    axes.patch.set_alpha(0.0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    figure.legend(frameon=False, labelcolor=ink, fontsize=8, loc="outside upper center", ncols=2)
+    return figure
+
+
+def _timeline(world: un.Communicator) -> list[tuple[str, float, float]]:
+    vector = np.ones(1 << 16)
+    world.allreduce(vector)  # opens the channels
+    world.barrier()
+    timeline = []
+    for _ in range(4):
+        start = time.monotonic()
+        time.sleep(COMPUTE_S * (2 if world.rank == 1 else 1))
+        computed = time.monotonic()
+        world.allreduce(vector, out=vector)
+        timeline += [("compute", start, computed), ("allreduce", computed, time.monotonic())]
+    return timeline
