@@ -96,7 +96,8 @@ def _items(panel: Panel) -> list[_Arrow | _LocalStep]:
             time = max(starts.get((rank, *place), 0) for rank in (move.source, move.target))
             items.append(_Arrow(time, move, move.data + suffix))
         for plan, group in zip(panel.plans, row.groups, strict=True):
-            items += [_LocalStep(starts[(plan.rank, *place)], plan.rank, text) for text in local_steps(plan, group)]
+            instance = (plan.rank, *place)
+            items += [_LocalStep(starts[instance], plan.rank, text) for text in local_steps(plan, group)]
     return items
 
 
