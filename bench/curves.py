@@ -27,6 +27,7 @@ SVG = {"svg.fonttype": "none", "svg.hashsalt": "unisono"}
 MANY_SIZES = 4
 MOST_LABELS = 6
 PEERS = ("openmpi", "impi")
+OURS = "unisono-shm"
 
 
 class Line(NamedTuple):
@@ -43,9 +44,9 @@ LINES: Mapping[str, Line] = {
     "unisono-tcp": Line("Unisono over TCP", "#d55e00", dashed=True),
     "unisono-empty": Line("Unisono, arrays of un.empty", "#e69f00", dashed=True),
     "openmpi": Line("Open MPI", "#0072b2"),
-    "openmpi-single": Line("Open MPI, one thread", "#0072b2"),
+    "openmpi-single": Line("Open MPI, one thread", "#0072b2", dashed=True),
     "mpich": Line("MPICH", "#009e73"),
-    "mpich-single": Line("MPICH, one thread", "#009e73"),
+    "mpich-single": Line("MPICH, one thread", "#009e73", dashed=True),
     "impi": Line("Intel MPI", "#cc79a7"),
     "oneccl": Line("oneCCL", "#56b4e9"),
     "gloo": Line("Gloo", "#8c8c8c"),
@@ -73,7 +74,7 @@ class Benchmark(NamedTuple):
         facts = self.document
         return (
             f"{facts['collective']} of {facts['dtype']}, {facts['ranks']} ranks, "
-            f"{' '.join(facts['machine']['cpu'].replace('(R)', '').split())}{distance}, {facts['date'][:10]}"
+            f"{_processor(facts)}{distance}, {facts['date'][:10]}"
         )
 
     def times(self, library: str) -> dict[int, float]:
@@ -125,6 +126,61 @@ def newest(path: Path, libraries: Sequence[str], cpu: str = "", ranks: int = 2) 
     if not fitting:
         raise LookupError(f"{path} has no benchmark of {', '.join(libraries)} at {MANY_SIZES} sizes or more")
     return max(fitting, key=lambda each: str(each.document["date"]))
+
+
+class Comparison(NamedTuple):
+    """The newest comparison of a library with Unisono over shared memory, in one situation.
+
+    Attributes:
+        collective, cpu, ranks, dtype, placement, nbytes, library: the situation.
+        date: the day of the measurement.
+        ratio: the time of the library, divided by that of Unisono.
+        high: the upper end of the ratio's 95 % interval. Below 1, the library was surely faster.
+    """
+
+    collective: str
+    cpu: str
+    ranks: int
+    dtype: str
+    placement: str
+    nbytes: int
+    library: str
+    date: str
+    ratio: float
+    high: float
+
+
+def comparisons(paths: Sequence[Path]) -> list[Comparison]:
+    """Return the newest comparison for each situation in the files, which `unisono bench --save` has written."""
+    newest_of: dict[tuple[object, ...], Comparison] = {}
+    benchmarks = [benchmark for path in paths for benchmark in saved(path)]
+    for benchmark in sorted(benchmarks, key=lambda each: str(each.document["date"])):
+        for row in benchmark.rows:
+            ratio = (row["ratios"] or {}).get(OURS)
+            if ratio is not None and row["library"] in LINES and not row["library"].startswith("unisono"):
+                compared = _comparison(benchmark, row, ratio)
+                newest_of[compared[:7]] = compared
+    return list(newest_of.values())
+
+
+def _comparison(benchmark: Benchmark, row: Mapping[str, Any], ratio: Mapping[str, float]) -> Comparison:
+    facts = benchmark.document
+    return Comparison(
+        collective=facts["collective"],
+        cpu=_processor(facts),
+        ranks=facts["ranks"],
+        dtype=facts["dtype"],
+        placement=benchmark.placement,
+        nbytes=row["nbytes"],
+        library=row["library"],
+        date=facts["date"][:10],
+        ratio=ratio["value"],
+        high=ratio["high"],
+    )
+
+
+def _processor(document: Mapping[str, Any]) -> str:
+    return " ".join(str(document["machine"]["cpu"]).replace("(R)", "").split())
 
 
 def picture(benchmark: Benchmark, ink: str = "black") -> Figure:
@@ -189,7 +245,7 @@ def main() -> None:
     parser.add_argument("--ink", default="black", help="the colour of text and axes")
     parser.add_argument("--svg", type=Path, required=True)
     given = parser.parse_args()
-    benchmark = newest(given.results, ["unisono-shm", *given.against.split(",")], given.cpu, given.ranks)
+    benchmark = newest(given.results, [OURS, *given.against.split(",")], given.cpu, given.ranks)
     with matplotlib.rc_context(SVG):
         picture(benchmark, given.ink).savefig(given.svg, format="svg", metadata={"Date": None})
 

@@ -23,6 +23,7 @@ extensions = [
 
 # Links between pages may name headings up to this level, and Sphinx checks that the headings exist.
 myst_heading_anchors = 4
+myst_enable_extensions = ["attrs_block"]
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

@@ -79,6 +79,24 @@ class Curves(SphinxDirective):
         return [inline_svg(curves.picture(benchmark, INK), benchmark.title)]
 
 
+class Losses(SphinxDirective):
+    """A table of the saved comparisons in which another library was surely faster than Unisono."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return a sentence with the counts, and the table."""
+        paths = [ROOT / "bench" / "results" / f"{name}.jsonl" for name in figures.COLLECTIVES]
+        compared = curves.comparisons(paths)
+        lines = [
+            f"In {len(compared)} situations the newest results compare another library with Unisono. "
+            f"The other library was surely faster in {sum(each.high < 1 for each in compared)} of them:",
+            "",
+            *figures.losses(compared),
+        ]
+        for path in paths:
+            self.env.note_dependency(str(path))
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
 class Predictions(SphinxDirective):
     """Draws the times that the tuner predicts: ``{predictions} allreduce ring recursive_doubling``."""
 
@@ -114,6 +132,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     app.add_directive("plans", Plans)
     app.add_directive("curves", Curves)
+    app.add_directive("losses", Losses)
     app.add_directive("predictions", Predictions)
     app.add_directive("layers", Layers)
     app.add_directive("waiting", Waiting)

@@ -13,6 +13,7 @@ from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import FuncFormatter
 
 import unisono as un
+from unisono.bench import curves
 from unisono.bench.sizes import format_size
 from unisono.cli.schedule_picture import COLOURS
 from unisono.tuning.decide.choice import NO_STATE, Question, explain
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPUTE_S = 0.01
+COLLECTIVES = ("allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall", "barrier")
 
 
 def layers(ink: str) -> Figure:
@@ -94,6 +96,28 @@ def _logarithmic(axes: Axes, sizes: Sequence[int], ink: str) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side in {"left", "bottom"})
         spine.set_color(ink)
+
+
+def losses(compared: Sequence[curves.Comparison]) -> list[str]:
+    """Return a Markdown table of the comparisons that Unisono lost, a row for each library on each machine."""
+    rows: dict[tuple[object, ...], list[curves.Comparison]] = {}
+    for each in sorted(compared):
+        if each.high < 1:
+            rows.setdefault((each.collective, each.cpu, each.ranks, each.placement, each.library), []).append(each)
+    lines = [
+        "{.compact}",
+        "| Collective | Machine | Ranks | Cores | Faster library | Sizes | Its time ÷ ours | Date |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (collective, cpu, ranks, placement, library), lost in rows.items():
+        sizes = ", ".join(format_size(each.nbytes) for each in lost) if collective != "barrier" else ""
+        low, high = min(each.ratio for each in lost), max(each.ratio for each in lost)
+        ratios = f"{low:.2f}" if len(lost) == 1 else f"{low:.2f} to {high:.2f}"
+        label = curves.LINES[str(library)].label
+        lines.append(
+            f"| {collective} | {cpu} | {ranks} | {placement} | {label} | {sizes} | {ratios} | {lost[-1].date} |"
+        )
+    return lines
 
 
 def waiting(ink: str) -> Figure:
