@@ -28,6 +28,8 @@ myst_enable_extensions = ["attrs_block"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
+# Errors say in this section what the user can do.
+napoleon_custom_sections = ["Remedy"]
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 # Docstrings write names in single backticks. A name that the reference contains becomes a link.

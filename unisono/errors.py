@@ -70,11 +70,20 @@ def _rebuild(error_class: type[UnisonoError], message: str, state: dict[str, Any
 
 
 class UsageError(UnisonoError, ValueError):
-    """The arguments of a call are wrong. Raised on the calling rank before anything is sent."""
+    """The arguments of a call are wrong. Raised on the calling rank before anything is sent.
+
+    Remedy:
+        Correct the argument, option or variable that the message names. The communicator still works.
+    """
 
 
 class MismatchError(UnisonoError):
-    """Ranks disagree on the call. The message names the divergent rank and both calls. Raised on every rank."""
+    """Ranks disagree on the call. The message names the divergent rank and both calls. Raised on every rank.
+
+    Remedy:
+        Compare the two places in the program that the message names. The usual causes are a collective inside an ``if``
+        on the rank, shapes or dtypes that depend on the rank, and a number of steps that differs between ranks.
+    """
 
 
 class PeerLostError(UnisonoError):
@@ -83,6 +92,10 @@ class PeerLostError(UnisonoError):
     Attributes:
         host: the name of the host of `peer`, or None.
         pid: its process id there, or None.
+
+    Remedy:
+        Read the output of the lost rank first: an exception there is the cause. If a signal killed the rank, look for a
+        lack of memory in the kernel's log. To continue without the rank, call `Communicator.shrink`.
     """
 
     host: str | None = None
@@ -94,27 +107,56 @@ class PeerLostError(UnisonoError):
 
 
 class CollectiveTimeoutError(UnisonoError, TimeoutError):
-    """The call did not complete in time. The message names the ranks that had not made the call."""
+    """The call did not complete in time. The message names the ranks that had not made the call.
+
+    Remedy:
+        Find out what the named ranks do, with ``unisono top --stacks``. If they need more time, for example to write a
+        checkpoint, raise the option `timeout_s` or the argument of the same name.
+    """
 
 
 class AbortedError(UnisonoError):
-    """The communicator was aborted by another rank or by an interrupt, or had failed before this call."""
+    """The communicator was aborted by another rank or by an interrupt, or had failed before this call.
+
+    Remedy:
+        Look for the first error of the job: the message names the rank that aborted, and `last_calls` the calls before.
+        A communicator that has failed stays unusable; call `Communicator.shrink` or end the program.
+    """
 
 
 class RendezvousError(UnisonoError):
-    """The ranks could not find each other. The message names the missing ranks, or the problem with the store."""
+    """The ranks could not find each other. The message names the missing ranks, or the problem with the store.
+
+    Remedy:
+        Check that all ranks were started, with the same number of ranks, store, job and key. ``unisono doctor`` shows
+        these on each host. If hosts start slowly, raise the option `rendezvous_timeout_s`.
+    """
 
 
 class TransportUnavailableError(UnisonoError):
-    """The requested transport cannot be used. The message says why, and what would make it usable."""
+    """The requested transport cannot be used. The message says why, and what would make it usable.
+
+    Remedy:
+        Do what the message says, such as raising a limit by ``ulimit``, or remove the transport from the option
+        `transports`. ``unisono doctor`` tests each transport.
+    """
 
 
 class NoAlgorithmError(UnisonoError):
-    """No registered algorithm can run the call. The message says why each one was refused."""
+    """No registered algorithm can run the call. The message says why each one was refused.
+
+    Remedy:
+        Do not name an algorithm, or name one that ``unisono explain`` lists for the call.
+    """
 
 
 class PlanError(UnisonoError):
-    """A plan is wrong. The message names the first wrong rank, step and contribution, or a cycle of waiting ranks."""
+    """A plan is wrong. The message names the first wrong rank, step and contribution, or a cycle of waiting ranks.
+
+    Remedy:
+        Correct the builder of the algorithm. ``unisono verify FILE`` shows the picture of the error, and
+        ``unisono show`` the schedule.
+    """
 
 
 class CorruptionError(UnisonoError):
@@ -122,8 +164,15 @@ class CorruptionError(UnisonoError):
 
     A network, a memory or a processor has damaged them. Raised on every rank. `peer` is the rank whose messages or
     result differ; None if no majority of the ranks tells which of the results is the right one.
+
+    Remedy:
+        Do not use the results of this call. If the same rank or host is named again, replace the hardware.
     """
 
 
 class InternalError(UnisonoError):
-    """An invariant of Unisono is broken. Please report it."""
+    """An invariant of Unisono is broken.
+
+    Remedy:
+        Report it, with the message, the version and a dump of each rank (``UNISONO_DUMP``).
+    """

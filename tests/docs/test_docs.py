@@ -131,6 +131,12 @@ def test_examples_in_docstrings_print_the_shown_results(path: Path) -> None:
     assert result.failed == 0
 
 
+def test_every_error_has_a_remedy() -> None:
+    errors = [getattr(un, name) for name in dir(un) if name.endswith("Error") and name != "UnisonoError"]
+    assert len(errors) > 10
+    assert [error.__name__ for error in errors if "Remedy:\n" not in str(error.__doc__)] == []
+
+
 def test_settings_page_lists_every_variable_with_its_default() -> None:
     text = (ROOT / "docs" / "settings.md").read_text()
     defaults = dict(re.findall(r"^\| `(UNISONO_\w+)` \|\s*`?([^|`]*?)`?\s*\|", text, re.MULTILINE))
