@@ -50,7 +50,10 @@ ENVIRONMENTS = {
             *("-k", "tensorflow or keras"),
             *(
                 f"tests/frameworks/test_{name}.py"
-                for name in ("tensorflow", "keras", "transparent_keras", "mlcomm", "data_parallel")
+                for name in (
+                    *("tensorflow", "horovod_tensorflow", "keras", "transparent_keras"),
+                    *("mlcomm", "data_parallel"),
+                )
             ),
             "tests/collectives/test_array_adapters.py",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -70,8 +71,15 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]
         multiplier: a number, or a function of the epoch, which is a fraction within an epoch unless `staircase`.
         start_epoch, end_epoch: the first epoch, and the one after the last, in which the rate is set; None for no end.
         staircase: whether the rate is set once in an epoch. Otherwise it is set before each batch.
+        momentum_correction: whether the momentum of `SGD` and `RMSprop` follows the rate. They add up changes, which
+            contain the rate, so a new rate needs other sums (section 3 of the paper of `LearningRateWarmup`).
         steps_per_epoch: the batches of an epoch; needed where Keras does not know them.
+
+    Attributes:
+        logged_as: the name of the rate among the metrics.
     """
+
+    logged_as = "learning_rate"
 
     def __init__(
         self,
@@ -81,6 +89,7 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]
         end_epoch: int | None = None,
         *,
         staircase: bool = True,
+        momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
@@ -88,6 +97,7 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]
         self._multiplier = multiplier if callable(multiplier) else lambda _: multiplier
         self._epochs = start_epoch, end_epoch
         self._staircase = staircase
+        self._momentum_correction = momentum_correction
         self._steps = steps_per_epoch
         self._epoch = 0
 
@@ -105,12 +115,18 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the rate to the metrics."""
         if logs is not None:
-            logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+            logs[self.logged_as] = float(self.model.optimizer.learning_rate)
 
     def _set(self, epoch: float) -> None:
         start, end = self._epochs
         if start <= epoch and (end is None or epoch < end):
-            self.model.optimizer.learning_rate = self._initial_lr * self._multiplier(epoch)
+            optimizer = self.model.optimizer
+            before, after = float(optimizer.learning_rate), self._initial_lr * self._multiplier(epoch)
+            optimizer.learning_rate = after
+            if self._momentum_correction and before and before != after:
+                # The sums are changed, because a compiled step contains the factor `momentum` as a constant.
+                for moment in _moments(optimizer):
+                    moment.assign(moment * (after / before))
 
     def _steps_per_epoch(self) -> int:
         steps = self._steps or self.params.get("steps")
@@ -128,7 +144,9 @@ class LearningRateWarmup(LearningRateSchedule):
     Args:
         initial_lr: the learning rate after the warmup; mostly that of one process, times the number of ranks.
         warmup_epochs: the epochs in which it rises from ``initial_lr / size``.
+        momentum_correction: as in `LearningRateSchedule`.
         steps_per_epoch: the batches of an epoch; needed where Keras does not know them.
+        verbose: 1 to print the rate on rank 0 when the warmup has ended.
         comm: the ranks; by default the world that `unisono.init` has made.
     """
 
@@ -137,22 +155,43 @@ class LearningRateWarmup(LearningRateSchedule):
         initial_lr: float,
         warmup_epochs: int = 5,
         *,
+        momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
+        verbose: int = 0,
         comm: Communicator | None = None,
     ) -> None:
-        size = communicator_or_world(comm).size
+        world = communicator_or_world(comm)
 
         def multiplier(epoch: float) -> float:
-            return (1 + epoch * (size - 1) / warmup_epochs) / size
+            # The rates of the first batch and the last one are those after a batch of the warmup, and of all batches.
+            trained = epoch + 1 / self._steps_per_epoch()
+            return (1 + trained * (world.size - 1) / warmup_epochs) / world.size
 
-        super().__init__(initial_lr, multiplier, 0, warmup_epochs, staircase=False, steps_per_epoch=steps_per_epoch)
-        self._warmup_epochs = warmup_epochs
+        super().__init__(
+            initial_lr,
+            multiplier,
+            0,
+            warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self._last_epoch = warmup_epochs - 1
+        self._prints = verbose > 0 and world.rank == 0
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Set the final rate after the warmup."""
-        super().on_epoch_begin(epoch, logs)
-        if epoch == self._warmup_epochs:
-            self.model.optimizer.learning_rate = self._initial_lr
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Add the rate to the metrics, and print it when the warmup has ended."""
+        super().on_epoch_end(epoch, logs)
+        if self._prints and epoch == self._last_epoch:
+            rate = float(self.model.optimizer.learning_rate)
+            sys.stdout.write(f"\nEpoch {epoch + 1}: the warmup has ended with the learning rate {rate:g}\n")
+
+
+def _moments(optimizer: Any) -> list[Any]:
+    """Return the sums of changes of an optimizer with momentum."""
+    if not getattr(optimizer, "momentum", 0):
+        return []
+    return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []))
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]

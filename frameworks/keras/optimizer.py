@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -31,20 +31,37 @@ def DistributedOptimizer(optimizer: Any, comm: Communicator | None = None, **opt
         UsageError: `optimizer` is no optimizer of Keras, or averages gradients already; or the backend takes no
             options.
     """
+    check_optimizer(optimizer)
+    comm = communicator_or_world(comm)
+    average = average_for(comm, options)
+    return distribute(optimizer, lambda gradients, _: average(gradients), comm.size)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Check that an optimizer of Keras can be distributed; raises `UsageError`."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UsageError(
             f"optimizer must be an optimizer of Keras, such as keras.optimizers.Adam(), not {type(optimizer).__name__}"
         )
     if hasattr(optimizer, MARK):
         raise UsageError("this optimizer averages gradients already: pass it to DistributedOptimizer once")
-    comm = communicator_or_world(comm)
-    average = average_for(comm, options)
+
+
+def distribute(optimizer: Any, average: Callable[[Sequence[Any], Any], list[Any]], ranks: int) -> Any:
+    """Let an optimizer apply what `average` makes of gradients, and return it.
+
+    Args:
+        optimizer: an optimizer of Keras.
+        average: takes the gradients of a step and their variables, or None for all variables of the optimizer; returns
+            the averages over ranks.
+        ranks: how many ranks average.
+    """
     apply = optimizer.apply
 
     def apply_averages(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        return apply(average(list(grads)), trainable_variables)
+        return apply(average(list(grads), trainable_variables), trainable_variables)
 
     # As functions of this object only: its class stays that of Keras.
     object.__setattr__(optimizer, "apply", apply_averages)
-    object.__setattr__(optimizer, MARK, comm.size)
+    object.__setattr__(optimizer, MARK, ranks)
     return optimizer

@@ -1,12 +1,14 @@
-"""Hooks for sessions of TensorFlow 1, as ``tf.compat.v1.train.MonitoredTrainingSession`` takes them."""
+"""Optimizers, and hooks for sessions of TensorFlow 1, as ``tf.compat.v1.train.MonitoredTrainingSession`` takes them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from unisono import Communicator
+from unisono.frameworks.keras import optimizer as of_keras
 from unisono.frameworks.tensorflow.training import Averager, broadcast_variables
 from unisono.programs import communicator_or_world
 
@@ -31,24 +33,22 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self._copying)
 
 
-class DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+class SessionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """A wrapper of an optimizer of ``tf.compat.v1.train`` that averages gradients over ranks before it applies them.
 
     Args:
         optimizer: applies the gradients.
-        comm: the ranks; by default the world that `unisono.init` has made.
-        options: further arguments of `GradientReducer`, such as `compression`.
+        average: takes the gradients of a step, and returns their averages.
     """
 
-    def __init__(self, optimizer: Any, comm: Communicator | None = None, **options: Any) -> None:
+    def __init__(self, optimizer: Any, average: Callable[[Sequence[Any]], list[Any]]) -> None:
         super().__init__(name=f"Distributed{type(optimizer).__name__}", use_locking=False)
-        self._wrapped = optimizer
-        self._averager = Averager(comm, **options)
+        self._wrapped, self._average = optimizer, average
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the averages over ranks, each with its variable."""
         pairs = self._wrapped.compute_gradients(*args, **kwargs)
-        averages = self._averager.average([gradient for gradient, _ in pairs])
+        averages = self._average([gradient for gradient, _ in pairs])
         return [(average, variable) for average, (_, variable) in zip(averages, pairs, strict=True)]
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,3 +66,20 @@ class DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def variables(self, *args: Any, **kwargs: Any) -> Any:
         """Return the variables of the wrapped optimizer."""
         return self._wrapped.variables(*args, **kwargs)
+
+
+def DistributedOptimizer(optimizer: Any, comm: Communicator | None = None, **options: Any) -> Any:  # noqa: N802
+    """Return an optimizer that averages gradients over ranks before it applies them.
+
+    Args:
+        optimizer: an optimizer of ``tf.compat.v1.train``, which is wrapped; or one of Keras, which is changed as by
+            `unisono.keras.DistributedOptimizer`.
+        comm: the ranks; by default the world that `unisono.init` has made.
+        options: further arguments of `GradientReducer`, such as `compression`.
+
+    Raises:
+        UsageError: `optimizer` is neither, or averages gradients already.
+    """
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return SessionOptimizer(optimizer, Averager(comm, **options).average)
+    return of_keras.DistributedOptimizer(optimizer, comm, **options)

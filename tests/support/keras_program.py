@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import runpy
 import sys
 from collections.abc import Callable
@@ -12,10 +14,12 @@ import keras
 import numpy as np
 
 import unisono as un
+import unisono.compat.horovod.keras as hvd
 import unisono.keras as uk
 
 FOLDER = Path(sys.argv[1])
 EXAMPLE = Path(__file__).parents[2] / "examples" / "keras_fit.py"
+HOROVOD_EXAMPLE = EXAMPLE.with_name("horovod_keras.py")
 STEPS = 4
 
 world = un.init()
@@ -74,7 +78,7 @@ def callbacks() -> None:
     history = fitted(
         model, uk.BroadcastVariables(1), uk.MetricAverage(), warmup, rates, uk.ModelCheckpoint(path), epochs=3
     ).history
-    rising = [0.1 * (1 + step / STEPS / 2) / 2 for step in range(2 * STEPS)]
+    rising = [0.1 * (1 + (step + 1) / STEPS / 2) / 2 for step in range(2 * STEPS)]
     expect("rates of a warmup", rates.noted, rising + STEPS * [0.1])
     for name, values in history.items():
         expect(f"history of {name}", *world.allgather(np.array([values])))
@@ -102,7 +106,72 @@ def errors() -> None:
     refused("different models", un.MismatchError, "on rank 1", lambda: fitted(different, uk.BroadcastVariables()))
 
 
-for part in (example, callbacks, errors):
+def momentum() -> None:
+    """Compare a rate that falls with a smaller momentum in the batches at which it falls."""
+    weights = []
+    for corrects in (True, False):
+        keras.utils.set_random_seed(3)
+        model = compiled()
+        schedule = uk.LearningRateSchedule(0.1, lambda epoch: 0.5**epoch, momentum_correction=corrects)
+        fitted(model, schedule, epochs=2)
+        weights.append(model.get_weights()[0])
+    if np.allclose(*weights):
+        print("momentum is not corrected")
+
+
+def horovod() -> None:
+    hvd.init(comm=world)
+    losses = runpy.run_path(str(HOROVOD_EXAMPLE))["losses"]
+    callbacks = hvd.callbacks
+    broadcast, average = callbacks.BroadcastGlobalVariablesCallback(0), callbacks.MetricAverageCallback()
+    together = losses(world.rank, world.size, broadcast, average)
+    if world.rank == 0:
+        expect("losses of Horovod", together, losses(0, 1))
+    expect("allreduce", hvd.allreduce(1.0 + world.rank, op=hvd.Sum), 3.0)
+    expect("half", hvd.allreduce([1.0 + world.rank], compression=hvd.Compression.fp16), [1.5])
+    expect("allgather", hvd.allgather(np.full(world.rank, 2.0)), [2.0])
+    expect("broadcast", hvd.broadcast([world.rank], 1), [1])
+    expect("reducescatter", hvd.reducescatter(np.ones(2), op=hvd.Sum), [2.0])
+
+    # One gradient of 1 + rank in each of two passes, without a local layer and with one.
+    keras.utils.set_random_seed(0)
+    layer, own = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, layer(inputs) + own(inputs))
+    before = [float(each.numpy()[0, 0]) for each in model.weights]
+    sgd = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), gradient_predivide_factor=2.0, local_layers=own)
+    model.compile(sgd, loss=lambda target, output: output * (1.0 + world.rank))
+    rates = callbacks.LearningRateScheduleCallback(1.0, 0.5), callbacks.LearningRateWarmupCallback(1.0, 1, verbose=1)
+    model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0)
+    changes = [old - float(each.numpy()[0, 0]) for old, each in zip(before, model.weights, strict=True)]
+    expect("a step", changes, [1.5, (1.0 + world.rank) / 2])
+    found = model.fit(np.ones((2, 1)), np.ones((2, 1)), epochs=2, verbose=0, callbacks=[rates[0]]).history["lr"]
+    expect("rates", found, [1.0, 0.5])
+    checkpoint = callbacks.BestModelCheckpoint(monitor="loss", save_weights_only=True)
+    refused("a path", un.UsageError, "has no path", lambda: fitted(model, checkpoint))
+    checkpoint.filepath = str(FOLDER / f"best{world.rank}.weights.h5")
+    model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0, callbacks=[checkpoint])
+    expect("best weights", (FOLDER / f"best{world.rank}.weights.h5").exists(), world.rank == 0)
+
+    passes = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    model.compile(passes, loss=lambda target, output: output * (1.0 + world.rank))
+    state = hvd.elastic.KerasState(model, epoch=world.rank)
+    state.sync()
+    before = model.get_weights()[0][0, 0]
+    commit, note = hvd.elastic.CommitStateCallback(state, 2), hvd.elastic.UpdateEpochStateCallback(state)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        model.fit(np.ones((2, 1)), np.ones((2, 1)), batch_size=1, verbose=0, callbacks=[rates[1], note, commit])
+    expect("the end of a warmup", "warmup has ended with the learning rate 1\n" in printed.getvalue(), world.rank == 0)
+    after = model.get_weights()[0][0, 0]
+    expect("two passes", before - after, 3.0)
+    model.layers[1].kernel.assign([[9.0]])
+    state.epoch = 5
+    state.restore()
+    expect("a restored state", [model.get_weights()[0][0, 0], state.epoch], [after, 1])
+    hvd.shutdown()
+
+
+for part in (example, callbacks, momentum, errors, horovod):
     part()
 sys.stdout.write("all was checked\n")  # at once, because the ranks share the output
 sys.stdout.flush()

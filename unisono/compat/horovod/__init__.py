@@ -1,4 +1,4 @@
-"""The API of Horovod 0.28 over Unisono. A script imports `unisono.compat.horovod.torch` as ``hvd``.
+"""The API of Horovod 0.28 over Unisono. A script imports, for example, `unisono.compat.horovod.torch` as ``hvd``.
 
 What all frameworks have in common:
     job: starting and ending, ranks, and the state between.
@@ -8,6 +8,12 @@ What all frameworks have in common:
     requests: what ranks tell each other about calls.
     entries: a call on this rank, from its start to its result.
     execution: makes the matched calls on a communicator.
+    arguments: reductions, names, roots and numbers of rows.
+    arrays: the calls on arrays of numpy.
+    objects: Python objects that ranks exchange.
+    variables: variables of TensorFlow and Keras.
+    reducers: averages of gradients, in whose steps ranks that have joined take part.
+    compression: the base classes of compressors.
     adasum: the reduction "Adasum".
     elastic: training that goes on when ranks are lost or join.
     settings: the variables ``HOROVOD_*``.
@@ -16,4 +22,6 @@ What all frameworks have in common:
 
 The frameworks:
     torch: ``horovod.torch``.
+    tensorflow: ``horovod.tensorflow``, and in it ``keras``.
+    keras: ``horovod.keras``.
 """

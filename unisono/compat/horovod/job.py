@@ -90,13 +90,17 @@ class Job:
             negotiator.close()
         return True
 
+    def process_set(self, number: int) -> ProcessSet:
+        """Return the process set of this number; raises `UsageError` if none is registered."""
+        if number == 0:
+            return global_process_set
+        if number not in self._sets:
+            raise UsageError(f"no process set has the number {number}: pass its process_set_id")
+        return self._sets[number]
+
     def together(self, name: str, function: Any) -> Any:
         """Call a function on all ranks at the same place in the order of calls, and return its result."""
-        entry = self.calls.submit(Entry(Request("together", name), [function]))
-        try:
-            return entry.wait()
-        finally:
-            self.calls.forget(entry)
+        return self.calls.make(Entry(Request("together", name), [function]))
 
     def close(self) -> None:
         """End all calls, on all ranks. In a forked child this does nothing, because the job belongs to the parent."""
@@ -286,11 +290,7 @@ def join(device: int = -1) -> int:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of the process set have called it."""
     calls = calls_of(process_set)
-    entry = calls.submit(Entry(Request("barrier", calls.unnamed("barrier"))))
-    try:
-        entry.wait()
-    finally:
-        calls.forget(entry)
+    calls.make(Entry(Request("barrier", calls.unnamed("barrier"))))
 
 
 def calls_of(process_set: ProcessSet) -> Negotiator:
@@ -309,6 +309,14 @@ def calls_of(process_set: ProcessSet) -> Negotiator:
     if process_set.negotiator is None:
         raise UsageError(f"rank {job.world.rank} is not in {process_set}: make this call on its ranks only")
     return process_set.negotiator
+
+
+def communicator(process_set: ProcessSet = global_process_set) -> Communicator:
+    """Return a new communicator of a process set. Its ranks call it at any time, and wait for each other."""
+    calls = calls_of(process_set)
+    request = Request("together", calls.unnamed("together"))
+    new: Communicator = calls.make(Entry(request, [calls.comm.dup]))
+    return new
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:

@@ -36,6 +36,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -152,6 +153,14 @@ class Negotiator:
                 self._sending.release()
         return entry
 
+    def make(self, entry: Entry) -> Any:
+        """Start a call, wait for it, and return its result. Raises the errors of `submit` and `Entry.wait`."""
+        entry = self.submit(entry)
+        try:
+            return entry.wait()
+        finally:
+            self.forget(entry)
+
     def forget(self, entry: Entry) -> None:
         """Free the name of a call that has ended and whose result has been taken."""
         with self._condition:
@@ -181,11 +190,7 @@ class Negotiator:
 
     def open(self, name: str) -> None:
         """Open the reducer of an optimizer, on all ranks, joined ones too, at one place in the order of calls."""
-        entry = self.submit(Entry(Request("reducer", name)))
-        try:
-            entry.wait()
-        finally:
-            self.forget(entry)
+        self.make(Entry(Request("reducer", name)))
 
     def join(self, catch_up: Callable[[str, int], None]) -> int:
         """Take part with zeros in the calls of other ranks until all have joined; return the rank that joined last.

@@ -6,7 +6,7 @@ Ranks are started by `unisono run`, in place of ``horovodrun``.
 The files:
     calls: the calls on tensors.
     gradients: those through which gradients flow.
-    functions: copying parameters, states and objects.
+    functions: copying parameters and states.
     optimizer: `DistributedOptimizer`.
     averaging: its gradients.
     compression: the forms in which tensors travel.
@@ -15,6 +15,7 @@ The files:
     staging: tensors as the memory of a call.
 """
 
+from unisono.compat.horovod.arguments import Adasum, Average, Max, Min, Product, Sum
 from unisono.compat.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from unisono.compat.horovod.job import (
     add_process_set,
@@ -44,15 +45,10 @@ from unisono.compat.horovod.job import (
     start_timeline,
     stop_timeline,
 )
+from unisono.compat.horovod.objects import allgather_object, broadcast_object
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.torch import elastic
 from unisono.compat.horovod.torch.calls import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     allgather_async,
     allreduce_,
     allreduce_async,
@@ -72,12 +68,7 @@ from unisono.compat.horovod.torch.calls import (
     synchronize,
 )
 from unisono.compat.horovod.torch.compression import Compression
-from unisono.compat.horovod.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from unisono.compat.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from unisono.compat.horovod.torch.gradients import (
     allgather,
     allreduce,

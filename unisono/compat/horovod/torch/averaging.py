@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono import Communicator, GradientReducer
-from unisono.compat.horovod import job
-from unisono.compat.horovod.errors import ArgumentError, HorovodInternalError
-from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
-from unisono.compat.horovod.torch.calls import Average, Sum, sparse_allreduce_async
-from unisono.compat.horovod.torch.compression import Compression, Compressor
+from unisono.compat.horovod.arguments import Average, Sum
+from unisono.compat.horovod.compression import Compressor
+from unisono.compat.horovod.errors import ArgumentError
+from unisono.compat.horovod.process_sets import ProcessSet
+from unisono.compat.horovod.reducers import JobReducer, raise_explained
+from unisono.compat.horovod.torch.calls import sparse_allreduce_async
+from unisono.compat.horovod.torch.compression import Compression
 from unisono.errors import UnisonoError
 from unisono.frameworks.torch.slots import Slots
 from unisono.frameworks.torch.tensors import like
@@ -28,9 +28,6 @@ _PLACEHOLDER = "(placeholder)"
 class Averaging:
     """The gradients of one optimizer.
 
-    The reducer is opened with the first gradient, on all ranks at the same place in the order of calls. After `elastic`
-    has changed the ranks it is opened again.
-
     Args:
         trained: the parameters of the optimizer by name.
         op: "avg" or "sum".
@@ -42,7 +39,6 @@ class Averaging:
 
     Attributes:
         has_begun: whether gradients of this step are being averaged.
-        step_in_progress: the number of the step in which all ranks of the job take part now; 0 for none.
     """
 
     def __init__(
@@ -58,19 +54,18 @@ class Averaging:
     ) -> None:
         self._trained, self._op, self._compression = trained, op, compression
         self._predivide, self._sparse_as_dense, self._process_set = predivide, sparse_as_dense, process_set
-        self._name = job.register_optimizer(
-            self, repr([(name, tuple(parameter.shape)) for name, parameter in trained.own.items()])
-        )
-        self._lock = threading.RLock()  # several threads may run backward
-        self._reducer: Any = None  # the `GradientReducer`
-        self._slots: Any = None
-        self._epoch = -1  # of the job in which the reducer was opened
-        self._steps = 0  # since the reducer was opened
-        self.step_in_progress = 0
+        self._slots: Any = None  # of the reducer
         self._hooks: dict[str, tuple[Any, Any]] = {}  # by name, the parameter and its hook
         self._passed: dict[str, Callable[[Any], None]] = {}  # by name, the function that takes the average
         self._sparse: dict[str, tuple[Any, Callable[[], Any]]] = {}
         self._remaining: dict[str, int] = {}
+        self._reducer = JobReducer(
+            repr([(name, tuple(parameter.shape)) for name, parameter in trained.own.items()]),
+            process_set,
+            op,
+            is_half=compression is Compression.fp16,
+            on_open=_method(weakref.WeakMethod(self._forget_step)),
+        )
         self.set_passes(passes)
         self._hook_parameters()
 
@@ -87,7 +82,7 @@ class Averaging:
 
     def restart(self) -> None:
         """Forget the backwards that were not followed by a step."""
-        with self._lock:
+        with self._reducer.lock:
             self._remaining, self._passed, self._sparse = {}, {}, {}
 
     def finish(self) -> None:
@@ -96,25 +91,24 @@ class Averaging:
         Raises:
             HorovodInternalError: a rank was lost, or ranks disagree.
         """
-        if not self._averages():
+        if not self._reducer.averages():
             self._remaining = {}
             return
-        with self._lock:
+        with self._reducer.lock:
             try:
                 self._pass_others()
                 passed, self._passed = self._passed, {}
                 sparse, self._sparse = self._sparse, {}
                 self._remaining = {}
-                self._begin_step()
-                reducer = self._opened()
+                self._reducer.begin_step()
+                reducer = self._reducer.opened()
                 if sparse:
                     reducer.ready(_PLACEHOLDER, np.zeros(1, np.float32))
                 reduced = reducer.finish()
             except UnisonoError as error:
-                explained = _explained(error)
-                raise explained from explained.__cause__
+                raise_explained(error)
             finally:
-                self.step_in_progress = 0
+                self._reducer.end_step()
             for name, gradient in reduced.items():
                 if name in passed:
                     passed[name](gradient)
@@ -123,17 +117,6 @@ class Averaging:
                     parameter.grad = like(parameter, gradient)
             for parameter, wait in sparse.values():
                 parameter.grad = wait()
-
-    def catch_up(self, number: int) -> None:
-        """Take part in the steps of the other ranks up to this number, without gradients: this rank has joined."""
-        with self._lock:
-            while self._steps < number:
-                self._steps += 1
-                try:
-                    self._opened().finish()
-                except UnisonoError as error:
-                    explained = _explained(error)
-                    raise explained from explained.__cause__
 
     def _pass_others(self) -> None:
         """Pass the gradients that no hook has passed: zeros, and those of fewer backwards than the step should have."""
@@ -145,33 +128,10 @@ class Averaging:
                     parameter.grad = torch.zeros_like(parameter)
                 self._pass(name, parameter)
 
-    def _averages(self) -> bool:
-        """Return whether this rank averages with others."""
-        job.running()
-        return self._process_set.included() is not False and (self._process_set.size() or 0) > 1
-
-    def _begin_step(self) -> None:
-        self._steps += 1
-        if self._process_set is global_process_set:  # `join` is for all ranks
-            self.step_in_progress = self._steps
-            job.running().calls.begin_step(self._name, self._steps)
-
-    def _opened(self) -> GradientReducer:
-        """Return the reducer, which is opened if this is the first gradient of this job."""
-        epoch = job.running().epoch
-        if self._epoch != epoch:
-            self._passed, self._sparse = {}, {}  # of other ranks
-            job.calls_of(self._process_set).open(self._name)
-        opened: GradientReducer = self._reducer
-        return opened
-
-    def open(self, comm: Communicator) -> None:
-        """Open the reducer for these ranks, all of which do so at the same place in the order of calls."""
-        compression = "float16" if self._compression is Compression.fp16 else None
-        # A communicator of its own, because the reducer makes further ones of it at any time.
-        self._reducer = GradientReducer(comm.dup(), op=self._op, missing="zero", compression=compression)
-        self._slots = Slots(self._reducer)
-        self._epoch, self._steps = job.running().epoch, 0
+    def _forget_step(self) -> None:
+        """Forget gradients that other ranks will not average, because the reducer has been opened for new ranks."""
+        self._passed, self._sparse = {}, {}
+        self._slots = Slots(self._reducer.reducer)
 
     def _hook_parameters(self) -> None:
         """Add a hook to each trained parameter that has none."""
@@ -185,7 +145,7 @@ class Averaging:
 
     def accumulated(self, name: str, parameter: Any) -> None:
         """Count a backward of a parameter, and pass its gradient if it was the last one of the step."""
-        with self._lock:
+        with self._reducer.lock:
             remaining = self._remaining.get(name, self._passes)
             if remaining == 0:
                 raise AssertionError(
@@ -193,22 +153,21 @@ class Averaging:
                     "before step(): call step(), or increase backward_passes_per_step"
                 )
             self._remaining[name] = remaining - 1
-            if remaining == 1 and self._averages():
+            if remaining == 1 and self._reducer.averages():
                 try:
                     self._pass(name, parameter)
                 except UnisonoError as error:
-                    explained = _explained(error)
-                    raise explained from explained.__cause__
+                    raise_explained(error)
 
     def _pass(self, name: str, parameter: Any) -> None:
         """Pass the gradient of a parameter to the reducer, and note who takes the average."""
         gradient = parameter.grad
         if gradient.is_sparse and not self._sparse_as_dense:
             op = Average if self._op == "avg" else Sum
-            wait = sparse_allreduce_async(gradient, f"{self._name}.{name}", op, self._process_set)
+            wait = sparse_allreduce_async(gradient, f"{self._reducer.name}.{name}", op, self._process_set)
             self._sparse[name] = parameter, wait
             return
-        reducer = self._opened()
+        reducer = self._reducer.opened()
         is_sparse = gradient.is_sparse
         if is_sparse:
             gradient = gradient.to_dense()
@@ -239,8 +198,15 @@ class Averaging:
         return self._predivide == 1.0 and self._compression in (Compression.none, Compression.fp16)
 
 
-def _explained(error: UnisonoError) -> HorovodInternalError:
-    return job.running().calls.explain(error)
+def _method(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
+    """Return a function that calls a method and does not keep its object alive."""
+
+    def call() -> None:
+        bound = method()
+        if bound is not None:
+            bound()
+
+    return call
 
 
 def _hook(averaging: weakref.ref[Averaging], name: str) -> Callable[[Any], None]:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from unisono.compat.horovod import adasum
+from unisono.compat.horovod.arguments import DIFFERENTIABLE, Average, named, op_of, root_of, rows_to_ranks, scatter_op
 from unisono.compat.horovod.entries import Entry
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.job import calls_of
@@ -30,10 +31,6 @@ from unisono.compat.horovod.negotiation import Negotiator
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.requests import Request
 from unisono.compat.horovod.torch.staging import Buffer, array_of, check, read_only, request, scale, tensor_of
-
-Average, Sum, Adasum, Min, Max, Product = range(6)
-# By Horovod's number of a reduction, its name here.
-_OPS: Mapping[int, str] = {Average: "avg", Sum: "sum", Adasum: "adasum", Min: "min", Max: "max", Product: "prod"}
 
 
 class _Handle(NamedTuple):
@@ -81,28 +78,6 @@ def forget_all() -> None:
         _handles.clear()
 
 
-def _named(calls: Negotiator, kind: str, name: str | None) -> str:
-    if name is not None and not isinstance(name, str):
-        raise ArgumentError(f"name must be a string or None, not {name!r}")
-    return calls.unnamed(kind) if name is None else name
-
-
-def op_of(op: int | None, average: bool | None = None) -> str:
-    """Return the name of a reduction.
-
-    Raises:
-        ArgumentError: there is no such reduction, or both `op` and the old argument `average` are passed.
-    """
-    if average is not None:
-        if op is not None:
-            raise ArgumentError("pass op or the old argument average, and not both")
-        return "avg" if average else "sum"
-    name = _OPS.get(Average if op is None else op)
-    if name is None:
-        raise ArgumentError(f"op must be hvd.Average, Sum, Adasum, Min, Max or Product, not {op!r}")
-    return name
-
-
 # --- allreduce ------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +104,7 @@ def _reduce(
         results = [buffer.result() for buffer in buffers]
         return results if is_list else results[0]
 
-    asked = request("allreduce", _named(calls, "allreduce", name), tensors, op=op, scales=(before, after))
+    asked = request("allreduce", named(calls, "allreduce", name), tensors, op=op, scales=(before, after))
     for buffer in buffers:
         scale(buffer.memory, before)
     return _start(calls, asked, [buffer.array for buffer in buffers], finish)
@@ -226,12 +201,12 @@ def sparse_allreduce_async(
     The ranks gather their indices and values, so an index may occur several times in the result: `coalesce` adds these.
     """
     chosen = op_of(op)
-    if chosen not in ("avg", "sum"):
+    if chosen not in DIFFERENTIABLE:
         raise ArgumentError(f"sparse tensors can be averaged and summed, and not by {chosen}")
     if not isinstance(tensor, torch.Tensor) or not tensor.is_sparse:
         raise ArgumentError("sparse_allreduce_async takes a sparse tensor: use allreduce_async for others")
     calls = calls_of(process_set)
-    base = _named(calls, "sparse_allreduce", name)
+    base = named(calls, "sparse_allreduce", name)
     # The handles of other calls are forgotten by their tensors, so these handles are kept by the function.
     rows = allgather_async(tensor._indices().t().contiguous(), f"{base}.indices", process_set)
     values = allgather_async(tensor._values(), f"{base}.values", process_set)
@@ -258,7 +233,7 @@ def _gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, *
         results = [tensor_of(array, tensor) for array, tensor in zip(gathered, tensors, strict=True)]
         return results if is_list else results[0]
 
-    asked = request("allgather", _named(calls, "allgather", name), tensors)
+    asked = request("allgather", named(calls, "allgather", name), tensors)
     return _start(calls, asked, [array_of(memory) for memory in memories], finish)
 
 
@@ -282,7 +257,7 @@ def _copy(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet
     _check_all([tensor], "broadcast")
     buffer = Buffer(tensor, in_place=in_place)
     root = root_of(root_rank, process_set)
-    asked = request("broadcast", _named(calls, "broadcast", name), [tensor], root=root)
+    asked = request("broadcast", named(calls, "broadcast", name), [tensor], root=root)
     return _start(calls, asked, [buffer.array], lambda _: buffer.result())
 
 
@@ -307,14 +282,6 @@ def broadcast_(
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
-def root_of(root_rank: int, process_set: ProcessSet) -> int:
-    """Return the number in a process set of a rank of the job; raises `ArgumentError` if it is not in the set."""
-    ranks = process_set.ranks or []
-    if isinstance(root_rank, bool) or root_rank not in ranks:
-        raise ArgumentError(f"root_rank must be one of the ranks {ranks}, not {root_rank!r}")
-    return ranks.index(root_rank)
-
-
 # --- alltoall and reducescatter -------------------------------------------------------------------------------------
 
 
@@ -324,7 +291,8 @@ def alltoall_async(
     """Start `alltoall`, without gradients, and return a handle; `synchronize` returns the rows and their numbers."""
     calls = calls_of(process_set)
     _check_all([tensor], "alltoall", has_rows=True)
-    rows = _splits(splits, tensor.shape[0], calls.comm.size)
+    listed = () if splits is None else splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    rows = rows_to_ranks(listed, tensor.shape[0], calls.comm.size)
     memory = read_only(tensor)
     like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
 
@@ -332,20 +300,8 @@ def alltoall_async(
         received, counts = result
         return tensor_of(received, memory).to(tensor.device), torch.tensor(counts, dtype=like.dtype, device=like.device)
 
-    asked = request("alltoall", _named(calls, "alltoall", name), [tensor], splits=rows)
+    asked = request("alltoall", named(calls, "alltoall", name), [tensor], splits=rows)
     return _start(calls, asked, [array_of(memory)], finish)
-
-
-def _splits(splits: Any, count: int, size: int) -> tuple[int, ...]:
-    """Return how many rows each rank gets; raises `ArgumentError` if the numbers are wrong."""
-    if splits is None or len(splits) == 0:
-        if count % size:
-            raise ArgumentError(f"{count} rows cannot be cut into {size} equal parts: pass splits")
-        return (count // size,) * size
-    rows = tuple(map(int, splits.tolist() if isinstance(splits, torch.Tensor) else splits))
-    if len(rows) != size or min(rows) < 0 or sum(rows) != count:
-        raise ArgumentError(f"splits must be {size} numbers of rows whose sum is {count}, not {list(rows)}")
-    return rows
 
 
 def _scatter(
@@ -359,9 +315,7 @@ def _scatter(
 ) -> int:
     calls = calls_of(process_set)
     _check_all(tensors, "reducescatter", has_rows=True)
-    chosen = op_of(op)
-    if chosen not in ("avg", "sum"):
-        raise ArgumentError(f"reducescatter takes op=Average or Sum, not {chosen}")
+    chosen = scatter_op(op)
     before, after = map(float, scales)
     buffers = [Buffer(tensor, in_place=False) for tensor in tensors]
     for buffer in buffers:
@@ -374,7 +328,7 @@ def _scatter(
         results = [result.to(tensor.device) for result, tensor in zip(results, tensors, strict=True)]
         return results if is_list else results[0]
 
-    asked = request("reducescatter", _named(calls, "reducescatter", name), tensors, op=chosen, scales=(before, after))
+    asked = request("reducescatter", named(calls, "reducescatter", name), tensors, op=chosen, scales=(before, after))
     return _start(calls, asked, [buffer.array for buffer in buffers], finish)
 
 

@@ -4,34 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-
-class Compressor:
-    """Makes a tensor smaller before a call, and restores its dtype after it. Programs may write their own."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor to send, and what `decompress` needs."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return a received tensor in the form of the tensor that was compressed."""
-        raise NotImplementedError
+from unisono.compat.horovod.compression import HalfCompressor, NoneCompressor
 
 
-class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(HalfCompressor):
     """Sends tensors of floats as float16."""
 
     @staticmethod

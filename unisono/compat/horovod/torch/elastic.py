@@ -11,7 +11,8 @@ import torch
 
 from unisono.compat.horovod import elastic, job
 from unisono.compat.horovod.elastic import State, run
-from unisono.compat.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from unisono.compat.horovod.objects import broadcast_object
+from unisono.compat.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 

@@ -1,20 +1,17 @@
-"""Copying parameters, the state of optimizers and Python objects from one rank to all."""
+"""Copying parameters and the state of optimizers from one rank to all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import torch
 
-from unisono.compat.horovod.entries import Entry
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.job import calls_of
-from unisono.compat.horovod.negotiation import Negotiator
+from unisono.compat.horovod.objects import broadcast_object
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
-from unisono.compat.horovod.requests import Request
-from unisono.compat.horovod.torch.calls import broadcast_async_, root_of, synchronize
+from unisono.compat.horovod.torch.calls import broadcast_async_, synchronize
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -97,28 +94,3 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_mapped(each, function) for each in value)
     return function(value)
-
-
-def broadcast_object(
-    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Return the object of the rank `root_rank`; other ranks' `obj` is ignored. It travels as a pickle."""
-    calls = calls_of(process_set)
-    root = root_of(root_rank, process_set)
-    data = cloudpickle.dumps(obj) if calls.comm.rank == root else None
-    received = _object_call(calls, "broadcast_object", name, data, root)
-    return obj if data is not None else cloudpickle.loads(received)
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the objects of all ranks, in the order of ranks. They travel as pickles."""
-    calls = calls_of(process_set)
-    return [cloudpickle.loads(each) for each in _object_call(calls, "allgather_object", name, cloudpickle.dumps(obj))]
-
-
-def _object_call(calls: Negotiator, kind: str, name: str | None, data: bytes | None, root: int = -1) -> Any:
-    entry = calls.submit(Entry(Request(kind, calls.unnamed(kind) if name is None else name, root=root), [data]))
-    try:
-        return entry.wait()
-    finally:
-        calls.forget(entry)

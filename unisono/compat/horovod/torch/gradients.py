@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from unisono.compat.horovod import job
+from unisono.compat.horovod.arguments import Average, Sum, check_differentiable, op_of
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.torch import calls
-from unisono.compat.horovod.torch.calls import Average, Sum, synchronize
+from unisono.compat.horovod.torch.calls import synchronize
 from unisono.compat.horovod.torch.compression import Compression
-
-_DIFFERENTIABLE = ("avg", "sum")
 
 
 class _Allreduce(torch.autograd.Function):  # type: ignore[misc]
@@ -29,9 +28,7 @@ class _Allreduce(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        op = calls.op_of(ctx.arguments["op"], ctx.arguments["average"])
-        if op not in _DIFFERENTIABLE:
-            raise ArgumentError(f"gradients flow through op=Average and Sum, and not through {op}")
+        check_differentiable(op_of(ctx.arguments["op"], ctx.arguments["average"]))
         return None, *synchronize(calls.grouped_allreduce_async(gradients, **ctx.arguments))
 
 

@@ -9,12 +9,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from unisono.compat.horovod import adasum
+from unisono.compat.horovod.arguments import Adasum, Average, gradient_op
 from unisono.compat.horovod.errors import ArgumentError
-from unisono.compat.horovod.job import calls_of
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.torch.averaging import Averaging
-from unisono.compat.horovod.torch.calls import Adasum, Average, grouped_allreduce_async, op_of, synchronize
+from unisono.compat.horovod.torch.calls import grouped_allreduce_async, synchronize
 from unisono.compat.horovod.torch.compression import Compression
 from unisono.frameworks.torch.trained import TrainedParameters
 
@@ -159,11 +158,7 @@ def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is a
         ArgumentError, UsageError: an argument has a value that it cannot have, two parameters have the same name, or a
             parameter of the optimizer has none.
     """
-    chosen = op_of(op)
-    if chosen not in ("avg", "sum", "adasum"):
-        raise ArgumentError(f"a DistributedOptimizer takes op=Average, Sum or Adasum, not {chosen}")
-    if gradient_predivide_factor != 1.0 and chosen != "avg":
-        raise ArgumentError("gradient_predivide_factor is for op=Average: leave it out")
+    chosen = gradient_op(op, gradient_predivide_factor, process_set)
     _check_groups(groups if groups is not None else num_groups or None)
     pairs = None if named_parameters is None else list(named_parameters)
     if any(not isinstance(pair, tuple) for pair in pairs or ()):
@@ -172,10 +167,6 @@ def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is a
         )
     trained = TrainedParameters(optimizer, pairs)
     if chosen == "adasum":
-        calls = calls_of(process_set)
-        if process_set is not global_process_set:
-            raise ArgumentError("op=Adasum is for all ranks: leave process_set out")
-        adasum.check_size(calls.comm.size)
         return _extended(optimizer, _DistributedAdasum)
     distributed = _extended(optimizer, _Distributed)
     distributed._averaging = Averaging(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from unisono.compat.horovod import job
-from unisono.compat.horovod.torch.calls import Sum
+from unisono.compat.horovod.arguments import Sum
 from unisono.compat.horovod.torch.gradients import allreduce
 
 
