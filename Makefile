@@ -51,7 +51,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests engines tensorflow jax jax-versions keras cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests engines tensorflow jax jax-versions keras cuda cuda-versions mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -88,6 +88,9 @@ jax-versions: $(STAMPS)/jax-$(KEY) ## Run the tests of JAX with every version th
 
 keras: $(STAMPS)/torch-$(KEY) $(STAMPS)/jax-$(KEY) ## Test what works with Keras on torch and JAX; it is installed in .keras
 	@$(BIN)/python scripts/tests_with.py $@ $(PYTEST)
+
+cuda-versions: $(STAMPS)/cuda-$(KEY) ## Run the tests of the GPU's driver with the oldest bindings of CUDA 12 and 13, in .cuda/
+	@$(BIN)/python scripts/cuda_environment.py $(CUDA_VERSIONS)
 
 cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
 
@@ -176,10 +179,10 @@ peers: $(STAMPS)/bench-$(KEY) ## Install the libraries to measure against, each 
 docs: $(STAMPS)/docs-$(KEY) ## Build the documentation into site/
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -d build/docs docs site
 
-clean: ## Remove what was built; .venv, .peers, .mpi, .torch, .jax and .keras stay
+clean: ## Remove what was built; .venv, .peers, .mpi, .torch, .jax, .cuda and .keras stay
 	rm -rf build dist site $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -not -path './.mpi/*' -not -path './.torch/*' \
-	  -not -path './.jax/*' -not -path './.keras/*' -prune -exec rm -rf {} +
+	  -not -path './.jax/*' -not -path './.cuda/*' -not -path './.keras/*' -prune -exec rm -rf {} +
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -208,6 +211,8 @@ JAX := jax optax
 # The oldest JAX, and the last of each other minor version. Those that this Python cannot have are skipped: the newest
 # need `make jax-versions PYTHON=python3.13` in a folder without .venv.
 JAX_VERSIONS := 0.5.0 0.6.2 0.7.2 0.8.3 0.9.2 0.10.2 0.11.2 0.12.0.1
+# The oldest binding of the driver of each major version; the extra cuda13 has the newest.
+CUDA_VERSIONS := 12.9.1 13.0.3
 # The version that is tested; it brings the UCX that goes with it, some 250 MB.
 UCX := ucxx-cu13==0.52.*
 

@@ -220,7 +220,12 @@ def test_user_without_a_home_has_no_kernel_cache(monkeypatch: pytest.MonkeyPatch
 @needs_nvrtc
 def test_nvrtc_is_loaded_from_packages_in_any_folder_of_sys_path(tmp_path: Path) -> None:
     # Without site, as after `pip install --target`: the folder is in PYTHONPATH, and no site folder of this Python.
-    program = "from unisono.transports.cuda.compiler import version; print(version())"
+    program = (
+        "from unisono.transports.cuda.compiler import compile_kernel, version\n"
+        "from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS\n"
+        "compile_kernel(COPY_EXTENTS, 'sm_90')\n"
+        "print(version())"
+    )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
     command = [sys.executable, "-S", "-c", program]
     ended = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import sys
 from dataclasses import dataclass
@@ -114,13 +115,11 @@ def _files() -> list[Path]:
 def _nvrtc() -> Any:
     """Return the binding of NVRTC, after checking that the library loads."""
     try:
+        from cuda import bindings
         from cuda.bindings import nvrtc
 
-        try:
-            nvrtc.nvrtcVersion()  # loads the library
-        except (OSError, RuntimeError):
-            _load_packaged()
-            nvrtc.nvrtcVersion()
+        _load_packaged(bindings.__version__.partition(".")[0])
+        nvrtc.nvrtcVersion()  # loads the library
     except (ImportError, OSError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         raise TransportUnavailableError(
@@ -130,15 +129,20 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
-def _load_packaged() -> None:
-    """Load NVRTC from packages in any folder of `sys.path`; the binding looks for packages in folders of `site` only.
+@functools.cache
+def _load_packaged(major: str) -> None:
+    """Load NVRTC from packages in any folder of `sys.path`, because the binding looks in folders of `site` only.
 
-    The binding recognises a library that is loaded by its file name, which has the major version.
+    The binding takes a library that is loaded already. It recognises that by its file name, which has the major version
+    of CUDA. Old bindings look for the library only once, so it must be loaded before their first call.
     """
     for folder in sys.path:
-        for library in Path(folder, "nvidia").glob("*/lib/libnvrtc.so.??"):
+        for library in Path(folder, "nvidia").glob(f"*/lib/libnvrtc.so.{major}"):
             with contextlib.suppress(OSError):
-                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+                # NVRTC opens its builtins by their name alone.
+                for needed in (*library.parent.glob(f"libnvrtc-builtins.so.{major}*"), library):
+                    ctypes.CDLL(str(needed), ctypes.RTLD_GLOBAL)
+                return
 
 
 def _checked(nvrtc: Any, returned: tuple[Any, ...]) -> Any:

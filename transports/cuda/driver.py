@@ -139,7 +139,7 @@ class CudaDevice:
 
     def new_stream(self) -> Stream:
         flag = self._driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return Stream(int(self._issue("cuStreamCreate", int(flag))))
+        return Stream(self._driver.number_of(self._issue("cuStreamCreate", int(flag))))
 
     def end_stream(self, stream: Stream) -> None:
         self._destroy("cuStreamDestroy", stream)
@@ -154,14 +154,14 @@ class CudaDevice:
     def new_event(self, *, shared: bool = False) -> Event:
         api = self._driver.api.CUevent_flags
         flags = int(api.CU_EVENT_DISABLE_TIMING) | (int(api.CU_EVENT_INTERPROCESS) if shared else 0)
-        return Event(int(self._issue("cuEventCreate", flags)))
+        return Event(self._driver.number_of(self._issue("cuEventCreate", flags)))
 
     def export_event(self, event: Event) -> bytes:
         return _HANDLE.pack(_process(), 0, _bytes_of(self._issue("cuIpcGetEventHandle", event.handle)))
 
     def open_event(self, handle: bytes) -> Event:
         _, opaque = _opened(handle, self._driver.api.CUipcEventHandle())
-        return Event(int(self._issue("cuIpcOpenEventHandle", opaque)))
+        return Event(self._driver.number_of(self._issue("cuIpcOpenEventHandle", opaque)))
 
     def end_event(self, event: Event) -> None:
         self._destroy("cuEventDestroy", event.handle)

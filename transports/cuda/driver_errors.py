@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from unisono.errors import InternalError, TransportUnavailableError, UsageError
 
 INSTALL_BINDING = "pip install 'unisono[cuda]'"
-INSTALL_DRIVER = "install NVIDIA's driver, of CUDA 13 (580) or newer, so that nvidia-smi shows the GPU"
+INSTALL_DRIVER = (
+    "install NVIDIA's driver, of CUDA 13 (580) or newer, so that nvidia-smi shows the GPU; "
+    "a driver of CUDA 12 needs pip install 'unisono[cuda12]'"
+)
 _CONTAINERS = "in a container, it must be started with access to GPUs"
 
 # The reasons for which the driver refuses something that cannot be used, and what to do. All other results are internal
@@ -72,6 +76,7 @@ class Driver:
 
     Attributes:
         api: the binding, with its types and constants.
+        number_of: a function of the binding that returns the number of a stream or an event.
         version: the CUDA version of the driver, major and minor.
     """
 
@@ -81,7 +86,7 @@ class Driver:
         Raises:
             TransportUnavailableError: the binding or the driver is missing, or it sees no GPU; says what to do.
         """
-        self.api = _binding()
+        self.api, self.number_of = _binding()
         version = self("cuDriverGetVersion")
         self.version = (version // 1000, version % 1000 // 10)
         self("cuInit", 0)
@@ -141,9 +146,10 @@ class Driver:
         return InternalError(f"the driver of the GPU failed in {name}: {code}")
 
 
-def _binding() -> Any:
+def _binding() -> tuple[Any, Callable[[Any], int]]:
     try:
         from cuda.bindings import driver
+        from cuda.bindings.utils import get_cuda_native_handle
     except ImportError as error:
         raise TransportUnavailableError(f"cuda.bindings is not installed ({error}): {INSTALL_BINDING}") from error
-    return driver
+    return driver, get_cuda_native_handle
