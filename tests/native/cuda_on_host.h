@@ -22,6 +22,11 @@
 #define __launch_bounds__(...)
 #define __builtin_assume(...)
 
+// The lower half of the 64 bits of high and low, shifted to the right by at most 31.
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
+  return static_cast<uint32_t>(((static_cast<uint64_t>(high) << 32) | low) >> (shift & 31));
+}
+
 struct Dimension {
   uint32_t x;
 };

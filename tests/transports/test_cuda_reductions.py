@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.bit_patterns import PACK_NBYTES, assert_same_values, guarded_copy, has_intact_guards, random_bits
 from support.covering import pairwise
-from support.cuda_on_host import Run, compiled, reduce
+from support.cuda_on_host import BUILT, COMPILER, OPTIONS, Run, address, addresses, built_library, compiled, reduce
 
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
@@ -93,6 +94,24 @@ def test_gpu_reduction_of_any_bits_equals_numpy(dtype: str, op: str, fewest: int
     assert all(array.tobytes() == row.tobytes() for array, row in zip(arrays, rows, strict=True))
 
 
+PACKS = """
+#include "elements.cuh"
+#include "split.cuh"
+extern "C" unsigned long packs_of(const void* dst, const void* const* sources, unsigned long count) {
+  return unisono::cuda::split<unisono::cuda::Plain<float>>(dst, sources, 2, count).packs;
+}
+"""
+
+
+def test_gpu_reduction_loads_whole_packs_of_arrays_that_are_not_aligned_alike() -> None:
+    library = ctypes.CDLL(str(built_library(PACKS, (COMPILER, *OPTIONS), BUILT)))
+    memory = guarded_copy(np.zeros(4000, np.float32), 0)
+    for starts_at in itertools.product(range(4), repeat=3):
+        dst, *sources = (memory[1000 * i + start : 1000 * i + start + 100] for i, start in enumerate(starts_at))
+        packs = library.packs_of(address(dst), addresses(sources), ctypes.c_ulong(100))
+        assert packs >= 24, starts_at
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(compiled_for=st.sampled_from(COVERED), target=st.integers(0, 8), data=st.data())
 def test_gpu_reduction_may_write_into_any_of_its_sources(
@@ -160,10 +179,13 @@ def test_gpu_reduction_reads_nothing_behind_the_end_of_an_array(dtype: str, sour
     itemsize = DTYPES[dtype].itemsize
     for count in (1, PACK_NBYTES // itemsize, 1001, MOST_UNROLLED * BLOCK_THREADS * PACK_NBYTES // itemsize + 1):
         arrays = [page_before_nothing(count * itemsize).view(dtype) for _ in range(sources + 1)]
-        for array in arrays:
-            array[:] = 1
-        reduce(kernel(dtype, "sum", sources), 2, arrays[0], arrays[1:], sources)
-        assert (arrays[0] == sources).all()
+        # The last destination is not aligned as the sources are, unless its elements have 16 bytes.
+        elsewhere = page_before_nothing((count + 1) * itemsize).view(dtype)[:count]
+        for dst in (arrays[0], elsewhere):
+            for array in arrays:
+                array[:] = 1
+            reduce(kernel(dtype, "sum", sources), 2, dst, arrays[1:], sources)
+            assert (dst == sources).all()
 
 
 def test_gpu_reduction_refuses_undefined_ops_and_python_functions() -> None:

@@ -13,7 +13,7 @@ from unisono.algorithms.ir.binding import Shape, bounds, split
 from unisono.algorithms.ir.plan import Buffer, Plan, Span
 
 _ALIGNMENT = 256
-# Kernels load 16 bytes at a time if all operands are aligned alike. So an image has its block's alignment.
+# Kernels are quickest if all operands are aligned alike. So an image is aligned as its block is in an aligned array.
 _PACK = 16
 
 

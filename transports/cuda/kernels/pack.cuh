@@ -42,6 +42,32 @@ inline uint64_t misalignment(const void* address, uint64_t unit) {
   return reinterpret_cast<uintptr_t>(address) & (unit - 1);
 }
 
+// Loads 16 bytes from an address that need not be a multiple of 16. It loads the one or two aligned packs that contain
+// them. Each of these contains one of the 16 bytes, so it lies in the memory of the array.
+inline Pack load_shifted(const void* from, uint64_t i) {
+  const uint64_t shift = misalignment(from, pack_nbytes);
+  const void* units = static_cast<const char*>(from) - shift;
+  const Pack low = load_pack(units, i);
+  const Pack high = shift != 0 ? load_pack(units, i + 1) : low;
+  // Constant indices only, so that all words stay in registers.
+  uint32_t words[8];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    words[w] = low.words[w];
+    words[w + 4] = high.words[w];
+  }
+#pragma unroll
+  for (int step = 2; step >= 1; step /= 2)
+#pragma unroll
+    for (int w = 0; w + step < 8; ++w)
+      if ((shift / 4 & static_cast<uint64_t>(step)) != 0) words[w] = words[w + step];
+  Pack pack;
+#pragma unroll
+  for (int w = 0; w < 4; ++w)
+    pack.words[w] = __funnelshift_r(words[w], words[w + 1], static_cast<uint32_t>(shift % 4 * 8));
+  return pack;
+}
+
 }  // namespace unisono::cuda
 
 // At least one block of 512 threads must fit a multiprocessor. With this bound the compiler uses up to 128 registers

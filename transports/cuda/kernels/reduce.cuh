@@ -6,8 +6,9 @@
 //
 // A reduction moves k + 1 bytes for each byte of its result and computes almost nothing, so the memory limits its speed
 // if enough loads are under way. So each thread loads some packs of every source before it combines the first two. A
-// test checks the compiler's output for that. If the arrays are not aligned alike, elements are processed one by one,
-// as are those before the first pack and behind the last.
+// test checks the compiler's output for that. Elements before the first pack and behind the last are processed one by
+// one. If the arrays are not aligned alike, a thread loads one pack of each source at a time, from two aligned packs:
+// the second one comes from a cache, because the next thread loads it too.
 #pragma once
 
 #include <stdint.h>
@@ -82,6 +83,16 @@ void reduce_tile(void* dst, const Sources<k>& sources, uint64_t first, uint64_t 
 }
 
 template <class Element, class Op, int k>
+void reduce_shifted(void* dst, const Sources<k>& sources, uint64_t packs, uint64_t divisor) {
+  for (uint64_t p = thread_of_grid(); p < packs; p += threads_of_grid()) {
+    Pack loaded[k];
+#pragma unroll
+    for (int s = 0; s < k; ++s) loaded[s] = load_shifted(sources.at[s], p);
+    store_pack(dst, p, reduce_packs<Element, Op, k>(loaded, divisor));
+  }
+}
+
+template <class Element, class Op, int k>
 void reduce_all_packs(void* dst, const Sources<k>& sources, uint64_t packs, uint64_t divisor) {
   constexpr uint64_t tile = block_threads * unroll<Element, k>;
   // If tiles would leave most multiprocessors idle, threads take single packs.
@@ -111,24 +122,42 @@ void reduce(void* dst, const Sources<k>& sources, uint64_t count, uint64_t divis
   Sources<k> packed;
 #pragma unroll
   for (int s = 0; s < k; ++s) packed.at[s] = shifted(sources.at[s], parts.head * Element::itemsize);
-  reduce_all_packs<Element, Op, k>(shifted(dst, parts.head * Element::itemsize), packed, parts.packs, divisor);
+  void* first = shifted(dst, parts.head * Element::itemsize);
+  if (parts.alike)
+    reduce_all_packs<Element, Op, k>(first, packed, parts.packs, divisor);
+  else
+    reduce_shifted<Element, Op, k>(first, packed, parts.packs, divisor);
 }
 
 // For any number of sources, whose addresses lie in device memory.
-template <class Element, class Op>
+template <class Element, class Op, bool alike>
 Pack reduce_many_packs(const void* const* sources, uint64_t sources_count, uint64_t offset, uint64_t divisor) {
-  auto states = Element::unpack(load_pack(shifted(sources[0], offset), 0));
+  const auto load = [&](uint64_t s) {
+    const void* from = shifted(sources[s], offset);
+    return alike ? load_pack(from, 0) : load_shifted(from, 0);
+  };
+  auto states = Element::unpack(load(0));
   for (uint64_t first = 1; first < sources_count; first += most_sources) {
     Pack loaded[most_sources];
 #pragma unroll
     for (int s = 0; s < most_sources; ++s)
-      if (first + s < sources_count) loaded[s] = load_pack(shifted(sources[first + s], offset), 0);
+      if (first + s < sources_count) loaded[s] = load(first + s);
 #pragma unroll
     for (int s = 0; s < most_sources; ++s)
       if (first + s < sources_count) Fold<Op>::combine(states, Element::unpack(loaded[s]));
   }
   Fold<Op>::lower(states, sources_count, divisor);
   return Element::pack(states);
+}
+
+template <class Element, class Op, bool alike>
+void reduce_all_packs_of_many(void* dst, const void* const* sources, uint64_t sources_count, const Split& parts,
+                              uint64_t divisor) {
+  for (uint64_t p = thread_of_grid(); p < parts.packs; p += threads_of_grid()) {
+    const uint64_t offset = parts.head * Element::itemsize + p * pack_nbytes;
+    const Pack pack = reduce_many_packs<Element, Op, alike>(sources, sources_count, offset, divisor);
+    store_pack(shifted(dst, offset), 0, pack);
+  }
 }
 
 template <class Element, class Op>
@@ -144,11 +173,10 @@ void reduce_many(void* dst, const void* const* sources, uint64_t sources_count, 
     Fold<Op>::lower(state, sources_count, divisor);
     Element::store(dst, i, state.values[0]);
   }
-  const uint64_t start = parts.head * Element::itemsize;
-  for (uint64_t p = thread_of_grid(); p < parts.packs; p += threads_of_grid()) {
-    const uint64_t offset = start + p * pack_nbytes;
-    store_pack(shifted(dst, offset), 0, reduce_many_packs<Element, Op>(sources, sources_count, offset, divisor));
-  }
+  if (parts.alike)
+    reduce_all_packs_of_many<Element, Op, true>(dst, sources, sources_count, parts, divisor);
+  else
+    reduce_all_packs_of_many<Element, Op, false>(dst, sources, sources_count, parts, divisor);
 }
 
 }  // namespace unisono::cuda

@@ -23,7 +23,12 @@ Pack scaled(const Pack& pack, typename Element::State factor) {
 }
 
 template <class Element>
-void scale_packs(void* dst, const void* source, uint64_t packs, typename Element::State factor) {
+void scale_packs(void* dst, const void* source, uint64_t packs, bool alike, typename Element::State factor) {
+  if (!alike) {
+    for (uint64_t p = thread_of_grid(); p < packs; p += threads_of_grid())
+      store_pack(dst, p, scaled<Element>(load_shifted(source, p), factor));
+    return;
+  }
   constexpr uint64_t tile = block_threads * scaled_packs;
   const uint64_t tiles = packs / tile;
   for (uint64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -48,7 +53,7 @@ void scale(void* dst, const void* source, typename Element::State factor, uint64
     Element::store(dst, i, Prod::apply(Element::load(source, i), factor));
   }
   const uint64_t start = parts.head * Element::itemsize;
-  scale_packs<Element>(shifted(dst, start), shifted(source, start), parts.packs, factor);
+  scale_packs<Element>(shifted(dst, start), shifted(source, start), parts.packs, parts.alike, factor);
 }
 
 }  // namespace unisono::cuda
