@@ -46,7 +46,8 @@ from unisono.transports.executors.plan_checks import check_plan, check_reads
 from unisono.transports.executors.polling import pauses_of_polling, wait_by_polling
 
 NAME = "cuda_ipc"
-SLAB_NBYTES = 64 << 20
+# Each segment of a call costs the host about as much as a small call, so long calls have few.
+SLAB_NBYTES = 512 << 20
 _FIRST_SLAB_NBYTES = 2 << 20
 # Up to this many bytes of all contributions together, it is faster that every rank reads all of them than to
 # synchronise once more.
