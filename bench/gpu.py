@@ -3,9 +3,10 @@
 It needs Python with cuda-bindings, NVRTC, numpy, ml_dtypes, click, rich, cloudpickle and pytest. To build the native
 core, it needs scikit-build-core, nanobind, cmake and a compiler. torch, CuPy and MPI are used if they are installed.
 
-It builds in a scratch environment that sees the packages of the current one, and then runs stages (`gpu_stages/`). Each
-stage has processes of its own and a deadline, so a hang or a crash costs only that stage. Results are written after
-each stage. At the end, it prints tables, and whether the targets are met.
+It builds in a scratch environment that sees the packages of the current one, and then runs stages (`gpu_stages/`). With
+``--wheel`` it installs that wheel instead, and compiles nothing but kernels. Each stage has processes of its own and a
+deadline, so a hang or a crash costs only that stage. Results are written after each stage, and the records of a stage
+as they come. At the end, it prints tables, and whether the targets are met.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 FORMAT = 1
-BUDGET_S = 460.0
+BUDGET_S = 360.0
 DYING_S = 5.0  # the wait for a killed process, which the driver can keep for longer
 REPORT_S = 30.0
-BUILD_S = 200.0  # without the build, nothing is measured
+BUILD_S = 150.0  # without the build, nothing is measured
 SAID_LINES = 15  # the lines of a stage's own output that are kept
 PACKAGE = "unisono.bench.gpu_stages"
 
@@ -50,20 +51,30 @@ class Stage(NamedTuple):
     small: tuple[str, ...] = ()
 
 
+# The tests are named, because collecting all of the project's takes longer than running these.
+TESTS = tuple(
+    str(ROOT / "tests" / name)
+    for name in (
+        *("transports/test_cuda_driver.py", "transports/test_gpu_collectives.py"),
+        *("collectives/test_device_contract.py", "collectives/test_gpu_arrays.py"),
+    )
+)
 _SMALL_KERNELS = ("--sizes", "4K,100", "--dtypes", "float32", "--sources", "2,3", "--flush", "4096")
+_SMALL_SANITIZER = ("--counts", "1,100", "--sources", "2,3")
 _SMALL_THREADS = ("--sizes", "1K,4K", "--calls", "3")
 _SMALL_PROCESSES = ("--libraries", "unisono", "--sizes", "1K", "--seconds", "0.01", "--deadline", "70")
 # For each number of ranks, the time limit and the libraries. Each library takes seconds to start.
 _PROCESSES = (
-    (2, 80, "unisono,gloo,symm_mem two-shot,symm_mem one-shot,nccl,MPI staged"),
-    (4, 60, "unisono,gloo,symm_mem two-shot"),
-    (8, 50, "unisono,gloo"),
+    (2, 70, "unisono,gloo,symm_mem two-shot,symm_mem one-shot,nccl,MPI staged"),
+    (4, 50, "unisono,gloo,symm_mem two-shot"),
+    (8, 40, "unisono,gloo"),
 )
 
 STAGES = (
     Stage("machine", 30, "machine"),
-    Stage("tests", 80, "suite"),
-    Stage("kernels", 70, "kernels", (), _SMALL_KERNELS),
+    Stage("tests", 100, "suite", TESTS, (f"{TESTS[0]}::test_device_knows_its_name_uuid_and_reachable_devices",)),
+    Stage("kernels", 60, "kernels", (), _SMALL_KERNELS),
+    Stage("sanitizer", 30, "sanitizer", (), _SMALL_SANITIZER),
     *(
         Stage(f"threads-{ranks}", 15, "threads", ("--ranks", str(ranks)), ("--ranks", str(ranks), *_SMALL_THREADS))
         for ranks in (2, 4, 8)
@@ -90,24 +101,43 @@ class Ended(NamedTuple):
     errors: str
 
 
-def run_until(command: Sequence[str | Path], limit_s: float, environ: dict[str, str]) -> Ended:
-    """Run `command` for at most `limit_s` seconds; all processes that it started have ended when this returns."""
+def run_until(
+    command: Sequence[str | Path],
+    limit_s: float,
+    environ: dict[str, str],
+    folder: Path = ROOT,
+    output_to: Path | None = None,
+) -> Ended:
+    """Run `command` for at most `limit_s` seconds; all processes that it started have ended when this returns.
+
+    Args:
+        command: the program and its arguments.
+        limit_s: the time limit.
+        environ: its environment.
+        folder: its current folder.
+        output_to: a file to which its output is appended as it comes.
+    """
     started, before = time.monotonic(), _descendants()
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+    with (
+        tempfile.TemporaryFile("w+") if output_to is None else output_to.open("a+") as output,
+        tempfile.TemporaryFile("w+") as errors,
+    ):
+        output.seek(0, os.SEEK_END)
+        begin = output.tell()
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
             env=environ,
-            cwd=ROOT,
+            cwd=folder,
             start_new_session=True,
         )
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(limit_s)
         _kill(process, before)
-        texts = [_text(file) for file in (output, errors)]
+        texts = [_text(output, begin), _text(errors)]
     return Ended(code, time.monotonic() - started, *texts)
 
 
@@ -144,16 +174,20 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
 
-def _text(file: Any) -> str:
-    file.seek(0)
+def _text(file: Any, begin: int = 0) -> str:
+    file.seek(begin)
     return str(file.read())
 
 
 class Run:
     """One run: its document, which is written after each stage, and its remaining time."""
 
-    def __init__(self, out: Path, budget_s: float) -> None:
+    def __init__(self, out: Path, budget_s: float, folder: Path = ROOT) -> None:
+        """Begin a run whose stages have `folder` as their current one. Their records also go to ``OUT.jsonl``."""
         self._out = out
+        self.folder = folder
+        self._lines = out.with_suffix(".jsonl")
+        self._lines.write_text("")
         self._deadline = time.monotonic() + budget_s
         started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.document: dict[str, Any] = {"format": FORMAT, "started": started, "stages": [], "records": []}
@@ -165,7 +199,7 @@ class Run:
             self._keep(name, 0.0, "not run: no time was left", "")
             return False
         print(f"{name} … ", end="", flush=True)  # noqa: T201
-        ended = run_until(command, limit_s, environ)
+        ended = run_until(command, limit_s, environ, self.folder, self._lines)
         how = f"ended by its deadline of {limit_s:.0f} s" if ended.code is None else f"code {ended.code}"
         print(f"{how}, {ended.seconds:.1f} s", flush=True)  # noqa: T201
         self.document["records"] += _records(ended.output)
@@ -207,6 +241,34 @@ def environment(folder: Path) -> Path:
     return python
 
 
+def environment_kept(folder: Path) -> tuple[Path, bool]:
+    """Return the Python of an environment in `folder`, and whether Unisono was installed there by an earlier run."""
+    python, mark = folder / "bin" / "python", folder / "installed"
+    return (python, True) if mark.exists() else (environment(folder), False)
+
+
+def settings(environ: Mapping[str, str], scratch: str) -> dict[str, str]:
+    """Return the environment of all stages: the user's settings are dropped, and kernels are compiled again.
+
+    Tools of the build that are installed as packages, such as ninja, lie beside Python.
+    """
+    kept = {name: value for name, value in environ.items() if not name.startswith(("UNISONO_", "PYTHON"))}
+    tools = os.pathsep.join((str(Path(sys.executable).parent), environ.get("PATH", os.defpath)))
+    jobs = str(len(os.sched_getaffinity(0)))
+    return {
+        **kept,
+        "PATH": tools,
+        "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
+        "XDG_CACHE_HOME": scratch,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def install_command(python: Path, wheel: Path) -> list[str | Path]:
+    """Return the command that installs a wheel of this tree for `python`, without a network."""
+    return [python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--force-reinstall", wheel.absolute()]
+
+
 def build_command(python: Path, folder: Path) -> list[str | Path]:
     """Return the command that builds this tree and installs it for `python`, without a network."""
     options = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", f"-Cbuild-dir={folder / 'build'}")
@@ -216,19 +278,19 @@ def build_command(python: Path, folder: Path) -> list[str | Path]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the stages; the exit code is 1 if one of them failed, or a target is missed."""
     options = _parsed(arguments)
-    out: Path = options.out or RESULTS / f"gpu-{datetime.date.today().isoformat()}.json"
+    out: Path = options.out or _default_out(os.environ)
     out.parent.mkdir(parents=True, exist_ok=True)
     chosen = [stage for stage in STAGES if not options.only or stage.name in options.only.split(",")]
-    run = Run(out, options.budget)
     with tempfile.TemporaryDirectory(prefix="unisono-gpu-") as scratch:
-        python, folder = options.python, Path(scratch)
-        # The user's settings are dropped, and kernels are compiled again.
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("UNISONO_", "PYTHON"))}
-        environ = {**kept, "XDG_CACHE_HOME": scratch, "PYTHONUNBUFFERED": "1"}
-        is_good = True
+        folder = Path(scratch)
+        # The tree has no compiled core, and would hide the package of a wheel.
+        run = Run(out, options.budget, folder if options.wheel else ROOT)
+        environ = settings(os.environ, scratch)
+        python, is_good = options.python, True
         if python is None:
-            python = environment(folder / "environment")
-            is_good = run.stage("build", BUILD_S, build_command(python, folder), environ)
+            python, is_good = _installed(run, options, folder, environ)
+        if not is_good:
+            run.folder = ROOT
         # The stage that describes the machine runs in any case; it needs no build.
         for stage in chosen if is_good else [stage for stage in chosen if stage.module == "machine"]:
             words = stage.small if options.small else stage.arguments
@@ -236,16 +298,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 stage.name, stage.budget_s, [python, "-m", f"{PACKAGE}.{stage.module}", *words], environ
             )
         shown = subprocess.run(
-            [python, "-m", f"{PACKAGE}.report", out], cwd=ROOT, env=environ, timeout=REPORT_S, check=False
+            [python, "-m", f"{PACKAGE}.report", out.absolute()],
+            cwd=run.folder,
+            env=environ,
+            timeout=REPORT_S,
+            check=False,
         )
     return 0 if is_good and shown.returncode == 0 else 1
 
 
+def _default_out(environ: Mapping[str, str]) -> Path:
+    """Return the file of the results: in the folder that the variable OUT names, or else in `RESULTS`."""
+    return Path(environ["OUT"], "gpu.json") if environ.get("OUT") else RESULTS / f"gpu-{datetime.date.today()}.json"
+
+
+def _installed(run: Run, options: argparse.Namespace, folder: Path, environ: dict[str, str]) -> tuple[Path, bool]:
+    """Install this tree, or the wheel, in an environment; return its Python, and whether that succeeded."""
+    where = options.keep or folder / "environment"
+    python, is_installed = environment_kept(where.absolute())
+    if is_installed:
+        return python, True
+    command = install_command(python, options.wheel) if options.wheel else build_command(python, folder)
+    is_good = run.stage("build", BUILD_S, command, environ)
+    if is_good:
+        (where / "installed").touch()
+    return python, is_good
+
+
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/gpu.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="where to write the results (default: bench/results/gpu-DATE.json)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="where to write the results (default: gpu.json in $OUT, or bench/results/gpu-DATE.json)",
+    )
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all stages together")
     parser.add_argument("--only", default="", help=f"stages, with commas between: {', '.join(s.name for s in STAGES)}")
+    parser.add_argument(
+        "--wheel", type=Path, help="a wheel of this tree for this Python, to install instead of building"
+    )
+    parser.add_argument("--keep", type=Path, help="an environment to make there and keep, which later runs use again")
     parser.add_argument("--python", help="a Python that has this tree installed; nothing is built then")
     parser.add_argument("--small", action="store_true", help="sizes that show whether everything runs, and no speed")
     return parser.parse_args(arguments)

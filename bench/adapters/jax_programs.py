@@ -170,9 +170,13 @@ class JaxAdapter:
         """Let a holder hold an array."""
         array.array = source
 
-    def fetch(self, array: Holder) -> Any:
-        """Return the array of a holder as a numpy array."""
-        return np.asarray(self._world.part(array.array))
+    def fetch(self, array: Holder, part: slice) -> Any:
+        """Return a part of the array of a holder as a numpy array."""
+        return np.asarray(self._world.part(array.array))[part]
+
+    def compared(self, count: int) -> list[slice]:
+        """Return the parts that are compared: everything."""
+        return [slice(0, count)]
 
 
 connect = JaxAdapter

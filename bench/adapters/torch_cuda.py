@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from unisono.bench.gpu_stages.gpu import windows
+
 # Environment variables: the way, and the largest number of bytes for which it is fast enough to be measured.
 WAY = "BENCH_TORCH_WAY"
 MOST = "BENCH_MOST_NBYTES"
@@ -38,9 +40,13 @@ class TorchMemory:
         array.copy_(source)
         self._torch.cuda.synchronize()
 
-    def fetch(self, array: Any) -> Any:
-        """Return the content of `array`."""
-        return array.cpu().numpy()
+    def fetch(self, array: Any, part: slice) -> Any:
+        """Return a part of `array`."""
+        return array[part].cpu().numpy()
+
+    def compared(self, count: int) -> list[slice]:
+        """Return the parts that are compared: copies of 1 GiB to the host take seconds."""
+        return windows(count)
 
 
 class TorchCudaAdapter:

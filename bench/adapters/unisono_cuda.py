@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.bench.adapters.unisono_api import UnisonoAdapter
-from unisono.bench.gpu_stages.gpu import STREAM, Gpu, Vector
+from unisono.bench.gpu_stages.gpu import STREAM, Gpu, Vector, windows
 
 
 class CudaMemory:
@@ -31,9 +31,13 @@ class CudaMemory:
         self.gpu.device.copy(array.pointer, source.pointer, source.nbytes, STREAM)
         self.gpu.synchronize()
 
-    def fetch(self, array: Vector) -> Any:
-        """Return the content of `array`."""
-        return self.gpu.fetch(array)
+    def fetch(self, array: Vector, part: slice) -> Any:
+        """Return a part of `array`."""
+        return self.gpu.fetch(array.part(part))
+
+    def compared(self, count: int) -> list[slice]:
+        """Return the parts that are compared: copies of 1 GiB to the host take seconds."""
+        return windows(count)
 
     def _vector(self, role: str, count: int, dtype: Any) -> Vector:
         kept = self._kept.get(role)

@@ -110,9 +110,14 @@ class HostMemory:
         np.copyto(array, source)
 
     @staticmethod
-    def fetch(array: Any) -> Any:
-        """Return the content of an array as a numpy array."""
-        return array
+    def fetch(array: Any, part: slice) -> Any:
+        """Return a part of an array as a numpy array."""
+        return array[part]
+
+    @staticmethod
+    def compared(count: int) -> list[slice]:
+        """Return the parts of an array of `count` elements that are compared with the expected result."""
+        return [slice(0, count)]
 
 
 class Worker:
@@ -187,12 +192,14 @@ class Worker:
     def _difference(self) -> str | None:
         if self._expected is None:
             return None
-        got = self._memory.fetch(self._out)
-        wrong = np.flatnonzero(got != self._expected)
-        if not wrong.size:
-            return None
-        first = wrong[0]
-        return f"element {first} is {got[first]} and must be {self._expected[first]}; {wrong.size} are wrong"
+        for part in self._memory.compared(self._expected.size):
+            got, expected = self._memory.fetch(self._out, part), self._expected[part]
+            wrong = np.flatnonzero(got != expected)
+            if wrong.size:
+                first = wrong[0]
+                at = part.start + first
+                return f"element {at} is {got[first]} and must be {expected[first]}; {wrong.size} are wrong"
+        return None
 
 
 def serve(worker: Worker, stream: TextIO) -> None:

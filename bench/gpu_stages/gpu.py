@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,18 @@ STREAM: Stream = LEGACY_STREAM
 FLUSH_NBYTES = 256 << 20
 
 
+# The elements of one window, and the number of windows at places that a seed chooses.
+WINDOW, RANDOM_WINDOWS = 1 << 14, 14
+
+
+def windows(count: int) -> list[slice]:
+    """Return the parts of a long array that are compared: its first and last elements, and some between."""
+    if count <= WINDOW * (RANDOM_WINDOWS + 2):
+        return [slice(0, count)]
+    chosen = np.random.default_rng(count).integers(0, count - WINDOW, RANDOM_WINDOWS)
+    return [slice(start, start + WINDOW) for start in (0, count - WINDOW, *map(int, chosen))]
+
+
 @dataclass(frozen=True)
 class Vector:
     """A flat array on the device, with `__cuda_array_interface__`."""
@@ -26,6 +40,11 @@ class Vector:
     pointer: int
     count: int
     dtype: np.dtype[Any]
+
+    def part(self, elements: slice) -> Vector:
+        """Return consecutive elements of the array, in the same memory."""
+        start, stop, _ = elements.indices(self.count)
+        return Vector(self.pointer + start * self.dtype.itemsize, stop - start, self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -75,9 +94,9 @@ class Gpu:
             written += length
         self.synchronize()
 
-    def fetch(self, vector: Vector, count: int | None = None) -> Any:
-        """Return the first elements of `vector`, or all, as a numpy array."""
-        nbytes = vector.nbytes if count is None else min(count, vector.count) * vector.dtype.itemsize
+    def fetch(self, vector: Vector) -> Any:
+        """Return the elements of `vector` as a numpy array."""
+        nbytes = vector.nbytes
         data = np.empty(nbytes, np.uint8)
         for start in range(0, nbytes, self._pinned.nbytes):
             length = min(self._pinned.nbytes, nbytes - start)
@@ -99,16 +118,47 @@ class Clock:
     def __init__(self, gpu: Gpu, flush_nbytes: int = FLUSH_NBYTES) -> None:
         self._gpu = gpu
         self._driver = driver = Driver()
-        driver("cuCtxPushCurrent", driver("cuDevicePrimaryCtxRetain", 0))
-        self._start, self._stop = driver("cuEventCreate", 0), driver("cuEventCreate", 0)
+        self._context = driver("cuDevicePrimaryCtxRetain", 0)
+        with self._current():
+            self._start, self._stop = driver("cuEventCreate", 0), driver("cuEventCreate", 0)
         self._flush = [gpu.device.allocate(flush_nbytes) for _ in range(2)]
+        self._copy_ms: float | None = None
 
-    def milliseconds(self, issue: Callable[[], object]) -> float:
-        """Return the time that the device takes for the work that `issue` issues to `STREAM`."""
+    def milliseconds(self, issue: Callable[[], object], stream: Stream = STREAM, held_ms: float = 0.0) -> float:
+        """Return the time that the device takes for the work that `issue` issues to `stream`.
+
+        The L2 cache is emptied before. Copies hold up the stream for about `held_ms`, so that the host gets ahead.
+        """
+        with self._current():
+            for _ in range(1 + math.ceil(held_ms / self._time_of_copy(stream)) if held_ms else 1):
+                self._copy(stream)
+            self._driver("cuEventRecord", self._start, stream)
+            issue()
+            return self._elapsed(stream)
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        """Make the context current in this thread."""
+        self._driver("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            self._driver("cuCtxPopCurrent")
+
+    def _copy(self, stream: Stream) -> None:
         written, read = self._flush
-        self._gpu.device.copy(written.pointer, read.pointer, written.nbytes, STREAM)
-        self._driver("cuEventRecord", self._start, STREAM)
-        issue()
-        self._driver("cuEventRecord", self._stop, STREAM)
+        self._gpu.device.copy(written.pointer, read.pointer, written.nbytes, stream)
+
+    def _time_of_copy(self, stream: Stream) -> float:
+        """Return the milliseconds of one of the copies that hold up a stream."""
+        if self._copy_ms is None:
+            self._copy(stream)
+            self._driver("cuEventRecord", self._start, stream)
+            self._copy(stream)
+            self._copy_ms = max(self._elapsed(stream), 1e-3)
+        return self._copy_ms
+
+    def _elapsed(self, stream: Stream) -> float:
+        self._driver("cuEventRecord", self._stop, stream)
         self._driver("cuEventSynchronize", self._stop)
         return float(self._driver("cuEventElapsedTime", self._start, self._stop))

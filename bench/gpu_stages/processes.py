@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
 import math
+import shutil
 import sys
 
+from unisono.bench.adapters.torch_cuda import SEVERAL_RANKS_OF_A_GPU
 from unisono.bench.driver import Driver, Settings
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.peers import AS_ROOT, UNISONO_RUN, Library
 from unisono.bench.report import Row, rows
 from unisono.bench.sizes import parse_sizes
 
-TORCHRUN = "{python} -m torch.distributed.run --standalone --nproc-per-node {ranks} --no-python {worker}"
 MPIRUN = "mpirun -n {ranks} --bind-to none --map-by slot:oversubscribe {worker}"
 # Slow libraries are measured only up to this size.
 MOST = {"BENCH_MOST_NBYTES": str(64 << 20)}
@@ -21,7 +25,8 @@ SHARED_GPU = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "NCCL_MULTI_RANK_
 
 def _torch(name: str, way: str, **variables: str) -> Library:
     named = {"BENCH_TORCH_WAY": way, "GLOO_SOCKET_IFNAME": "lo", **SHARED_GPU, **variables}
-    return Library(name, "torch_cuda", TORCHRUN, "RANK", variables=named, binds=False)
+    # Not torchrun, whose agent imports torch first, which takes seconds.
+    return Library(name, "torch_cuda", UNISONO_RUN, "UNISONO_RANK", variables=named, binds=False)
 
 
 OURS = "unisono"
@@ -38,8 +43,30 @@ LIBRARIES = {
 }
 
 
+def _nccl_refusal() -> str | None:
+    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(name)
+            is_enough = tuple(map(int, version.split(".")[:2])) >= SEVERAL_RANKS_OF_A_GPU
+            return None if is_enough else f"NCCL {version} supports only one rank of a GPU; 2.30 supports more"
+    return "NCCL is not installed as a package"
+
+
+def _mpi_refusal() -> str | None:
+    has_mpi4py = importlib.util.find_spec("mpi4py") is not None
+    return None if shutil.which("mpirun") and has_mpi4py else "mpirun or mpi4py is not installed"
+
+
+def _no_refusal() -> None:
+    return None
+
+
+# Functions that say why a library cannot be measured; starting it to see that takes seconds.
+REFUSALS = {"nccl": _nccl_refusal, "MPI staged": _mpi_refusal}
+
+
 class RowPrinter:
-    """Prints the rows of a size as soon as those of a larger size arrive, so that a deadline does not lose them.
+    """Prints the rows of a size as soon as its last round has ended, so that a deadline does not lose them.
 
     Attributes:
         has_ours: whether no printed row is a failure of Unisono.
@@ -52,18 +79,19 @@ class RowPrinter:
         self.driver = Driver(settings, self)
 
     def step(self, description: str) -> None:
-        """Note that a step of the driver begins."""
-        sizes = {sample.nbytes for sample in self.driver.results.samples}
-        self.print_below(max(sizes, default=0))
+        """Note that a step of the driver begins, and print the rows of sizes whose last round has ended."""
+        samples, last = self.driver.results.samples, self._settings.rounds - 1
+        measured = {sample.nbytes for sample in samples if sample.round == last}
+        self.print_up_to(max(measured, default=-1))
 
-    def print_below(self, nbytes: float) -> None:
-        """Print all rows of smaller sizes that have not been printed."""
-        below = [row for row in rows(self._settings, self.driver.results) if row.nbytes < nbytes]
-        for row in below:
+    def print_up_to(self, nbytes: float) -> None:
+        """Print all rows of this size and smaller ones that have not been printed."""
+        ended = [row for row in rows(self._settings, self.driver.results) if row.nbytes <= nbytes]
+        for row in ended:
             if row.nbytes not in self._printed:
                 _print_row(row, self._settings.ranks)
                 self.has_ours &= row.library != OURS or not row.failure
-        self._printed |= {row.nbytes for row in below}
+        self._printed |= {row.nbytes for row in ended}
 
 
 def _print_row(row: Row, ranks: int) -> None:
@@ -83,7 +111,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.15)
     parser.add_argument("--deadline", type=float, default=20.0)
     options = parser.parse_args()
-    libraries = tuple(LIBRARIES[name] for name in options.libraries.split(","))
+    refusals = {name: REFUSALS.get(name, _no_refusal)() for name in options.libraries.split(",")}
+    for name, reason in refusals.items():
+        if reason is not None:
+            _print_row(Row(options.sizes[0], "unknown", name, failure=reason), options.ranks)
+    libraries = tuple(LIBRARIES[name] for name, reason in refusals.items() if reason is None)
     settings = Settings(
         "allreduce",
         options.ranks,
@@ -99,7 +131,7 @@ def main() -> int:
     )
     printer = RowPrinter(settings)
     printer.driver.run()
-    printer.print_below(math.inf)
+    printer.print_up_to(math.inf)
     return 0 if printer.has_ours else 1
 
 

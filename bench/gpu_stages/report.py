@@ -19,16 +19,22 @@ from unisono.program import begin
 _MET = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]not measured[/]"}
 
 
+_KINDS = ("machine", "probe", "kernel", "allreduce")
+_CASE = ("placement", "ranks", "nbytes")
+
+
 def tables(document: dict[str, Any]) -> list[Table]:
     """Return the tables of a run."""
     records: list[Record] = document["records"]
-    by_kind = {kind: [r for r in records if r["kind"] == kind] for kind in ("machine", "probe", "kernel", "allreduce")}
+    by_kind = {kind: [r for r in records if r["kind"] == kind] for kind in _KINDS}
     return [
         _plain("Machine", by_kind["machine"], ("name", "value")),
         _plain("What works", by_kind["probe"], ("name", "usable", "detail")),
         _plain("Stages", document["stages"], ("name", "seconds", "ended")),
         _pivot("Reductions, GB/s", by_kind["kernel"], ("dtype", "k", "nbytes"), "contender", _bandwidth),
-        _pivot("Allreduce float32, µs", by_kind["allreduce"], ("placement", "ranks", "nbytes"), "library", _time),
+        _pivot("Allreduce float32, µs", by_kind["allreduce"], _CASE, "library", _time),
+        _pivot("Allreduce float32 on the device, µs", by_kind["allreduce"], _CASE, "library", _device_time),
+        _pivot("Allreduce float32 until issued, µs", by_kind["allreduce"], _CASE, "library", _host_time),
         _plain("Not measured", _failures(records), ("what", "failure")),
         _targets(records),
     ]
@@ -40,6 +46,14 @@ def _bandwidth(record: Record) -> str:
 
 def _time(record: Record) -> str:
     return f"{record['median_us']:.1f}"
+
+
+def _device_time(record: Record) -> str:
+    return f"{record['device_us']:.1f}" if "device_us" in record else ""
+
+
+def _host_time(record: Record) -> str:
+    return f"{record['host_us']:.1f}" if "host_us" in record else ""
 
 
 def _plain(title: str, rows: Sequence[Record], columns: Sequence[str]) -> Table:
@@ -71,7 +85,7 @@ def _failures(records: Sequence[Record]) -> list[Record]:
     failures: dict[tuple[str, str], Record] = {}
     for record in records:
         if "failure" in record:
-            who = str(record.get("contender") or record.get("library"))
+            who = str(record.get("contender") or record.get("library") or record.get("tool"))
             failures.setdefault((who, record["failure"]), {"what": who, "failure": record["failure"]})
     return list(failures.values())
 

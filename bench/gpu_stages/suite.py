@@ -21,7 +21,7 @@ PLUGINS = ("-p", "pytest_timeout", "-p", "no:cacheprovider")
 def main() -> int:
     """Run the tests, and print the outcome of each."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("tests", nargs="*", default=["tests"])
+    parser.add_argument("tests", nargs="+")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")

@@ -1,4 +1,10 @@
-"""Measures allreduce among threads of one process on one GPU, which consists only of our kernels and copies."""
+"""Measures allreduce among threads of one process on one GPU, which consists only of our kernels and copies.
+
+Three times are told. The wall time of a call is that of the slowest rank, from a barrier until its device is done. The
+host time is that until the call has been issued; the ranks are threads, so they share Python's lock. The device time is
+measured by events around several calls: long copies on one rank hold up the others, so that all calls are issued before
+the first one runs.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +15,11 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
-from unisono.bench.gpu_stages.gpu import Gpu
+from unisono.bench.gpu_stages.gpu import Clock, Gpu, windows
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
@@ -31,6 +38,10 @@ ALGORITHMS = ("one_shot", "two_shot")
 MOST_ONE_SHOT_NBYTES = 16 << 20  # beyond this size it is too slow to be chosen
 # Slabs as large as the largest array, so that a call is one piece.
 SLAB_NBYTES = 1 << 30
+CALLS_ON_DEVICE = 4  # the calls between two events of the device's clock
+HELD_NBYTES = 256 << 20  # a copy of this size holds up the device
+# The time for which it is held up, in multiples of the time that the host needs to issue the calls.
+HELD_TIMES = 2.0
 
 
 class Rank:
@@ -45,61 +56,108 @@ class Rank:
             raise RuntimeError(self._collectives.refusal)
         self._stream, self._event = self.device.new_stream(), self.device.new_event()
         self._array = self.gpu.empty(largest_nbytes // DTYPE.itemsize, np.dtype(np.float32))
+        self._clock = Clock(self.gpu, HELD_NBYTES) if self.rank == 0 else None
 
     def fill(self) -> None:
         """Write the rank's number into every element."""
         self.gpu.fill(self._array, np.full(1024, self.rank + 1, np.float32))
 
-    def allreduce(self, nbytes: int, algorithm: str) -> None:
-        """Reduce the first bytes of the arrays in place, and wait for the device."""
+    def allreduce(self, nbytes: int, algorithm: str) -> float:
+        """Reduce the first bytes of the arrays in place, and wait for the device; return the seconds until issued."""
+        started = time.perf_counter()
+        self.issue(nbytes, algorithm)
+        issued = time.perf_counter()
+        self.synchronize()
+        return issued - started
+
+    def issue(self, nbytes: int, algorithm: str) -> None:
+        """Issue a reduction of the first bytes of the arrays."""
         count = nbytes // DTYPE.itemsize
         signature = Signature("allreduce", DTYPE.name, (count,), "C", "sum", None, algorithm, 1)
         extent = Extent((count, count), DTYPE, OPERATIONS["sum"])
         pointer = self._array.pointer
         self._collectives.start(signature, extent, pointer, pointer, self._stream, algorithm).wait(TIMEOUT_S)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what this rank has issued."""
         self.device.record(self._event, self._stream)
         while not self.device.done(self._event):
             time.sleep(0)
 
+    def device_ms(self, nbytes: int, algorithm: str, held_ms: float) -> float:
+        """Return the device's milliseconds for a call on the rank that holds up the device; 0 on the others."""
+
+        def issue() -> None:
+            for _ in range(CALLS_ON_DEVICE):
+                self.issue(nbytes, algorithm)
+
+        if self._clock is None:
+            issue()
+            self.synchronize()
+            return 0.0
+        return self._clock.milliseconds(issue, self._stream, held_ms) / CALLS_ON_DEVICE
+
     def check(self, nbytes: int) -> str:
         """Return the error of the result of one call on filled arrays; empty if it is right."""
-        got = self.gpu.fetch(self._array, min(1 << 16, nbytes // DTYPE.itemsize))
         expected = self.size * (self.size + 1) / 2
-        return "" if (got == expected).all() else f"an element is {got[got != expected][0]} and must be {expected}"
+        for window in windows(nbytes // DTYPE.itemsize):
+            got = self.gpu.fetch(self._array.part(window))
+            if (got != expected).any():
+                return f"an element is {got[got != expected][0]} and must be {expected}"
+        return ""
 
     def close(self) -> None:
         """Close the collectives of this rank."""
         self._collectives.close(TIMEOUT_S)
 
 
-def times_of(
-    rank: Rank, barrier: threading.Barrier, nbytes: int, algorithm: str, calls: int
-) -> tuple[list[float], str]:
-    """Return the seconds of each call on this rank, and the error of the first one."""
+class Times(NamedTuple):
+    """The times of one rank: of each call, until it was issued, and on the device; and the error of the first call."""
+
+    wall_s: list[float]
+    host_s: list[float]
+    device_ms: float
+    wrong: str
+
+
+def times_of(rank: Rank, barrier: threading.Barrier, nbytes: int, algorithm: str, calls: int) -> Times:
+    """Return the times of calls on this rank."""
     rank.fill()
     rank.allreduce(nbytes, algorithm)
-    wrong = rank.check(nbytes)
-    times = []
+    wrong, wall_s, host_s = rank.check(nbytes), [], []
     for _ in range(calls):
         barrier.wait(TIMEOUT_S)
         started = time.perf_counter()
-        rank.allreduce(nbytes, algorithm)
-        times.append(time.perf_counter() - started)
-    return times, wrong
+        host_s.append(rank.allreduce(nbytes, algorithm))
+        wall_s.append(time.perf_counter() - started)
+    barrier.wait(TIMEOUT_S)
+    held_ms = HELD_TIMES * CALLS_ON_DEVICE * statistics.median(host_s) * 1e3
+    return Times(wall_s, host_s, rank.device_ms(nbytes, algorithm, held_ms), wrong)
 
 
 def measure(pool: ThreadPoolExecutor, ranks: Sequence[Rank], nbytes: int, algorithm: str, most: int) -> None:
-    """Measure one size on all ranks, with at most `most` calls, and print the median of the slowest rank."""
+    """Measure one size on all ranks, with at most `most` calls, and print the medians of the slowest rank."""
     barrier = threading.Barrier(len(ranks))
     calls = min(most, max(FEWEST, MOVED_NBYTES // (nbytes * len(ranks))))
     results = list(pool.map(lambda rank: times_of(rank, barrier, nbytes, algorithm, calls), ranks))
-    times, wrong = [times for times, _ in results], next((wrong for _, wrong in results if wrong), "")
-    middle = statistics.median(map(max, zip(*times, strict=True)))
+    wrong = next((times.wrong for times in results if times.wrong), "")
     about = {"placement": "threads", "ranks": len(ranks), "library": f"unisono {algorithm}", "nbytes": nbytes}
     if wrong:
         tell("allreduce", **about, failure=f"wrong result: {wrong}")
-    else:
-        tell("allreduce", **about, median_us=middle * 1e6, calls=len(times[0]))
+        return
+    tell(
+        "allreduce",
+        **about,
+        median_us=_slowest([times.wall_s for times in results]) * 1e6,
+        host_us=_slowest([times.host_s for times in results]) * 1e6,
+        device_us=max(times.device_ms for times in results) * 1e3,
+        calls=calls,
+    )
+
+
+def _slowest(seconds: Sequence[Sequence[float]]) -> float:
+    """Return the median over calls of the time of the slowest rank."""
+    return float(statistics.median(map(max, zip(*seconds, strict=True))))
 
 
 def main() -> int:

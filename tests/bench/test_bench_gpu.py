@@ -10,18 +10,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from support import fake_cuda
 from support.cuda_on_host import library_of
 
 from unisono.bench import gpu
-from unisono.bench.gpu_stages import report, targets
+from unisono.bench.driver import Sample, Settings
+from unisono.bench.gpu_stages import kernels, processes, report, targets
+from unisono.bench.gpu_stages.gpu import windows
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda.kernel_catalogue import reduction
+from unisono.transports.host.core_distance import Placement
 
 MIB = 1 << 20
 DEADLINE_S = 100
@@ -66,11 +71,11 @@ def test_gpu_machine_stage_records_packages_and_usable_features(tmp_path: Path) 
 @pytest.mark.usefixtures("on_double")
 def test_gpu_kernels_stage_records_copies_torch_and_cupy_beside_unisono(tmp_path: Path) -> None:
     document = run_stages("kernels", tmp_path / "results.json")
-    kernels = records(document, "kernel")
-    measured = {(each["contender"], each["k"], each["nbytes"]) for each in kernels if "failure" not in each}
+    found = records(document, "kernel")
+    measured = {(each["contender"], each["k"], each["nbytes"]) for each in found if "failure" not in each}
     assert {(name, k, size) for name in ("copy", "unisono") for k in (2, 3) for size in (100, 4096)} <= measured
-    assert all(each["wrong"] == "" and each["gbps"] > 0 for each in kernels if "failure" not in each)
-    assert {each["contender"] for each in kernels} == {"copy", "unisono", "torch.sum", "CuPy", "torch adds"}
+    assert all(each["wrong"] == "" and each["gbps"] > 0 for each in found if "failure" not in each)
+    assert {each["contender"] for each in found} == {"copy", "unisono", "torch.sum", "CuPy", "torch adds"}
 
 
 @pytest.mark.usefixtures("on_double")
@@ -80,7 +85,21 @@ def test_gpu_threads_stage_measures_ranks_that_are_threads(tmp_path: Path) -> No
     assert [(each["library"], each["nbytes"]) for each in found] == [
         (f"unisono {algorithm}", nbytes) for nbytes in (1024, 4096) for algorithm in ("one_shot", "two_shot")
     ]
-    assert all(each["median_us"] > 0 for each in found)
+    assert all(each["median_us"] > each["host_us"] > 0 and each["device_us"] > 0 for each in found)
+
+
+@pytest.mark.usefixtures("on_double")
+def test_gpu_sanitizer_stage_runs_reductions_and_says_which_tool_is_missing(tmp_path: Path) -> None:
+    found = records(run_stages("sanitizer", tmp_path / "results.json"), "sanitizer")
+    assert [each["tool"] for each in found] == ["none", "memcheck", "racecheck"]
+    assert found[0]["found"] == ""
+
+
+@pytest.mark.usefixtures("on_double")
+def test_gpu_tests_stage_records_the_outcome_of_each_test(tmp_path: Path) -> None:
+    (found,) = records(run_stages("tests", tmp_path / "results.json"), "test")
+    assert found["outcome"] == "passed"
+    assert found["name"].endswith("::test_device_knows_its_name_uuid_and_reachable_devices")
 
 
 @pytest.mark.usefixtures("on_double")
@@ -134,6 +153,10 @@ def test_hanging_gpu_stage_is_ended_with_its_processes_before_the_next(tmp_path:
     assert [record["kind"] for record in document["records"]] == ["test", "pid"]
     assert [stage["ended"] for stage in document["stages"]] == ["ended by its deadline of 2 s", "code 1", "code 0"]
     assert document["stages"][1]["said"][-1] == "ValueError: no"
+    assert [json.loads(line)["kind"] for line in out.with_suffix(".jsonl").read_text().splitlines()[:2]] == [
+        "test",
+        "pid",
+    ]
     deadline = time.monotonic() + 5.0
     while Path(f"/proc/{document['records'][1]['pid']}").exists():
         assert time.monotonic() < deadline, "what the stage has started still lives"
@@ -219,9 +242,14 @@ def test_kernel_targets_are_met_or_missed_by_measured_bandwidth() -> None:
     assert verdicts(copy, kernel("unisono", 3900.0))[name] is True
     assert verdicts(copy, kernel("unisono", 3700.0))[name] is False
     assert verdicts(copy, kernel("unisono", 3700.0, nbytes=MIB))[name] is None
-    faster = "reductions are faster than torch's and CuPy's"
-    assert verdicts(kernel("unisono", 3000.0), kernel("CuPy", 2900.0))[faster] is True
+    faster = "reductions are at least 0.98 times as fast as torch's and CuPy's"
+    assert verdicts(kernel("unisono", 3000.0), kernel("CuPy", 3030.0))[faster] is True
     assert verdicts(kernel("unisono", 3000.0), kernel("CuPy", 3100.0))[faster] is False
+    chained = "reductions of 4 arrays and more are 1.3 times as fast as chained additions"
+    assert verdicts(kernel("unisono", 3000.0), kernel("torch adds", 1000.0))[chained] is None
+    for gbps, met in ((2200.0, True), (2400.0, False)):
+        four = [kernel(name, speed, k=4) for name, speed in (("unisono", 3000.0), ("torch adds", gbps))]
+        assert verdicts(*four)[chained] is met
     right = "kernels give the results of the definition"
     assert verdicts(kernel("unisono", 1.0, wrong="byte 3 differs"))[right] is False
 
@@ -231,10 +259,93 @@ def test_allreduce_targets_are_met_or_missed_by_measured_time() -> None:
     name = "thread-ranks reduce 256 MiB within 1.25 times the time of the bytes moved"
     bound_us = targets.traffic_nbytes(2, 256 * MIB) / 4000.0 / 1e3
     for times, met in ((1.2, True), (1.3, False)):
-        assert verdicts(copy, allreduce("unisono two_shot", 256 * MIB, times * bound_us, "threads"))[name] is met
+        of_device = {**allreduce("unisono two_shot", 256 * MIB, 9e9, "threads"), "device_us": times * bound_us}
+        assert verdicts(copy, of_device)[name] is met
     name = "process-ranks are 10 times as fast as Gloo from 16 MiB on"
     for nbytes, us, met in ((16 * MIB, 90.0, True), (16 * MIB, 110.0, False), (MIB, 110.0, None)):
         assert verdicts(allreduce("gloo", nbytes, 1000.0), allreduce("unisono", nbytes, us))[name] is met
+
+
+def test_finding_of_the_sanitizer_misses_its_target() -> None:
+    name = "compute-sanitizer finds nothing"
+    assert verdicts({"kind": "sanitizer", "tool": "memcheck", "found": ""})[name] is True
+    assert verdicts({"kind": "sanitizer", "tool": "memcheck", "found": "Invalid read"})[name] is False
+    assert verdicts({"kind": "sanitizer", "tool": "memcheck", "failure": "not there"})[name] is None
+
+
+def test_gpu_results_go_where_the_caller_or_the_machine_expects_them(tmp_path: Path) -> None:
+    assert gpu._default_out({"OUT": str(tmp_path)}) == tmp_path / "gpu.json"
+    assert gpu._default_out({}).parent == gpu.RESULTS
+
+
+def test_gpu_build_finds_tools_beside_python_and_uses_all_cores() -> None:
+    found = gpu.settings({"PATH": "/bin", "UNISONO_TRANSPORTS": "tcp"}, "/scratch")
+    assert found["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
+    assert found["CMAKE_BUILD_PARALLEL_LEVEL"] == str(len(os.sched_getaffinity(0)))
+    assert "UNISONO_TRANSPORTS" not in found
+
+
+def test_gpu_environment_that_is_kept_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel, made = tmp_path / "unisono.whl", list[str]()
+
+    def stage(self: gpu.Run, name: str, budget_s: float, command: list[Any], environ: dict[str, str]) -> bool:
+        made.append(name)
+        assert command[-1] == wheel or name == "machine"
+        return True
+
+    monkeypatch.setattr(gpu.Run, "stage", stage)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    monkeypatch.setattr(gpu, "environment", lambda folder: (folder.mkdir(), folder / "bin" / "python")[1])
+    arguments = ["--out", tmp_path / "out.json", "--keep", tmp_path / "kept", "--wheel", wheel, "--only", "machine"]
+    for _ in range(2):
+        assert gpu.main(list(map(str, arguments))) == 0
+    assert made == ["build", "machine", "machine"]
+
+
+def test_compared_windows_contain_both_ends_of_an_array() -> None:
+    assert windows(1000) == [slice(0, 1000)]
+    long = windows(1 << 28)
+    assert long[0].start == 0
+    assert long[1].stop == 1 << 28
+    assert len({window.start for window in long}) == 16
+
+
+def test_rows_of_a_size_are_printed_when_its_last_round_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    library = processes.LIBRARIES["unisono"]
+    settings = Settings("allreduce", 2, (1024, 4096), "float32", 4, (library,), 2, 1.0, "none")
+    printer = processes.RowPrinter(settings)
+    near = Placement("near", 50.0)
+    for number in range(2):
+        printer.step("1 KiB")
+        assert capsys.readouterr().out == ""
+        printer.driver.results.samples.append(Sample(1024, "unisono", number, near, np.array([1.0])))
+    printer.step("unisono, 4096 B: verifying")
+    (record,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (record["nbytes"], record["library"]) == (1024, "unisono")
+
+
+def test_library_that_cannot_run_is_recorded_without_being_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes.Driver, "run", lambda self: None)
+    monkeypatch.setattr(processes.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["processes", "--libraries", "MPI staged,gloo"])
+    assert processes.main() == 0
+    (record,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (record["library"], record["failure"]) == ("MPI staged", "mpirun or mpi4py is not installed")
+
+
+def test_kernels_of_others_are_measured_when_ours_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(stack: Any) -> Any:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(kernels, "CONTENDERS", {"copy": lambda stack: lambda: None, "unisono": fail})
+    stack = SimpleNamespace(dtype=DTYPES["float32"], k=2, target=SimpleNamespace(nbytes=8))
+    kernels.measure(stack, SimpleNamespace(milliseconds=lambda issue: 1.0))  # type: ignore[arg-type]
+    found = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert [(each["contender"], "failure" in each) for each in found] == [("unisono", True), ("copy", False)]
 
 
 def test_failed_test_misses_the_target_of_tests() -> None:

@@ -356,11 +356,16 @@ def test_doctor_says_what_the_gpu_driver_lacks_and_what_to_do(monkeypatch: pytes
 def test_memory_sharing_check_fails_when_another_process_cannot_open(
     monkeypatch: pytest.MonkeyPatch, device: Any, code: int, name: str
 ) -> None:
+    allocated: list[Allocation] = []
+    allocate = device.allocate
+    monkeypatch.setattr(device, "allocate", lambda nbytes: (allocated.append(allocate(nbytes)), allocated[-1])[1])
     monkeypatch.setenv(fake_cuda.FAIL, f"cuIpcOpenMemHandle={code}")
     with pytest.raises(
         TransportUnavailableError, match=rf"another process cannot open .*TransportUnavailableError.*\({name}\)"
     ):
         try_sharing(device)
+    wait_until_released(device)
+    assert [device.facts(memory.pointer).kind for memory in allocated] == ["host"]
 
 
 @only_double

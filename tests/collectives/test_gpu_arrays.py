@@ -1,0 +1,172 @@
+"""Calls on arrays of torch, CuPy and the array interface on a GPU: streams, calls in flight, and captures beside them.
+
+Without a GPU, only arrays with the array interface are tested, on the driver's double.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import fake_cuda
+from support.deadlines import DEADLINE_S
+from support.device_contract import Bench
+from support.gpu_ranks import InterfaceArray, cuda_bench
+
+import unisono as un
+from unisono.dtypes import DTYPES
+from unisono.operations import OPERATIONS
+from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM
+from unisono.transports.cuda.kernel_catalogue import reduction
+
+pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
+pytestmark = pytest.mark.gpu
+
+N = 10_000
+STREAMS = ("default", "own", "thread")
+KERNELS = [reduction(DTYPES["float32"], OPERATIONS["sum"], k) for k in (1, 2)]
+
+
+class Interface:
+    """Arrays with `__cuda_array_interface__` alone."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._stream = int(LEGACY_STREAM)
+
+    @contextlib.contextmanager
+    def using(self, stream: str) -> Iterator[None]:
+        """Use a stream in the body."""
+        handles = {"default": LEGACY_STREAM, "own": self._bench.stream, "thread": THREAD_STREAM}
+        self._stream = int(handles[stream])
+        yield
+
+    def array(self, values: Any) -> Any:
+        return InterfaceArray(self._bench, values, self._stream)
+
+    def values(self, array: Any) -> Any:
+        interface = array.__cuda_array_interface__
+        self._bench.finish(self._stream)  # type: ignore[arg-type]
+        return self._bench.values(interface["data"][0], np.empty(interface["shape"], interface["typestr"]))
+
+
+class Torch:
+    """Tensors of torch."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._torch = importlib.import_module("torch")
+        self._side = self._torch.cuda.Stream()
+
+    def using(self, stream: str) -> Any:
+        if stream == "thread":
+            return self._torch.cuda.stream(self._torch.cuda.ExternalStream(int(THREAD_STREAM)))
+        return self._torch.cuda.stream(self._side if stream == "own" else self._torch.cuda.default_stream())
+
+    def array(self, values: Any) -> Any:
+        return self._torch.from_numpy(np.asarray(values)).to("cuda", non_blocking=True)
+
+    def values(self, array: Any) -> Any:
+        return array.cpu().numpy()
+
+
+class Cupy:
+    """Arrays of CuPy."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._cupy = importlib.import_module("cupy")
+        self._side = self._cupy.cuda.Stream(non_blocking=True)
+
+    def using(self, stream: str) -> Any:
+        streams = {"default": self._cupy.cuda.Stream.null, "own": self._side, "thread": self._cupy.cuda.Stream.ptds}
+        return streams[stream]
+
+    def array(self, values: Any) -> Any:
+        return self._cupy.asarray(values)
+
+    def values(self, array: Any) -> Any:
+        return self._cupy.asnumpy(array)
+
+
+LIBRARIES: dict[str, Callable[[Bench], Any]] = {"interface": Interface, "torch": Torch, "cupy": Cupy}
+
+
+def check_streams(world: un.Communicator, library: str) -> list[str]:
+    """Make calls on arrays of a library on each stream; return the wrong results."""
+    wrong = []
+    with cuda_bench() as bench:
+        arrays = LIBRARIES[library](bench)
+        for stream in STREAMS:
+            with arrays.using(stream), world.dup() as comm:
+                x = arrays.array(np.full(N, comm.rank + 1, np.float32))
+                total = comm.allreduce(x)
+                work = comm.allreduce(total, wait=False)
+                again = comm.allreduce(x, out=arrays.array(np.zeros(N, np.float32)))
+                results = [arrays.values(each) for each in (total, work.wait(), again)]
+                work.synchronize()
+                of_all = comm.size * (comm.size + 1) // 2
+                expected = (of_all, of_all * comm.size, of_all)
+                wrong += [
+                    f"{stream}: {result[result != value][:1]} is not {value}"
+                    for result, value in zip(results, expected, strict=True)
+                    if (result != value).any()
+                ]
+                del x, total, work, again
+    return wrong
+
+
+def check_capture(world: un.Communicator, library: str) -> list[str]:
+    """Capture a graph in this thread while another thread makes calls; return what went wrong."""
+    with cuda_bench() as bench, world.dup() as comm:
+        arrays = LIBRARIES[library](bench)
+        driver = bench.device._driver  # type: ignore[attr-defined]
+        context = bench.device._context  # type: ignore[attr-defined]
+        failures, stream = [], bench.device.new_stream()
+        x, out = (arrays.array(np.full(N, value, np.float32)) for value in (1, 0))
+        comm.allreduce(x, out=out)
+
+        def call() -> None:
+            try:
+                for _ in range(20):  # into memory that is there, because allocations of a library may end the capture
+                    comm.allreduce(x, out=out)
+            except un.UnisonoError as error:
+                failures.append(str(error))
+
+        mode = driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+        with context:
+            driver("cuStreamBeginCapture", stream, mode)
+        caller = threading.Thread(target=call)
+        caller.start()
+        caller.join(DEADLINE_S)
+        with context:
+            driver("cuStreamEndCapture", stream)  # raises if a call has ended the capture
+        bench.device.end_stream(stream)
+        if (arrays.values(out) != comm.size).any():
+            failures.append("a result is wrong")
+    return failures
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name: str = request.param
+    if name != "interface":
+        if not fake_cuda.has_gpu():
+            pytest.skip("this machine has no GPU")
+        pytest.importorskip(name)
+    fake_cuda.use(monkeypatch, KERNELS)
+    return name
+
+
+@pytest.mark.parametrize("transports", ["cuda_ipc,shm", "shm"])
+def test_calls_on_gpu_arrays_are_right_on_every_stream(library: str, transports: str) -> None:
+    options = un.Options(transports=transports)
+    assert un.launch(check_streams, 2, library, options=options, timeout_s=DEADLINE_S) == [[]] * 2
+
+
+def test_calls_on_gpu_arrays_leave_a_capture_in_another_thread_alone(library: str) -> None:
+    options = un.Options(transports="cuda_ipc,shm")
+    assert un.launch(check_capture, 2, library, options=options, timeout_s=DEADLINE_S) == [[]] * 2
