@@ -178,7 +178,7 @@ def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
 def _from_unisono(environ: Mapping[str, str]) -> Launch:
     _require(environ, (_RANK, _SIZE, _STORE))
     store = environ[_STORE]
-    job = _job(environ[_JOB]) if _JOB in environ else _digest(store)
+    job = _job(environ[_JOB]) if _JOB in environ else job_of_store(store)
     return Launch(
         *_rank_and_size(environ, _RANK, _SIZE),
         store=store,
@@ -201,7 +201,7 @@ def _from_env(environ: Mapping[str, str]) -> Launch:
         return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, ENV)
     key = key_of_file(environ)
     if _STORE in environ:
-        return Launch(rank, size, environ[_STORE], _digest(environ[_STORE]), key, "environment")
+        return Launch(rank, size, environ[_STORE], job_of_store(environ[_STORE]), key, "environment")
     master, port = _master(environ), environ["MASTER_PORT"]
     if rank == 0 and key is not None:
         master = f"localhost:{port}"  # see `Launch.served_host`
@@ -343,6 +343,11 @@ def key_of_file(environ: Mapping[str, str]) -> bytes | None:
 def job_of_key(key: bytes) -> bytes:
     """Return the id of a job that has no other id. The key cannot be computed from it."""
     return hashlib.sha256(b"job of " + key).digest()[:JOB_NBYTES]
+
+
+def job_of_store(url: str) -> bytes:
+    """Return the id of a job that only the URL of its store identifies."""
+    return _digest(url)
 
 
 def _digest(text: str) -> bytes:

@@ -54,11 +54,11 @@ def rank_that_waited(**seconds: float) -> RankStatistics:
 
 def test_the_straggler_in_a_ring_is_the_rank_that_does_not_wait() -> None:
     ring = [rank_that_waited(r2=8.0), rank_that_waited(r0=0.1), rank_that_waited(r1=8.1)]
-    assert straggler(ring).startswith("rank 1 is the straggler: the others waited 8.1 s for it")
-    assert straggler([ring[0], None, ring[2]]).startswith("rank 1 is the straggler")
+    assert straggler(dict(enumerate(ring))).startswith("rank 1 is the straggler: the others waited 8.1 s for it")
+    assert straggler({0: ring[0], 1: None, 2: ring[2]}).startswith("rank 1 is the straggler")
 
 
 def test_ranks_that_wait_little_or_for_each_other_are_no_stragglers() -> None:
-    assert straggler([rank_that_waited(r1=5.0), rank_that_waited(r0=5.0)]) == ""
-    assert straggler([rank_that_waited(r1=0.1), rank_that_waited()]) == ""
-    assert straggler([rank_that_waited(), None]) == ""
+    assert straggler({0: rank_that_waited(r1=5.0), 1: rank_that_waited(r0=5.0)}) == ""
+    assert straggler({0: rank_that_waited(r1=0.1), 1: rank_that_waited()}) == ""
+    assert straggler({0: rank_that_waited(), 1: None}) == ""

@@ -348,8 +348,8 @@ def read_trace(data: bytes) -> None:
 
 def read_statistics(data: bytes) -> None:
     statistics = job_statistics.parsed(data.decode(errors="replace"))
-    job_statistics.summary([statistics, statistics])
-    job_statistics.straggler([statistics, None])
+    job_statistics.summary({0: statistics, 1: statistics})
+    job_statistics.straggler({0: statistics, 1: None})
 
 
 def read_recorder(data: bytes) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from support.deadlines import DEADLINE_S, eventually
 
+from unisono.tuning.machine.levels import processors
+
 RUN = (sys.executable, "-m", "unisono", "run")
 # With this setting, ranks have more time to notice a failure, and to end after their report, than a busy machine needs.
 PATIENT = """
@@ -220,6 +222,21 @@ def test_bind_core_pins_ranks_to_cores_in_turn(script: Script) -> None:
     size = len(cores) + 1
     ended = run("-n", size, "--bind", "core", script("print(*os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"))
     assert sorted(ended.stdout.splitlines()) == sorted(f"[{rank}] {cores[rank % len(cores)]} 1" for rank in range(size))
+
+
+def test_bind_numa_gives_each_rank_the_allowed_cores_of_a_node(script: Script) -> None:
+    nodes = [set(node) & os.sched_getaffinity(0) for node in processors().levels.get("numa", ())]
+    nodes = [node for node in nodes if node] or [os.sched_getaffinity(0)]
+    size = len(nodes) + 1
+    ended = run("-n", size, "--bind", "numa", script("print(*sorted(os.sched_getaffinity(0)))"))
+    expected = [" ".join(map(str, sorted(nodes[rank % len(nodes)]))) for rank in range(size)]
+    assert sorted(ended.stdout.splitlines()) == sorted(f"[{rank}] {cores}" for rank, cores in enumerate(expected))
+
+
+def test_run_sets_variables_and_the_folder_of_traces(script: Script, tmp_path: Path) -> None:
+    program = script("print(os.environ['A'], os.environ['B'], os.environ['UNISONO_TRACE'])")
+    ended = run("-n", 1, "--env", "A=x=y", "--env", "B", "--trace", tmp_path / "traces", program, B="from here")
+    assert ended.stdout == f"[0] x=y from here {tmp_path / 'traces'}\n"
 
 
 def test_run_starts_modules_and_executables(tmp_path: Path) -> None:
@@ -674,7 +691,20 @@ def test_run_leaves_no_temporary_files(script: Script, tmp_path: Path) -> None:
         (["-n", "two", "{script}"], "'two' is not a positive number of ranks"),
         (["-n", "99999999999999999999", "{script}"], "is not a positive number of ranks"),
         (["-n", "99999999", "{script}"], "open files"),
-        (["{script}"], "Missing option '-n'"),
+        (["{script}"], "how many ranks? Write -n RANKS"),
+        (["-n", "2", "--env", "=1", "{script}"], "'=1' is not NAME=VALUE"),
+        (["-n", "2", "--env", "NO_SUCH_NAME", "{script}"], "nor the name of a variable that is set here"),
+        (["-n", "2", "--hosts", "a:3", "{script}"], "has 3 ranks, and -n says 2"),
+        (["--hosts", "a,a", "{script}"], "names 'a' twice"),
+        (["--hosts", "a:0", "{script}"], "write hosts and their numbers of ranks"),
+        (["--hosts", "-oProxyCommand=x", "{script}"], "write hosts and their numbers of ranks"),
+        (["--hosts", "a", "--ssh", "absent-ssh -4", "{script}"], "there is no executable 'absent-ssh -4'"),
+        (["--hosts", "a", "--max-restarts", "1", "{script}"], "on one machine only"),
+        (["-n", "1", "--hosts", "a", "--nnodes", "2", "{script}"], "choose one"),
+        (["-n", "1", "--nnodes", "2", "--node-rank", "2", "{script}"], "must be less than --nnodes 2"),
+        (["-n", "1", "--nnodes", "2", "{script}"], "--nnodes needs --store"),
+        (["-n", "1", "--nnodes", "2", "--store", "tcp://127.0.0.1:29400", "{script}"], "needs a key"),
+        (["-n", "1", "--store", "tcp://127.0.0.1:29400", "{script}"], "belong to --nnodes"),
         (["-n", "2"], "Missing argument 'PROGRAM...'"),
         (["-n", "2", "absent.py"], "there is no file 'absent.py'"),
         (["-n", "2", "{folder}"], "is a directory"),
@@ -682,7 +712,7 @@ def test_run_leaves_no_temporary_files(script: Script, tmp_path: Path) -> None:
         (["-n", "2", "echo", "hello"], "put -- before it"),
         (["-n", "2", "-m", "absent_module"], "there is no module 'absent_module'"),
         (["-n", "2", "--", "absent-executable"], "there is no executable 'absent-executable'"),
-        (["-n", "2", "--bind", "socket", "{script}"], "'socket' is not one of 'none', 'core'"),
+        (["-n", "2", "--bind", "socket", "{script}"], "'socket' is not one of 'none', 'core', 'numa'"),
         (["-n", "2", "--timeout", "nan", "{script}"], "'nan' is not a positive number of seconds"),
         (["-n", "2", "--max-restarts", "-1", "{script}"], "'-1' is not a number of restarts"),
         (["-n", "2", "--bogus", "{script}"], "No such option"),

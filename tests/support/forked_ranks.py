@@ -70,7 +70,7 @@ class _Request:
     command: Command
     environ: Mapping[str, str]
     folder: str
-    core: int | None
+    cores: Sequence[int]
     is_session: bool
     preloaded: Sequence[str]
 
@@ -157,13 +157,13 @@ class ForkServer:
         """The id of the server's process."""
         return self._process.pid
 
-    def start(self, command: Command, core: int | None, environ: Mapping[str, str]) -> Started:
+    def start(self, command: Command, cores: Sequence[int], environ: Mapping[str, str]) -> Started:
         """Fork a rank with the interface of `unisono.launchers.process.start`."""
         if [environ.get(name) for name in _LOADER_VARIABLES] != self._loader_values:
-            return start_process(command, core, environ)
+            return start_process(command, cores, environ)
         out, err = os.pipe(), os.pipe()
         try:
-            status_pipe = self._fork(command, environ, (out[1], err[1]), core=core, is_session=True)
+            status_pipe = self._fork(command, environ, (out[1], err[1]), cores=cores, is_session=True)
         finally:
             os.close(out[1])
             os.close(err[1])
@@ -185,12 +185,12 @@ class ForkServer:
         environ: Mapping[str, str],
         outputs: tuple[int, int],
         *,
-        core: int | None = None,
+        cores: Sequence[int] = (),
         is_session: bool = False,
     ) -> int:
         used = [name for name in PRELOADED_IF_USED if name in sys.modules]
         preloaded = self._modules or (*PRELOADED, *used)
-        request = _Request(command, dict(environ), os.getcwd(), core, is_session, preloaded)
+        request = _Request(command, dict(environ), os.getcwd(), cores, is_session, preloaded)
         status_pipe, status_end = os.pipe()
         data = pickle.dumps(request)
         try:
@@ -326,8 +326,8 @@ def _run_rank(request: _Request, descriptors: Sequence[int], of_server: Sequence
         os._exit(1)
     if request.is_session:
         os.setsid()
-    if request.core is not None:
-        os.sched_setaffinity(0, {request.core})
+    if request.cores:
+        os.sched_setaffinity(0, request.cores)
     moved = [fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST_FREE) for each in descriptors]
     for each in (*descriptors, *of_server):
         os.close(each)

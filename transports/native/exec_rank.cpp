@@ -1,8 +1,9 @@
-// Becomes a rank: ties this process to its launcher, pins it to a core, and executes the rank's command.
+// Becomes a rank: ties this process to its launcher, binds it to cores, and executes the rank's command.
 //
-// Run as `exec_rank LAUNCHER_PID CORE COMMAND…` (CORE is -1 for no binding). It is a program of its own, because the
-// launcher may have threads and so must not do this between fork and exec. All settings survive execve. It is not a
-// Python program, because starting an interpreter would take longer than everything else that a launcher does.
+// Run as `exec_rank LAUNCHER_PID CORES COMMAND…`. CORES are numbers with commas between them, such as "0,1", or empty for
+// no binding. It is a program of its own, because the launcher may have threads and so must not do this between fork and
+// exec. All settings survive execve. It is not a Python program, because starting an interpreter would take longer than
+// everything else that a launcher does.
 //
 // A rank inherits the launcher's treatment of signals. Two inherited settings would break it, so they are undone here.
 // A rank that ignores SIGCHLD cannot learn the exit codes of its children. A rank that blocks SIGTERM, as the threads
@@ -26,6 +27,22 @@ void reset_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
+// Binds this process to a list of cores. Returns whether the system allows it; an empty list binds to nothing.
+bool bind(const char* list) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (*list == '\0') return true;
+  for (char* end = nullptr; *list != '\0'; list = *end == ',' ? end + 1 : end) {
+    const unsigned long core = std::strtoul(list, &end, 10);
+    if (end == list || core >= CPU_SETSIZE) {
+      errno = EINVAL;
+      return false;
+    }
+    CPU_SET(core, &cores);
+  }
+  return ::sched_setaffinity(0, sizeof cores, &cores) == 0;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -33,14 +50,9 @@ int main(int count, char** arguments) {
   reset_signals();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != std::atoi(arguments[1])) return 1;  // it died before prctl took effect, so no signal will come
-  if (const int core = std::atoi(arguments[2]); core >= 0) {
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    CPU_SET(static_cast<std::size_t>(core), &cores);
-    if (::sched_setaffinity(0, sizeof cores, &cores) != 0) {
-      std::fprintf(stderr, "unisono: cannot bind to core %d: %s\n", core, std::strerror(errno));
-      return 1;
-    }
+  if (!bind(arguments[2])) {
+    std::fprintf(stderr, "unisono: cannot bind to cores %s: %s\n", arguments[2], std::strerror(errno));
+    return 1;
   }
   ::execvp(arguments[3], arguments + 3);
   const int why = errno;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.box import ROUNDED
@@ -42,9 +42,9 @@ class RankStatistics:
     waited_s: Counter[int]
 
 
-def read(directory: Path, size: int) -> list[RankStatistics | None]:
+def read(directory: Path, ranks: Iterable[int]) -> dict[int, RankStatistics | None]:
     """Return the counters of each rank from its file; None for a rank that was killed before it could write them."""
-    return [_read(directory / f"rank-{rank}.jsonl") for rank in range(size)]
+    return {rank: _read(directory / f"rank-{rank}.jsonl") for rank in ranks}
 
 
 def _read(path: Path) -> RankStatistics | None:
@@ -72,12 +72,12 @@ def parsed(text: str) -> RankStatistics:
     )
 
 
-def straggler(ranks: Sequence[RankStatistics | None]) -> str:
+def straggler(ranks: Mapping[int, RankStatistics | None]) -> str:
     """Return a sentence about the rank for which the others have waited; empty if there is no such rank.
 
     In a ring a rank also waits for a neighbour that waits itself. So the time in which a rank has waited counts for it.
     """
-    known = {rank: each for rank, each in enumerate(ranks) if each is not None}
+    known = {rank: each for rank, each in ranks.items() if each is not None}
     waited_for = sum((each.waited_s for each in known.values()), Counter[int]())
     if not waited_for:
         return ""
@@ -92,12 +92,12 @@ def straggler(ranks: Sequence[RankStatistics | None]) -> str:
     return f"rank {rank} is the straggler: {waited}, and it waited {seconds_text(own.get(rank, 0.0))} for others"
 
 
-def summary(ranks: Sequence[RankStatistics | None]) -> Table:
+def summary(ranks: Mapping[int, RankStatistics | None]) -> Table:
     """Return the table of the job."""
     table = Table(box=ROUNDED, title="What the ranks have called", title_justify="left")
     for heading in ("rank", "calls", "in calls", "sent", "received", "waited", "for"):
         table.add_column(heading, justify="left" if heading == "for" else "right")
-    for rank, each in enumerate(ranks):
+    for rank, each in ranks.items():
         table.add_row(
             str(rank), *(_cells(each) if each is not None else ("", "", "", "", "", "ended without a report"))
         )

@@ -1,4 +1,7 @@
-"""``unisono run``: runs a program on several local ranks, merges their output, and shows the error that came first."""
+"""``unisono run``: runs a program on several ranks, merges their output, and shows the error that came first.
+
+The ranks run on this machine, on hosts that ssh reaches, or on several machines with a launcher on each of them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -17,9 +20,9 @@ import click
 
 from unisono.cli.messages import tell
 from unisono.errors import UsageError
-from unisono.launchers.job import LocalJob, require_open_files
 from unisono.launchers.output import MergedOutput, Write
-from unisono.launchers.process import Command, Exit, signal_name
+from unisono.launchers.placement import Here, Job, OnHosts, OnOneOfSeveral, Placement, Rules
+from unisono.launchers.process import BINDINGS, Exit, signal_name
 from unisono.launchers.root_cause import LastError, last_error, root_cause
 from unisono.options import FIELDS, Options, variable
 from unisono.streams import write_all
@@ -42,7 +45,9 @@ class _ProgramCommand(click.Command):
         return rest
 
 
-def _ranks(context: click.Context, parameter: click.Parameter, text: str) -> int:
+def _ranks(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
         raise click.BadParameter(f"{text!r} is not a positive number of ranks.")
     return int(text)
@@ -56,6 +61,17 @@ def _count(context: click.Context, parameter: click.Parameter, text: str | None)
     return int(text)
 
 
+def _variables(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
+    """Return the variables in ``NAME=VALUE``; ``NAME`` alone means its value here."""
+    variables = {}
+    for text in texts:
+        name, has_value, value = text.partition("=")
+        if not name or not (has_value or name in os.environ):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE, nor the name of a variable that is set here.")
+        variables[name] = value if has_value else os.environ[name]
+    return variables
+
+
 def _seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
     try:
         return None if text is None else float(FIELDS["timeout_s"].parse(text))
@@ -67,17 +83,24 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
     cls=_ProgramCommand,
     context_settings={"allow_interspersed_args": False},
     options_metavar="-n RANKS [OPTIONS]",
-    short_help="Run a program on several local ranks.",
+    short_help="Run a program on several ranks.",
 )
-@click.option("-n", "size", metavar="RANKS", callback=_ranks, required=True, help="Number of ranks.")
+@click.option("-n", "size", metavar="RANKS", callback=_ranks, help="Number of ranks; with --nnodes, on this machine.")
 @click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as in python -m.")
 @click.option("--data-parallel", is_flag=True, help="Train data-parallel by a program for one process.")
-@click.option("--bind", type=click.Choice(["none", "core"]), default="none", help="Bind ranks to cores.")
+@click.option("--hosts", metavar="A:2,B:2", help="Run the ranks on these hosts, which ssh reaches.")
+@click.option("--ssh", metavar="COMMAND", default="ssh", help="The ssh of --hosts with options, such as 'ssh -p 2222'.")
+@click.option("--nnodes", "nodes", metavar="N", callback=_ranks, help="Number of machines, each with a launcher.")
+@click.option("--node-rank", "node", metavar="R", callback=_count, help="The number of this machine, from 0.")
+@click.option("--store", metavar="URL", help="Where the launchers meet, such as tcp://10.0.0.1:29400 of machine 0.")
+@click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, callback=_variables, help="Set a variable.")
+@click.option("--bind", type=click.Choice(["none", *BINDINGS]), default="none", help="Bind ranks to cores.")
 @click.option("--timeout", "timeout_s", metavar="SECONDS", callback=_seconds, help="Stop the ranks after this time.")
 @click.option("--keep-going", is_flag=True, help="Let the other ranks run on when a rank fails.")
 @click.option("--max-restarts", metavar="N", callback=_count, help="Start lost ranks anew, N times in all.")
 @click.option("--label/--no-label", default=True, help="Begin each line with the rank that wrote it.")
 @click.option("--log", metavar="LEVEL", help=f"Set {variable('log')}, such as info or debug:links.")
+@click.option("--trace", metavar="FOLDER", help=f"Set {variable('trace')}: write what the ranks do, for `unisono trace`.")
 @click.option("--verbose", is_flag=True, help="Show the tracebacks of all ranks, as soon as they are written.")
 @click.option("--stats", is_flag=True, help="Show at the end what each rank has called, and for whom it has waited.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -85,20 +108,27 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 def command(
     context: click.Context,
     *,
-    size: int,
+    size: int | None,
     module: bool,
     data_parallel: bool,
+    hosts: str | None,
+    ssh: str,
+    nodes: int | None,
+    node: int,
+    store: str | None,
+    variables: dict[str, str],
     bind: str,
     timeout_s: float | None,
     keep_going: bool,
     max_restarts: int,
     label: bool,
     log: str | None,
+    trace: str | None,
     verbose: bool,
     stats: bool,
     program: tuple[str, ...],
 ) -> int:
-    """Run PROGRAM with its arguments on several ranks of this machine.
+    """Run PROGRAM with its arguments on several ranks.
 
     PROGRAM is a Python file; with -m a module; after "--" any executable. Its exit code is that of the rank that
     failed first, or 128 plus the number of the signal that ended it. With --keep-going it is 0 if a rank ended with 0.
@@ -106,29 +136,39 @@ def command(
 
     With --data-parallel, PROGRAM is a program for one process that trains by torch or Keras. It is not changed: each
     rank trains on its share of the samples, and gradients are averaged. The ranks report what is done differently.
+
+    All ranks run on this machine, unless --hosts names other hosts. Without ssh, start the same command on each
+    machine, with --nnodes, --store and a different --node-rank.
     """
-    environ = {**os.environ, **({variable("log"): log} if log else {})}
+    settings = {"log": log, "trace": trace}
+    variables |= {variable(name): value for name, value in settings.items() if value}
+    environ = {**os.environ, **variables}
     options = Options.from_environment(environ)
     keep_going = keep_going or max_restarts > 0
     argv = _program(program, module=module, executable=context.meta["executable"])
     if data_parallel:
         argv = _data_parallel(argv, executable=context.meta["executable"])
+    placement = _placement(size, hosts, ssh, nodes, node, store, max_restarts)
     everything = verbose or keep_going or options.log.startswith("debug")
-    require_open_files(size)
-    write = _Writer(size, label=label)
+    write = _Writer(placement.ranks, label=label)
     output = MergedOutput(write, hold=not everything, keep_going=keep_going)
     with tempfile.TemporaryDirectory(prefix="unisono-run-") if stats else nullcontext("") as folder:
         if stats:
             environ[variable("stats")] = folder
-        cores, on_loss = None if bind == "none" else bind, _tell_failure if keep_going else None
-        commands = [Command(argv)] * size
-        job = LocalJob(commands, output, bind=cores, environ=environ, on_loss=on_loss, max_restarts=max_restarts)
+        rules = Rules(
+            bind=None if bind == "none" else bind,
+            environ=environ,
+            passed=variables,
+            on_loss=_tell_failure if keep_going else None,
+            max_restarts=max_restarts,
+        )
+        job = placement.job(argv, output, rules)
         write.keep_waiting = job.attend
         with _signals_forwarded(job) as received:
             exits = job.run(timeout_s)
         tracebacks = output.finish()
         if stats:
-            _show_statistics(Path(folder), size, exits)
+            _show_statistics(Path(folder), placement.ranks, exits)
     for line in job.whereabouts:
         tell(line)
     if received:
@@ -144,13 +184,32 @@ def command(
     return status or _tell_losses(write.errors)
 
 
-def _show_statistics(folder: Path, size: int, exits: Sequence[Exit]) -> None:
+def _placement(
+    size: int | None, hosts: str | None, ssh: str, nodes: int | None, node: int, store: str | None, max_restarts: int
+) -> Placement:
+    """Return where the ranks run; raises `UsageError` if the options contradict each other."""
+    if (hosts or nodes) and max_restarts:
+        raise UsageError("--max-restarts starts ranks anew on one machine only, without --hosts and --nnodes")
+    if hosts and nodes:
+        raise UsageError("--hosts starts the ranks of all hosts from here, and --nnodes those of one machine: choose one")
+    if hosts:
+        return OnHosts.of(hosts, size, ssh)
+    if size is None:
+        raise UsageError("how many ranks? Write -n RANKS, or --hosts with a number for each host, as in a:2,b:2")
+    if nodes:
+        return OnOneOfSeveral.of(size, node, nodes, store)
+    if store or node:
+        raise UsageError("--store and --node-rank belong to --nnodes, which says how many machines have a launcher")
+    return Here(size)
+
+
+def _show_statistics(folder: Path, ranks: range, exits: Sequence[Exit]) -> None:
     from unisono.cli import job_statistics
     from unisono.cli.terminal import console
 
-    ranks = job_statistics.read(folder, size)
-    console(stderr=True).print(job_statistics.summary(ranks))
-    sentence = job_statistics.straggler(ranks)
+    statistics = job_statistics.read(folder, ranks)
+    console(stderr=True).print(job_statistics.summary(statistics))
+    sentence = job_statistics.straggler(statistics)
     if sentence and not any(ended.code for ended in exits):  # the others wait for a failed rank, too
         tell(sentence)
 
@@ -211,12 +270,12 @@ class _Writer:
         errors: by stream, the error because of which lines were lost, such as a full disk.
     """
 
-    def __init__(self, size: int, *, label: bool) -> None:
+    def __init__(self, ranks: Iterable[int], *, label: bool) -> None:
         self.keep_waiting: Callable[[], bool] = lambda: True
         self.errors: dict[str, OSError] = {}
         self._sinks = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._labels = {
-            name: [_label(rank, coloured=sink.isatty()) if label else b"" for rank in range(size)]
+            name: {rank: _label(rank, coloured=sink.isatty()) if label else b"" for rank in ranks}
             for name, sink in self._sinks.items()
         }
 
@@ -238,7 +297,7 @@ def _label(rank: int, *, coloured: bool) -> bytes:
 
 
 @contextmanager
-def _signals_forwarded(job: LocalJob) -> Iterator[list[int]]:
+def _signals_forwarded(job: Job) -> Iterator[list[int]]:
     """Forward signals to the ranks, and yield the list of received signals that end a job.
 
     A second such signal kills the ranks. Signals that this process was started to ignore stay ignored, such as SIGHUP

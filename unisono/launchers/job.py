@@ -1,4 +1,4 @@
-"""A job on this machine: it starts the ranks, serves their store, watches them, and ends every process it started.
+"""The ranks of a job on this machine: starts them, opens their store, watches them, and ends every process it started.
 
 Theory of operation
 -------------------
@@ -32,7 +32,7 @@ from typing import Protocol, TypeAlias
 from unisono.errors import UsageError
 from unisono.forks import closed_in_child
 from unisono.launchers.job_store import JobStore
-from unisono.launchers.process import Command, Exit, LocalPlace, RankProcess, rank_environment
+from unisono.launchers.process import BINDINGS, Command, Exit, LocalPlace, RankProcess, Share, rank_environment
 from unisono.processes import exit_statuses_kept
 from unisono.transports.host.fd_limit import lift_limit_of_files
 
@@ -66,7 +66,7 @@ class Observer(Protocol):
 
 
 class LocalJob:
-    """The local ranks of one job, which runs once.
+    """The ranks of one job on this machine. It runs once.
 
     Attributes:
         late: the ranks that were stopped because the time limit of `run` had passed.
@@ -83,32 +83,38 @@ class LocalJob:
         environ: Mapping[str, str] | None = None,
         on_loss: OnLoss | None = None,
         max_restarts: int = 0,
+        share: Share | None = None,
+        store: Callable[[], JobStore] = JobStore,
     ) -> None:
         """Prepare a job with one rank per command. `run` starts it.
 
         Args:
             commands: the command of each rank.
             observer: receives the output of the ranks and how they ended.
-            bind: "core" binds rank r to core r modulo their number, of the cores that this process may use.
+            bind: "core" or "numa" binds the ranks to cores; see `LocalPlace.of`. None binds them to nothing.
             environ: the environment that the ranks inherit; None for that of this process.
             on_loss: is called with the end of each failed rank, the number of other ranks that still run, which run on,
                 and whether the rank has been started anew. It is not called for ranks that fail after the job has sent
                 a signal to end them. None means that the job ends the other ranks when one fails.
             max_restarts: how many failed ranks the job starts anew, in all; only with `on_loss`.
+            share: which ranks of the job these are, one for each command; None if there are no others.
+            store: opens the store in which the ranks of the job meet.
 
         Raises:
             UsageError: there is no rank, `bind` is unknown, or there are more ranks than this process can watch.
         """
         if not commands:
             raise UsageError("a job needs at least one rank")
-        if bind not in {None, "core"}:
-            raise UsageError(f"bind must be None or 'core'; got {bind!r}")
+        if bind is not None and bind not in BINDINGS:
+            raise UsageError(f"bind must be None, {' or '.join(map(repr, BINDINGS))}; got {bind!r}")
         require_open_files(len(commands))
         self.late: list[int] = []
         self.alone: list[int] = []
         self.whereabouts: list[str] = []
         self._job = ""
-        self._commands = commands
+        self._share = share or Share(0, len(commands), len(commands))
+        self._open_store = store
+        self._commands = dict(zip(self._share.ranks, commands, strict=True))
         self._observer = observer
         self._bind = bind
         self._environ = os.environ if environ is None else environ
@@ -118,7 +124,7 @@ class LocalJob:
         self._joining: set[int] = set()  # ranks that were started anew, and had not joined the others when last seen
         self._requests: deque[Callable[[], None]] = deque()
         self._selector = closed_in_child(selectors.DefaultSelector())
-        self._ranks: list[RankProcess] = []
+        self._ranks: dict[int, RankProcess] = {}
         self._replaced: list[RankProcess] = []  # have ended, and their ranks run in new processes
         self._living: set[int] = set()
         self._exits: list[Exit] = []
@@ -144,7 +150,7 @@ class LocalJob:
             self._deadline = time.monotonic() + timeout_s
         with exit_statuses_kept():
             try:
-                with closing(JobStore()) as store:
+                with closing(self._open_store()) as store:
                     self._job = store.job.hex()[:8]
                     self._start_all(store)
                     while self._living:
@@ -189,7 +195,11 @@ class LocalJob:
         culprits = [
             finding.text for finding in live_findings([each for each in ranks if each.snapshot.epoch == latest])
         ]
-        return [*where(self._job, range(len(self._commands))), *culprits]
+        return [*where(self._job, self._share.ranks), *culprits]
+
+    def end_after_failure(self) -> None:
+        """Request the end of all ranks as after the failure of one of them; for a rank that failed on another host."""
+        self._requests.append(lambda: self._escalate(AFTER_FAILURE))
 
     def report(self, tell: Callable[[str], None]) -> None:
         """Request that `tell` is called with each sentence of `look`."""
@@ -210,23 +220,19 @@ class LocalJob:
 
     def _start_all(self, store: JobStore) -> None:
         try:
-            for rank, command in enumerate(self._commands):
-                self._start(rank, command, store)
+            for rank in self._commands:
+                self._start(rank, store)
         finally:
-            for descriptor in {descriptor for command in self._commands for descriptor in command.descriptors}:
+            for descriptor in {descriptor for command in self._commands.values() for descriptor in command.descriptors}:
                 os.close(descriptor)
 
-    def _start(self, rank: int, command: Command, store: JobStore) -> None:
-        self._ranks.append(self._started(rank, command, store, restarts=0))
-
-    def _started(self, rank: int, command: Command, store: JobStore, restarts: int) -> RankProcess:
+    def _start(self, rank: int, store: JobStore, restarts: int = 0) -> None:
         """Start a process for a rank, and watch it."""
-        place = LocalPlace.of(rank, len(self._commands), self._bind)
-        with store.key_pipe() as key_fd:
-            environ = rank_environment(
-                self._environ, place, store.url, store.job.hex(), key_fd, store.torch_port, restarts
-            )
-            process = RankProcess(Command(command.argv, (*command.descriptors, key_fd)), place, environ)
+        place, command = LocalPlace.of(rank, self._share, self._bind), self._commands[rank]
+        with store.meeting() as meeting:
+            environ = rank_environment(self._environ, place, meeting, restarts)
+            process = RankProcess(Command(command.argv, (*command.descriptors, meeting.key_fd)), place, environ)
+        self._ranks[rank] = process
         self._living.add(rank)
         if process.pidfd is None:
             self._unwatched.append(process)
@@ -234,7 +240,6 @@ class LocalJob:
             self._selector.register(process.pidfd, selectors.EVENT_READ, (self._reap, process, store))
         for stream, descriptor in process.streams.items():
             self._selector.register(descriptor, selectors.EVENT_READ, (self._read, process, stream))
-        return process
 
     def _step(self, store: JobStore) -> None:
         for selected, _ in self._selector.select(TICK_S):
@@ -298,8 +303,7 @@ class LocalJob:
         if joins:
             self._joining.add(process.rank)
         self._replaced.append(process)
-        rank = process.rank
-        self._ranks[rank] = self._started(rank, self._commands[rank], store, restarts=self._restarts if joins else 0)
+        self._start(process.rank, store, restarts=self._restarts if joins else 0)
         return True
 
     def _stop_joiners_alone(self, store: JobStore) -> None:
@@ -336,7 +340,7 @@ class LocalJob:
             self._ranks[rank].signal(number)
 
     def _clean_up(self) -> None:
-        for process in (*self._ranks, *self._replaced):
+        for process in (*self._ranks.values(), *self._replaced):
             if process.rank in self._living and process not in self._replaced:
                 process.signal(signal.SIGKILL)
                 process.reap()

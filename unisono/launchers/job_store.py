@@ -1,68 +1,107 @@
-"""The store of a local job. The launcher serves it, and reports ranks that ended before they joined the job."""
+"""The store of a job. A launcher serves it, and reports ranks that ended before they joined the job.
+
+`JobStore` is the store of a job on one machine. If several launchers start the ranks of a job, one on each machine (a
+*node*), each of them has a `NodeStore`. The launcher of node 0 puts its *announcement* into the store: how many nodes
+and ranks the job has, and where rank 0 serves the store of torch. Each launcher reads it, and puts its own arrival into
+the store, with an error if it was started differently. When all have arrived, the launcher of node 0 lets them start
+their ranks, or passes the error on to all of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from unisono.errors import RendezvousError
+from unisono.deadlines import Deadline
+from unisono.errors import RendezvousError, UsageError
+from unisono.foreign import checked, parsed_json
 from unisono.forks import closed_in_child
-from unisono.launchers.process import Exit, above_standard_streams
-from unisono.transports.rendezvous import next_prefix, open_store, open_waiting_place
-from unisono.transports.rendezvous.roster import has_arrived
-from unisono.transports.rendezvous.stores import Store
+from unisono.launchers.process import Exit, Meeting, Share, above_standard_streams
+from unisono.options import variable
+from unisono.records import record
+from unisono.transports.links.handshake import KEY_NBYTES
+from unisono.transports.rendezvous import host_and_port, next_prefix, open_store, open_waiting_place
+from unisono.transports.rendezvous.roster import give_up, has_arrived
+from unisono.transports.rendezvous.stores import PrefixStore, Store, StoreTimeoutError
 from unisono.transports.rendezvous.tcp_store import StoreServer
 
 HOST = "127.0.0.1"
 ANSWER_TIMEOUT_S = 5.0
+JOB_NBYTES = 16
+_ANNOUNCEMENT = "announcement"
+_READY = "ready"
+_SHAPE_OF_ANNOUNCEMENT = {"nodes": int, "ranks": int, "host": str, "port": int}
+
+
+@record
+class Node:
+    """One of the launchers that start the ranks of a job together.
+
+    Attributes:
+        number: its number; that of node 0 serves the store, if the URL of the store begins with ``tcp://``. Its port may
+            then be 0, for any free port.
+        nodes: the number of launchers.
+        store: the URL of the store.
+        address: an address of this machine that the other machines reach.
+        job, key: the id and the key of the job.
+    """
+
+    number: int
+    nodes: int
+    store: str
+    address: str
+    job: bytes
+    key: bytes
 
 
 class JobStore:
-    """A store on a free port of the loopback interface, for one job with a new id and a new key.
+    """The store of a job whose ranks all run on this machine, at a free port of the loopback interface.
 
     Attributes:
         url: the URL of the store.
         job: the id of the job, 16 bytes.
-        torch_port: a free port for the store of torch.distributed, which rank 0 serves if the program uses it.
+        torch_host, torch_port: a free port for the store of torch.distributed, which rank 0 serves if it needs one.
     """
 
     def __init__(self) -> None:
-        """Start the server of the store.
+        """Start the server of the store of a new job.
 
         Raises:
             RendezvousError: no port can be listened on.
         """
-        self.job = os.urandom(16)
-        self._key = os.urandom(32)
-        self._reserved = _reserved_port()
-        self.torch_port: int = self._reserved.getsockname()[1]
-        try:
-            self._server = StoreServer(HOST, 0, key=self._key, job=self.job)
-        except BaseException:
-            self._reserved.close()
-            raise
+        self.job = os.urandom(JOB_NBYTES)
+        self._key = os.urandom(KEY_NBYTES)
         self._reader: Store | None = None
         self._waiting_place: Store | None = None
+        self._reserved = _reserved_port()
+        self.torch_host, self.torch_port = HOST, int(self._reserved.getsockname()[1])
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._reserved.close)
+            self._server = StoreServer(HOST, 0, key=self._key, job=self.job)
+            undo.pop_all()
         self.url = self._server.url
 
     @contextmanager
-    def key_pipe(self) -> Iterator[int]:
-        """Yield a descriptor from which the key of the job can be read once. The rank must be started in the block."""
+    def meeting(self) -> Iterator[Meeting]:
+        """Yield where a rank meets the others. It can read the key once, and must be started in the block."""
         reader, writer = os.pipe()
         reader = above_standard_streams(reader)
         try:
             os.write(writer, self._key)
             os.close(writer)
-            yield reader
+            yield Meeting(self.url, self.job.hex(), reader, self.torch_host, self.torch_port)
         finally:
             os.close(reader)
 
     def rank_ended(self, ended: Exit) -> None:
         """If the rank ended before it joined the job, make the other ranks fail with an error that says so."""
         if not self.has_arrived(ended.rank):
-            self._server.fail(f"rank {ended.rank} {ended} before it called un.init()")
+            self._server.fail(_early(ended))
 
     def close(self) -> None:
         """Stop the server."""
@@ -75,11 +114,7 @@ class JobStore:
     def has_arrived(self, rank: int) -> bool:
         """Return whether the rank has taken part in the first rendezvous, or is about to."""
         try:
-            if self._reader is None:
-                # This process opens the store for the first time, so it sees the keys of each rank's first opening.
-                prefix = next_prefix(self.url, rank=rank, job=self.job)
-                self._reader = open_store(self.url, prefix, key=self._key, job=self.job, timeout_s=ANSWER_TIMEOUT_S)
-            return has_arrived(self._reader, rank)
+            return has_arrived(self._roster(rank), rank)
         except RendezvousError:
             return False
 
@@ -94,6 +129,160 @@ class JobStore:
         except RendezvousError:
             return False
         return True
+
+    def _roster(self, rank: int) -> Store:
+        """Return the store of the first rendezvous, whose keys each rank uses that opens the store for the first time.
+
+        Raises:
+            RendezvousError: the store cannot be reached.
+        """
+        if self._reader is None:
+            prefix = next_prefix(self.url, rank=rank, job=self.job)
+            self._reader = open_store(self.url, prefix, key=self._key, job=self.job, timeout_s=ANSWER_TIMEOUT_S)
+        return self._reader
+
+
+class NodeStore(JobStore):
+    """The store of a job whose ranks several launchers start, as one of these launchers uses it."""
+
+    def __init__(
+        self, node: Node, share: Share, timeout_s: float, on_open: Callable[[str], object] = lambda url: None
+    ) -> None:
+        """Open the store, and wait until all launchers have; that of node 0 serves it.
+
+        Args:
+            node: this launcher.
+            share: the ranks that it starts.
+            timeout_s: how long to wait for the other launchers.
+            on_open: is called with the URL of the store before this launcher waits for the others.
+
+        Raises:
+            RendezvousError: the store cannot be served or reached.
+            UsageError: launchers are missing, have one number, or were started for different numbers of nodes or ranks.
+        """
+        self.url, self.job, self._key = node.store, node.job, node.key
+        self._share = share
+        self._reserved = _reserved_port()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._reserved.close)
+            self._node_server = _server(node)
+            if self._node_server is not None:
+                undo.callback(self._node_server.close)
+                self.url = self._node_server.url
+            # One connection serves for both, because the server may be gone when this launcher looks at the roster.
+            prefix = f"unisono/{node.job.hex()}/"
+            store = open_store(self.url, prefix, key=node.key, job=node.job, timeout_s=timeout_s)
+            undo.callback(store.close)
+            self._launchers = PrefixStore(store, "launchers/")
+            of_roster = next_prefix(self.url, rank=share.first, job=self.job).removeprefix(prefix)
+            self._reader = PrefixStore(store, of_roster)
+            on_open(self.url)
+            deadline = Deadline(timeout_s)
+            announcement = self._announce(node) if node.number == 0 else self._announcement(node, deadline)
+            error = self._difference(node, announcement)
+            self._take(_arrival(node.number), error.encode(), node)
+            if node.number == 0:
+                error = self._arrivals(node, deadline)
+                self._launchers.set(_READY, error.encode())
+            self._require_ready(error, deadline)
+            undo.pop_all()
+        self.torch_host, self.torch_port = announcement["host"], announcement["port"]
+
+    def rank_ended(self, ended: Exit) -> None:
+        with contextlib.suppress(RendezvousError):
+            store = self._roster(ended.rank)
+            if not has_arrived(store, ended.rank):
+                give_up(store, ended.rank, self._share.size, _early(ended))
+
+    def close(self) -> None:
+        """Close the store; the launcher of node 0 stops the server."""
+        with contextlib.suppress(RendezvousError):
+            self._launchers.clear()
+        self._launchers.close()
+        if self._node_server is not None:
+            self._node_server.close()
+        self._reserved.close()
+
+    def _announce(self, node: Node) -> dict[str, Any]:
+        port = int(self._reserved.getsockname()[1])
+        announcement = {"nodes": node.nodes, "ranks": self._share.size, "host": node.address, "port": port}
+        self._take(_ANNOUNCEMENT, json.dumps(announcement).encode(), node)
+        return announcement
+
+    def _announcement(self, node: Node, deadline: Deadline) -> dict[str, Any]:
+        try:
+            value = self._launchers.get(_ANNOUNCEMENT, deadline.remaining_s())
+        except StoreTimeoutError:
+            raise UsageError(_missing([0], node)) from None
+        announcement: dict[str, Any] = checked(parsed_json(value), _SHAPE_OF_ANNOUNCEMENT)
+        return announcement
+
+    def _difference(self, node: Node, announcement: dict[str, Any]) -> str:
+        """Return in which way this launcher was started differently from that of node 0; empty if it was not."""
+        for name, ours in (("nodes", node.nodes), ("ranks", self._share.size)):
+            if announcement[name] != ours:
+                return (
+                    f"the launcher of node 0 was started for {announcement[name]} {name}, and that of node {node.number} "
+                    f"for {ours}: start all of them with the same -n and --nnodes"
+                )
+        return ""
+
+    def _arrivals(self, node: Node, deadline: Deadline) -> str:
+        """Wait for all launchers; return why the job cannot start, which is empty if it can."""
+        missing = []
+        for number in range(node.nodes):
+            try:
+                if error := self._launchers.get(_arrival(number), deadline.remaining_s()):
+                    return error.decode()
+            except StoreTimeoutError:
+                missing.append(number)
+        return _missing(missing, node) if missing else ""
+
+    def _require_ready(self, error: str, deadline: Deadline) -> None:
+        """Wait until the launcher of node 0 lets all of them start their ranks.
+
+        Raises:
+            UsageError: there is an `error`, of this launcher or another one.
+        """
+        error = error or self._launchers.get(_READY, deadline.remaining_s() + ANSWER_TIMEOUT_S).decode()
+        if error:
+            raise UsageError(error)
+
+    def _take(self, key: str, value: bytes, node: Node) -> None:
+        """Set a value that only this launcher may set."""
+        try:
+            self._launchers.set(key, value)
+        except RendezvousError as error:
+            with contextlib.suppress(StoreTimeoutError):
+                self._launchers.get(key, 0.0)
+                raise UsageError(
+                    f"another launcher with --node-rank {node.number} uses the store {node.store}, or has used it until it "
+                    "was killed: give each machine a number of its own, and each job a store or port of its own"
+                ) from error
+            raise
+
+
+def _server(node: Node) -> StoreServer | None:
+    """Return the server of the store, if this launcher serves it."""
+    if node.number or not node.store.startswith("tcp://"):
+        return None
+    return StoreServer(*host_and_port(node.store), key=node.key, job=node.job)
+
+
+def _arrival(number: int) -> str:
+    return f"node/{number}"
+
+
+def _missing(numbers: Sequence[int], node: Node) -> str:
+    launchers = f"launcher{'s' * (len(numbers) > 1)} of node{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return (
+        f"the {launchers} did not come to {node.store} in time: start one on each of the {node.nodes} machines within "
+        f"{variable('rendezvous_timeout_s')} seconds"
+    )
+
+
+def _early(ended: Exit) -> str:
+    return f"rank {ended.rank} {ended} before it called un.init()"
 
 
 def _reserved_port() -> socket.socket:

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from io import FileIO
@@ -94,32 +94,98 @@ def signal_name(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """The ranks of a job that one launcher starts, all on its machine: `count` ranks from `first` on, of `size` in all.
+
+    The whole job is ``Share(0, size, size)``.
+    """
+
+    first: int
+    count: int
+    size: int
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this share."""
+        return range(self.first, self.first + self.count)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no other launcher starts ranks of the job."""
+        return self.count == self.size
+
+
+@dataclass(frozen=True, slots=True)
 class LocalPlace:
-    """The place of a rank on this machine.
+    """The place of a rank in its job and on this machine.
 
     Attributes:
         rank: the rank.
-        size: the number of local ranks.
-        core: the core that the rank is bound to; None if it is not bound.
+        share: the ranks of the job on this machine.
+        cores: the processors that the rank is bound to; empty if it is not bound.
+        threads: how many threads the rank can run without taking cores from the other ranks.
     """
 
     rank: int
-    size: int
-    core: int | None
+    share: Share
+    cores: tuple[int, ...]
+    threads: int
 
     @classmethod
-    def of(cls, rank: int, size: int, bind: str | None) -> LocalPlace:
-        """Return the place of `rank`. With `bind` "core", rank r gets allowed core r modulo their number."""
-        cores = sorted(os.sched_getaffinity(0))
-        return cls(rank, size, cores[rank % len(cores)] if bind == "core" else None)
+    def of(cls, rank: int, share: Share, bind: str | None) -> LocalPlace:
+        """Return the place of `rank`.
 
-    def threads(self) -> int:
-        """Return how many threads the rank can run without taking cores from the other ranks."""
-        return 1 if self.core is not None else max(1, len(os.sched_getaffinity(0)) // self.size)
+        With `bind` "core", the r-th rank of this machine gets allowed core r modulo their number. With "numa", it gets
+        the allowed cores of NUMA node r modulo the number of nodes that have some.
+        """
+        sets = BINDINGS[bind]() if bind else [tuple(os.sched_getaffinity(0))]
+        number = (rank - share.first) % len(sets)
+        sharing = len(range(number, share.count, len(sets)))
+        return cls(rank, share, sets[number] if bind else (), max(1, len(sets[number]) // sharing))
+
+    @property
+    def local_rank(self) -> int:
+        """The number of the rank among those of this machine."""
+        return self.rank - self.share.first
+
+
+def _each_core() -> list[tuple[int, ...]]:
+    return [(core,) for core in sorted(os.sched_getaffinity(0))]
+
+
+def _numa_nodes() -> list[tuple[int, ...]]:
+    """Return the allowed cores of each NUMA node that has some."""
+    from unisono.tuning.machine.levels import processors
+
+    allowed = os.sched_getaffinity(0)
+    nodes = processors().levels.get("numa", ())
+    return [tuple(sorted(node & allowed)) for node in nodes if node & allowed] or [tuple(sorted(allowed))]
+
+
+# By the value of `--bind`: returns the sets of cores to which ranks are bound in turn.
+BINDINGS: Mapping[str, Callable[[], list[tuple[int, ...]]]] = {"core": _each_core, "numa": _numa_nodes}
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of a job meet; a launcher passes it to its ranks.
+
+    Attributes:
+        store: the URL of the store.
+        job: the id of the job, in hexadecimal.
+        key_fd: the descriptor of a pipe with the key of the job.
+        torch_host, torch_port: where rank 0 serves the store of torch.distributed, if the program uses it.
+    """
+
+    store: str
+    job: str
+    key_fd: int
+    torch_host: str
+    torch_port: int
 
 
 def rank_environment(
-    environ: Mapping[str, str], place: LocalPlace, store: str, job: str, key_fd: int, torch_port: int, restarts: int
+    environ: Mapping[str, str], place: LocalPlace, meeting: Meeting, restarts: int
 ) -> dict[str, str]:
     """Return the environment of a rank: `environ`, with the variables that Unisono and torch read.
 
@@ -129,27 +195,27 @@ def rank_environment(
     """
     of_unisono = {
         "RANK": place.rank,
-        "SIZE": place.size,
-        "LOCAL_RANK": place.rank,
-        "LOCAL_SIZE": place.size,
-        "STORE": store,
-        "JOB": job,
-        "KEY_FD": key_fd,
+        "SIZE": place.share.size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_SIZE": place.share.count,
+        "STORE": meeting.store,
+        "JOB": meeting.job,
+        "KEY_FD": meeting.key_fd,
         "RESTART": restarts,
     }
     of_torch = {
         "RANK": place.rank,
-        "WORLD_SIZE": place.size,
-        "LOCAL_RANK": place.rank,
-        "LOCAL_WORLD_SIZE": place.size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": torch_port,
+        "WORLD_SIZE": place.share.size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.share.count,
+        "MASTER_ADDR": meeting.torch_host,
+        "MASTER_PORT": meeting.torch_port,
     }
     of_outer_job = {PREFIX + name for name in LAUNCHER_VARIABLES}
     inherited = {
         name: value for name, value in environ.items() if name not in of_outer_job and not name.startswith(_OF_TORCHRUN)
     }
-    defaults = {"OMP_NUM_THREADS": str(place.threads()), "PYTHONUNBUFFERED": "1"}
+    defaults = {"OMP_NUM_THREADS": str(place.threads), "PYTHONUNBUFFERED": "1"}
     of_rank = of_torch | {PREFIX + name: value for name, value in of_unisono.items()}
     return {**defaults, **inherited, **{name: str(value) for name, value in of_rank.items()}}
 
@@ -164,10 +230,10 @@ def _exec_rank() -> str:
     return str(Path(core_path()).with_name("exec_rank"))
 
 
-def start(command: Command, core: int | None, environ: Mapping[str, str]) -> Child:
-    """Start the process of a rank, bound to `core` unless that is None, with pipes for its output."""
+def start(command: Command, cores: Sequence[int], environ: Mapping[str, str]) -> Child:
+    """Start the process of a rank, bound to `cores` unless these are empty, with pipes for its output."""
     return Child(
-        [_exec_rank(), str(os.getpid()), str(-1 if core is None else core), *command.argv],
+        [_exec_rank(), str(os.getpid()), ",".join(map(str, cores)), *command.argv],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -192,7 +258,7 @@ class RankProcess:
     """
 
     def __init__(self, command: Command, place: LocalPlace, environ: Mapping[str, str]) -> None:
-        self._popen = start(command, place.core, environ)
+        self._popen = start(command, place.cores, environ)
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self.rank = place.rank
