@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from unisono.collectives.arrays.typing import ArrayOrBuffer
     from unisono.collectives.calls.programs import ProgramCalls
     from unisono.collectives.calls.statistics import Statistics
+    from unisono.tuning.machine.inventory import Topology
 
 # Makes the communicator of the survivors: `shrink` of `bootstrap.shrink`, which needs `Communicator` itself.
 Shrink: TypeAlias = "Callable[[Executor, Options, float], Communicator]"
@@ -122,6 +123,17 @@ class Communicator(Groups, Objects, Messages, MpiNames):
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def topology(self) -> Topology:
+        """Where the ranks are, and what the machine of this rank has: processors, NUMA nodes, GPUs, interfaces.
+
+        Each access reads the machine anew, which takes some milliseconds. It asks no other rank.
+        """
+        from unisono.tuning.machine.inventory import Topology, machine
+
+        host = next(index for index, ranks in enumerate(self.hosts) if self.rank in ranks)
+        return Topology(self.hosts, host, machine())
 
     @property
     def is_closed(self) -> bool:

@@ -21,7 +21,7 @@ from unisono.errors import RendezvousError, UsageError
 from unisono.options import variable
 from unisono.records import record
 from unisono.transports.links.handshake import JOB_NBYTES, KEY_NBYTES
-from unisono.transports.rendezvous import host_and_port
+from unisono.transports.rendezvous import serving_host
 from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
 
 if TYPE_CHECKING:
@@ -100,9 +100,9 @@ class Launch:
         """
         if self.launcher in _SERVE_THE_STORE or self.rank != 0 or not str(self.store).startswith("tcp://"):
             return None
-        # MASTER_ADDR may be a Kubernetes service or another name, and no address of rank 0 itself.
+        # The value of MASTER_ADDR may be an address of a service, and none of rank 0 itself.
         is_anywhere = self.launcher == ENV and self.key is not None
-        return "" if is_anywhere else host_and_port(str(self.store))[0]
+        return "" if is_anywhere else serving_host(str(self.store), has_key=self.key is not None)
 
     @property
     def lasting_store(self) -> str | None:

@@ -11,7 +11,8 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 from unisono.cli import doctor
-from unisono.cli.checks import CHECKS, PACKAGES, Check, Package, look_for, run_checks
+from unisono.cli.checks import CHECKS, PACKAGES, Check, Finding, Package, look_for, run_checks
+from unisono.cli.means import LAUNCHERS, STORES, TRANSPORTS, Means, judged
 from unisono.options import FIELDS
 
 ABSENT = Package("absent_package", "import absent_package", "pip install absent-package")
@@ -53,6 +54,26 @@ def test_doctor_names_reason_and_remedy_for_each_missing_package(report: dict[st
         assert package["usable"] or package["remedy"].startswith(("pip install ", "conda install "))
 
 
+def test_doctor_judges_each_transport_launcher_and_store(report: dict[str, Any]) -> None:
+    for table, means in (("transports", TRANSPORTS), ("launchers", LAUNCHERS), ("stores", STORES)):
+        rows = {row["subject"]: row for row in report[table]}
+        assert [name for name in rows if name in {each.name for each in means}] == [each.name for each in means]
+        assert all(row["usable"] or row["remedy"] or row["subject"] in ("nccl", "cuda_ipc") for row in rows.values())
+    assert {row["subject"] for row in report["transports"] if row["usable"]} >= {"shm", "tcp"}
+
+
+def test_means_is_unusable_for_the_first_reason_and_with_its_remedy() -> None:
+    means = [Means("ucx", ("native core", "ucxx"), "between hosts"), Means("x", (), "nothing", "absent-x", "get x")]
+    findings = {
+        "native core": Finding("native core", True, "loaded", required=True),
+        "ucxx": Finding("ucxx", False, "not installed", "pip install ucxx"),
+    }
+    assert judged(means, findings) == [
+        Finding("ucx", False, "ucxx: not installed", "pip install ucxx"),
+        Finding("x", False, "there is no executable absent-x", "get x"),
+    ]
+
+
 def test_doctor_shows_value_and_origin_of_each_setting() -> None:
     settings = json.loads(run_doctor("--json", UNISONO_TRANSPORTS="tcp").stdout)["settings"]
     assert [setting["name"] for setting in settings] == list(FIELDS)
@@ -92,7 +113,7 @@ def test_failed_required_check_says_why_and_makes_the_report_unhealthy(monkeypat
     assert not finding.usable
     consequence = "Unisono cannot be used without it: ranks need it"
     assert finding.detail == f"PermissionError: [Errno 1] Operation not permitted: {consequence}"
-    assert not doctor.Report({}, [finding], [], [], [], [], "", "").healthy
+    assert not doctor.Report({}, [finding], [], [], [], [], [], [], "", "").healthy
 
 
 @pytest.mark.parametrize(
@@ -110,7 +131,7 @@ def test_doctor_is_healthy_without_pidfds(monkeypatch: pytest.MonkeyPatch, lack:
     findings = run_checks()
     found = next(each for each in findings if each.subject == "process watching")
     assert found.detail.startswith(f"OSError: no pidfd_open ({why}): launchers look")
-    assert doctor.Report({}, findings, [], [], [], [], "", "").healthy
+    assert doctor.Report({}, findings, [], [], [], [], [], [], "", "").healthy
 
 
 def test_doctor_does_not_import_packages_from_the_current_folder(

@@ -62,7 +62,9 @@ class Ssh:
         self.command = f"ssh -F {client}"
         for number in range(len(namespaces)):
             login = [*self.here(), *self.command.split(), f"host{number}", "true"]
-            assert eventually(lambda login=login: subprocess.run(login, capture_output=True, check=False).returncode == 0)
+            assert eventually(
+                lambda login=login: subprocess.run(login, capture_output=True, check=False).returncode == 0
+            )
 
     def here(self) -> list[str]:
         """Return the words to put before a command so that it runs on the first host, where the launcher is."""
@@ -71,7 +73,9 @@ class Ssh:
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         """Start `unisono run` on the first host."""
         words = [*self.here(), *RUN, "--ssh", self.command, *map(str, arguments)]
-        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        return subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     def run(self, *arguments: str | Path) -> tuple[int, list[str], str]:
         """Run `unisono run` on the first host; return its exit code, its sorted lines, and its errors."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.errors import UsageError
+from unisono.transports.host.bind_address import is_numeric
 from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous.stores import PrefixStore, Store
 from unisono.transports.rendezvous.tcp_store import TcpStore
@@ -117,6 +118,16 @@ def host_and_port(url: str) -> tuple[str, int]:
             f"the store {url!r} cannot be used: it must name a host and a port, such as tcp://127.0.0.1:29400"
         )
     return host, int(port)
+
+
+def serving_host(url: str, *, has_key: bool) -> str:
+    """Return the host on which to serve the store at `url`; empty for all interfaces.
+
+    A name may be that of a service, as in Kubernetes, and on its own machine it may mean loopback, as on Debian. So a
+    store with a key, which strangers cannot use, is served on all interfaces if the URL has a name and no address.
+    """
+    host = host_and_port(url)[0]
+    return "" if has_key and not is_numeric(host) else host
 
 
 def _tcp(url: str, prefix: str, key: bytes | None, job: bytes, timeout_s: float, tls: TlsPolicy | None) -> Store:

@@ -7,6 +7,7 @@
 - `schedule_picture.py`: the pictures of `unisono show`.
 - `job_statistics.py`: the summary of `unisono run --stats`.
 - `checks.py`, `gpu_checks.py`: the checks of `unisono doctor`.
+- `means.py`: the transports, launchers and stores of `unisono doctor`, judged by the checks.
 - `counts.py`, `loading.py`: options that several subcommands share.
 - `load.py`: the load of the machine before a measurement.
 - `messages.py`, `terminal.py`: output to standard error and to the terminal.

@@ -224,6 +224,7 @@ PACKAGES = (
     Package("torch", "import torch as m; print(m.__version__, 'CUDA:', m.cuda.is_available())", "pip install torch"),
     Package("jax", "import jax as m; print(m.__version__, 'on', m.default_backend())", "pip install jax"),
     Package("tensorflow", "import tensorflow as m; print(m.__version__)", "pip install tensorflow"),
+    Package("keras", "import keras as m; print(m.__version__, 'on', m.backend.backend())", "pip install keras"),
     Package(
         "mpi4py",
         # MPI is not initialised, because this process may be an MPI rank itself.
@@ -242,6 +243,10 @@ PACKAGES = (
         "import cupy as m; print(m.__version__, 'devices:', m.cuda.runtime.getDeviceCount())",
         "pip install cupy-cuda13x",
     ),
+    Package("ray", "import ray as m; print(m.__version__)", 'pip install "unisono[ray]"'),
+    Package("dask", "import distributed as m; print(m.__version__)", 'pip install "unisono[dask]"'),
+    Package("redis", "import redis as m; print(m.__version__)", 'pip install "unisono[redis]"'),
+    Package("matplotlib", "import matplotlib as m; print(m.__version__)", 'pip install "unisono[report]"'),
 )
 
 
@@ -293,5 +298,6 @@ def _looked_for(package: Package) -> Finding:
 
 
 def _reason(error: str, package: Package) -> str:
-    absent = f"ModuleNotFoundError: No module named {package.name!r}"
+    module = package.statement.partition("import ")[2].split()[0]
+    absent = f"ModuleNotFoundError: No module named {module!r}"
     return "not installed" if error == absent else error

@@ -18,13 +18,15 @@ from rich.table import Table
 from unisono import __version__
 from unisono.cli.checks import Finding, look_for, run_checks, third_party
 from unisono.cli.gpu_checks import gpu_findings
+from unisono.cli.means import LAUNCHERS, NCCL, STORES, TRANSPORTS, judged
 from unisono.collectives.bootstrap.environment import MPI_WORLD, detect, launchers
 from unisono.collectives.bootstrap.trust import trust_of
 from unisono.errors import UsageError
 from unisono.options import FIELDS, Options, unknown_variables, variable
 from unisono.transports.host.host_discovery import Surroundings
 from unisono.tuning.machine.fingerprint import fingerprint
-from unisono.tuning.machine.gpu_inventory import gpus, islands
+from unisono.tuning.machine.gpu_inventory import Gpu, islands
+from unisono.tuning.machine.inventory import machine
 from unisono.tuning.machine.levels import ranges
 from unisono.tuning.measure import calibration_files
 
@@ -48,6 +50,8 @@ class Report:
     packages: list[Finding]
     gpus: list[Finding]
     transports: list[Finding]
+    launchers: list[Finding]
+    stores: list[Finding]
     settings: list[Setting]
     launcher: str
     trust: str
@@ -76,9 +80,19 @@ def command(*, as_json: bool) -> int:
 def examine(environ: Mapping[str, str]) -> Report:
     """Run all checks, and return the report."""
     settings, bad_settings = _settings(environ)
-    checks = [*run_checks(), *bad_settings]
+    checks, packages, gpu = run_checks(), look_for(), gpu_findings()
+    findings = {finding.subject: finding for finding in (*checks, *packages, *gpu)}
     return Report(
-        _machine(), checks, look_for(), gpu_findings(), third_party(), settings, launcher(environ), trust(environ)
+        _machine(),
+        [*checks, *bad_settings],
+        packages,
+        gpu,
+        [*judged(TRANSPORTS, findings), NCCL, *third_party()],
+        judged(LAUNCHERS, findings),
+        judged(STORES, findings),
+        settings,
+        launcher(environ),
+        trust(environ),
     )
 
 
@@ -92,7 +106,7 @@ def _machine() -> dict[str, str]:
         "host": f"ranks of user {here.user} in network namespace {here.network or 'unknown'} of boot "
         f"{here.machine or 'unknown'} share memory",
         "cores": f"{os.cpu_count()}, of which this process may use {len(allowed)} ({ranges(allowed)})",
-        "gpus": _gpus(),
+        **_parts(),
         "tuning": _calibration(),
     }
 
@@ -110,8 +124,14 @@ def _calibration() -> str:
     return f"{', '.join(links)} calibrated, in {calibration.path} (`unisono calibrate show`)"
 
 
-def _gpus() -> str:
-    devices = gpus()
+def _parts() -> dict[str, str]:
+    """Return GPUs, network interfaces and, if they are known, the levels of processors."""
+    here = machine()
+    parts = {"gpus": _gpus(here.gpus), "network": here.describe()["network"]}
+    return {"shared": here.describe()["processors"], **parts} if here.processors.levels else parts
+
+
+def _gpus(devices: tuple[Gpu, ...]) -> str:
     if not devices:
         return "none that NVML reports"
     joined = "".join(f", NVLink joins {ranges(sorted(island))}" for island in islands(devices))
@@ -167,8 +187,9 @@ def _show(report: Report, console: Console) -> None:
     console.print(_table("Needed", report.checks))
     console.print(_table("Optional packages", report.packages))
     console.print(_table("GPUs", report.gpus))
-    if report.transports:
-        console.print(_table("Transports of installed packages", report.transports))
+    console.print(_table("Transports", report.transports))
+    console.print(_table("Launchers", report.launchers))
+    console.print(_table("Stores, where ranks meet", report.stores))
     title = "Settings (fields of un.Options have these names in lower case, without UNISONO_)"
     table = Table("variable", "value", "from", title=title, title_justify="left")
     for setting in report.settings:

@@ -100,7 +100,9 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--max-restarts", metavar="N", callback=_count, help="Start lost ranks anew, N times in all.")
 @click.option("--label/--no-label", default=True, help="Begin each line with the rank that wrote it.")
 @click.option("--log", metavar="LEVEL", help=f"Set {variable('log')}, such as info or debug:links.")
-@click.option("--trace", metavar="FOLDER", help=f"Set {variable('trace')}: write what the ranks do, for `unisono trace`.")
+@click.option(
+    "--trace", metavar="FOLDER", help=f"Set {variable('trace')}: write what the ranks do, for `unisono trace`."
+)
 @click.option("--verbose", is_flag=True, help="Show the tracebacks of all ranks, as soon as they are written.")
 @click.option("--stats", is_flag=True, help="Show at the end what each rank has called, and for whom it has waited.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -191,7 +193,9 @@ def _placement(
     if (hosts or nodes) and max_restarts:
         raise UsageError("--max-restarts starts ranks anew on one machine only, without --hosts and --nnodes")
     if hosts and nodes:
-        raise UsageError("--hosts starts the ranks of all hosts from here, and --nnodes those of one machine: choose one")
+        raise UsageError(
+            "--hosts starts the ranks of all hosts from here, and --nnodes those of one machine: choose one"
+        )
     if hosts:
         return OnHosts.of(hosts, size, ssh)
     if size is None:
@@ -200,7 +204,7 @@ def _placement(
         return OnOneOfSeveral.of(size, node, nodes, store)
     if store or node:
         raise UsageError("--store and --node-rank belong to --nnodes, which says how many machines have a launcher")
-    return Here(size)
+    return Here.of(size)
 
 
 def _show_statistics(folder: Path, ranks: range, exits: Sequence[Exit]) -> None:

@@ -25,7 +25,7 @@ from unisono.launchers.process import Exit, Meeting, Share, above_standard_strea
 from unisono.options import variable
 from unisono.records import record
 from unisono.transports.links.handshake import KEY_NBYTES
-from unisono.transports.rendezvous import host_and_port, next_prefix, open_store, open_waiting_place
+from unisono.transports.rendezvous import host_and_port, next_prefix, open_store, open_waiting_place, serving_host
 from unisono.transports.rendezvous.roster import give_up, has_arrived
 from unisono.transports.rendezvous.stores import PrefixStore, Store, StoreTimeoutError
 from unisono.transports.rendezvous.tcp_store import StoreServer
@@ -43,8 +43,8 @@ class Node:
     """One of the launchers that start the ranks of a job together.
 
     Attributes:
-        number: its number; that of node 0 serves the store, if the URL of the store begins with ``tcp://``. Its port may
-            then be 0, for any free port.
+        number: its number. The launcher of node 0 serves a store whose URL begins with ``tcp://``. Then its port may be
+            0, for any free port.
         nodes: the number of launchers.
         store: the URL of the store.
         address: an address of this machine that the other machines reach.
@@ -168,7 +168,8 @@ class NodeStore(JobStore):
             self._node_server = _server(node)
             if self._node_server is not None:
                 undo.callback(self._node_server.close)
-                self.url = self._node_server.url
+                if host_and_port(node.store)[1] == 0:
+                    self.url = self._node_server.url
             # One connection serves for both, because the server may be gone when this launcher looks at the roster.
             prefix = f"unisono/{node.job.hex()}/"
             store = open_store(self.url, prefix, key=node.key, job=node.job, timeout_s=timeout_s)
@@ -222,8 +223,8 @@ class NodeStore(JobStore):
         for name, ours in (("nodes", node.nodes), ("ranks", self._share.size)):
             if announcement[name] != ours:
                 return (
-                    f"the launcher of node 0 was started for {announcement[name]} {name}, and that of node {node.number} "
-                    f"for {ours}: start all of them with the same -n and --nnodes"
+                    f"the launcher of node 0 was started for {announcement[name]} {name}, and that of node "
+                    f"{node.number} for {ours}: start all of them with the same -n and --nnodes"
                 )
         return ""
 
@@ -256,8 +257,8 @@ class NodeStore(JobStore):
             with contextlib.suppress(StoreTimeoutError):
                 self._launchers.get(key, 0.0)
                 raise UsageError(
-                    f"another launcher with --node-rank {node.number} uses the store {node.store}, or has used it until it "
-                    "was killed: give each machine a number of its own, and each job a store or port of its own"
+                    f"another launcher with --node-rank {node.number} uses the store {node.store}, or has used it "
+                    "until it was killed: give each machine its own number, and each job its own store or port"
                 ) from error
             raise
 
@@ -266,7 +267,8 @@ def _server(node: Node) -> StoreServer | None:
     """Return the server of the store, if this launcher serves it."""
     if node.number or not node.store.startswith("tcp://"):
         return None
-    return StoreServer(*host_and_port(node.store), key=node.key, job=node.job)
+    host, port = serving_host(node.store, has_key=True), host_and_port(node.store)[1]
+    return StoreServer(host, port, key=node.key, job=node.job)
 
 
 def _arrival(number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -19,7 +18,7 @@ from unisono.launchers.process import Command, Exit, Share
 from unisono.launchers.ssh_job import Host, SshJob, hosts_in
 from unisono.options import Options, variable
 from unisono.records import record
-from unisono.transports.host.bind_address import address_for
+from unisono.transports.host.bind_address import address_for, is_numeric
 from unisono.transports.rendezvous import host_and_port
 
 
@@ -71,6 +70,12 @@ class Here:
     """All ranks run on this machine."""
 
     size: int
+
+    @classmethod
+    def of(cls, size: int) -> Here:
+        """Return the placement of `size` ranks; raises `UsageError` if this process cannot watch so many."""
+        require_open_files(size)
+        return cls(size)
 
     @property
     def ranks(self) -> range:
@@ -158,9 +163,10 @@ class OnOneOfSeveral:
         key = key_of_file(os.environ)
         if key is None:
             raise UsageError(
-                "a job on several machines needs a key, so that nobody else can join it: make one, (umask 077; head -c 32 "
-                f"/dev/urandom > key), copy it to all machines, and set {variable('key_file')} to its path"
+                "a job on several machines needs a key, so that nobody else can join it: make one, (umask 077; head -c "
+                f"32 /dev/urandom > key), copy it to all machines, and set {variable('key_file')} to its path"
             )
+        require_open_files(count)
         return cls(Share(number * count, count, nodes * count), number, nodes, store, key)
 
     @property
@@ -186,13 +192,18 @@ class OnOneOfSeveral:
 
 
 def _address_towards(store: str) -> str:
-    """Return the address of this machine from which it reaches the host of the store; loopback if there is no host."""
+    """Return the address of this machine from which it reaches the host of the store; loopback if there is no host.
+
+    On Debian, a machine knows its own name as loopback. Then any other address of it is returned.
+    """
     if not store.startswith("tcp://"):
         return Options().bind_address
     host, port = host_and_port(store)
-    with contextlib.suppress(OSError):
+    try:
         family, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as prober:
             prober.connect(target)  # sends nothing: the kernel only chooses the route
-            return str(prober.getsockname()[0])
-    return Options().bind_address
+            address = str(prober.getsockname()[0])
+    except OSError:  # the store cannot be reached either, which will be the error
+        return Options().bind_address
+    return "0.0.0.0/0" if address.startswith("127.") and not is_numeric(host) and host != "localhost" else address

@@ -184,9 +184,7 @@ class Meeting:
     torch_port: int
 
 
-def rank_environment(
-    environ: Mapping[str, str], place: LocalPlace, meeting: Meeting, restarts: int
-) -> dict[str, str]:
+def rank_environment(environ: Mapping[str, str], place: LocalPlace, meeting: Meeting, restarts: int) -> dict[str, str]:
     """Return the environment of a rank: `environ`, with the variables that Unisono and torch read.
 
     `restarts` is not 0 if the rank must join the running job, because it has been started anew.

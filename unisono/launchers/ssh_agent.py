@@ -7,6 +7,7 @@ happens if the launcher or the connection is lost. The kernel ends the ranks if 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -38,7 +39,7 @@ class _Agent:
     """Runs the ranks of this host. It is the observer of their job."""
 
     def __init__(self) -> None:
-        self._input = open(0, "rb", closefd=False)
+        self._input = sys.stdin.buffer
         # Ranks inherit no standard output. A library that prints in this process must not break the protocol.
         self._output = os.dup(1)
         os.dup2(2, 1)

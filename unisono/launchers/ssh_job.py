@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 The launcher starts ``ssh HOST python …`` for each host. The process at the other end is an *agent*
-(`unisono.launchers.ssh_agent`); no daemon is needed. The agent runs the ranks of its host as a `LocalJob`, with the same
-rules as on one machine. The messages between launcher and agent (`unisono.launchers.ssh_protocol`) go through the
+(`unisono.launchers.ssh_agent`); no daemon is needed. The agent runs the ranks of its host as a `LocalJob`, with the
+same rules as on one machine. The messages between launcher and agent (`unisono.launchers.ssh_protocol`) go through the
 standard streams of ssh.
 
 1. Each agent says hello, with the address at which ssh has reached its host. Ranks of other hosts use this address. So
@@ -18,6 +18,7 @@ standard streams of ssh.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -29,7 +30,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from unisono import __version__
 from unisono.errors import RendezvousError, UsageError
@@ -190,7 +191,7 @@ class SshJob:
 
     def _connect(self, agent: _Agent) -> None:
         command = python_command("from unisono.launchers.ssh_agent import main; main()")
-        agent.process = process = subprocess.Popen(
+        agent.process = subprocess.Popen(
             [*self._ssh, *SSH_OPTIONS, "--", agent.host, shlex.join(command)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -198,12 +199,11 @@ class SshJob:
             start_new_session=True,  # Ctrl-C must not end ssh before the ranks
             bufsize=0,
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        os.set_blocking(process.stdin.fileno(), False)
-        self._selector.register(process.stdout, selectors.EVENT_READ, (self._read, agent))
-        self._selector.register(process.stderr, selectors.EVENT_READ, (self._read_error, agent))
+        assert agent.process.stdin is not None
+        os.set_blocking(agent.process.stdin.fileno(), False)
+        output, errors = agent.streams()
+        self._selector.register(output, selectors.EVENT_READ, (self._read, agent))
+        self._selector.register(errors, selectors.EVENT_READ, (self._read_error, agent))
 
     def _step(self) -> None:
         for selected, _ in self._selector.select(TICK_S):
@@ -226,16 +226,15 @@ class SshJob:
 
     def _read_error(self, agent: _Agent, data: bytes) -> None:
         agent.errors += data
-        if not data and agent.process is not None:
-            self._selector.unregister(agent.process.stderr)
+        if not data:
+            self._selector.unregister(agent.streams()[1])
 
     def _lose(self, agent: _Agent) -> None:
         """Note that the connection to an agent has ended, and how its ranks ended if it did not say that itself."""
-        assert agent.process is not None
-        self._selector.unregister(agent.process.stdout)
+        self._selector.unregister(agent.streams()[0])
         agent.is_connected = False
         if not agent.is_done and not agent.error and not agent.is_dismissed:
-            reason = _last_lines(agent) or f"ssh ended with code {agent.process.wait(_END_S)}"
+            reason = _last_lines(agent) or f"ssh ended with code {agent.exit_code()}"
             if agent.has_started:
                 self.whereabouts.append(f"the connection to host {agent.host!r} was lost: {reason}")
             else:
@@ -369,6 +368,20 @@ class _Agent:
         self.has_said_hello = self.has_started = self.is_done = self.is_dismissed = False
         self._unsent = b""
 
+    def streams(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Return standard output and standard error of ssh, which has been started."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        return self.process.stdout, self.process.stderr
+
+    def exit_code(self) -> int | None:
+        """Wait for the end of ssh and return its exit code; None if it does not end."""
+        assert self.process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(_END_S)
+        return None
+
     def send(self, name: str, value: Any = None) -> None:
         """Send a message, as soon as ssh takes it."""
         self._unsent += encoded(name, value)
@@ -404,14 +417,11 @@ class _Agent:
         if self.process is None:
             return
         self.dismiss()
-        try:
-            self.process.wait(_END_S)
-        except subprocess.TimeoutExpired:
+        if self.exit_code() is None:
             self.process.kill()
             self.process.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
+        for stream in self.streams():
+            stream.close()
 
 
 def _current_folder() -> str:

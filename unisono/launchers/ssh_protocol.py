@@ -1,8 +1,8 @@
 """The messages between the launcher and its agents on other hosts, over the standard streams of ssh.
 
-A message is a line of JSON with one field, which is the name of the message. Before the first message, the agent writes
-`BEGINNING`, because shells of some users write text of their own into the stream. Output of ranks is decoded as Latin-1,
-which represents each byte by one character.
+A message is a line of JSON with one field, which is the name of the message. Before the first message, the agent
+writes `BEGINNING`, because shells of some users write text of their own into the stream. Output of ranks is decoded as
+Latin-1, which represents each byte by one character.
 """
 
 from __future__ import annotations
