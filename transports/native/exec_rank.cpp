@@ -1,9 +1,9 @@
 // Becomes a rank: ties this process to its launcher, binds it to cores, and executes the rank's command.
 //
-// Run as `exec_rank LAUNCHER_PID CORES COMMAND…`. CORES are numbers with commas between them, such as "0,1", or empty for
-// no binding. It is a program of its own, because the launcher may have threads and so must not do this between fork and
-// exec. All settings survive execve. It is not a Python program, because starting an interpreter would take longer than
-// everything else that a launcher does.
+// Run as `exec_rank LAUNCHER_PID CORES COMMAND…`. CORES are numbers with commas between them, such as "0,1", or empty
+// for no binding. It is a program of its own, because the launcher may have threads and so must not do this between
+// fork and exec. All settings survive execve. It is not a Python program, because starting an interpreter would take
+// longer than everything else that a launcher does.
 //
 // A rank inherits the launcher's treatment of signals. Two inherited settings would break it, so they are undone here.
 // A rank that ignores SIGCHLD cannot learn the exit codes of its children. A rank that blocks SIGTERM, as the threads
