@@ -19,5 +19,5 @@ program: running the program.
 imports: changing a module when it is imported.
 changes: what all changes need: the ranks, and the report.
 torch_optimizers, torch_loaders, torch_files: the changes of torch.
-keras_training: the changes of Keras.
+keras_training, keras_batches: the changes of Keras.
 """

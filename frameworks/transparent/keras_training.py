@@ -90,27 +90,46 @@ def _share(changes: Changes, keras: Any, arguments: dict[str, Any]) -> None:
                 arguments[name] = keras.tree.map_structure(lambda array: array[rank:used:size], arguments[name])
         unit = f"{used} samples" if used == count else f"{used} of {count} samples, so that all shares are equal"
     elif hasattr(x, "shard") and hasattr(x, "cardinality"):
-        count, steps = int(x.cardinality()), arguments.get("steps_per_epoch")
-        arguments["x"] = x.shard(size, rank)
-        if count < 0 and steps is None:
-            raise changes.refused(
-                "its dataset has no known length, so the ranks would end at different times: pass steps_per_epoch, or "
-                "use dataset.apply(tf.data.experimental.assert_cardinality(n))"
-            )
-        if count >= 0:
-            arguments["x"] = arguments["x"].take(count // size)
-        unit = "the batches" if count < 0 else f"{count // size * size} batches"
+        known = _known(int(x.cardinality()))
+        _check_length(changes, known, arguments, "use dataset.apply(tf.data.experimental.assert_cardinality(n))")
+        arguments["x"] = x.shard(size, rank) if known is None else x.shard(size, rank).take(known // size)
+        unit = _batches(known, size)
+    elif isinstance(x, keras.utils.PyDataset):
+        from unisono.frameworks.transparent.keras_batches import ShareOfBatches
+
+        known = x.num_batches
+        _check_length(changes, known, arguments, "give the dataset a length")
+        arguments["x"] = ShareOfBatches(x, rank, size)
+        unit = _batches(known, size)
     elif hasattr(x, "batch_sampler"):  # a DataLoader, which was changed when it was made, if it shuffles
         if not changes.has_shares:
             changes.note("warning: fit reads all samples on each rank, because the DataLoader does not shuffle")
         return
     else:
         raise changes.refused(
-            f"fit takes samples of type {type(x).__name__}, which cannot be shared: pass arrays, a tf.data.Dataset or "
-            "a DataLoader"
+            f"fit takes samples of type {type(x).__name__}, which cannot be shared: pass arrays, a tf.data.Dataset, a "
+            "PyDataset or a DataLoader"
         )
     changes.has_shares = True
     changes.note(f"fit gives each of {size} ranks its share of {unit}; weights are copied from rank 0")
+
+
+def _known(cardinality: int) -> int | None:
+    """Return a number of batches, or None if TensorFlow does not know it, which has negative numbers for that."""
+    return cardinality if cardinality >= 0 else None
+
+
+def _check_length(changes: Changes, count: int | None, arguments: dict[str, Any], way: str) -> None:
+    """Check that all ranks end an epoch after the same batch; raises `UsageError`, which names a `way` to do so."""
+    if count is None and arguments.get("steps_per_epoch") is None:
+        raise changes.refused(
+            "its dataset has no known length, so the ranks would end at different times: pass steps_per_epoch, or "
+            + way
+        )
+
+
+def _batches(count: int | None, size: int) -> str:
+    return "the batches" if count is None else f"{count // size * size} batches"
 
 
 def _callbacks_of_rank(changes: Changes, callbacks: Any) -> list[Any]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
 
@@ -91,6 +92,49 @@ def test_generator_is_refused_with_the_line_of_the_program(tmp_path: Path) -> No
     ended = run(BACKENDS[0], tmp_path, "-m", "unisono", "run", "-n", "2", "--data-parallel", "train.py")
     assert ended.returncode != 0
     assert "train.py:8: --data-parallel cannot train this program: fit takes samples of type generator" in ended.stderr
+
+
+BATCHES = """
+import keras, numpy
+keras.utils.set_random_seed(1)
+x = numpy.arange(36, dtype="float32").reshape(18, 2) / 36
+class Batches(keras.utils.PyDataset):
+    def __init__(self, size, count):
+        super().__init__()
+        self.size, self.count, self.epochs = size, count, 0
+    def __len__(self):
+        return self.count
+    def __getitem__(self, number):
+        part = slice(number * self.size, (number + 1) * self.size)
+        return x[part], x[part, :1]
+    def on_epoch_end(self):
+        self.epochs += 1
+class Endless(Batches):
+    num_batches = None
+    __len__ = None
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+model.compile(keras.optimizers.SGD(0.1), "mse")
+batches = Batches(4, 5)
+model.fit(batches, epochs=2, shuffle=False, verbose=0)
+assert batches.epochs >= 2, "on_epoch_end was not called"
+print(f"loss {model.evaluate(x, x[:, :1], verbose=0):.6f}")
+model.fit(Endless(4, 5), verbose=0)
+"""
+
+
+def test_batches_of_a_py_dataset_are_shared_and_endless_ones_refused(tmp_path: Path) -> None:
+    if BACKENDS == ["tensorflow"]:
+        pytest.skip("make keras runs it")
+    (tmp_path / "train.py").write_text(BATCHES)
+    together = run("torch", tmp_path, "-m", "unisono", "run", "-n", "2", "--data-parallel", "train.py")
+    assert "its share of 4 batches" in together.stderr
+    assert "its dataset has no known length" in together.stderr
+    # Two batches of 4 in each step are a batch of 8. The last column is for the bias.
+    x = np.concatenate([np.arange(36).reshape(18, 2) / 36, np.ones((18, 1))], 1)
+    weights = np.zeros(3)
+    for part in 2 * [x[:8], x[8:16]]:
+        weights -= 0.1 * 2 * (part @ weights - part[:, 0]) @ part / 8
+    assert loss_of(together.stdout) == pytest.approx(np.mean((x @ weights - x[:, 0]) ** 2), abs=1e-5)
 
 
 DATASET = """
