@@ -100,6 +100,18 @@ void a_recorder_without_a_depth_is_private_and_still_quotes_calls() {
   CHECK(recorder.latest()->text() == "barrier() at train.py:12" && recorder.last_ended(5).size() == 1);
 }
 
+void a_message_that_is_awaited_at_all_times_is_not_the_call_that_a_rank_is_in() {
+  FlightRecorder recorder(0, 1, 100);
+  recorder.begin(0, 0, 1, description("barrier()"), {"train.py", 12});
+  const std::size_t listener = recorder.begin_message(0, 7, -1, description("probe()"), {"server.py", 3});
+  CHECK(recorder.running()->text() == "probe() at server.py:3");
+  recorder.listen(listener, 0, 8);  // another message, whose record has been replaced
+  CHECK(recorder.running()->text() == "probe() at server.py:3");
+  recorder.listen(listener, 0, 7);
+  CHECK(recorder.running()->text() == "barrier() at train.py:12");
+  CHECK(recorder.latest()->text() == "probe() at server.py:3");
+}
+
 void only_the_rank_can_write_the_memory() {
   FlightRecorder recorder(0, 1, 100);
   for (int descriptor = 0; descriptor < 64; ++descriptor) {
@@ -158,6 +170,8 @@ int main() {
       {"a traffic record is used again only after its release", a_traffic_record_is_used_again_only_after_its_release},
       {"a recorder without a depth is private and still quotes calls",
        a_recorder_without_a_depth_is_private_and_still_quotes_calls},
+      {"a message that is awaited at all times is not the call that a rank is in",
+       a_message_that_is_awaited_at_all_times_is_not_the_call_that_a_rank_is_in},
       {"only the rank can write the memory", only_the_rank_can_write_the_memory},
       {"a signal is an event until the last one is forgotten", a_signal_is_an_event_until_the_last_one_is_forgotten},
   });

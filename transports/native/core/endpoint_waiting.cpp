@@ -350,9 +350,15 @@ void Endpoint::ask_judges(const Request& request, Clock::time_point deadline) {
 }
 
 // Reports a call that takes long, once, with the reason that the judges give. It does not fail. A message without a
-// time limit is one that the program awaits at all times, as a server awaits requests, so it is never reported.
+// time limit is one that the program awaits at all times, as a server awaits requests, so it is never reported, and
+// the recorder does not count it as the call that the rank is in.
 void Endpoint::report_slow(Request& request, Clock::time_point now) {
-  if (request.call_ == nullptr && std::isinf(request.timeout_s_.load())) return;
+  if (request.call_ == nullptr && std::isinf(request.timeout_s_.load())) {
+    if (request.slow_ == Request::Slow::no && request.record_)
+      control_->recorder().listen(*request.record_, communicator_, static_cast<std::uint64_t>(request.number_));
+    request.slow_ = Request::Slow::reported;
+    return;
+  }
   if (!request.idle_since_) request.idle_since_ = now;
   const auto limit = control_->slow_after();
   const auto time = now - *request.idle_since_;

@@ -95,6 +95,7 @@ std::size_t FlightRecorder::write(std::uint64_t communicator, std::uint64_t sequ
   record.dtype = description->dtype;
   record.waits_for.store(-1, std::memory_order_relaxed);
   record.state.store(RecordState::running, std::memory_order_relaxed);
+  kept.listens = false;
   // A program that repeats a call finds its description here and does not touch its reference count.
   if (kept.description != description) kept.description = description;
   kept.site = site;
@@ -149,6 +150,11 @@ CallRecord FlightRecorder::record(std::size_t index) const {
           record.state.load(std::memory_order_acquire) != RecordState::running};
 }
 
+void FlightRecorder::listen(std::size_t index, std::uint64_t communicator, std::uint64_t number) {
+  const std::lock_guard held(lock_);
+  if (is_of(index, communicator | point_to_point_record, number)) kept_[index].listens = true;
+}
+
 bool FlightRecorder::is_of(std::size_t index, std::uint64_t communicator, std::uint64_t sequence) const {
   const FlightRecord& record = memory_.record(index);
   return kept_[index].description != nullptr && record.communicator == communicator && record.sequence == sequence;
@@ -179,7 +185,8 @@ std::optional<CallRecord> FlightRecorder::running() const {
   const std::lock_guard held(lock_);
   for (std::uint64_t back = 1; back <= std::min<std::uint64_t>(begun_, kept_.size()); ++back) {
     const std::size_t index = (begun_ - back) % kept_.size();
-    if (memory_.record(index).state.load(std::memory_order_acquire) == RecordState::running) return record(index);
+    const bool runs = memory_.record(index).state.load(std::memory_order_acquire) == RecordState::running;
+    if (runs && !kept_[index].listens) return record(index);
   }
   return std::nullopt;
 }

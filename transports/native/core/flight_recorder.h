@@ -159,6 +159,9 @@ class FlightRecorder {
   void wait(std::size_t index, std::int32_t peer) {
     memory_.record(index).waits_for.store(peer, std::memory_order_relaxed);
   }
+  //! Marks a message as one that the program awaits at all times, as a server awaits requests. So it is not the call
+  //! that the rank is in. Does nothing if a newer call has replaced the record.
+  void listen(std::size_t index, std::uint64_t communicator, std::uint64_t number);
   //! Marks a call as returned.
   void end(std::size_t index, RecordState state = RecordState::done) {
     FlightRecord& record = memory_.record(index);
@@ -175,7 +178,8 @@ class FlightRecorder {
   std::optional<CallRecord> find(std::uint64_t communicator, std::uint64_t sequence) const;
   //! The latest collective on a communicator.
   std::optional<CallRecord> last(std::uint64_t communicator) const;
-  //! The latest call or message on any communicator that has not returned.
+  //! The latest call or message on any communicator that has not returned, without those that the program awaits at
+  //! all times.
   std::optional<CallRecord> running() const;
   //! The latest call or message on any communicator.
   std::optional<CallRecord> latest() const;
@@ -188,6 +192,7 @@ class FlightRecorder {
   struct Kept {
     SharedDescription description;
     CallSite site;
+    bool listens = false;
   };
 
   std::size_t write(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest, std::int32_t peer,
