@@ -36,6 +36,8 @@ napoleon_use_rtype = False
 default_role = "py:obj"
 toc_object_entries_show_parents = "hide"
 
+smartquotes = False  # texts have options such as --seconds
+
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
