@@ -6,6 +6,7 @@ import contextlib
 import doctest
 import importlib
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from support.deadlines import DEADLINE_S
 
 import unisono as un
+from unisono.cli.main import unisono as command_line
 from unisono.launchers.launch import Pool
 from unisono.options import FIELDS, LAUNCHER_VARIABLES, PREFIX, variable
 
@@ -32,6 +35,11 @@ MODULES += [
 
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n+)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+CONSOLE = re.compile(r"^```(?:console|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# After a prompt or at the begin of a line, behind variables and a launcher.
+COMMAND = re.compile(
+    r"^(?:\$ )?(?:\w+=\S+ )*(?:(?:srun|torchrun --nproc-per-node \d+ -m|mpiexec -n \d+) )?unisono (?P<command>.*)"
 )
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:|#)(?P<target>[^)#\s]+)")
 DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -129,6 +137,36 @@ def test_examples_in_docstrings_print_the_shown_results(path: Path) -> None:
     result = doctest.testmod(module, optionflags=DOCTEST_FLAGS)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def commands_of(document: Path) -> list[list[str]]:
+    """Return the words of each command of `unisono` in the console blocks of a document."""
+    lines = [line for block in CONSOLE.findall(document.read_text()) for line in block.splitlines()]
+    words = [shlex.split(match["command"], comments=True) for line in lines if (match := COMMAND.match(line))]
+    return [command for command in words if not {"|", ">", "…"} & set(command)]
+
+
+def parse(command: click.Command, words: list[str]) -> None:
+    """Parse a command line without running it."""
+    if isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        subcommand = command.get_command(click.Context(command), words[0])
+        assert subcommand is not None, f"there is no command {words[0]!r}"
+        parse(subcommand, words[1:])
+        return
+    with contextlib.suppress(click.exceptions.Exit):  # --help and --version end the parsing
+        command.make_context(command.name, words)
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if commands_of(path)], ids=name_of)
+def test_commands_in_a_document_have_valid_options(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").touch()  # a file that --load loads
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNISONO_LOAD", "")
+    monkeypatch.setattr(click.Path, "convert", lambda _, value, *__: Path(value))  # other files need not exist
+    for words in commands_of(document):
+        parse(command_line, words)
 
 
 def test_every_error_has_a_remedy() -> None:
