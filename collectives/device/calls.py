@@ -108,7 +108,8 @@ class DeviceCalls:
         else:
             self._queue.do_later(ticket, job)
         check = partial(self._executor.check, name)
-        return self._works.keep(DeviceWork(self._works, operation, limit_s, call.checked.finish, arrival, check))
+        work = DeviceWork(self._works, operation, limit_s, call.checked.finish, arrival, check, self._is_intact)
+        return self._works.keep(work)
 
     def route(self, collective: str) -> str:
         """Describe, for `explain`, how GPU arrays travel in a collective; an empty text before the first call."""
@@ -182,6 +183,8 @@ class DeviceCalls:
             self._route_of(call, deadline).issue(call, ready, arrival.event, deadline)
             announcement.wait(deadline.remaining_s())
         except UnisonoError as error:
+            if self._by_ipc is not None:
+                self._by_ipc.fail(error)
             if not self._is_stopped:
                 self._executor.fail(error)
             raise
@@ -192,6 +195,9 @@ class DeviceCalls:
             arrival.is_issued = True
             for event in ready:
                 arrival.device.end_event(event)
+
+    def _is_intact(self) -> bool:
+        return self._by_ipc is None or self._by_ipc.is_intact()
 
     def _route_of(self, call: CheckedDeviceCall, deadline: Deadline) -> Route:
         """Return the route of a call, the same on all ranks. At the first call, they find out if CUDA IPC works."""

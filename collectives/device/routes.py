@@ -16,6 +16,7 @@ from unisono.collectives.device.contracts import HostCalls
 from unisono.collectives.device.segments import Run, Segment, segments_of
 from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
+from unisono.errors import UnisonoError
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
@@ -79,6 +80,14 @@ class ByIpc:
             as_request(array.spec.algorithm).algorithm,
         )
         operation.wait(deadline.remaining_s())
+
+    def fail(self, error: UnisonoError) -> None:
+        """End all calls of this route: streams that wait for other ranks go on."""
+        self._collectives.fail(error)
+
+    def is_intact(self) -> bool:
+        """Return whether calls end with their results: no stream went on without those of other ranks."""
+        return self._collectives.is_intact()
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the bytes moved over this route, by peer."""

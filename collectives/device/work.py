@@ -75,7 +75,7 @@ def keep_late(pending: Iterable[InUse]) -> None:
 class DeviceWork(Work[Result]):
     """A call on GPU arrays. The program must not use the arrays before the streams wait for its end: see `wait`."""
 
-    __slots__ = ("_arrival", "_check")
+    __slots__ = ("_arrival", "_check", "_is_intact")
 
     def __init__(
         self,
@@ -85,11 +85,17 @@ class DeviceWork(Work[Result]):
         finish: Callable[[], Result],
         arrival: Arrival,
         check: Callable[[], None],
+        is_intact: Callable[[], bool],
     ) -> None:
-        """Create the work of a call; ``check()`` raises the error of another rank, if there is one."""
+        """Create the work of a call.
+
+        ``check()`` raises the error of another rank, if there is one. ``is_intact()`` returns whether the device ends
+        calls with their results, and not without them after such an error.
+        """
         super().__init__(works, operation, None, limit_s, lambda _: finish())
         self._arrival = arrival
         self._check = check
+        self._is_intact = is_intact
         self.is_counted = False
 
     def done(self) -> bool:
@@ -115,5 +121,5 @@ class DeviceWork(Work[Result]):
         """
         deadline = Deadline(self._seconds(timeout_s))
         result = self.wait(timeout_s)
-        await_event(self._arrival.device, self._arrival.event, deadline, self._check)
+        await_event(self._arrival.device, self._arrival.event, deadline, self._check, self._is_intact)
         return result

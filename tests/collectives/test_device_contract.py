@@ -159,6 +159,15 @@ def captured_streams_are_left_alone(lenient: tuple[str, ...]) -> None:
     device.copy(a, b, N, stream)
 
 
+def flags_only_rise(lenient: tuple[str, ...]) -> None:
+    gpu, device, _, stream = scene(lenient)
+    flags = device.new_flags(1)
+    for number in (2, 1):
+        device.raise_flag(flags, 0, number, stream)
+    with pytest.raises(DeviceTrapError, match="set from 2 to 1"):
+        gpu.synchronize()
+
+
 def nothing_is_issued_after_an_abort(lenient: tuple[str, ...]) -> None:
     CHECKS["an_aborted_device_takes_no_new_work"](Bench.of_double(lenient=lenient))
 
@@ -187,6 +196,7 @@ RULES: dict[str, Callable[[tuple[str, ...]], None]] = {
     "misaligned": elements_are_aligned,
     "races": accesses_are_ordered,
     "captures": captured_streams_are_left_alone,
+    "flags_fall": flags_only_rise,
     "aborted": nothing_is_issued_after_an_abort,
     "exports_any": only_dedicated_memory_is_exported,
     "exports_unshared": only_shared_events_are_exported,
@@ -233,3 +243,23 @@ def test_device_double_enforces_rule_between_processes(two: NativeRanks, rule: s
 def test_device_events_order_accesses_of_two_processes(two: NativeRanks, waits: bool) -> None:
     said = two.run_calls(device_contract.order_of_processes, Bench.of_double, waits)
     assert ("ordered behind" in said[1]) is not waits
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_device_flags_order_accesses_of_two_processes(two: NativeRanks, waits: bool) -> None:
+    said = two.run_calls(device_contract.order_by_a_flag, Bench.of_double, waits)
+    assert any("ordered behind" in text for text in said) is not waits
+
+
+def test_flags_order_processes_on_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
+    fake_cuda.use(monkeypatch)
+    with NativeRanks(2, "shm") as ranks:
+        assert ranks.run_calls(device_contract.order_by_a_flag, driver_bench, True) == ["", ""]
+
+
+def test_device_traps_a_wait_for_a_flag_of_another_process() -> None:
+    _, device, _, stream = scene(())
+    flags = device.new_flags(1)
+    with pytest.raises(DeviceTrapError, match="which nobody could release"):
+        device.await_flag(device.open_flags(device.export_flags(flags)), 0, 1, stream)

@@ -116,11 +116,25 @@ void launch(void (*kernel)(Parameters...), uint32_t blocks, void* const* argumen
   launch(kernel, blocks, arguments, std::index_sequence_for<Parameters...>());
 }
 
+// The sizes of the parameters of a kernel, with a 0 behind them.
+template <class... Parameters>
+struct Sizes {
+  static constexpr size_t values[] = {sizeof(Parameters)..., 0};
+};
+template <class... Parameters>
+constexpr Sizes<Parameters...> sizes_of(void (*)(Parameters...)) {
+  return {};
+}
+
 }  // namespace on_host
 
-#define UNISONO_ON_HOST(kernel)                                               \
-  extern "C" void kernel##_on_host(uint32_t blocks, void* const* arguments) { \
-    on_host::launch(kernel, blocks, arguments);                               \
+#define UNISONO_ON_HOST(kernel)                                                                   \
+  extern "C" {                                                                                    \
+  extern const size_t* const kernel##_sizes_of_parameters;                                        \
+  const size_t* const kernel##_sizes_of_parameters = decltype(on_host::sizes_of(kernel))::values; \
+  }                                                                                               \
+  extern "C" void kernel##_on_host(uint32_t blocks, void* const* arguments) {                     \
+    on_host::launch(kernel, blocks, arguments);                                                   \
   }
 
 #ifdef UNISONO_WARPS

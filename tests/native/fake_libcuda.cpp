@@ -1,9 +1,10 @@
 // NVIDIA's driver without a GPU, for tests of its callers: a libcuda.so.1 whose device memory is host memory.
 //
-// It runs the work of a stream at once, and checks its caller. The following are errors, as with the real driver: a
-// call without a current context, an unknown address or handle, a copy beyond an allocation, or a missing flag.
-// Allocations are memfds, which other processes open by exported handles. Kernels are those that tests compile for the
-// host (cuda_on_host.h), in the libraries that FAKE_CUDA_KERNELS lists with colons.
+// It runs the work of a stream at once, or, behind a wait for a flag or an event, at the first later call of the driver
+// that finds the wait over. It checks its caller. The following are errors, as with the real driver: a call without a
+// current context, an unknown address or handle, a copy beyond an allocation, or a missing flag. Allocations are
+// memfds, which other processes open by exported handles. Kernels are those that tests compile for the host
+// (cuda_on_host.h), in the libraries that FAKE_CUDA_KERNELS lists with colons.
 //
 // Other variables are read at each call. FAKE_CUDA_FAIL, such as "cuInit=100,cuMemAlloc=2", makes calls fail with these
 // codes. FAKE_CUDA_VERSION is the CUDA version of the driver. FAKE_CUDA_CAPABILITY is the compute capability of the
@@ -26,7 +27,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <deque>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -46,11 +50,12 @@ enum Result {
   not_found = 500,
   not_supported = 801,
   not_ready = 600,
+  already_registered = 712,
   capture_unsupported = 900,
   capture_invalidated = 901,
 };
 
-enum class Kind { device, pooled, managed, pinned, opened };
+enum class Kind { device, pooled, managed, pinned, opened, registered };
 
 struct Memory {
   size_t nbytes;
@@ -58,9 +63,28 @@ struct Memory {
   Kind kind;
 };
 
+// The records of an event that have been issued, and the last one that has happened.
+struct Records {
+  uint64_t issued = 0;
+  uint64_t happened = 0;
+};
+
 struct Event {
   unsigned flags;
   bool opened;
+  std::shared_ptr<Records> records = std::make_shared<Records>();
+};
+
+// Work of a stream that waits.
+struct Task {
+  std::function<bool()> is_ready;
+  std::function<void()> run;
+};
+
+// A kernel of the host, and the sizes of its parameters, with a 0 behind them.
+struct Kernel {
+  std::string name;
+  const size_t* sizes;
 };
 
 // A handle for other processes, with 64 bytes as in the real driver.
@@ -94,7 +118,8 @@ struct State {
   std::set<void*> streams;
   std::map<void*, Capture> capturing;
   std::map<void*, Event> events;
-  std::map<void*, std::string> functions;
+  std::map<void*, Kernel> functions;
+  std::map<void*, std::deque<Task>> queues;  // by stream; the default streams are one
   std::set<void*> modules;
 };
 State& state() {
@@ -172,6 +197,34 @@ bool is_unsafe_now() {
   return is_unsafe;
 }
 
+void* queue_of(void* stream) { return number(stream) <= 2 ? nullptr : stream; }
+
+// Runs the work whose waits are over.
+void run_ready() {
+  for (bool has_run = true; has_run;) {
+    has_run = false;
+    for (auto& [stream, queue] : state().queues)
+      for (; !queue.empty() && queue.front().is_ready(); has_run = true) {
+        queue.front().run();
+        queue.pop_front();
+      }
+  }
+}
+
+void enqueue(void* stream, std::function<void()> run, std::function<bool()> is_ready = [] { return true; }) {
+  state().queues[queue_of(stream)].push_back({std::move(is_ready), std::move(run)});
+  run_ready();
+}
+
+// Returns whether any stream has work that waits.
+bool has_work() {
+  const std::lock_guard<std::recursive_mutex> guard(state().mutex);
+  run_ready();
+  for (const auto& [stream, queue] : state().queues)
+    if (!queue.empty()) return true;
+  return false;
+}
+
 bool is_stuck() { return number_of("FAKE_CUDA_STUCK", 0) != 0; }
 
 int new_memory(void** made, size_t nbytes, Kind kind) {
@@ -187,17 +240,18 @@ int new_memory(void** made, size_t nbytes, Kind kind) {
   const std::lock_guard<std::recursive_mutex> guard(state().mutex); \
   if (const int failed = failure_of(name)) return failed;           \
   if (state().initialized != getpid()) return not_initialized;
-#define ENTER_CONTEXT(name)                     \
-  ENTER(name)                                   \
-  if (contexts.empty()) return invalid_context; \
-  if (const int lost = number_of("FAKE_CUDA_LOST", success)) return lost;
+#define ENTER_CONTEXT(name)                                               \
+  ENTER(name)                                                             \
+  if (contexts.empty()) return invalid_context;                           \
+  if (const int lost = number_of("FAKE_CUDA_LOST", success)) return lost; \
+  run_ready();
 // Calls that are forbidden while a graph is captured.
 #define ENTER_UNSAFE(name) \
   ENTER_CONTEXT(name)      \
   if (is_unsafe_now()) return capture_unsupported;
 // Calls that wait for all work of the context, while other threads may go on.
-#define ENTER_BLOCKING(name)                                                    \
-  while (is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1)); \
+#define ENTER_BLOCKING(name)                                                                  \
+  while (is_stuck() || has_work()) std::this_thread::sleep_for(std::chrono::milliseconds(1)); \
   ENTER_UNSAFE(name)
 #define CHECK(condition, otherwise) \
   if (!(condition)) return otherwise;
@@ -249,8 +303,13 @@ static int cu_device_get_uuid(unsigned char* uuid, int device) {
 static int cu_device_get_attribute(int* value, int attribute, int) {
   ENTER("cuDeviceGetAttribute")
   const int capability = number_of("FAKE_CUDA_CAPABILITY", 90);
-  const std::map<int, int> values = {
-      {16, multiprocessors}, {41, 1}, {75, capability / 10}, {76, capability % 10}, {125, 1}};
+  const std::map<int, int> values = {{16, multiprocessors},
+                                     {41, 1},
+                                     {75, capability / 10},
+                                     {76, capability % 10},
+                                     {99, 1},
+                                     {122, number_of("FAKE_CUDA_FLAGS", 1)},
+                                     {125, 1}};
   const auto found = values.find(attribute);
   CHECK(found != values.end(), invalid_value)
   *value = found->second;
@@ -317,6 +376,27 @@ static int cu_mem_host_alloc(void** made, size_t nbytes, unsigned) {
 static int cu_mem_free_host(void* address) {
   ENTER_BLOCKING("cuMemFreeHost")
   return end_memory(number(address), false);
+}
+
+static int cu_mem_host_register(void* address, size_t nbytes, unsigned flags) {
+  ENTER_UNSAFE("cuMemHostRegister")
+  CHECK(number(address) % 4096 == 0 && nbytes != 0 && flags == 2, invalid_value)  // it is mapped for the device
+  CHECK(whole_of(number(address)) == state().memory.end(), already_registered)
+  state().memory[number(address)] = {nbytes, -1, Kind::registered};
+  return success;
+}
+static int cu_mem_host_unregister(void* address) {
+  ENTER_BLOCKING("cuMemHostUnregister")
+  const auto found = state().memory.find(number(address));
+  CHECK(found != state().memory.end() && found->second.kind == Kind::registered, invalid_value)
+  state().memory.erase(found);
+  return success;
+}
+static int cu_mem_host_get_device_pointer(void** pointer, void* address, unsigned flags) {
+  ENTER_CONTEXT("cuMemHostGetDevicePointer")
+  CHECK(flags == 0 && whole_of(number(address)) != state().memory.end(), invalid_value)
+  *pointer = address;
+  return success;
 }
 
 static int cu_ipc_get_mem_handle(Handle* handle, uintptr_t address) {
@@ -390,13 +470,35 @@ static int cu_thread_exchange_stream_capture_mode(int* mode) {
 }
 static int cu_stream_wait_event(void* stream, void* event, unsigned) {
   ENTER_CONTEXT("cuStreamWaitEvent")
-  return is_stream(stream) && state().events.count(event) != 0 ? success : invalid_handle;
+  CHECK(is_stream(stream) && state().events.count(event) != 0, invalid_handle)
+  const auto records = state().events[event].records;
+  enqueue(stream, [] {}, [records, bound = records->issued] { return records->happened >= bound; });
+  return success;
+}
+static int cu_stream_write_value(void* stream, uintptr_t address, uint64_t value, unsigned flags) {
+  ENTER_CONTEXT("cuStreamWriteValue64")
+  CHECK(is_stream(stream), invalid_handle)
+  CHECK(covers(address, 8) && address % 8 == 0 && flags == 0, invalid_value)
+  enqueue(stream, [=] { __atomic_store_n(reinterpret_cast<uint64_t*>(address), value, __ATOMIC_RELEASE); });
+  return success;
+}
+static int cu_stream_wait_value(void* stream, uintptr_t address, uint64_t value, unsigned flags) {
+  ENTER_CONTEXT("cuStreamWaitValue64")
+  CHECK(is_stream(stream), invalid_handle)
+  CHECK(covers(address, 8) && address % 8 == 0 && flags == 0, invalid_value)
+  // As the driver does, by a comparison that ignores overflows.
+  const auto is_reached = [=] {
+    const uint64_t now = __atomic_load_n(reinterpret_cast<uint64_t*>(address), __ATOMIC_ACQUIRE);
+    return static_cast<int64_t>(now - value) >= 0;
+  };
+  enqueue(stream, [] {}, is_reached);
+  return success;
 }
 
 static int cu_event_create(void** event, unsigned flags) {
   ENTER_CONTEXT("cuEventCreate")
   *event = malloc(1);
-  state().events[*event] = {flags, false};
+  state().events[*event] = Event{flags, false};
   return success;
 }
 static int cu_event_destroy(void* event) {
@@ -407,14 +509,22 @@ static int cu_event_destroy(void* event) {
 }
 static int cu_event_record(void* event, void* stream) {
   ENTER_CONTEXT("cuEventRecord")
-  return is_stream(stream) && state().events.count(event) != 0 ? success : invalid_handle;
+  CHECK(is_stream(stream) && state().events.count(event) != 0, invalid_handle)
+  const auto records = state().events[event].records;
+  enqueue(stream, [records, number = ++records->issued] { records->happened = number; });
+  return success;
 }
 static int cu_event_query(void* event) {
   ENTER_UNSAFE("cuEventQuery")
   CHECK(state().events.count(event) != 0, invalid_handle)
-  return is_stuck() ? not_ready : success;
+  const Records& records = *state().events[event].records;
+  return is_stuck() || records.happened < records.issued ? not_ready : success;
 }
-static int cu_event_synchronize(void* event) { return cu_event_query(event); }
+static int cu_event_synchronize(void* event) {
+  int result = cu_event_query(event);
+  for (; result == not_ready; result = cu_event_query(event)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return result;
+}
 static int cu_event_elapsed_time(float* milliseconds, void* from, void* to) {
   ENTER_CONTEXT("cuEventElapsedTime")
   for (void* event : {from, to}) {
@@ -437,7 +547,7 @@ static int cu_ipc_open_event_handle(void** event, Handle handle) {
   CHECK(handle.process != getpid(), invalid_context)
   CHECK(handle.descriptor == -1, invalid_handle)
   *event = malloc(1);
-  state().events[*event] = {0, true};
+  state().events[*event] = Event{0, true};
   return success;
 }
 
@@ -445,7 +555,7 @@ static int cu_memcpy_async(uintptr_t dst, uintptr_t src, size_t nbytes, void* st
   ENTER_CONTEXT("cuMemcpyAsync")
   CHECK(is_stream(stream), invalid_handle)
   CHECK(covers(dst, nbytes) && covers(src, nbytes), invalid_value)
-  memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), nbytes);
+  enqueue(stream, [=] { memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), nbytes); });
   return success;
 }
 
@@ -501,7 +611,8 @@ static int cu_module_get_function(void** function, void* module, const char* nam
     void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     *function = library != nullptr ? dlsym(library, (std::string(name) + "_on_host").c_str()) : nullptr;
     if (*function != nullptr) {
-      state().functions[*function] = name;
+      const void* sizes = dlsym(library, (std::string(name) + "_sizes_of_parameters").c_str());
+      state().functions[*function] = {name, *static_cast<const size_t* const*>(sizes)};
       return success;
     }
   }
@@ -519,7 +630,16 @@ static int cu_launch_kernel(void* function, unsigned blocks, unsigned y, unsigne
   CHECK(state().functions.count(function) == 1 && is_stream(stream), invalid_handle)
   CHECK(0 < blocks && blocks <= multiprocessors * blocks_of_multiprocessor && y == 1 && z == 1, invalid_value)
   CHECK(threads == block_threads && ty == 1 && tz == 1 && shared == 0 && extra == nullptr, invalid_value)
-  reinterpret_cast<void (*)(uint32_t, void* const*)>(function)(blocks, parameters);
+  std::vector<std::vector<char>> values;  // those of the caller end with this call
+  for (const size_t* size = state().functions[function].sizes; *size != 0; ++size) {
+    const char* value = static_cast<const char*>(parameters[values.size()]);
+    values.emplace_back(value, value + *size);
+  }
+  enqueue(stream, [=]() mutable {
+    std::vector<void*> addresses;
+    for (auto& value : values) addresses.push_back(value.data());
+    reinterpret_cast<void (*)(uint32_t, void* const*)>(function)(blocks, addresses.data());
+  });
   return success;
 }
 
@@ -559,6 +679,11 @@ const std::map<std::string, void*>& calls() {
       {"cuMemFreeAsync", untyped(cu_mem_free_async)},
       {"cuMemHostAlloc", untyped(cu_mem_host_alloc)},
       {"cuMemFreeHost", untyped(cu_mem_free_host)},
+      {"cuMemHostRegister", untyped(cu_mem_host_register)},
+      {"cuMemHostUnregister", untyped(cu_mem_host_unregister)},
+      {"cuMemHostGetDevicePointer", untyped(cu_mem_host_get_device_pointer)},
+      {"cuStreamWriteValue64", untyped(cu_stream_write_value)},
+      {"cuStreamWaitValue64", untyped(cu_stream_wait_value)},
       {"cuIpcGetMemHandle", untyped(cu_ipc_get_mem_handle)},
       {"cuIpcOpenMemHandle", untyped(cu_ipc_open_mem_handle)},
       {"cuIpcCloseMemHandle", untyped(cu_ipc_close_mem_handle)},

@@ -178,6 +178,41 @@ def check_a_device_reaches_itself_and_no_unknown_device(bench: Bench) -> None:
     assert not bench.device.is_capturing(bench.stream)
 
 
+def check_a_flag_orders_streams_although_the_wait_is_issued_first(bench: Bench) -> None:
+    device, other, after = bench.device, bench.device.new_stream(), bench.device.new_event()
+    ones, b, c = bench.memory(np.ones(N, np.uint8)), bench.zeros(), bench.zeros()
+    flags = device.new_flags(2)
+    opened = device.open_flags(device.export_flags(flags))
+    for number in (1, 2):
+        device.await_flag(flags, 1, number, other)
+    device.copy(c, b, N, other)
+    device.record(after, other)
+    device.raise_flag(opened, 1, 1, bench.stream)
+    device.copy(b, ones, N, bench.stream)
+    bench.finish(bench.stream)
+    assert not device.done(after)
+    device.raise_flag(opened, 1, 2, bench.stream)
+    bench.wait_until(lambda: device.done(after))
+    assert bench.values(c, np.ones(N, np.uint8)).all()
+    for each in (opened, flags):
+        device.end_flags(each)
+    device.end_stream(other)
+    device.end_event(after)
+
+
+def check_the_host_releases_streams_that_wait_for_flags(bench: Bench) -> None:
+    device, after = bench.device, bench.device.new_event()
+    flags = device.new_flags(3)
+    for index in range(3):
+        device.await_flag(flags, index, 1000, bench.stream)
+    device.record(after, bench.stream)
+    assert not device.done(after)
+    device.release_flags(flags)
+    bench.wait_until(lambda: device.done(after))
+    device.end_flags(flags)
+    device.end_event(after)
+
+
 def check_an_aborted_device_takes_no_new_work(bench: Bench) -> None:
     device, event = bench.device, bench.device.new_event()
     a, b = bench.zeros(), bench.zeros()
@@ -261,6 +296,47 @@ def order_of_processes(world: Any, make: Callable[[], Bench], waits: bool) -> st
         device.end_event(theirs)
         world.barrier()
     device.end_event(event)
+    bench.close()
+    return said
+
+
+def order_by_a_flag(world: Any, make: Callable[[], Bench], waits: bool) -> str:
+    """Let rank 1 issue a read of memory that rank 0 writes later, behind a wait for a flag or without one.
+
+    Returns:
+        The text of the error by which the double reports the missing wait, on the rank whose access runs last; or "".
+    """
+    bench = make()
+    device, said = bench.device, ""
+    whole, flags, ones = device.allocate(N), device.new_flags(1), bench.memory(np.ones(N, np.uint8))
+    handles = world.allgather_object((device.export(whole), device.export_flags(flags)))
+    opened, theirs = device.open(handles[0][0]) if world.rank else whole, device.open_flags(handles[1][1])
+
+    def use() -> None:
+        if world.rank == 1:
+            if waits:
+                device.await_flag(flags, 0, 1, bench.stream)
+            device.copy(mine, opened.pointer, N, bench.stream)
+        world.barrier()
+        if world.rank == 0:
+            device.copy(whole.pointer, ones, N, bench.stream)
+            device.raise_flag(theirs, 0, 1, bench.stream)
+        bench.finish(bench.stream)
+        if world.rank == 1 and waits:
+            assert bench.values(mine, np.ones(N, np.uint8)).all()
+
+    mine = bench.zeros()
+    try:
+        use()
+    except AssertionError as error:
+        said = str(error)
+    world.barrier()
+    device.end_flags(theirs)
+    device.end_flags(flags)
+    if world.rank:
+        bench.close_opened(opened)
+    world.barrier()
+    device.free(whole)
     bench.close()
     return said
 

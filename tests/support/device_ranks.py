@@ -161,9 +161,9 @@ class DeviceRank:
 
 
 @contextlib.contextmanager
-def device_rank(executor: Any, seed: int, **options: Any) -> Iterator[DeviceRank]:
+def device_rank(executor: Any, seed: int, *, flags: bool = True, **options: Any) -> Iterator[DeviceRank]:
     """Yield a rank of this process with a device double, and assert at the end that the double has no leaks."""
-    gpu = Gpu(seed * 100 + executor.rank)
+    gpu = Gpu(seed * 100 + executor.rank, flags=flags)
     rank = DeviceRank(executor, gpu, **options)
     yield rank
     rank.close()
@@ -171,8 +171,8 @@ def device_rank(executor: Any, seed: int, **options: Any) -> Iterator[DeviceRank
     gpu.close()
 
 
-def check_calls(executor: Any, seed: int, calls: list[DeviceCall], options: Any) -> None:
+def check_calls(executor: Any, seed: int, calls: list[DeviceCall], options: Any, flags: bool = True) -> None:
     """Run calls on a rank of this process, each on its own arrays."""
-    with device_rank(executor, seed, **options) as rank:
+    with device_rank(executor, seed, flags=flags, **options) as rank:
         for call in calls:
             rank.check(call)

@@ -312,7 +312,15 @@ def test_aborted_device_only_frees_resources(device: Any) -> None:
 
 
 def test_memory_sharing_check_passes(device: Any) -> None:
-    try_sharing(device)
+    assert try_sharing(device) == ("flags" if device.has_flags() else "events")
+
+
+@only_double
+def test_memory_sharing_check_passes_by_events_without_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake_cuda.FLAGS, "0")
+    device = driver.CudaDevice()
+    assert not device.has_flags()
+    assert try_sharing(device) == "events"
 
 
 @only_double
@@ -323,7 +331,7 @@ def test_doctor_reports_gpus() -> None:
     assert details["GPU driver"] == "of CUDA 13.0, which sees 2 GPUs"
     assert details["GPU 0"].startswith("GPU of the tests, ")
     assert "GPUs" in details["GPU topology"]
-    assert details["CUDA IPC"] == "another process opened the memory and events, and read the written data"
+    assert details["CUDA IPC"] == "another process opened the memory, and read the written data in the order of flags"
 
 
 @only_double

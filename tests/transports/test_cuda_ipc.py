@@ -401,12 +401,21 @@ def test_failed_device_call_orders_its_pending_work_on_its_stream() -> None:
     gpu.close()
 
 
-def be_lost(world: un.Communicator, say: Any, gives_up: bool) -> None:
+# What the work of a killed process does to others: with flags, these release their streams. CUDA does not document what
+# happens to events of a killed process, so they may never happen.
+ENDS = {
+    "flags": {"flags": True},
+    "events, given up": {"flags": False, "gives_up": True},
+    "events, never done": {"flags": False, "gives_up": False},
+}
+
+
+def be_lost(world: un.Communicator, say: Any, end: str) -> None:
     """Call until a rank is killed.
 
-    Report the error, the error of the next call, and whether the collectives closed in time.
+    Report the error, the error of the next call, and whether the stream ended and the collectives closed in time.
     """
-    gpu = Gpu(world.rank, gives_up=gives_up)
+    gpu, ends = Gpu(world.rank, **ENDS[end]), end != "events, never done"
     rank = DeviceRank(world._executor, gpu, slab_nbytes=1 << 16)
     call = DeviceCall("allreduce", "two_shot", count=50_000)
     operands = rank.operands(call)
@@ -416,26 +425,63 @@ def be_lost(world: un.Communicator, say: Any, gives_up: bool) -> None:
             rank.start(call, *operands).wait(WAIT_S)
             if number == 1:
                 say("ready")
-            if number % 3 == 0 and gives_up:
+            if number % 3 == 0 and ends:
                 rank.synchronize()
 
     outcome = error_of(call_for_ever)
     later = error_of(lambda: rank.start(call, *operands))
-    say((outcome, later, rank.collectives.close(PATIENCE_S if gives_up else 0.5)))
+    if ends:
+        rank.synchronize()
+    say((outcome, later, rank.collectives.close(PATIENCE_S if ends else 0.5)))
 
 
-# CUDA does not document what happens to the work of a killed process. So that work may never be done.
-@pytest.mark.parametrize("gives_up", [True, False], ids=["given up", "never done"])
+@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize(("size", "victim"), [(2, 1), (3, 0)])
 def test_killed_rank_fails_device_calls_of_others_without_a_hang(
-    tmp_path: Path, size: int, victim: int, *, gives_up: bool
+    tmp_path: Path, size: int, victim: int, end: str
 ) -> None:
-    with Job(be_lost, size, tmp_path, gives_up) as job:
+    with Job(be_lost, size, tmp_path, end) as job:
         job.hear_all()
         job.signal(victim, signal.SIGKILL)
         for (kind, text), later, has_closed in job.hear_all(but=victim):
             assert kind == "PeerLostError", text
             assert f"rank {victim}" in text
             assert later[0] == "AbortedError"
-            assert has_closed or not gives_up
+            assert has_closed is (end != "events, never done")
         job.exit_code(victim)
+
+
+def issue_alone(world: un.Communicator) -> list[bool]:
+    """Issue a whole call on rank 0 before rank 1 makes it; return whether the stream was done, before and after."""
+    with device_rank(world._executor, 5) as rank:
+        call = DeviceCall("allreduce", "two_shot", count=300)
+        operands = rank.operands(call)
+        seen = []
+        if rank.rank == 0:
+            rank.start(call, *operands).wait(WAIT_S)
+            rank.device.record(rank.event, rank.stream)
+            time.sleep(0.01)
+            seen.append(rank.device.done(rank.event))
+        world.barrier()
+        if rank.rank == 1:
+            rank.start(call, *operands).wait(WAIT_S)
+        result = rank.values(operands[1], call.count, call.dtype)
+        np.testing.assert_array_equal(result, call.expected(rank.size, rank.rank))
+        return [*seen, rank.device.done(rank.event)]
+
+
+def test_device_call_by_flags_is_issued_without_looking_at_other_ranks(two: NativeRanks) -> None:
+    assert two.run_calls(issue_alone) == [[False, True], [True]]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_device_collectives_are_right_between_processes_without_flags(size: int) -> None:
+    with NativeRanks(size, "shm") as ranks:
+        ranks.run(check_calls, SEED, calls_of_all(size)[::5], SMALL, False)
+        assert ranks.run(by_flags, [False, *[True] * (size - 1)]) == [False] * size
+
+
+def by_flags(executor: Any, has_flags: list[bool]) -> bool:
+    with device_rank(executor, 1, flags=has_flags[executor.rank]) as rank:
+        rank.check(DeviceCall())
+        return rank.collectives.channels[0].by_flags

@@ -1,18 +1,31 @@
-"""Every mapped collective of process-ranks on one GPU: each dtype and operation, against numpy.
+"""Every mapped collective of process-ranks on one GPU: each dtype and operation, against numpy; and the loss of a rank.
 
 Without a GPU, some of them run on the driver's double, which computes with kernels that are compiled for the host.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 from support import fake_cuda
 from support.deadlines import DEADLINE_S
-from support.gpu_ranks import calls_of_all, check_calls
+from support.device_contract import Bench
+from support.device_ranks import WAIT_S, DeviceCall
+from support.gpu_ranks import calls_of_all, check_calls, cuda_bench, run_call
+from support.native_ranks import Job
+from support.outcomes import error_of
 
 import unisono as un
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
+from unisono.transports.contracts.call import Extent, Signature
+from unisono.transports.cuda.ipc import DeviceCollectives
 from unisono.transports.cuda.kernel_catalogue import reduction
 
 pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
@@ -40,3 +53,67 @@ def test_collectives_of_processes_on_one_gpu_are_right(monkeypatch: pytest.Monke
     fake_cuda.use(monkeypatch, sorted(kernels, key=lambda kernel: kernel.name))
     calls = calls_of_all(OF_DTYPES, OPS, COUNTS)
     assert un.launch(check_calls, size, calls, timeout_s=DEADLINE_S) == [[]] * size
+
+
+def lose_a_rank(world: un.Communicator, say: Any, when: str) -> None:
+    """Let rank 1 be killed before it signals, while its signal is behind long work, or after the call.
+
+    Rank 0 reports the error, and whether its stream ended and its memory was released.
+    """
+    with contextlib.ExitStack() as stack:
+        bench = stack.enter_context(cuda_bench())
+        device, event = bench.device, bench.device.new_event()
+        collectives = DeviceCollectives(world._executor, device, timeout_s=WAIT_S)
+        assert collectives.refusal is None
+        call = DeviceCall("allreduce", "two_shot", "float32", "sum", 100_000)
+        assert run_call(bench, collectives, call, world.rank, world.size) == ""
+        source, target = (bench.memory(np.ones(100_000, np.float32)) for _ in range(2))
+        if world.rank == 1:
+            if when == "behind long work" and fake_cuda.has_gpu():
+                long_work(bench)
+            if when != "before the call":
+                start(bench, collectives, source, target)
+            if when == "after the call":
+                bench.finish(bench.stream)
+            say("ready")
+            time.sleep(DEADLINE_S)
+        start(bench, collectives, source, target)
+        device.record(event, bench.stream)
+        say("ready")
+        kind = ""
+        while not kind:
+            kind, _ = error_of(lambda: collectives.check("the next call"))
+            time.sleep(0.001)
+        bench.finish(bench.stream)
+        memory = device.allocate(1)
+        device.free(memory)
+        bench.wait_until(device.has_released)
+        collectives.close(WAIT_S)
+        say((kind, device.done(event), device.has_released()))
+        stack.pop_all()  # slabs that rank 1 had open stay
+
+
+def start(bench: Bench, collectives: DeviceCollectives, source: int, target: int) -> None:
+    extent = Extent((100_000, 100_000), DTYPES["float32"], OPERATIONS["sum"])
+    signature = Signature("allreduce", "float32", (100_000,), "C", "sum", None, "two_shot", 1)
+    collectives.start(signature, extent, source, target, bench.stream, "two_shot").wait(WAIT_S)
+
+
+def long_work(bench: Bench) -> None:
+    """Issue about a second of copies."""
+    nbytes = 256 << 20
+    memory = [bench.device.allocate(nbytes).pointer for _ in range(2)]
+    for _ in range(6000):
+        bench.device.copy(*memory, nbytes, bench.stream)
+
+
+@pytest.mark.parametrize("when", ["before the call", "behind long work", "after the call"])
+def test_streams_end_and_memory_is_released_when_a_rank_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, when: str
+) -> None:
+    fake_cuda.use(monkeypatch, [reduction(DTYPES["float32"], OPERATIONS["sum"], 2)])
+    with Job(lose_a_rank, 2, tmp_path, when) as job:
+        job.hear_all()
+        job.signal(1, signal.SIGKILL)
+        assert job.hear(0) == ("PeerLostError", True, True)
+        job.exit_code(1)

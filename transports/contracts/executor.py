@@ -297,6 +297,9 @@ class Executor(Protocol):
     def check(self, operation: str) -> None:
         """Raise the error that has ended the communicator, if there is one, for `operation`; never blocks."""
 
+    def has_failed(self) -> bool:
+        """Return whether `check` would raise an error; never blocks. Unlike `check`, it tells nobody the error."""
+
     def fail(self, error: UnisonoError) -> None:
         """End the communicator on every rank with `error`, unless it has ended before."""
 

@@ -2,14 +2,24 @@
 
 Theory of operation
 -------------------
-To *signal*, a rank records an event on a stream and then publishes in host memory that it has been recorded. To
-*follow* a signal, the peer sees that on the host and then makes a stream wait for the event. So a wait is issued only
-after its record, and no stream waits for work that may never come.
+There are two kinds of signals. All ranks of a channel use the same one.
+
+*Flags.* To *signal*, a rank lets its stream raise a flag in memory of the peer. To *follow* a signal, the peer lets its
+own stream wait until the flag has the signal's number. Both are issued at once, so the host waits for nobody. If a rank
+dies, its flags stay as they are. Then the others release their own flags, and their streams go on.
+
+*Events*, for devices without flags, and for ranks that share a process. To *signal*, a rank records an event on a
+stream and then publishes in host memory that it has been recorded. To *follow* a signal, the peer sees that on the host
+and then makes a stream wait for the event. So a wait is issued only after its record, and no stream waits for work that
+may never come.
 
 Each rank has a ring of events. A wait binds to the record issued last. So the rank records an event again only after
 all peers that were told of its last record have acknowledged that their waits are issued.
 
 Ranks of one process share a context, in which handles do not open. They use each other's addresses and events.
+
+Slabs grow at the same calls on all ranks. So all ranks have the same number of slabs when they run a call, and this
+number says which slab of a peer is meant. A peer that is ahead may show one more.
 """
 
 from __future__ import annotations
@@ -18,7 +28,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.errors import InternalError
-from unisono.transports.cuda.device import ALLOCATION_NBYTES, Allocation, Device, Event, Stream
+from unisono.transports.cuda.device import ALLOCATION_NBYTES, Allocation, Device, Event, Flags, Stream
 from unisono.transports.cuda.peer_board import RING, Board, Slab
 
 
@@ -31,12 +41,22 @@ class Channel:
         boards: the boards of all ranks.
         local: whether each rank is in this process.
         device: this rank's device.
+        by_flags: whether signals are flags; the same on all ranks.
 
     Attributes:
         last: happens when this rank's last use of the channel is over.
+        by_flags: the argument.
     """
 
-    def __init__(self, number: int, rank: int, boards: Sequence[Board], local: Sequence[bool], device: Device) -> None:
+    def __init__(
+        self,
+        number: int,
+        rank: int,
+        boards: Sequence[Board],
+        local: Sequence[bool],
+        device: Device,
+        by_flags: bool,
+    ) -> None:
         size = len(boards)
         self._number = number
         self._rank = rank
@@ -45,7 +65,10 @@ class Channel:
         self._local = local
         self._device = device
         self.last = device.new_event()
-        self._events = [device.new_event(shared=True) for _ in range(RING)]
+        self.by_flags = by_flags
+        self._flags = device.new_flags(size) if by_flags else None  # by the rank that raises them
+        self._peer_flags: list[Flags | None] = [None] * size
+        self._events = [] if by_flags else [device.new_event(shared=True) for _ in range(RING)]
         self._peer_events: list[Sequence[Event]] = [()] * size
         self._recorded = 0
         self._announced: list[list[tuple[int, int]]] = [[] for _ in range(RING)]  # peers and their signals, by event
@@ -53,17 +76,25 @@ class Channel:
         self._slabs: list[Allocation] = []  # the last is in use; peers may still have opened the others
         self._opened: dict[tuple[int, int], Allocation] = {}  # by rank and generation
 
-    def events(self) -> list[tuple[int, str]]:
-        """Return the events for the peers' `open_peer`, with their handles unless all ranks are in this process."""
+    def offer(self) -> Any:
+        """Return the flags or events for the peers' `open_peer`, representable as JSON.
+
+        Events have no handles if all ranks are in this process.
+        """
+        if self._flags is not None:
+            return self._device.export_flags(self._flags).hex()
         exports = not all(self._local)
         return [(event.handle, self._device.export_event(event).hex() if exports else "") for event in self._events]
 
-    def open_peer(self, peer: int, events: Sequence[Sequence[Any]]) -> None:
-        """Open the `events` of `peer`, and its slab."""
-        self._peer_events[peer] = [
-            Event(handle) if self._local[peer] else self._device.open_event(bytes.fromhex(exported))
-            for handle, exported in events
-        ]
+    def open_peer(self, peer: int, offer: Any) -> None:
+        """Open the flags or events of `peer`, and its slab."""
+        if self.by_flags:
+            self._peer_flags[peer] = self._device.open_flags(bytes.fromhex(offer))
+        else:
+            self._peer_events[peer] = [
+                Event(handle) if self._local[peer] else self._device.open_event(bytes.fromhex(exported))
+                for handle, exported in offer
+            ]
         self.slab(peer)
 
     # Memory.
@@ -79,16 +110,27 @@ class Channel:
         self._mine.show_slab(self._number, Slab(len(self._slabs), slab.pointer, handle))
 
     def slab(self, peer: int) -> int:
-        """Return the address in this process of a rank's slab, as of the rank's last signal."""
+        """Return the address in this process of a rank's slab. All ranks must show it: see `behind`."""
+        generation = len(self._slabs)
         if peer == self._rank:
             return self._slabs[-1].pointer
-        board = self._boards[peer]
         if self._local[peer]:
-            return board.slab(self._number).pointer
-        place = peer, board.generation(self._number)
+            return self._slab_of(peer, generation).pointer
+        place = peer, generation
         if place not in self._opened:
-            self._opened[place] = self._device.open(board.slab(self._number).handle)
+            self._opened[place] = self._device.open(self._slab_of(peer, generation).handle)
         return self._opened[place].pointer
+
+    def _slab_of(self, peer: int, generation: int) -> Slab:
+        slab = self._boards[peer].slab(self._number, generation)
+        if slab.generation != generation:
+            raise InternalError(f"rank {peer} shows slab {slab.generation} and not {generation}")
+        return slab
+
+    def behind(self) -> set[int]:
+        """Return the ranks that do not show the slab of the current call yet."""
+        boards, generation = self._boards, len(self._slabs)
+        return {peer for peer, board in enumerate(boards) if board.generation(self._number) < generation}
 
     def show_operands(self, source: int, target: int) -> None:
         """Publish the addresses of INPUT and OUTPUT for other ranks of this process."""
@@ -98,7 +140,27 @@ class Channel:
         """Return the addresses of INPUT and OUTPUT of a rank of this process, as of its last signal."""
         return self._boards[peer].operands(self._number)
 
-    # Order.
+    # Order by flags.
+
+    def raise_flag(self, peer: int, stream: Stream) -> None:
+        """Signal `peer`: raise its flag behind the work that is on `stream`."""
+        flags = self._peer_flags[peer]
+        assert flags is not None, "the peers have been opened"
+        self._signalled[peer] += 1
+        self._device.raise_flag(flags, self._rank, self._signalled[peer], stream)
+
+    def await_flag(self, peer: int, stream: Stream) -> None:
+        """Make `stream` wait for the next signal of `peer`."""
+        assert self._flags is not None, "the channel has flags"
+        self._followed[peer] += 1
+        self._device.await_flag(self._flags, peer, self._followed[peer], stream)
+
+    def release(self) -> None:
+        """Let this rank's streams go on that wait for flags."""
+        if self._flags is not None:
+            self._device.release_flags(self._flags)
+
+    # Order by events.
 
     def record(self, stream: Stream) -> int | None:
         """Record the next event on `stream` and return the record's number; None if peers still need the event."""
@@ -137,10 +199,14 @@ class Channel:
     # The end.
 
     def close_peers(self) -> None:
-        """Close the memory and events of other ranks. No work of this rank may be under way."""
+        """Close the memory, flags and events of other ranks. No work of this rank may be under way."""
         for opened in self._opened.values():
             self._device.close(opened)
         self._opened.clear()
+        for flags in self._peer_flags:
+            if flags is not None:
+                self._device.end_flags(flags)
+        self._peer_flags = [None] * len(self._boards)
         for peer, events in enumerate(self._peer_events):
             for event in () if self._local[peer] else events:
                 self._device.end_event(event)
@@ -151,5 +217,8 @@ class Channel:
         for slab in self._slabs:
             self._device.free(slab)
         self._slabs.clear()
+        if self._flags is not None:
+            self._device.end_flags(self._flags)
+            self._flags = None
         for event in (self.last, *self._events):
             self._device.end_event(event)

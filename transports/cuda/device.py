@@ -12,6 +12,13 @@ within a stream, and in no order between streams. Events order streams and proce
 - A handle opens in every process but the exporter, once per process at a time. The exporter has the address already.
 - An exporter frees memory only after all processes that opened it have closed it.
 
+Devices with *flags* order processes without events. A flag is a number in memory of its owner that other processes map.
+A stream raises a flag after its work, and a stream of the owner waits until the flag has reached a number:
+
+- A wait may be issued before the flag is raised, so the host of neither process has to look at anything.
+- If the process that should raise a flag has died, the owner releases its own flags, and its streams go on.
+- One stream at a time raises a flag, to a higher number each time.
+
 `CudaDevice` (`driver.py`) is the real device. The tests use a hostile one on host memory: it does all work as late and
 in as bad an order as the rules allow, and reports every violation of them.
 """
@@ -56,6 +63,23 @@ class Event:
     handle: int
 
 
+# A number beyond all that flags are raised to. The owner of a flag releases the streams that wait by it.
+RELEASED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Flags of this process or of another one, all 0 at first.
+
+    Attributes:
+        address: the address of the first one in this process, as the host sees it.
+        count: their number.
+    """
+
+    address: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class PointerFacts:
     """The driver's information about an address.
@@ -90,13 +114,13 @@ class Device(Protocol):
 
     Every method raises `TransportUnavailableError` if the device cannot do it, with the reason, and `InternalError` if
     the driver fails. After `abort`, all methods raise `AbortedError`, except `done` and those that return resources:
-    `free`, `close`, `unpin`, `end_stream` and `end_event`.
+    `free`, `close`, `unpin`, `end_stream`, `end_event`, `end_flags` and `release_flags`.
 
     A device may fail for good, for example because a kernel of the program has ended its context. Then all methods
     raise `TransportUnavailableError`, except those that return resources, which do nothing. No work is under way then.
 
-    `free`, `close` and `unpin` return at once. The device releases the memory later, in a thread of its own, because
-    drivers first wait for all work of the process. `has_released` says when.
+    `free`, `close`, `unpin` and `end_flags` return at once. The device releases the memory later, in its own thread,
+    because drivers first wait for all work of the process. `has_released` says when.
     """
 
     name: str
@@ -174,6 +198,45 @@ class Device(Protocol):
         """Return whether the last record of `event` has happened; true if there is none."""
         ...
 
+    def has_flags(self) -> bool:
+        """Return whether streams of the device can raise flags and wait for them."""
+        ...
+
+    def new_flags(self, count: int) -> Flags:
+        """Return new flags of this process."""
+        ...
+
+    def export_flags(self, flags: Flags) -> bytes:
+        """Return the handle with which processes, this one too, open flags from `new_flags`."""
+        ...
+
+    def open_flags(self, handle: bytes) -> Flags:
+        """Return the flags that a process of this host exported as `handle`, mapped here.
+
+        Raises:
+            TransportUnavailableError: they cannot be mapped: the process has ended, or is in another container.
+        """
+        ...
+
+    def end_flags(self, flags: Flags) -> None:
+        """Unmap flags from `new_flags` or `open_flags`, when no work of this process uses them any more."""
+        ...
+
+    def raise_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
+        """Set a flag to `number` when all work issued to `stream` so far is done; the host goes on.
+
+        Streams that wait for it see all that this work has written. `number` must be above that of the last raise.
+        """
+        ...
+
+    def await_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
+        """Make work that is issued to `stream` from now on wait until an own flag is at least `number`."""
+        ...
+
+    def release_flags(self, flags: Flags) -> None:
+        """Set all own flags to `RELEASED` now, by the host. A stream of another process may still set them back."""
+        ...
+
     def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
         """Copy `nbytes` between addresses of the device, or of memory from `pin`. They may not overlap."""
         ...
@@ -204,7 +267,7 @@ class Device(Protocol):
         ...
 
     def has_released(self) -> bool:
-        """Return whether the device has released all memory that was passed to `free`, `close` and `unpin` so far."""
+        """Return whether the device has released all memory that was given back so far."""
         ...
 
     def facts(self, pointer: int) -> PointerFacts:

@@ -15,7 +15,7 @@ import struct
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,13 +26,16 @@ from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.cache import user_cache
 from unisono.transports.cuda.device import (
     ALLOCATION_NBYTES,
+    RELEASED,
     Allocation,
     Event,
+    Flags,
     PointerFacts,
     Stream,
 )
 from unisono.transports.cuda.device_tables import Tables
 from unisono.transports.cuda.driver_errors import ContextLostError, Driver
+from unisono.transports.cuda.host_memory import Handle, HostMemory
 from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, Kernel, reduction, scaling
 from unisono.transports.cuda.kernel_launcher import Launcher, Parameter, as_number, as_pointer, as_pointers, as_scalar
 from unisono.transports.cuda.reaper import Reaper
@@ -67,14 +70,19 @@ class CudaDevice:
         self._device = driver("cuDeviceGet", ordinal)
         self.name = driver("cuDeviceGetName", 256, self._device).rstrip(b"\0 ").decode()
         self.uuid = _uuid(driver, self._device)
-        major, minor, multiprocessors = (
+        major, minor, multiprocessors, has_waits, registers = (
             driver(
                 "cuDeviceGetAttribute",
                 getattr(driver.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"),
                 self._device,
             )
-            for name in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT")
+            for name in (
+                *("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT"),
+                *("CAN_USE_64_BIT_STREAM_MEM_OPS", "HOST_REGISTER_SUPPORTED"),
+            )
         )
+        self._has_flags = bool(has_waits and registers)
+        self._flags: dict[int, _MappedFlags] = {}
         self._launcher = Launcher(driver, (major, minor), multiprocessors, user_cache(os.environ))
         self._context = _Current(driver, driver("cuDevicePrimaryCtxRetain", self._device))
         self._tables = Tables(self)
@@ -182,6 +190,49 @@ class CudaDevice:
 
     # --- work ------------------------------------------------------------------------------------------------------
 
+    def has_flags(self) -> bool:
+        return self._has_flags
+
+    def new_flags(self, count: int) -> Flags:
+        return self._mapped(HostMemory.new(8 * count))
+
+    def export_flags(self, flags: Flags) -> bytes:
+        return self._flags[flags.address].memory.handle(flags.count).pack()
+
+    def open_flags(self, handle: bytes) -> Flags:
+        return self._mapped(HostMemory.opened(Handle.unpack(handle)))
+
+    def end_flags(self, flags: Flags) -> None:
+        mapped = self._flags.pop(flags.address)
+        if not self._context.is_lost:
+            self._reaper.put(
+                functools.partial(_unmap, self._driver, self._context, mapped.memory),
+            )
+
+    def raise_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
+        self._issue("cuStreamWriteValue64", stream, self._flags[flags.address].pointer + 8 * index, number, 0)
+
+    def await_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
+        at_least = int(self._driver.api.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+        self._issue("cuStreamWaitValue64", stream, self._flags[flags.address].pointer + 8 * index, number, at_least)
+
+    def release_flags(self, flags: Flags) -> None:
+        words = self._flags[flags.address].memory.view.cast("Q")
+        for index in range(flags.count):
+            words[index] = RELEASED
+
+    def _mapped(self, memory: HostMemory) -> Flags:
+        """Let the device use flags in memory that processes of this host share."""
+        api, nbytes = self._driver.api, len(memory.view)
+        try:
+            self._issue("cuMemHostRegister", memory.address, nbytes, api.CU_MEMHOSTREGISTER_DEVICEMAP)
+            pointer = int(self._issue("cuMemHostGetDevicePointer", memory.address, 0))
+        except BaseException:
+            memory.close()
+            raise
+        self._flags[memory.address] = _MappedFlags(memory, pointer)
+        return Flags(memory.address, nbytes // 8)
+
     def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
         self._require_running()
         if nbytes:
@@ -256,6 +307,13 @@ class CudaDevice:
             raise AbortedError(f"the device {self.ordinal} was aborted")
 
 
+class _MappedFlags(NamedTuple):
+    """Flags in memory of the host, and their address on the device."""
+
+    memory: HostMemory
+    pointer: int
+
+
 class _Current:
     """Makes the context of a device current in the body. It is around every call of the driver, so it is short.
 
@@ -288,6 +346,12 @@ def _release(driver: Driver, context: _Current, name: str, address: int) -> None
     """Give memory back to the driver; waits for all work of the context."""
     with contextlib.suppress(ContextLostError), context:
         driver(name, address)
+
+
+def _unmap(driver: Driver, context: _Current, memory: HostMemory) -> None:
+    """End the device's use of flags, and unmap them; waits for all work of the context."""
+    _release(driver, context, "cuMemHostUnregister", memory.address)
+    memory.close()
 
 
 def _process() -> bytes:

@@ -6,8 +6,9 @@ One stream. The executor issues all work of a plan to one stream, in the order i
 the dependencies of a group come before it. Lanes and segments share the stream, because they would share the memory's
 bandwidth anyway. `Read` and `Copy` become copies, and `ReadReduce` and `Reduce` kernels.
 
-Flags. Only flags take time on the host. A `Signal` is posted until its event may be recorded, and a `Wait` until the
-peer's number has been seen (`channel`).
+Signals. Over flags (`channel`), `Signal` and `Wait` are issued like all other steps, so a plan is issued in one go.
+Waits of a group come behind its signals, because all ranks would wait for each other otherwise. Over events, they take
+time on the host: a `Signal` is posted until its event may be recorded, and a `Wait` until the peer's number was seen.
 
 Images. The caller's arrays have the content that the plan says, at every moment. A block that other ranks read also has
 an *image* in the slab, which is updated after each step that writes the block. At first it is a copy of INPUT. If all
@@ -149,7 +150,16 @@ class SegmentRun:
         self._lanes = [Lane(index, call, self._post) for index in range(len(self._plan.lanes))]
 
     def advance(self) -> bool:
-        """Issue what can be issued now; return whether the whole segment has been."""
+        """Issue what can be issued now; return whether the whole segment has been.
+
+        Raises:
+            MismatchError: a peer is in another call.
+            PeerLostError: a peer has left.
+        """
+        if self._channel.by_flags and (behind := self._channel.behind()):
+            for peer in behind:
+                self._require_present(peer)
+            return False
         while any(lane.advance(self._lanes) for lane in self._lanes):
             pass
         if not all(lane.is_finished() for lane in self._lanes):
@@ -163,7 +173,8 @@ class SegmentRun:
 
     def waits_for(self) -> set[int]:
         """Return the peers whose flags this run waits for."""
-        return {posted.peer for lane in self._lanes for posted in lane.posted()}
+        behind = self._channel.behind() if self._channel.by_flags else set[int]()
+        return behind.union(posted.peer for lane in self._lanes for posted in lane.posted())
 
     def _fill_images(self) -> None:
         op = self._bound.extent.op
@@ -206,7 +217,10 @@ class SegmentRun:
     def post_read_reduce(self, step: ReadReduce) -> None:
         self._reduce(step.dst, [self._addresses(peer, source) for peer, source in step.sources], step.lower)
 
-    def post_signal(self, step: Signal) -> Posted:
+    def post_signal(self, step: Signal) -> Posted | None:
+        if self._channel.by_flags:
+            self._channel.raise_flag(step.peer, self._stream)
+            return None
         # All signals of a group share one record.
         if self._record is None:
             self._record = _Record(self._channel, self._stream)
@@ -216,20 +230,28 @@ class SegmentRun:
         return Posted(step.peer, _AwaitedSignal(self, step.peer))
 
     def follow(self, peer: int) -> bool:
-        """Make the stream wait for the next signal of `peer`, if the host has seen it; return whether it has.
+        """Make the stream wait for the next signal of `peer`, if the host knows that it may; return whether it does.
 
         Raises:
             MismatchError: `peer` is in another call.
             PeerLostError: `peer` has left.
         """
+        if self._channel.by_flags:
+            self._channel.await_flag(peer, self._stream)
+            return True
         had_left = self._channel.has_left(peer)
         mark = self._channel.follow(peer, self._stream)
         me, other = self._members[self._rank], self._members[peer]
         if mark is None and had_left:
-            raise PeerLostError(f"rank {other} has left, but {self._signature} waits for it", peer=other)
+            self._require_present(peer)
         if mark is not None and mark != mark_of(self._signature.digest):
             raise MismatchError(f"rank {me} called {self._signature}, and rank {other} something else", peer=other)
         return mark is not None
+
+    def _require_present(self, peer: int) -> None:
+        if self._channel.has_left(peer):
+            other = self._members[peer]
+            raise PeerLostError(f"rank {other} has left, but {self._signature} waits for it", peer=other)
 
     # Memory.
 

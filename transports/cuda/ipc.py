@@ -13,8 +13,10 @@ Slabs. Memory that is not exported is copied through slabs. A call that does not
 two channels alternately. Odd segments have a stream of their own, so that copies of one segment overlap with kernels of
 another.
 
-Failures. The communicator's links detect a rank that dies, and every poll asks them. Then nothing more is issued.
-Issued work ends by itself, because streams wait only for issued work.
+Failures. The communicator's links detect a rank that dies, and every poll asks them. Then nothing more is issued. Over
+events, issued work ends by itself, because streams wait only for issued work. Over flags, streams may wait for a flag
+that a dead rank should raise. So a `Watch` asks the links while the device works, and releases this rank's flags after
+a failure.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -52,6 +55,8 @@ _FIRST_SLAB_NBYTES = 2 << 20
 # Up to this many bytes of all contributions together, it is faster that every rank reads all of them than to
 # synchronise once more.
 _ONE_SHOT_NBYTES = 1 << 20
+# The pause between two looks for failures while the device works.
+_WATCH_S = 0.01
 # The most bound calls that are kept.
 _MOST_BOUND = 256
 
@@ -81,11 +86,13 @@ class DeviceCollectives:
         self._side = None if self.refusal else device.new_stream()
         self._fork = None if self.refusal else device.new_event()
         self._lock = threading.RLock()
+        self._watch = Watch(self) if self._peers.by_flags else None
         self._plans: dict[tuple[str, str, int], Sequence[Plan]] = {}
         self._bound: dict[tuple[object, ...], Bound] = {}
         self._started: deque[DeviceOperation] = deque()
         self._traffic: dict[int, Traffic] = {}
         self._failure: UnisonoError | None = None
+        self._has_released = False
         self._is_closed = False
         self._is_over = False  # the device had done its work at the time of `close`
 
@@ -144,6 +151,8 @@ class DeviceCollectives:
             operation = DeviceOperation(self, bound, signature, (source, target), stream)
             self._started.append(operation)
             self.progress()
+            if self._watch is not None:
+                self._watch.begin()
             return operation
 
     def progress(self) -> None:
@@ -167,6 +176,27 @@ class DeviceCollectives:
                 self._failure = error
                 self._stop_issuing()
                 self.executor.fail(error)
+
+    def watch(self) -> bool:
+        """Look for failures while the device works, and release its flags after one; return whether it is idle."""
+        if not self._lock.acquire(blocking=False):
+            return False  # the thread that has the lock looks for failures itself
+        try:
+            if not self._is_closed and (self._failure is not None or self.executor.has_failed()):
+                self._stop_issuing()
+                self._release_flags()
+            return not self._started and self._is_idle()
+        finally:
+            self._lock.release()
+
+    def is_intact(self) -> bool:
+        """Return whether no flag has been released: then calls end with their results."""
+        return not self._has_released
+
+    def _release_flags(self) -> None:
+        self._has_released = True
+        for channel in self.channels:
+            channel.release()
 
     def failure(self) -> UnisonoError | None:
         """Return the error that has ended the communicator, if any."""
@@ -203,9 +233,14 @@ class DeviceCollectives:
                 return self._is_over
             self._is_closed = True
             self._stop_issuing()
-            patience_s = timeout_s if self._failure is None else 0.0  # a lost rank will not close
+            has_failed = self._failure is not None or self.executor.has_failed()
+            patience_s = 0.0 if has_failed else timeout_s  # a lost rank will not close
             self._failure = self._failure or AbortedError("this communicator is closed")
-        self._is_over = self._until(self._is_idle, timeout_s)
+        if self._watch is not None:
+            self._watch.end()
+        # Ranks that are slow still raise their flags; those that have failed do not.
+        self._is_over = self._until(self._is_idle, timeout_s if patience_s else 0.0)
+        self._is_over = self._is_over or self._until(self._is_idle_when_released, timeout_s)
         if self.refusal is None and self._is_over:
             self._release(patience_s, timeout_s)
         return self._is_over
@@ -228,6 +263,10 @@ class DeviceCollectives:
 
     def _is_idle(self) -> bool:
         return all(is_over(self.device, channel.last) for channel in self.channels)
+
+    def _is_idle_when_released(self) -> bool:
+        self._release_flags()  # again and again, because ranks that live may still set flags back
+        return self._is_idle()
 
     def _free(self) -> None:
         for channel in self.channels:
@@ -266,6 +305,8 @@ class DeviceCollectives:
             algorithm.check_supports(size)
             plans = [algorithm.build(size, rank, root) for rank in range(size)]
             for rank, plan in enumerate(plans):
+                if self._peers.by_flags and len(plan.lanes) > 1:
+                    raise PlanError(f"{name} has several lanes, whose flags one stream cannot await in every order")
                 check_plan(plan, rank, size, NAME, ABLE)
                 check_reads(plan)
             self._plans[place] = plans
@@ -285,6 +326,39 @@ class DeviceCollectives:
     def _count(self, bound: Bound) -> None:
         for peer, more in bound.traffic.items():
             self._traffic[peer] = more + self._traffic.get(peer, Traffic(NAME))
+
+
+class Watch:
+    """A thread that calls ``collectives.watch()`` while the device works. It does not keep `collectives` alive."""
+
+    def __init__(self, collectives: DeviceCollectives) -> None:
+        self._collectives = weakref.ref(collectives)
+        self._is_needed = threading.Event()
+        self._is_ended = False
+        self._thread: threading.Thread | None = None
+        weakref.finalize(collectives, self.end).atexit = False
+
+    def begin(self) -> None:
+        """Watch until the device has done its work."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="unisono-gpu-watch", daemon=True)
+            self._thread.start()
+        self._is_needed.set()
+
+    def end(self) -> None:
+        """Let the thread end."""
+        self._is_ended = True
+        self._is_needed.set()
+
+    def _run(self) -> None:
+        while self._is_needed.wait() and not self._is_ended:
+            self._is_needed.clear()
+            while not self._is_ended and not self._has_done():
+                time.sleep(_WATCH_S)
+
+    def _has_done(self) -> bool:
+        collectives = self._collectives()
+        return collectives is None or collectives.watch()
 
 
 class DeviceOperation:

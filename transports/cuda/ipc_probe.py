@@ -1,6 +1,11 @@
-"""Tests whether processes here can share memory and events of a GPU: this process and one that it starts try it.
+"""Tests whether processes here can share memory of a GPU and order their streams: this one and another one try it.
 
-The other process runs `main`. It reads handles from its standard input and writes its answer to its standard output.
+The other process runs `main`. It reads lines from its standard input and writes its answers to its standard output:
+
+1. This process sends handles of its memory and of its flag or event; the other one opens them and answers with its own.
+2. This process writes to the memory, signals, and sends an empty line.
+3. The other process follows the signal, copies within the memory, signals, and answers with an empty line.
+4. This process follows that signal, and reads the copy.
 """
 
 from __future__ import annotations
@@ -8,58 +13,123 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TypeVar
+from typing import Protocol
 
 from unisono.errors import TransportUnavailableError
 from unisono.processes import python_command
-from unisono.transports.cuda.device import Device, Event
+from unisono.transports.cuda.device import Device, Event, Flags, Stream
 
 PATTERN = b"unisono!" * 512
 TIMEOUT_S = 30.0
-Made = TypeVar("Made")
 _POLL_S = 0.001
 
 
-def try_sharing(device: Device) -> None:
-    """Let another process copy within memory of this one, in the order of shared events.
+class _Order(Protocol):
+    """Orders one stream of this process and one of the other."""
+
+    def handle(self) -> bytes:
+        """Return the handle for the other process."""
+
+    def meet(self, handle: bytes) -> None:
+        """Open the handle of the other process."""
+
+    def signal(self) -> None:
+        """Signal behind the work that is on the stream."""
+
+    def follow(self) -> None:
+        """Make the stream wait for the signal of the other process."""
+
+    def end(self) -> None:
+        """Release everything."""
+
+
+class _ByFlags:
+    def __init__(self, device: Device, stream: Stream) -> None:
+        self._device, self._stream = device, stream
+        self._own, self._theirs = device.new_flags(1), list[Flags]()
+
+    def handle(self) -> bytes:
+        return self._device.export_flags(self._own)
+
+    def meet(self, handle: bytes) -> None:
+        self._theirs.append(self._device.open_flags(handle))
+
+    def signal(self) -> None:
+        self._device.raise_flag(self._theirs[0], 0, 1, self._stream)
+
+    def follow(self) -> None:
+        self._device.await_flag(self._own, 0, 1, self._stream)
+
+    def end(self) -> None:
+        for flags in (self._own, *self._theirs):
+            self._device.end_flags(flags)
+
+
+class _ByEvents:
+    def __init__(self, device: Device, stream: Stream) -> None:
+        self._device, self._stream = device, stream
+        self._own, self._theirs = device.new_event(shared=True), list[Event]()
+
+    def handle(self) -> bytes:
+        return self._device.export_event(self._own)
+
+    def meet(self, handle: bytes) -> None:
+        self._theirs.append(self._device.open_event(handle))
+
+    def signal(self) -> None:
+        self._device.record(self._own, self._stream)
+
+    def follow(self) -> None:
+        self._device.wait(self._stream, self._theirs[0])
+
+    def end(self) -> None:
+        for event in (self._own, *self._theirs):
+            self._device.end_event(event)
+
+
+_ORDERS: dict[str, type[_ByFlags | _ByEvents]] = {"flags": _ByFlags, "events": _ByEvents}
+
+
+def try_sharing(device: Device) -> str:
+    """Let another process copy within memory of this one, in the order of signals; return "flags" or "events".
 
     Raises:
         TransportUnavailableError: it could not, or not within `TIMEOUT_S` seconds; says why.
     """
+    way = "flags" if device.has_flags() else "events"
     with ExitStack() as made:
-
-        def keep(thing: Made, release: Callable[[Made], None]) -> Made:
-            made.callback(release, thing)
-            return thing
-
-        memory = keep(device.allocate(2 * len(PATTERN)), device.free)
-        event, stream = (
-            keep(device.new_event(shared=True), device.end_event),
-            keep(device.new_stream(), device.end_stream),
+        stream, memory, pinned, event = (
+            *(device.new_stream(), device.allocate(2 * len(PATTERN))),
+            *(device.pin(2 * len(PATTERN)), device.new_event()),
         )
-        pinned = keep(device.pin(len(PATTERN)), device.unpin)
-        pinned[:] = bytearray(PATTERN)
-        device.copy(memory.pointer, pinned.ctypes.data, len(PATTERN), stream)
-        device.record(event, stream)
-        with _Other(device.ordinal) as other:
-            theirs = device.open_event(other.ask(device.export(memory), device.export_event(event)))
-            made.callback(device.end_event, theirs)
-            pinned[:] = 0
-            device.wait(stream, theirs)
-            device.copy(pinned.ctypes.data, memory.pointer + len(PATTERN), len(PATTERN), stream)
+        made.callback(device.end_stream, stream)
+        made.callback(device.free, memory)
+        made.callback(device.unpin, pinned)
+        made.callback(device.end_event, event)
+        order: _Order = _ORDERS[way](device, stream)
+        made.callback(order.end)
+        with _Other(device.ordinal, way) as other:
+            order.meet(other.ask(device.export(memory), order.handle()))
+            written, read = pinned[: len(PATTERN)], pinned[len(PATTERN) :]
+            written[:], read[:] = bytearray(PATTERN), 0
+            device.copy(memory.pointer, written.ctypes.data, len(PATTERN), stream)
+            order.signal()
+            other.ask(b"")
+            order.follow()
+            device.copy(read.ctypes.data, memory.pointer + len(PATTERN), len(PATTERN), stream)
             device.record(event, stream)
             _wait(device, event)
-        if pinned.tobytes() != PATTERN:
+        if read.tobytes() != PATTERN:
             raise TransportUnavailableError("another process opened memory of the GPU, but read other bytes from it")
+    return way
 
 
 class _Other:
-    """The other process. It closes the memory and events that it has opened when the body ends."""
+    """The other process. It closes what it has opened when the body ends."""
 
-    def __init__(self, ordinal: int) -> None:
-        command = python_command("from unisono.transports.cuda.ipc_probe import main; main()", str(ordinal))
+    def __init__(self, ordinal: int, way: str) -> None:
+        command = python_command("from unisono.transports.cuda.ipc_probe import main; main()", str(ordinal), way)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -93,7 +163,7 @@ def _wait(device: Device, event: Event) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not device.done(event):
         if time.monotonic() > deadline:
-            raise TransportUnavailableError(f"an event of another process did not happen within {TIMEOUT_S:g} s")
+            raise TransportUnavailableError(f"a signal of another process did not come within {TIMEOUT_S:g} s")
         time.sleep(_POLL_S)
 
 
@@ -102,18 +172,28 @@ def main() -> None:
     from unisono.transports.cuda.driver import CudaDevice
 
     device = CudaDevice(int(sys.argv[1]))
-    memory, theirs = device.open(_read_handle()), device.open_event(_read_handle())
-    event, stream = device.new_event(shared=True), device.new_stream()
-    device.wait(stream, theirs)
+    stream, event = device.new_stream(), device.new_event()
+    order: _Order = _ORDERS[sys.argv[2]](device, stream)
+    memory = device.open(_read_handle())
+    order.meet(_read_handle())
+    _answer(order.handle())
+    _read_handle()
+    order.follow()
     device.copy(memory.pointer + len(PATTERN), memory.pointer, len(PATTERN), stream)
+    order.signal()
     device.record(event, stream)
-    sys.stdout.write(f"{device.export_event(event).hex()}\n")
-    sys.stdout.flush()
+    _answer(b"")
     sys.stdin.read()  # until the first process has finished
-    device.end_event(theirs)
+    _wait(device, event)
+    order.end()
     device.close(memory)
     while not device.has_released():
         time.sleep(_POLL_S)
+
+
+def _answer(handle: bytes) -> None:
+    sys.stdout.write(f"{handle.hex()}\n")
+    sys.stdout.flush()
 
 
 def _read_handle() -> bytes:

@@ -19,9 +19,14 @@ CHANNELS = 2
 RING = 8
 
 _TOKEN, _LEFT, _FIRST_CHANNEL = 0, 1, 2
-_SOURCE, _TARGET, _GENERATION, _SLAB, _NBYTES, _HANDLE = 0, 1, 2, 3, 4, 5
+_SOURCE, _TARGET, _GENERATION, _SLABS = 0, 1, 2, 3
+# The words of a slab: its number, its address, the length of its handle, and the handle.
+_NUMBER, _SLAB, _NBYTES, _HANDLE = 0, 1, 2, 3
 _HANDLE_WORDS = 32
-_ACKNOWLEDGED = _HANDLE + _HANDLE_WORDS
+_SLAB_WORDS = _HANDLE + _HANDLE_WORDS
+# A rank may be one slab ahead of another one, so it shows its last two.
+_SHOWN_SLABS = 2
+_ACKNOWLEDGED = _SLABS + _SHOWN_SLABS * _SLAB_WORDS
 _LOW = (1 << 32) - 1
 _MARK = _LOW // RING
 
@@ -84,18 +89,19 @@ class Board:
 
     def show_slab(self, channel: int, slab: Slab) -> None:
         """Publish the exported memory."""
-        at, handle = self._at(channel), at_words(slab.handle)
+        at, handle = self._slab_at(channel, slab.generation), at_words(slab.handle)
         self._words[at + _SLAB], self._words[at + _NBYTES] = slab.pointer, len(slab.handle)
         for index, word in enumerate(handle):
             self._words[at + _HANDLE + index] = word
-        self._words[at + _GENERATION] = slab.generation
+        self._words[at + _NUMBER] = slab.generation
+        self._words[self._at(channel) + _GENERATION] = slab.generation
 
-    def slab(self, channel: int) -> Slab:
-        """Return the memory from `show_slab`."""
-        at = self._at(channel)
+    def slab(self, channel: int, generation: int) -> Slab:
+        """Return one of the last two slabs from `show_slab`."""
+        at = self._slab_at(channel, generation)
         nbytes = min(self._words[at + _NBYTES], 8 * _HANDLE_WORDS)
         words = self._words[at + _HANDLE : at + _HANDLE + _HANDLE_WORDS].tobytes()
-        return Slab(self._words[at + _GENERATION], self._words[at + _SLAB], words[:nbytes])
+        return Slab(self._words[at + _NUMBER], self._words[at + _SLAB], words[:nbytes])
 
     def generation(self, channel: int) -> int:
         """Return the counter of the slab that is exported now."""
@@ -121,6 +127,9 @@ class Board:
     def acknowledged(self, channel: int, peer: int) -> int:
         """Return the number from `acknowledge` for `peer`."""
         return self._words[self._at(channel) + _ACKNOWLEDGED + peer]
+
+    def _slab_at(self, channel: int, generation: int) -> int:
+        return self._at(channel) + _SLABS + generation % _SHOWN_SLABS * _SLAB_WORDS
 
     def _at(self, channel: int) -> int:
         return _FIRST_CHANNEL + channel * _channel_words(self._size)

@@ -45,6 +45,7 @@ class PeerExchange:
     Attributes:
         refusal: why the ranks cannot use each other's memory; None if they can.
         in_one_process: whether all ranks are threads of this process.
+        by_flags: whether flags order the ranks' streams, and not events.
         boards: the boards of all ranks, if they can.
         channels: the channels between them, if they can.
 
@@ -58,7 +59,7 @@ class PeerExchange:
         self._rank, self._device = executor.rank, device
         self._timeout_s = timeout_s
         self._exchange: Callable[[Any], list[Any]] = lambda mine: _exchange(executor, mine, timeout_s)
-        self.in_one_process = False
+        self.in_one_process = self.by_flags = False
         self.refusal: str | None
         with contextlib.ExitStack() as created:
             descriptions, self.refusal = self._offers_of_all(lambda: self._introduce(executor.size, created))
@@ -67,6 +68,8 @@ class PeerExchange:
             created.pop_all()
         local = [description["process"] == descriptions[self._rank]["process"] for description in descriptions]
         self.in_one_process = all(local)
+        # Ranks of one process read each other's arrays, whose addresses the host must see before each call.
+        self.by_flags = not self.in_one_process and all(description["flags"] for description in descriptions)
         offers, refusal = self._offers_of_all(lambda: self._offer(self._board, descriptions, local, slab_nbytes))
         if refusal is None:
             _, refusal = self._offers_of_all(lambda: self._open_peers(offers))
@@ -92,7 +95,7 @@ class PeerExchange:
         return [answer.get("offer") for answer in answers], refusal
 
     def _offer(self, board: Board, descriptions: Sequence[Any], local: Sequence[bool], slab_nbytes: int) -> list[Any]:
-        """Map the boards, create the channels, and return the events of each channel."""
+        """Map the boards, create the channels, and return the flags or events of each channel."""
         for peer, description in enumerate(descriptions):
             self.boards.append(board if peer == self._rank else _board(description, len(descriptions)))
             uuid = description["uuid"]
@@ -105,16 +108,16 @@ class PeerExchange:
                     "access, or CUDA_VISIBLE_DEVICES hides it from this process"
                 )
         for number in range(CHANNELS):
-            self.channels.append(Channel(number, self._rank, self.boards, local, self._device))
+            self.channels.append(Channel(number, self._rank, self.boards, local, self._device, self.by_flags))
             self.channels[-1].reserve(slab_nbytes)
-        return [channel.events() for channel in self.channels]
+        return [channel.offer() for channel in self.channels]
 
     def _open_peers(self, offers: Sequence[Any]) -> None:
-        """Open the memory and events that the other ranks offer."""
+        """Open the memory, and the flags or events, that the other ranks offer."""
         for peer, of_channels in enumerate(offers):
-            for channel, events in zip(self.channels, of_channels, strict=True):
+            for channel, offer in zip(self.channels, of_channels, strict=True):
                 if peer != self._rank:
-                    channel.open_peer(peer, events)
+                    channel.open_peer(peer, offer)
 
     def _close(self) -> None:
         """Close everything, and free it once no rank has it open any more. Memory that one still has open is kept."""
@@ -138,8 +141,11 @@ class PeerExchange:
 
 
 def _place(device: Device) -> dict[str, Any]:
-    """Return this rank's process and device. The process has a token, because containers reuse process ids."""
-    return {"process": _process_token(os.getpid()), "uuid": device.uuid}
+    """Return this rank's process and device, and whether the device has flags.
+
+    The process has a token, because containers reuse process ids.
+    """
+    return {"process": _process_token(os.getpid()), "uuid": device.uuid, "flags": device.has_flags()}
 
 
 @functools.cache

@@ -165,12 +165,26 @@ class _Slot:
             self._device.end_event(event)
 
 
-def await_event(device: Device, event: Event, deadline: Deadline, check: Callable[[], None] = lambda: None) -> None:
+def await_event(
+    device: Device,
+    event: Event,
+    deadline: Deadline,
+    check: Callable[[], None] = lambda: None,
+    is_intact: Callable[[], bool] = lambda: True,
+) -> None:
     """Block until the last record of an event has happened.
+
+    Args:
+        device: the device.
+        event: the event.
+        deadline: when to give up.
+        check: raises the error of another rank, if there is one.
+        is_intact: returns whether an event that has happened means that the work before it has its results.
 
     Raises:
         CollectiveTimeoutError: it has not happened by the deadline.
-        Any error of `check`, unless it happens soon after: work that depends on a lost rank may never end.
+        Any error of `check`, unless the event happens soon after and the work is intact: work that depends on a lost
+            rank may never end.
     """
     pause_s, lost = _SHORT_LOOK_S, None
     while not device.done(event):
@@ -184,6 +198,10 @@ def await_event(device: Device, event: Event, deadline: Deadline, check: Callabl
             raise lost or late
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONG_LOOK_S)
+    if not is_intact():
+        if lost is not None:
+            raise lost
+        check()
 
 
 def _nbytes(pieces: Sequence[Piece]) -> int:

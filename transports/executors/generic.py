@@ -278,6 +278,10 @@ class GenericExecutor:
             error.rank, error.operation = self.members[self.rank], operation
             raise error
 
+    def has_failed(self) -> bool:
+        self.progress()
+        return self.failure() is not None
+
     def fail(self, error: UnisonoError) -> None:
         with self._lock:
             if self._failure is None:

@@ -459,6 +459,9 @@ class NativeExecutor:
     def check(self, operation: str) -> None:
         self._failures.check_now(operation)
 
+    def has_failed(self) -> bool:
+        return self._session.control.failed()
+
     def fail(self, error: UnisonoError) -> None:
         control = self._session.control
         peer = -1 if error.peer is None else error.peer

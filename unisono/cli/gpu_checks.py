@@ -46,8 +46,8 @@ def _topology(results: dict[str, Any]) -> str:
 def _sharing(results: dict[str, Any]) -> str:
     from unisono.transports.cuda.ipc_probe import try_sharing
 
-    try_sharing(results["device"])
-    return "another process opened the memory and events, and read the written data"
+    way = try_sharing(results["device"])
+    return f"another process opened the memory, and read the written data in the order of {way}"
 
 
 # Each check has a subject, a function and the earlier result that it needs. The function stores its result for later

@@ -10,7 +10,9 @@ happened. A seed decides which stream goes on next. Memory and events are in mem
 Breaking a rule is a trap: the call that breaks it raises `DeviceTrapError` or, if that call has returned, the next one
 does. Vector clocks (`device_clocks`) detect overlapping accesses without an order when they are issued, so every run
 detects a missing wait. Accesses are ordered by records and waits, and by the host of a process seeing its own work
-done. Other communication between processes is not visible to the double.
+done. A flag orders them, too: a wait may be issued before the raise, so the accesses behind it are checked when they
+run. A flag that a killed process should raise stays as it is, until the host of its owner releases it. Other
+communication between processes is not visible to the double.
 
 Each rule can be switched off by its name in `device_gpu.LENIENCIES`, so that tests can show that they need it.
 """
@@ -31,7 +33,16 @@ from unisono.operations import Op
 from unisono.testing.device_gpu import DeviceTrapError, GpuState
 from unisono.testing.device_segments import Segment
 from unisono.transports.contracts.call import AnyArray
-from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Allocation, Event, PointerFacts, Stream
+from unisono.transports.cuda.device import (
+    LEGACY_STREAM,
+    RELEASED,
+    THREAD_STREAM,
+    Allocation,
+    Event,
+    Flags,
+    PointerFacts,
+    Stream,
+)
 from unisono.transports.cuda.host_memory import HANDLE_NBYTES
 from unisono.transports.reductions.definition import lift, numpy_dtype, reduce_into
 
@@ -49,6 +60,7 @@ class Gpu(GpuState):
         reaches: the uuids of other devices whose memory can be opened here.
         exports: whether the device can export memory at all.
         gives_up: whether records of an ended process count as having happened; otherwise work after them never runs.
+        flags: whether streams can raise flags and wait for them.
     """
 
     def device(self, ordinal: int = 0) -> DeviceDouble:
@@ -95,7 +107,8 @@ class Gpu(GpuState):
                 if not region.is_gone
             ]
             own = [f"stream {handle}" for handle, _ in self._streams if handle not in (LEGACY_STREAM, THREAD_STREAM)]
-            return [*memory, *own, *(f"event {handle}" for handle in self._events)]
+            flags = [f"{page.count} flags" for page in self._flags.values()]
+            return [*memory, *own, *(f"event {handle}" for handle in self._events), *flags]
 
     def close(self) -> None:
         """Stop, and raise a trap that has not been raised yet."""
@@ -180,6 +193,36 @@ class DeviceDouble:
     def done(self, event: Event) -> bool:
         with self._gpu.lock:
             return self._gpu.done(event)
+
+    def has_flags(self) -> bool:
+        return self._gpu.has_flags
+
+    def new_flags(self, count: int) -> Flags:
+        with self._issuing():
+            return self._gpu.new_flags(count)
+
+    def export_flags(self, flags: Flags) -> bytes:
+        with self._issuing():
+            return self._gpu.flag_page(flags).handle().pack()
+
+    def open_flags(self, handle: bytes) -> Flags:
+        with self._issuing():
+            return self._gpu.open_flags(handle)
+
+    def end_flags(self, flags: Flags) -> None:
+        self._give_back(self._gpu.end_flags, flags)
+
+    def raise_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
+        with self._issuing():
+            self._gpu.raise_flag(flags, index, number, stream)
+
+    def await_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
+        with self._issuing():
+            self._gpu.await_flag(flags, index, number, stream)
+
+    def release_flags(self, flags: Flags) -> None:
+        with self._gpu.lock:
+            self._gpu.flag_page(flags).release(RELEASED)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
         if not nbytes:

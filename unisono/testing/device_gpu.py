@@ -18,10 +18,19 @@ import numpy as np
 
 from unisono.errors import TransportUnavailableError
 from unisono.testing.device_clocks import Access, Clock, History, join
-from unisono.testing.device_segments import EventPage, EventState, Segment
+from unisono.testing.device_segments import EventPage, EventState, FlagPage, Segment
 from unisono.testing.device_streams import Schedule, StreamState, Work
 from unisono.transports.contracts.call import AnyArray
-from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Allocation, Event, PointerFacts, Stream
+from unisono.transports.cuda.device import (
+    LEGACY_STREAM,
+    RELEASED,
+    THREAD_STREAM,
+    Allocation,
+    Event,
+    Flags,
+    PointerFacts,
+    Stream,
+)
 from unisono.transports.cuda.host_memory import Handle
 
 LENIENCIES = {
@@ -33,6 +42,7 @@ LENIENCIES = {
     "uses_freed": "memory may be used after it was freed or closed",
     "frees_opened": "memory may be freed while other processes have it open",
     "releases_at_once": "memory of other processes is closed before the call returns",
+    "flags_fall": "a flag may be set to a number that is not above its number",
     "frees_pending": "memory may be freed or closed, and streams ended, while work is under way",
     "overlaps": "the inputs and the output of one call may overlap",
     "misaligned": "elements may have any address",
@@ -81,11 +91,14 @@ class GpuState:
         reaches: Collection[str] = (),
         exports: bool = True,
         gives_up: bool = True,
+        flags: bool = True,
     ) -> None:
         if unknown := set(lenient) - set(LENIENCIES):
             raise ValueError(f"there are no such leniencies: {', '.join(unknown)}")
         self.uuid, self.reaches, self.exports = uuid, frozenset(reaches), exports
         self._gives_up = gives_up
+        self.has_flags = flags
+        self._flags: dict[int, FlagPage] = {}
         self.lock = threading.RLock()
         self.is_lost = False
         self._lenient = frozenset(lenient)
@@ -279,13 +292,29 @@ class GpuState:
         self,
         stream: Stream,
         run: Callable[[], None],
+        order: Callable[[], None],
         is_ready: Callable[[], bool] = lambda: True,
         touches: frozenset[int] = frozenset(),
+        is_late: bool = False,
     ) -> None:
-        """Put work into the queue of a stream."""
+        """Put work into the queue of a stream.
+
+        ``order()`` updates the clock of the stream, and checks accesses. It is called now, unless the work, or earlier
+        work of the stream, is late: its place in the order is known only when it runs.
+        """
         state = self.stream(stream)
         self.rule("captures", not state.is_capturing, "a stream that records a graph was used")
-        state.queue.append(Work(run, is_ready, touches, next(self._numbers)))
+        is_deferred = is_late or state.is_deferred()
+        if not is_deferred:
+            order()
+
+        def run_deferred() -> None:
+            order()
+            run()
+
+        state.queue.append(
+            Work(run_deferred if is_deferred else run, is_ready, touches, next(self._numbers), is_deferred)
+        )
         if self.allows("eager"):
             while self._schedule.step():
                 pass
@@ -293,20 +322,92 @@ class GpuState:
 
     def record(self, event: Event, stream: Stream) -> None:
         """Issue a record of an event."""
-        state, on = self.event(event), self.stream(stream)
-        join(on.clock, self._host)
-        number = state.issue(on.clock)
-        self.issue(stream, lambda: state.happen(number))
+        state, on, host = self.event(event), self.stream(stream), dict(self._host)
+        number = state.issue(is_late=on.is_deferred())
+
+        def order() -> None:
+            join(on.clock, host)
+            state.keep_clock(on.clock)
+
+        self.issue(stream, lambda: state.happen(number), order)
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Issue a wait for the last issued record of an event."""
         state, on = self.event(event), self.stream(stream)
         bound = state.issued
-        if bound:
-            join(on.clock, state.clock)
-        elif self.allows("waits_for_future"):
+        is_bound = bound > 0
+        if not is_bound and self.allows("waits_for_future"):
             bound = 1
-        self.issue(stream, lambda: None, lambda: state.has_happened(bound))
+
+        def order() -> None:
+            if is_bound:
+                join(on.clock, state.clock)
+
+        is_late = is_bound and state.is_late(bound)
+        self.issue(stream, lambda: None, order, lambda: state.has_happened(bound), is_late=is_late)
+
+    # Flags.
+
+    def new_flags(self, count: int) -> Flags:
+        """Return new flags of this process."""
+        return self._add_flags(FlagPage.new(count))
+
+    def open_flags(self, data: bytes) -> Flags:
+        """Return flags of any process."""
+        return self._add_flags(FlagPage.opened(Handle.unpack(data)))
+
+    def end_flags(self, flags: Flags) -> None:
+        """Release flags."""
+        page = self.flag_page(flags)
+        pending = any(page.address in work.touches for work in self._schedule.pending())
+        self.rule("frees_pending", not pending, "flags are given back while work on them is under way")
+        del self._flags[flags.address]
+        page.close()
+
+    def flag_page(self, flags: Flags) -> FlagPage:
+        """Return the memory of flags."""
+        if flags.address not in self._flags:
+            raise DeviceTrapError("there are no such flags, or they have been given back")
+        return self._flags[flags.address]
+
+    def raise_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
+        """Issue a raise of a flag."""
+        page, on, host, clock = self.flag_page(flags), self.stream(stream), dict(self._host), dict[int, int]()
+
+        def order() -> None:
+            join(on.clock, host)
+            clock.update(on.clock)
+
+        def run() -> None:
+            now = page.number(index)
+            self.rule("flags_fall", now >= RELEASED or number > now, f"a flag is set from {now} to {number}")
+            page.set(index, number, clock)
+
+        self.issue(stream, run, order, touches=frozenset({page.address}))
+
+    def await_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
+        """Issue a wait for a flag."""
+        page, on = self.flag_page(flags), self.stream(stream)
+        if not page.is_own:
+            raise DeviceTrapError("a stream waits for a flag of another process, which nobody could release")
+
+        def order() -> None:
+            if page.number(index) >= RELEASED:
+                on.is_released = True
+            join(on.clock, page.clock(index, number))
+
+        self.issue(
+            stream,
+            lambda: None,
+            order,
+            lambda: page.number(index) >= number,
+            frozenset({page.address}),
+            is_late=True,
+        )
+
+    def _add_flags(self, page: FlagPage) -> Flags:
+        self._flags[page.address] = page
+        return Flags(page.address, page.count)
 
     def done(self, event: Event) -> bool:
         """Return whether an event has happened, after running a little of the late work."""
@@ -324,12 +425,15 @@ class GpuState:
     ) -> None:
         """Issue work that reads and writes memory; each range is (address, bytes)."""
         self._check_overlaps(reads, writes)
-        on = self.stream(stream)
-        join(on.clock, self._host)
+        on, host = self.stream(stream), dict(self._host)
         regions = {place: self._region(*place) for place in (*reads, writes)}
-        for place, region in regions.items():
-            self._check_order(on, region, place, place == writes)
-        self.issue(stream, run, touches=frozenset(region.address for region in regions.values()))
+
+        def order() -> None:
+            join(on.clock, host)
+            for place, region in regions.items():
+                self._check_order(on, region, place, place == writes)
+
+        self.issue(stream, run, order, touches=frozenset(region.address for region in regions.values()))
 
     def _check_overlaps(self, reads: Sequence[tuple[int, int]], writes: tuple[int, int]) -> None:
         start, nbytes = writes
@@ -338,6 +442,8 @@ class GpuState:
             self.rule("overlaps", apart or other == start, "an input and the output overlap")
 
     def _check_order(self, on: StreamState, region: _Region, place: tuple[int, int], writes: bool) -> None:
+        if on.is_released:
+            return
         start = place[0] - region.address
         on.clock[on.stream] = on.clock.get(on.stream, 0) + 1
         access = Access(on.stream, on.clock[on.stream], start, start + place[1], int(writes))

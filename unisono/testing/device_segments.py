@@ -25,7 +25,11 @@ _HISTORY = 1 + _MOST_OPENERS
 
 _SLOT_WORDS = 2048
 _SLOTS = 1024
-_ISSUED, _HAPPENED, _ENDED, _CLOCK = 0, 1, 2, 3
+_ISSUED, _HAPPENED, _ENDED, _LATE, _CLOCK = 0, 1, 2, 3, 4
+
+# A flag has its number, followed by the clocks of the last raises, each behind the number of that raise.
+_RAISES, _RAISE_WORDS = 8, 512
+_FLAG_WORDS = 1 + _RAISES * _RAISE_WORDS
 
 
 class Segment:
@@ -120,11 +124,20 @@ class EventState:
         """The clock of the stream at the last issued record."""
         return load_clock(self._words[_CLOCK:])
 
-    def issue(self, clock: Clock) -> int:
-        """Issue an event record and return its number; `clock` is the vector clock of the recording stream."""
-        store_clock(self._words[_CLOCK:], clock)
+    def is_late(self, number: int) -> bool:
+        """Return whether the clock of a record is known only when that has happened."""
+        return int(self._words[_LATE]) == number and not self.has_happened(number)
+
+    def issue(self, *, is_late: bool) -> int:
+        """Issue an event record and return its number. Its clock follows by `keep_clock`, if `is_late` when it runs."""
         self._words[_ISSUED] += 1
+        if is_late:
+            self._words[_LATE] = self.issued
         return self.issued
+
+    def keep_clock(self, clock: Clock) -> None:
+        """Store the vector clock of the recording stream at the last record."""
+        store_clock(self._words[_CLOCK:], clock)
 
     def happen(self, number: int) -> None:
         """Note that a record has happened."""
@@ -183,6 +196,62 @@ class EventPage:
     def close(self) -> None:
         """Unmap the page."""
         self._mapped.close()
+
+
+class FlagPage:
+    """Flags of one process, mapped by that process or another, with the clocks of the streams that raised them."""
+
+    def __init__(self, mapped: HostMemory, count: int, is_own: bool) -> None:
+        self._mapped = mapped
+        self.count = count
+        self.is_own = is_own
+        self.address = mapped.address
+
+    @classmethod
+    def new(cls, count: int) -> FlagPage:
+        """Return new flags of this process."""
+        return cls(HostMemory.new(_page_up(count * _FLAG_WORDS * 8)), count, True)
+
+    @classmethod
+    def opened(cls, handle: Handle) -> FlagPage:
+        """Return flags of any process."""
+        return cls(HostMemory.opened(handle), handle.number, False)
+
+    def handle(self) -> Handle:
+        """Return the handle by which processes open the flags."""
+        return self._mapped.handle(self.count)
+
+    def number(self, index: int) -> int:
+        """Return the number of a flag."""
+        return int(self._words(index)[0])
+
+    def set(self, index: int, number: int, clock: Clock) -> None:
+        """Set a flag, by a stream with this clock."""
+        raised = self._raise(index, number)
+        store_clock(raised[1:], clock)
+        raised[0] = number
+        self._words(index)[0] = number
+
+    def clock(self, index: int, number: int) -> Clock:
+        """Return the clock of the raise to `number`; an empty one if it is not known any more."""
+        raised = self._raise(index, number)
+        return load_clock(raised[1:]) if int(raised[0]) == number else {}
+
+    def release(self, number: int) -> None:
+        """Set all flags to a number beyond all raises."""
+        for index in range(self.count):
+            self._words(index)[0] = number
+
+    def close(self) -> None:
+        """Unmap the flags."""
+        self._mapped.close()
+
+    def _words(self, index: int) -> Words:
+        return _words(self._mapped, index * _FLAG_WORDS * 8, _FLAG_WORDS)
+
+    def _raise(self, index: int, number: int) -> Words:
+        start = 1 + number % _RAISES * _RAISE_WORDS
+        return self._words(index)[start : start + _RAISE_WORDS]
 
 
 def has_ended(process: int) -> bool:

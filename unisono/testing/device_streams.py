@@ -23,12 +23,14 @@ class Work:
         is_ready: returns whether it may run; once True, it stays True.
         touches: the base addresses of the memory that it uses.
         number: the number of pieces issued before it, on all streams.
+        is_deferred: whether its clock is known only when it runs, because earlier work of the stream waits for a flag.
     """
 
     run: Callable[[], None]
     is_ready: Callable[[], bool]
     touches: frozenset[int]
     number: int
+    is_deferred: bool
 
 
 @dataclass(slots=True)
@@ -37,12 +39,19 @@ class StreamState:
 
     Attributes:
         stream: its number, which is unique among all processes.
+        is_released: whether it has passed a flag that the host released after a failure. Then its accesses have no
+            order, and what they write is undefined.
     """
 
     stream: int
     clock: Clock = field(default_factory=dict)
     queue: deque[Work] = field(default_factory=deque)
     is_capturing: bool = False
+    is_released: bool = False
+
+    def is_deferred(self) -> bool:
+        """Return whether the clock of new work is known only when that runs."""
+        return any(work.is_deferred for work in self.queue)
 
 
 class Schedule:
