@@ -251,6 +251,7 @@ def test_device_flags_order_accesses_of_two_processes(two: NativeRanks, waits: b
     assert any("ordered behind" in text for text in said) is not waits
 
 
+@pytest.mark.gpu
 def test_flags_order_processes_on_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
     fake_cuda.use(monkeypatch)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,11 +35,19 @@ def has_gpu() -> bool:
     if str(BUILT) in os.environ.get("LD_LIBRARY_PATH", ""):  # a test has started this process with the double
         return False
     try:
-        driver = ctypes.CDLL(NAME)
+        ctypes.CDLL(NAME)
     except OSError:
         return False
-    count = ctypes.c_int()
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    # In another process, because children of a process that has used the driver cannot use it, and this may be a server
+    # that ranks are forked from.
+    return subprocess.run([sys.executable, "-c", COUNT], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+COUNT = f"""
+import ctypes, sys
+driver, count = ctypes.CDLL({NAME!r}), ctypes.c_int()
+sys.exit(not (driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value))
+"""
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -35,6 +36,7 @@ from unisono.transports.cuda.device import (
     Stream,
     is_over,
 )
+from unisono.transports.cuda.host_memory import HostMemory
 from unisono.transports.cuda.ipc_probe import try_sharing
 from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, reduction, scaling
 from unisono.transports.cuda.kernel_launcher import require_suitable
@@ -451,6 +453,9 @@ def test_lost_context_is_an_error_that_says_why_and_needs_no_release(
     monkeypatch: pytest.MonkeyPatch, device: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory, event, pinned, stream = device.allocate(1), device.new_event(), device.pin(8), device.new_stream()
+    flags, closed = device.new_flags(2), list[int]()
+    descriptor = device._flags[flags.address].memory.descriptor
+    monkeypatch.setattr(HostMemory, "close", lambda memory: closed.append(memory.descriptor))
     monkeypatch.setenv(fake_cuda.LOST, "700")
     with pytest.raises(TransportUnavailableError, match=r"cuEventQuery .*ILLEGAL_ADDRESS.*: a kernel issued earlier"):
         device.done(event)
@@ -459,7 +464,10 @@ def test_lost_context_is_an_error_that_says_why_and_needs_no_release(
     device.end_stream(stream)
     device.unpin(pinned)
     device.free(memory)
-    assert device.has_released()
+    device.end_flags(flags)
+    wait_until_released(device)
+    assert closed == [descriptor]
+    os.close(descriptor)
     assert caplog.records == []
 
 

@@ -4,7 +4,8 @@
 - `devices`: the devices that this process has opened. `driver_errors`: calls of the driver, and their errors.
 - `ipc`: `DeviceCollectives`, the `cuda_ipc` transport. `executor`: issues a plan to a stream.
 - `peer_exchange`, `peer_board`, `host_memory`: the ranks of a host find each other's device memory.
-- `channel`: slabs and signals (flags or events) between devices. `layout`: the memory of a call. `ipc_probe`: tests whether IPC works.
+- `channel`: slabs and signals (flags or events) between devices. `layout`: the memory of a call.
+- `ipc_probe`: tests whether IPC works.
 - `staging`: the slower way, through pinned host memory. `pinned_pool`: such memory, used again.
 - `reaper`: a thread that releases memory, because the driver then waits for all work of the process.
 - `kernel_catalogue`, `compiler`, `cache`, `kernel_launcher`, `device_tables`: kernels, from source to launch.

@@ -204,10 +204,7 @@ class CudaDevice:
 
     def end_flags(self, flags: Flags) -> None:
         mapped = self._flags.pop(flags.address)
-        if not self._context.is_lost:
-            self._reaper.put(
-                functools.partial(_unmap, self._driver, self._context, mapped.memory),
-            )
+        self._reaper.put(functools.partial(_unmap, self._driver, self._context, mapped.memory))
 
     def raise_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
         self._issue("cuStreamWriteValue64", stream, self._flags[flags.address].pointer + 8 * index, number, 0)
