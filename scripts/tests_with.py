@@ -66,7 +66,7 @@ ENVIRONMENTS = {
     ),
     "engines": Environment(
         ".engines",
-        ("ray==2.60.0", "distributed==2026.8.0", "dask[array]==2026.8.0"),
+        ("ray[train]==2.60.0", "distributed==2026.8.0", "dask[array]==2026.8.0"),
         ("tests/launchers/test_ray.py", "tests/launchers/test_dask.py"),
     ),
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ ray = pytest.importorskip("ray", reason="make engines installs it and runs these
 
 import unisono as un  # noqa: E402
 import unisono.launchers.ray as ur  # noqa: E402
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -144,3 +148,14 @@ def test_dead_actor_is_named_and_the_others_can_go_on() -> None:
     ranks.close()
     with ur.communicator([members[0], members[2]]) as others:
         assert others.run(summed) == [(0, 2.0), (1, 2.0)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray itself
+@pytest.mark.parametrize("name", ["ray_actors", "ray_train"])
+def test_example_runs(name: str, cluster: None, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    if name == "ray_train":
+        pytest.importorskip("torch", reason="make torch installs it")
+    monkeypatch.setattr("sys.argv", [name])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    expected = {"ray_actors": "as numpy finds", "ray_train": "have fitted the line"}
+    assert expected[name] in capsys.readouterr().out

@@ -64,6 +64,9 @@ EXCEPTIONS = {
     "frameworks/gradients/reducer.py": {
         "unisono.transports.recorder.traces.add_source": "a trace of the calls of a rank shows its training steps too",
     },
+    "examples/ray_actors.py": {
+        "unisono.launchers.ray": "the launcher of Ray is not imported by the package, because it needs Ray",
+    },
     "examples/dask_sort.py": {
         "unisono.launchers.dask": "the launcher of Dask is not imported by the package, because it needs Dask",
     },
