@@ -1,23 +1,28 @@
-"""Measures how long ranks take to start: ``python -m unisono.bench.bootstrap [--ranks 16,64] [--repeats 3] [--json]``.
+"""Measures how long ranks take to start: ``python -m unisono.bench.bootstrap [--ranks 16,64] [--stores tcp,file]``.
 
 Ranks are processes of this machine, forked from one that has already imported Unisono, so that Python's imports do not
-count. A rank calls `init` with a TCP store that rank 0 serves, and then one barrier, for which links are opened. Each
-time is that of the slowest rank, from the moment at which all ranks begin. The median of the repeats is shown. With
-many more ranks than cores, the times include those of the system's scheduler.
+count. A rank calls `init`, and then one barrier, for which links are opened. The ranks meet in a store: "tcp", which
+rank 0 serves; "file", a new folder; or a Redis server, given by its URL. Each time is that of the slowest rank, from the
+moment at which all ranks begin. The median of the repeats is shown; stores take turns. With many more ranks than cores,
+the times include those of the system's scheduler.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
+import secrets
 import signal
 import socket
 import statistics
 import struct
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from rich.console import Console
@@ -34,6 +39,7 @@ _TIMES = struct.Struct("!dd")
 class Row(NamedTuple):
     """The seconds of `init` and of a barrier among `ranks`, the CPU time of a rank, and the memory of the largest."""
 
+    store: str
     ranks: int
     init_s: float
     barrier_s: float
@@ -45,14 +51,15 @@ def main() -> None:
     """Measure how long ranks take to start, as the command line asks, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[16, 64])
+    parser.add_argument("--stores", type=lambda text: text.split(","), default=["tcp"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    warm()
+    warm(options.stores)
     console = Console(stderr=True)
     # Without a refresh thread, because it would not exist in the forked ranks.
     sizes = track(options.ranks, "starting", console=console, transient=True, auto_refresh=False)
-    rows = [measure(ranks, options.repeats) for ranks in sizes]
+    rows = [row for ranks in sizes for row in measure(options.stores, ranks, options.repeats)]
     if options.json:
         sys.stdout.write(json.dumps([row._asdict() for row in rows]) + "\n")
         return
@@ -61,33 +68,54 @@ def main() -> None:
 
 def table(rows: Sequence[Row]) -> Table:
     """Return the rows as a table for people."""
-    shown = Table("ranks", "init", "first barrier", "CPU time of a rank", "memory of the largest")
+    shown = Table("store", "ranks", "init", "first barrier", "CPU time of a rank", "memory of the largest")
     for row in rows:
         times = (f"{seconds * 1e3:.0f} ms" for seconds in (row.init_s, row.barrier_s, row.cpu_s))
-        shown.add_row(str(row.ranks), *times, f"{row.resident_mib:.0f} MiB")
+        shown.add_row(row.store, str(row.ranks), *times, f"{row.resident_mib:.0f} MiB")
     return shown
 
 
-def warm() -> None:
+def warm(stores: Sequence[str]) -> None:
     """Import the modules that a rank needs, without opening anything that a fork would share."""
     assert un.init is not None
     assert un.Options is not None
+    if any(store.startswith("redis") for store in stores):
+        importlib.import_module("redis")
 
 
-def measure(ranks: int, repeats: int) -> Row:
-    """Return the median of several starts of `ranks` ranks."""
-    starts = [meet(ranks) for _ in range(repeats)]
-    return Row(ranks, *(statistics.median(times) for times in zip(*starts, strict=True)))
+def measure(stores: Sequence[str], ranks: int, repeats: int) -> list[Row]:
+    """Return for each store the median of several starts of `ranks` ranks."""
+    starts: dict[str, list[tuple[float, ...]]] = {store: [] for store in stores}
+    for _ in range(repeats):
+        for store in stores:
+            with url_of(store) as url:
+                starts[store].append(meet(url, ranks))
+    return [
+        Row(store.partition("://")[0], ranks, *(statistics.median(times) for times in zip(*each, strict=True)))
+        for store, each in starts.items()
+    ]
 
 
-def meet(ranks: int) -> tuple[float, float, float, float]:
+@contextmanager
+def url_of(store: str) -> Iterator[str]:
+    """Yield the URL of a store for one job: of "tcp", of "file", or of a Redis server with a prefix of its own."""
+    if store == "tcp":
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        yield f"tcp://127.0.0.1:{port}"
+    elif store == "file":
+        with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+            yield f"file://{folder}/store"
+    else:
+        yield f"{store}?prefix={secrets.token_hex(8)}:"
+
+
+def meet(store: str, ranks: int) -> tuple[float, float, float, float]:
     """Start ranks, let them find each other once, and return the measured fields of `Row`.
 
     Raises:
         RuntimeError: a rank failed; its output says why.
     """
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        store = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     begin_reader, begin_writer = os.pipe()
     result_reader, result_writer = os.pipe()
     children = []

@@ -12,10 +12,10 @@ COMMAND = [sys.executable, "-m", "unisono.bench.bootstrap"]
 
 
 def test_bootstrap_benchmark_measures_real_processes() -> None:
-    command = [*COMMAND, "--ranks", "1,3", "--repeats", "2", "--json"]
+    command = [*COMMAND, "--ranks", "1,3", "--stores", "tcp,file", "--repeats", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     rows = json.loads(done.stdout)
-    assert [row["ranks"] for row in rows] == [1, 3]
+    assert [(row["store"], row["ranks"]) for row in rows] == [("tcp", 1), ("file", 1), ("tcp", 3), ("file", 3)]
     for row in rows:
         assert row["init_s"] > 0
         assert row["barrier_s"] > 0

@@ -210,10 +210,26 @@ void a_rank_that_alone_has_made_a_call_is_named_if_the_others_are_in_another_one
   }
   diagnosis.ranks[1].state = CallState::running;
   diagnosis.ranks[1].text = "barrier() at train.py:12";
-  const std::string others =
-      "rank 0 has not called it (it is in scan() at other.py:3); rank 2 has not called it (it is in scan() at "
-      "other.py:3)";
+  const std::string others = "ranks 0 and 2 have not called it (each is in scan() at other.py:3)";
   CHECK(diagnosis.outlook(1, -1).text == " in call #4 barrier() at train.py:12: only rank 1 called it; " + others);
+}
+
+void ranks_with_the_same_trouble_are_named_together() {
+  Diagnosis diagnosis;
+  diagnosis.sequence = 4;
+  diagnosis.ranks.resize(8);
+  for (const std::size_t rank : {1u, 6u}) {
+    diagnosis.ranks[rank].state = CallState::not_called;
+    diagnosis.ranks[rank].text = rank == 1 ? "last: scan()" : "it has called nothing";
+  }
+  diagnosis.ranks[0].state = CallState::running;
+  diagnosis.ranks[0].text = "barrier()";
+  for (const std::size_t rank : {5u, 7u}) diagnosis.ranks[rank].state = CallState::departed;
+  const Outlook outlook = diagnosis.outlook(0, -1);
+  CHECK(outlook.peer == 1);
+  CHECK(outlook.text ==
+        " in call #4 barrier(): rank 1 has not called it (last: scan()); rank 6 has not called it (it has called "
+        "nothing); ranks 5 and 7 have left; ranks 2-4 do not answer (are they stopped, or the links to them slow?)");
 }
 
 void the_clock_of_rank_0_is_measured() {
@@ -464,6 +480,7 @@ int main() {
       {"a judge asks only ranks of the communicator", a_judge_asks_only_ranks_of_the_communicator},
       {"a rank that alone has made a call is named if the others are in another one",
        a_rank_that_alone_has_made_a_call_is_named_if_the_others_are_in_another_one},
+      {"ranks with the same trouble are named together", ranks_with_the_same_trouble_are_named_together},
       {"the clock of rank 0 is measured", the_clock_of_rank_0_is_measured},
       {"a clock that is ahead is measured and other answers are ignored",
        a_clock_that_is_ahead_is_measured_and_other_answers_are_ignored},

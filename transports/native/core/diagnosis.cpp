@@ -20,6 +20,49 @@ std::string departure_text(const RankReport& report) {
 
 constexpr const char* silence = " does not answer (is it stopped, or the link to it slow?)";
 
+//! Returns `clause`, which is about one rank, as a clause about several ranks.
+std::string about_several(std::string clause) {
+  static const std::vector<std::pair<std::string, std::string>> words{{" has not called it", " have not called it"},
+                                                                      {" has left", " have left"},
+                                                                      {" does not answer", " do not answer"},
+                                                                      {"(is it stopped", "(are they stopped"},
+                                                                      {"the link to it slow", "the links to them slow"},
+                                                                      {"(it has called", "(each has called"},
+                                                                      {"(it is in", "(each is in"}};
+  for (const auto& [one, several] : words) {
+    const auto at = clause.find(one);
+    if (at != std::string::npos) clause = clause.substr(0, at) + several + clause.substr(at + one.size());
+  }
+  return clause;
+}
+
+//! Clauses about ranks, such as "rank 3 has left". Ranks with the same clause are named together.
+class Clauses {
+ public:
+  void add(std::size_t rank, const std::string& clause) {
+    const auto same =
+        std::find_if(clauses_.begin(), clauses_.end(), [&](const auto& each) { return each.first == clause; });
+    auto& ranks =
+        same == clauses_.end() ? clauses_.emplace_back(clause, std::vector<std::int32_t>{}).second : same->second;
+    ranks.push_back(static_cast<std::int32_t>(rank));
+  }
+
+  //! The rank that was added first; -1 if there is none.
+  std::int32_t first() const { return clauses_.empty() ? -1 : clauses_.front().second.front(); }
+
+  std::string text() const {
+    std::string text;
+    for (const auto& [clause, ranks] : clauses_)
+      text.append(text.empty() ? "" : "; ")
+          .append(ranks_text(ranks))
+          .append(ranks.size() == 1 ? clause : about_several(clause));
+    return text;
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::vector<std::int32_t>>> clauses_;
+};
+
 }  // namespace
 
 std::string ranks_text(const std::vector<std::int32_t>& ranks) {
@@ -84,18 +127,16 @@ Outlook Diagnosis::outlook(std::int32_t rank, std::int32_t waits_for) const {
 
 Outlook Diagnosis::outlook_of_call() const {
   Outlook outlook;
-  std::string why;
-  const auto add = [&](std::size_t rank, const std::string& says) {
-    if (outlook.peer < 0) outlook.peer = static_cast<std::int32_t>(rank);
-    why.append(why.empty() ? "" : "; ").append(rank_text(static_cast<std::int32_t>(rank))).append(says);
-  };
+  Clauses clauses;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
     if (ranks[rank].state == CallState::not_called && !ranks[rank].is_silent())
-      add(rank, " has not called it (" + ranks[rank].text + ")");
+      clauses.add(rank, " has not called it (" + ranks[rank].text + ")");
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
-    if (ranks[rank].state == CallState::departed) add(rank, departure_text(ranks[rank]));
+    if (ranks[rank].state == CallState::departed) clauses.add(rank, departure_text(ranks[rank]));
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
-    if (ranks[rank].state != CallState::departed && ranks[rank].is_silent()) add(rank, silence);
+    if (ranks[rank].state != CallState::departed && ranks[rank].is_silent()) clauses.add(rank, silence);
+  outlook.peer = clauses.first();
+  std::string why = clauses.text();
   if (why.empty()) why = "all ranks have called it, and it did not end";
   std::vector<std::int32_t> callers;
   std::size_t elsewhere = 0;
