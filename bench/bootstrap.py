@@ -2,9 +2,9 @@
 
 Ranks are processes of this machine, forked from one that has already imported Unisono, so that Python's imports do not
 count. A rank calls `init`, and then one barrier, for which links are opened. The ranks meet in a store: "tcp", which
-rank 0 serves; "file", a new folder; or a Redis server, given by its URL. Each time is that of the slowest rank, from the
-moment at which all ranks begin. The median of the repeats is shown; stores take turns. With many more ranks than cores,
-the times include those of the system's scheduler.
+rank 0 serves; "file", a new folder; or a Redis server, given by its URL. Each time is that of the slowest rank, from
+the moment at which all ranks begin. The median of the repeats is shown; stores take turns. With many more ranks than
+cores, the times include those of the system's scheduler.
 """
 
 from __future__ import annotations
