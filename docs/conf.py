@@ -13,7 +13,7 @@ project = "Unisono"
 author = "The Unisono developers"
 release = unisono.__version__
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_click",
@@ -24,6 +24,11 @@ extensions = [
 # Links between pages may name headings up to this level, and Sphinx checks that the headings exist.
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_block"]
+
+# The tutorial is run whenever the site is built, and an exception in it is an error.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
