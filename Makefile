@@ -180,7 +180,7 @@ docs: $(STAMPS)/docs-$(KEY) ## Build the documentation into site/
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -d build/docs docs site
 
 clean: ## Remove what was built; .venv, .peers, .mpi, .torch, .jax, .cuda and .keras stay
-	rm -rf build dist site $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf build dist site jupyter_execute $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -not -path './.mpi/*' -not -path './.torch/*' \
 	  -not -path './.jax/*' -not -path './.cuda/*' -not -path './.keras/*' -prune -exec rm -rf {} +
 
