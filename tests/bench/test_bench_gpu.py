@@ -271,6 +271,8 @@ def test_finding_of_the_sanitizer_misses_its_target() -> None:
     assert verdicts({"kind": "sanitizer", "tool": "memcheck", "found": ""})[name] is True
     assert verdicts({"kind": "sanitizer", "tool": "memcheck", "found": "Invalid read"})[name] is False
     assert verdicts({"kind": "sanitizer", "tool": "memcheck", "failure": "not there"})[name] is None
+    assert verdicts({"kind": "sanitizer", "tool": "none", "found": ""})[name] is None
+    assert verdicts({"kind": "sanitizer", "tool": "none", "found": "wrong"})[name] is False
 
 
 def test_gpu_results_go_where_the_caller_or_the_machine_expects_them(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from unisono.dtypes import DTYPES
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.operations import OPERATIONS, Op
 from unisono.testing.device_double import Gpu
+from unisono.transports.cuda import ipc
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -485,3 +486,31 @@ def by_flags(executor: Any, has_flags: list[bool]) -> bool:
     with device_rank(executor, 1, flags=has_flags[executor.rank]) as rank:
         rank.check(DeviceCall())
         return rank.collectives.channels[0].by_flags
+
+
+def call_again(executor: Any) -> list[int]:
+    """Make calls on the same arrays, also after slabs have grown; return how many runs of plans each call has made."""
+    runs = list[int]()
+    with device_rank(executor, 6) as rank, pytest.MonkeyPatch.context() as patch:
+        made = list[Any]()
+        run = ipc.SegmentRun
+        patch.setattr(ipc, "SegmentRun", lambda *args: made.append(run(*args)) or made[-1])
+        call, longer = DeviceCall(count=300, dtype="int64"), DeviceCall(count=1 << 19)
+        operands, others = rank.operands(call), rank.operands(call)
+        for number, on in enumerate((operands, operands, others, operands, None, operands, operands)):
+            made.clear()
+            if on is None:
+                rank.check(longer)
+            else:
+                values = rank.gpu.view(on[0], 2400).view(np.int64)
+                values[:] = number + rank.rank  # new values in the same memory
+                rank.start(call, *on).wait(WAIT_S)
+                total = rank.values(on[1], call.count, call.dtype)
+                assert (total == executor.size * number + sum(range(executor.size))).all()
+            runs.append(len(made))
+    return runs
+
+
+def test_device_call_on_the_same_arrays_is_issued_again_without_its_plan(two: NativeRanks) -> None:
+    # The fifth call lets the slabs grow, so the sixth one has other addresses.
+    assert two.run(call_again) == [[1, 0, 1, 0, 1, 1, 0]] * 2

@@ -127,6 +127,11 @@ class Channel:
             raise InternalError(f"rank {peer} shows slab {slab.generation} and not {generation}")
         return slab
 
+    @property
+    def generation(self) -> int:
+        """The number of slabs of this rank so far."""
+        return len(self._slabs)
+
     def behind(self) -> set[int]:
         """Return the ranks that do not show the slab of the current call yet."""
         boards, generation = self._boards, len(self._slabs)

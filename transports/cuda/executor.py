@@ -19,9 +19,9 @@ by a factor are lifted into their images, and their own rank reads them there to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from unisono.algorithms.ir.binding import Shape
 from unisono.algorithms.ir.exposed_memory import exposed_blocks, readings
@@ -53,6 +53,7 @@ class Bound:
         segments: the number of segments, over which the plan runs one after the other.
         layouts: the memory of each rank.
         direct: whether ranks read each other's arrays instead of images.
+        programs: the programs of the segments, by what decides about them besides this object.
     """
 
     rank: int
@@ -61,11 +62,17 @@ class Bound:
     segments: int
     layouts: Sequence[Layout]
     direct: bool
+    programs: dict[tuple[object, ...], Program] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """The bytes of the slab that the call needs, equal on all ranks."""
         return max(layout.nbytes for layout in self.layouts)
+
+    @property
+    def has_factor(self) -> bool:
+        """Whether contributions are multiplied by a factor, which each call may change."""
+        return self.extent.op is not None and self.extent.op.factor is not None
 
     @cached_property
     def traffic(self) -> dict[int, Traffic]:
@@ -117,8 +124,23 @@ def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: i
     return Bound(rank, plans, extent, segments, of_ranks, direct)
 
 
+# The calls of a device and a channel by which a segment was issued, in order. Over flags, the same calls issue the same
+# segment again: with the same arrays, slabs and stream, only the numbers of flags differ, which the channel counts.
+Program: TypeAlias = "list[tuple[Callable[..., object], tuple[Any, ...]]]"
+
+
+def run_again(program: Program) -> None:
+    """Issue a segment as before."""
+    for function, arguments in program:
+        function(*arguments)
+
+
 class SegmentRun:
-    """The run of a plan over one segment of a call, on one stream and one channel."""
+    """The run of a plan over one segment of a call, on one stream and one channel.
+
+    Attributes:
+        program: the calls that have issued it so far.
+    """
 
     def __init__(
         self,
@@ -142,9 +164,10 @@ class SegmentRun:
         self._plan = bound.plans[bound.rank]
         self._dtype: DType = bound.extent.dtype
         self._record: _Record | None = None
+        self.program: Program = []
         channel.reserve(bound.nbytes)
         channel.show_operands(*operands)
-        device.wait(stream, channel.last)  # the channel may have been used on another stream
+        self._issue(device.wait, stream, channel.last)  # the channel may have been used on another stream
         self._fill_images()
         call = Call(signature, self._plan, Shape(bound.extent.elements, {}), (bound.extent,))
         self._lanes = [Lane(index, call, self._post) for index in range(len(self._plan.lanes))]
@@ -169,7 +192,11 @@ class SegmentRun:
 
     def stop_issuing(self) -> None:
         """Issue nothing more. The work issued so far is the channel's last use."""
-        self._device.record(self._channel.last, self._stream)
+        self._issue(self._device.record, self._channel.last, self._stream)
+
+    def _issue(self, function: Callable[..., object], *arguments: Any) -> None:
+        function(*arguments)
+        self.program.append((function, arguments))
 
     def waits_for(self) -> set[int]:
         """Return the peers whose flags this run waits for."""
@@ -181,9 +208,9 @@ class SegmentRun:
         for place in self._own.images(Buffer.INPUT, self._segment):
             own, image = self._operands[Buffer.INPUT] + place.offset, self._channel.slab(self._rank) + place.image
             if op is not None and op.factor is not None:
-                self._device.lift(image, own, place.elements, self._dtype, op, self._stream)
+                self._issue(self._device.lift, image, own, place.elements, self._dtype, op, self._stream)
             else:
-                self._device.copy(image, own, place.elements * self._dtype.itemsize, self._stream)
+                self._issue(self._device.copy, image, own, place.elements * self._dtype.itemsize, self._stream)
 
     @property
     def _rank(self) -> int:
@@ -219,7 +246,7 @@ class SegmentRun:
 
     def post_signal(self, step: Signal) -> Posted | None:
         if self._channel.by_flags:
-            self._channel.raise_flag(step.peer, self._stream)
+            self._issue(self._channel.raise_flag, step.peer, self._stream)
             return None
         # All signals of a group share one record.
         if self._record is None:
@@ -237,7 +264,7 @@ class SegmentRun:
             PeerLostError: `peer` has left.
         """
         if self._channel.by_flags:
-            self._channel.await_flag(peer, self._stream)
+            self._issue(self._channel.await_flag, peer, self._stream)
             return True
         had_left = self._channel.has_left(peer)
         mark = self._channel.follow(peer, self._stream)
@@ -280,7 +307,7 @@ class SegmentRun:
     def _copy(self, dst: Span, sources: Sequence[int]) -> None:
         for (place, target), source in zip(self._written(dst), sources, strict=True):
             if target != source:
-                self._device.copy(target, source, place.elements * self._dtype.itemsize, self._stream)
+                self._issue(self._device.copy, target, source, place.elements * self._dtype.itemsize, self._stream)
             self._update_image(place, target)
 
     def _reduce(self, dst: Span, sources: Sequence[Sequence[int]], lower: bool) -> None:
@@ -288,13 +315,15 @@ class SegmentRun:
         assert op is not None, "the verifier and the contracts of collectives ensure it"
         op = op if lower else _unlowered(op)
         for (place, target), *operands in zip(self._written(dst), *sources, strict=True):
-            self._device.reduce(target, operands, place.elements, self._dtype, op, self._plan.size, self._stream)
+            self._issue(
+                self._device.reduce, target, operands, place.elements, self._dtype, op, self._plan.size, self._stream
+            )
             self._update_image(place, target)
 
     def _update_image(self, place: Place, target: int) -> None:
         if place.image >= 0 and place.buffer is Buffer.OUTPUT:
             image = self._channel.slab(self._rank) + place.image
-            self._device.copy(image, target, place.elements * self._dtype.itemsize, self._stream)
+            self._issue(self._device.copy, image, target, place.elements * self._dtype.itemsize, self._stream)
 
 
 class _Record:

@@ -9,6 +9,9 @@ Calls. A call runs a plan over mapped memory, by one of the algorithms that CPUs
 operation is done as soon as all its work is in the stream, long before the device has done it. The thread that polls
 drives it. Calls are issued one after the other, in the order in which they were started.
 
+Programs. Over flags, the driver calls that issue a segment are kept. A later call on the same arrays makes them again
+without its plan.
+
 Slabs. Memory that is not exported is copied through slabs. A call that does not fit into a slab runs over segments, on
 two channels alternately. Odd segments have a stream of their own, so that copies of one segment overlap with kernels of
 another.
@@ -43,7 +46,7 @@ from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Stream, is_over
-from unisono.transports.cuda.executor import ABLE, Bound, SegmentRun, bind
+from unisono.transports.cuda.executor import ABLE, Bound, Program, SegmentRun, bind, run_again
 from unisono.transports.cuda.peer_exchange import PeerExchange
 from unisono.transports.executors.plan_checks import check_plan, check_reads
 from unisono.transports.executors.polling import pauses_of_polling, wait_by_polling
@@ -57,6 +60,8 @@ _FIRST_SLAB_NBYTES = 2 << 20
 _ONE_SHOT_NBYTES = 1 << 20
 # The pause between two looks for failures while the device works.
 _WATCH_S = 0.01
+# The most programs that are kept of a bound call.
+_MOST_PROGRAMS = 64
 # The most bound calls that are kept.
 _MOST_BOUND = 256
 
@@ -378,6 +383,7 @@ class DeviceOperation:
         self._operands = operands
         self._stream = stream
         self._streams: list[Stream] = []
+        self._keys: dict[int, tuple[object, ...]] = {}  # by channel, of the running segments
         self._next = 0  # the first segment that has not been begun
         self._running: dict[int, SegmentRun] = {}  # by channel
         self._finished = False
@@ -433,28 +439,48 @@ class DeviceOperation:
 
     def _begin_segments(self) -> bool:
         """Begin the next segment if its channel is free; return whether it was begun."""
-        channel = self._next % len(self._streams)
-        if self._next == self.bound.segments or channel in self._running:
+        index = self._next % len(self._streams)
+        if self._next == self.bound.segments or index in self._running:
             return False
-        self._running[channel] = SegmentRun(
+        channel, stream = self._owner.channels[index], self._streams[index]
+        key = self._next, self._operands, stream, channel.generation
+        self._next += 1
+        if channel.by_flags and (program := self.bound.programs.get(key)) is not None:
+            try:
+                run_again(program)
+            except BaseException:
+                with suppress(UnisonoError):
+                    self._owner.device.record(channel.last, stream)
+                raise
+            return True
+        self._keys[index] = key
+        self._running[index] = SegmentRun(
             self.bound,
             self._signature,
-            self._next,
+            self._next - 1,
             self._operands,
             self._owner.executor.members,
             self._owner.device,
-            self._owner.channels[channel],
-            self._streams[channel],
+            channel,
+            stream,
         )
-        self._next += 1
         return True
 
     def _end_segments(self) -> bool:
         """Continue the running segments; return whether one has ended."""
         ended = [channel for channel, run in self._running.items() if run.advance()]
         for channel in ended:
-            del self._running[channel]
+            self._keep_program(self._keys.pop(channel), self._running.pop(channel).program)
         return bool(ended)
+
+    def _keep_program(self, key: tuple[object, ...], program: Program) -> None:
+        """Keep the program of a segment for the next call on the same arrays."""
+        programs = self.bound.programs
+        if self.bound.has_factor:
+            return  # each call may have another one
+        if len(programs) >= _MOST_PROGRAMS:
+            programs.clear()
+        programs[key] = program
 
     def _drive(self) -> None:
         deadline = time.monotonic() + self._timeout_s
