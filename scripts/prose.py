@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Print, file by file, the sentences of docstrings and comments that a reader may stumble over.
+"""Print, file by file, the sentences of docstrings, comments and pages that a reader may stumble over.
 
 A sentence is printed if it has more than 30 words, or if it begins with a free relative ("what is ...", "whoever ...")
 instead of a subject. This is something to look at while writing; no check depends on it.
 
-    python scripts/prose.py collectives transports/links
+    python scripts/prose.py collectives transports/links docs/tuning.md
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MOST_WORDS = 30
@@ -22,6 +22,21 @@ _WITHOUT_SUBJECT = re.compile(
     r"(what|whoever|whatever|whichever|those (that|who|which|of)|that which|likewise)\b", re.IGNORECASE
 )
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.:;?!])\s+(?=[A-Z`(])")
+
+
+def paragraphs_of_page(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each paragraph and list item of a Markdown page, without code and tables."""
+    without_code = re.sub(
+        r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), source, flags=re.DOTALL | re.MULTILINE
+    )
+    lines = [("" if line.startswith(("|", "<!--", "    ")) else line) for line in without_code.splitlines()]
+    block: list[str] = []
+    for number, line in enumerate([*lines, ""], start=1):
+        if block and (not line.strip() or re.match(r"(- |#|\d+\. )", line)):
+            yield number - len(block), re.sub(r"\]\([^)]*\)", "]", " ".join(block))
+            block = []
+        if line.strip():
+            block.append(line.strip())
 
 
 def paragraphs(source: str) -> Iterator[tuple[int, str]]:
@@ -51,29 +66,34 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
         yield first, " ".join(block)
 
 
-def hard_sentences(source: str) -> list[tuple[int, int, str]]:
-    """Return the line, the number of words and the text of each sentence that is long or has no subject."""
-    sentences = [(line, text) for line, paragraph in paragraphs(source) for text in _BETWEEN_SENTENCES.split(paragraph)]
+def hard_sentences(texts: Iterable[tuple[int, str]]) -> list[tuple[int, int, str]]:
+    """Return the line, the number of words and the text of each sentence that is long or has no subject.
+
+    `texts` are paragraphs, each with its line.
+    """
+    sentences = [(line, text) for line, paragraph in texts for text in _BETWEEN_SENTENCES.split(paragraph)]
     counted = [(line, len(text.split()), text) for line, text in sentences]
     return [each for each in counted if each[1] > MOST_WORDS or _WITHOUT_SUBJECT.match(each[2])]
 
 
 def main() -> None:
     """Print the hard sentences of the folders or files that the command line names, and how many there are."""
-    paths = [path for name in sys.argv[1:] or ["."] for path in _python_files(Path(name))]
+    paths = [path for name in sys.argv[1:] or ["."] for path in _files(Path(name))]
     total = 0
     for path in sorted(paths):
-        sentences = hard_sentences(path.read_text(encoding="utf-8"))
+        read = paragraphs if path.suffix == ".py" else paragraphs_of_page
+        sentences = hard_sentences(read(path.read_text(encoding="utf-8")))
         total += len(sentences)
         for line, words, text in sentences:
             sys.stdout.write(f"{path}:{line}: {words} words: {text}\n")
     sys.stdout.write(f"{total} sentences in {len(paths)} files\n")
 
 
-def _python_files(path: Path) -> list[Path]:
+def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    return [file for file in path.rglob("*.py") if file.resolve() == file.absolute() and ".venv" not in file.parts]
+    files = [*path.rglob("*.py"), *path.rglob("*.md")]
+    return [file for file in files if file.resolve() == file.absolute() and ".venv" not in file.parts]
 
 
 if __name__ == "__main__":

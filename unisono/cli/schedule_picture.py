@@ -18,8 +18,8 @@ from unisono.algorithms.ir.plan import Plan
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours without yellow and black, which are hard to see on a light and on a dark page.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# After Okabe and Ito, for people who confuse red and green. Each can be seen on a light and on a dark page.
+COLOURS = ("#1a85c4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MOST_INCHES = 300.0
 _LABEL_AT = 0.3  # the distance of a label from the source of its arrow, in ranks
 
