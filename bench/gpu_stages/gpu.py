@@ -119,7 +119,7 @@ class Clock:
         self._gpu = gpu
         self._driver = driver = Driver()
         self._context = driver("cuDevicePrimaryCtxRetain", 0)
-        with self._current():
+        with self.current():
             self._start, self._stop = driver("cuEventCreate", 0), driver("cuEventCreate", 0)
         self._flush = [gpu.device.allocate(flush_nbytes) for _ in range(2)]
         self._copy_ms: float | None = None
@@ -129,7 +129,7 @@ class Clock:
 
         The L2 cache is emptied before. Copies hold up the stream for about `held_ms`, so that the host gets ahead.
         """
-        with self._current():
+        with self.current():
             for _ in range(1 + math.ceil(held_ms / self._time_of_copy(stream)) if held_ms else 1):
                 self._copy(stream)
             self._driver("cuEventRecord", self._start, stream)
@@ -137,7 +137,7 @@ class Clock:
             return self._elapsed(stream)
 
     @contextlib.contextmanager
-    def _current(self) -> Iterator[None]:
+    def current(self) -> Iterator[None]:
         """Make the context current in this thread."""
         self._driver("cuCtxPushCurrent", self._context)
         try:

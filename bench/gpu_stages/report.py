@@ -19,7 +19,8 @@ from unisono.program import begin
 _MET = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]not measured[/]"}
 
 
-_KINDS = ("machine", "probe", "kernel", "allreduce")
+_KINDS = ("machine", "probe", "kernel", "variant", "allreduce")
+_VARIANT = ("dtype", "k", "nbytes", "hints")
 _CASE = ("placement", "ranks", "nbytes")
 
 
@@ -32,6 +33,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
         _plain("What works", by_kind["probe"], ("name", "usable", "detail")),
         _plain("Stages", document["stages"], ("name", "seconds", "ended")),
         _pivot("Reductions, GB/s", by_kind["kernel"], ("dtype", "k", "nbytes"), "contender", _bandwidth),
+        _pivot("Variants of reductions, GB/s, by waves", by_kind["variant"], _VARIANT, "waves", _bandwidth),
         _pivot("Allreduce float32, µs", by_kind["allreduce"], _CASE, "library", _time),
         _pivot("Allreduce float32 on the device, µs", by_kind["allreduce"], _CASE, "library", _device_time),
         _pivot("Allreduce float32 until issued, µs", by_kind["allreduce"], _CASE, "library", _host_time),
@@ -68,7 +70,7 @@ def _pivot(
 ) -> Table:
     """Return a table with a row for each case, and a column for each value of `across`."""
     columns = list(dict.fromkeys(record[across] for record in records if "failure" not in record))
-    table = Table(*case, *columns, title=title, title_justify="left")
+    table = Table(*case, *map(str, columns), title=title, title_justify="left")
     rows: dict[tuple[Any, ...], dict[str, str]] = {}
     for record in records:
         row = rows.setdefault(tuple(record[name] for name in case), {})
@@ -85,7 +87,7 @@ def _failures(records: Sequence[Record]) -> list[Record]:
     failures: dict[tuple[str, str], Record] = {}
     for record in records:
         if "failure" in record:
-            who = str(record.get("contender") or record.get("library") or record.get("tool"))
+            who = str(record.get("contender") or record.get("library") or record.get("tool") or record["kind"])
             failures.setdefault((who, record["failure"]), {"what": who, "failure": record["failure"]})
     return list(failures.values())
 

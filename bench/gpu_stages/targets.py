@@ -33,11 +33,12 @@ def outcomes(records: Sequence[Record]) -> list[Outcome]:
     """Return the outcome of each target."""
     measured = [record for record in records if "failure" not in record]
     kernels = [record for record in measured if record["kind"] == "kernel"]
+    variants = [record for record in measured if record["kind"] == "variant"]
     allreduces = [record for record in measured if record["kind"] == "allreduce"]
     tests = [record for record in records if record["kind"] == "test"]
     return [
         _all("tests on the GPU pass", [_verdict(test) for test in tests]),
-        _all("kernels give the results of the definition", [_rightness(kernel) for kernel in kernels]),
+        _all("kernels give the results of the definition", [_rightness(kernel) for kernel in (*kernels, *variants)]),
         *(_fraction(kernels, dtype) for dtype in FRACTIONS),
         _all("compute-sanitizer finds nothing", [_sanity(record) for record in measured if _is_sanity(record)]),
         _faster(

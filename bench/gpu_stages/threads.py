@@ -47,7 +47,7 @@ HELD_TIMES = 2.0
 class Rank:
     """One thread's rank: its device, stream and array."""
 
-    def __init__(self, executor: GenericExecutor, largest_nbytes: int) -> None:
+    def __init__(self, executor: GenericExecutor, largest_nbytes: int, held_nbytes: int) -> None:
         self.gpu = Gpu()
         self.rank, self.size = executor.rank, executor.size
         self.device: CudaDevice = self.gpu.device
@@ -56,7 +56,7 @@ class Rank:
             raise RuntimeError(self._collectives.refusal)
         self._stream, self._event = self.device.new_stream(), self.device.new_event()
         self._array = self.gpu.empty(largest_nbytes // DTYPE.itemsize, np.dtype(np.float32))
-        self._clock = Clock(self.gpu, HELD_NBYTES) if self.rank == 0 else None
+        self._clock = Clock(self.gpu, held_nbytes) if self.rank == 0 else None
 
     def fill(self) -> None:
         """Write the rank's number into every element."""
@@ -166,10 +166,11 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", type=parse_sizes, default=parse_sizes("1K:1G:16,16M,256M"))
     parser.add_argument("--calls", type=int, default=100)
+    parser.add_argument("--held", type=int, default=HELD_NBYTES, help="the bytes of a copy that holds up the device")
     options = parser.parse_args()
     executors = [GenericExecutor(transport) for transport in LocalNetwork(options.ranks).transports]
     with ThreadPoolExecutor(options.ranks) as pool:
-        ranks = list(pool.map(lambda executor: Rank(executor, max(options.sizes)), executors))
+        ranks = list(pool.map(lambda executor: Rank(executor, max(options.sizes), options.held), executors))
         for nbytes in options.sizes:
             for algorithm in ALGORITHMS:
                 if algorithm == "two_shot" or nbytes <= MOST_ONE_SHOT_NBYTES:

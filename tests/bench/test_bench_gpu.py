@@ -79,6 +79,15 @@ def test_gpu_kernels_stage_records_copies_torch_and_cupy_beside_unisono(tmp_path
 
 
 @pytest.mark.usefixtures("on_double")
+def test_gpu_variants_stage_records_cache_hints_and_waves(tmp_path: Path) -> None:
+    found = records(run_stages("variants", tmp_path / "results.json"), "variant")
+    assert {(each["hints"], each["waves"]) for each in found} == {
+        (hints, waves) for hints in ("plain", "cache hints") for waves in (1, 2, 4, 0)
+    }
+    assert all(each["wrong"] == "" for each in found)
+
+
+@pytest.mark.usefixtures("on_double")
 def test_gpu_threads_stage_measures_ranks_that_are_threads(tmp_path: Path) -> None:
     document = run_stages("threads-2", tmp_path / "results.json")
     found = records(document, "allreduce")

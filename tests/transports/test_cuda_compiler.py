@@ -128,6 +128,17 @@ def test_every_reduction_is_compiled_without_spills(op: str, machine: str) -> No
 
 
 @needs_nvrtc
+@needs_disassembler
+@pytest.mark.parametrize("machine", MACHINES)
+def test_cache_hints_keep_as_many_loads_under_way(machine: str, tmp_path: Path) -> None:
+    plain = reduction(DTYPES["float32"], OPERATIONS["sum"], 2)
+    compiled = compile_kernel(Kernel(plain.name, "#define UNISONO_CACHE_HINTS 1\n" + plain.source), machine)
+    assert_fits(compiled.log)
+    instructions = disassembled(compiled.code, tmp_path)
+    assert loads_under_way(instructions) >= least_loads("float32", 2, machine)
+
+
+@needs_nvrtc
 def test_kernel_for_newer_gpus_is_compiled_to_ptx() -> None:
     text = compile_kernel(SMALL, "compute_100").code.decode()
     assert ".target sm_100" in text

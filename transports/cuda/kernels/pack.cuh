@@ -23,13 +23,37 @@ struct Lanes {
   T values[n];
 };
 
+// Whether loads and stores pass the caches by: nothing is read twice. The benchmark on a GPU measures both.
+#ifndef UNISONO_CACHE_HINTS
+#define UNISONO_CACHE_HINTS 0
+#endif
+
 // The compiler knows nothing about an address that was read from memory. Loads are faster if it knows that the address
 // is in global memory.
 inline Pack load_pack(const void* from, uint64_t i) {
+#if UNISONO_CACHE_HINTS
+  Pack pack;
+  asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pack.words[0]), "=r"(pack.words[1]), "=r"(pack.words[2]), "=r"(pack.words[3])
+               : "l"(static_cast<const Pack*>(from) + i)
+               : "memory");
+  return pack;
+#else
   __builtin_assume(__isGlobal(from));
   return static_cast<const Pack*>(from)[i];
+#endif
 }
-inline void store_pack(void* to, uint64_t i, const Pack& pack) { static_cast<Pack*>(to)[i] = pack; }
+inline void store_pack(void* to, uint64_t i, const Pack& pack) {
+#if UNISONO_CACHE_HINTS
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(static_cast<Pack*>(to) + i), "r"(pack.words[0]), "r"(pack.words[1]), "r"(pack.words[2]),
+                 "r"(pack.words[3])
+               : "memory");
+#else
+  static_cast<Pack*>(to)[i] = pack;
+#endif
+}
 
 inline uint64_t thread_of_grid() { return static_cast<uint64_t>(blockIdx.x) * block_threads + threadIdx.x; }
 inline uint64_t threads_of_grid() { return static_cast<uint64_t>(gridDim.x) * block_threads; }
