@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from sphinx.application import Sphinx
+
 import unisono
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
@@ -52,3 +55,15 @@ html_show_sphinx = False
 html_copy_source = False
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
+
+
+def draw_dashes(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Write a dash between an argument and its description, which smart quotes would do."""
+    for text in list(doctree.findall(nodes.Text)):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" – "))
+
+
+def setup(app: Sphinx) -> None:
+    """Register the functions of this file."""
+    app.connect("doctree-resolved", draw_dashes)
