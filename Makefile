@@ -78,8 +78,9 @@ tensorflow: $(STAMPS)/dev-$(KEY) ## Test what works with TensorFlow, which is in
 torch-own-tests: $(STAMPS)/torch-$(KEY) ## Run torch's own tests of backends over Unisono and over Gloo, and compare
 	@$(BIN)/python scripts/torch_own_tests.py
 
-horovod-own-tests: $(STAMPS)/torch-$(KEY) ## Run Horovod's own tests for torch over unisono.compat.horovod
+horovod-own-tests: $(STAMPS)/torch-$(KEY) ## Run Horovod's own tests over unisono.compat.horovod; make tensorflow comes first
 	@$(BIN)/python scripts/horovod_own_tests.py
+	@$(BIN)/python scripts/horovod_own_tests.py tensorflow
 
 jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, so that the tests of JAX arrays run
 

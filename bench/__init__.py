@@ -12,7 +12,8 @@ Programs, each `python -m unisono.bench.NAME`:
   `memory.py`: the memory of a rank for its peers. `leaks.py`: what long use leaves behind.
 - `curves.py`: pictures of saved results, for the README and the site.
 - `decision.py`: the cost of the decision at call time. `overlap.py`: calls during computing.
-- `gradients.py`: exposed communication of gradients. `ddp.py`: training steps of DDP. `torch_calls.py`: calls of torch.
+- `gradients.py`: exposed communication of gradients. `ddp.py`, `horovod_itself.py`: training
+  steps of DDP and of Horovod. `torch_calls.py`: calls of torch.
   `jax_calls.py`: calls in programs of JAX.
 - `faults.py`: faults planted in jobs, and which sources name the culprit. `campaign.py`, `trial_ranks.py`: seeded
   faults, and latencies.

@@ -59,36 +59,43 @@ def _measure_rank(world: un.Communicator, url: str, layers: int, rounds: int) ->
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.size))
     dist.init_process_group("unisono", init_method=url, rank=world.rank, world_size=world.size)
     groups = {backend: dist.new_group(list(range(world.size)), backend=backend) for backend in BACKENDS}
-    models = {backend: _parallel(_model(layers), group) for backend, group in groups.items()}
-    engine = _model(layers)
+    models = {backend: _parallel(new_model(layers), group) for backend, group in groups.items()}
+    engine = new_model(layers)
     optimizer = un.torch.DistributedOptimizer(torch.optim.SGD(engine.parameters(), lr=0.0), world)
     hvd.init(comm=world)
-    by_name = _model(layers)
+    by_name = new_model(layers)
     averaging = hvd.DistributedOptimizer(torch.optim.SGD(by_name.parameters(), lr=0.0), by_name.named_parameters())
-    steps: dict[str, Callable[[], None]] = {name: partial(_step, model) for name, model in models.items()}
+    steps: dict[str, Callable[[], None]] = {name: partial(step, model) for name, model in models.items()}
 
     def alone() -> None:
         with models["unisono"].no_sync():
-            _step(models["unisono"])
+            step(models["unisono"])
 
-    steps["engine"] = lambda: _step(engine, optimizer.synchronize)
-    steps["horovod"] = lambda: _step(by_name, averaging.synchronize)
+    steps["engine"] = lambda: step(engine, optimizer.synchronize)
+    steps["horovod"] = lambda: step(by_name, averaging.synchronize)
     steps["alone"] = alone
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(_WARM_UPS + rounds):
-        for name, step in steps.items():
-            world.barrier()
-            began = time.perf_counter()
-            step()
-            taken[name].append((time.perf_counter() - began) * 1e3)
+    taken = times_of(steps, world.barrier, rounds)
     optimizer.close()
     hvd.shutdown()
     dist.destroy_process_group()
+    return taken
+
+
+def times_of(steps: dict[str, Callable[[], None]], barrier: Callable[[], object], rounds: int) -> dict[str, float]:
+    """Return the medians ``…_ms`` and the minima ``best_…_ms`` of steps, of which each round makes one of each name."""
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(_WARM_UPS + rounds):
+        for name, make_step in steps.items():
+            barrier()
+            began = time.perf_counter()
+            make_step()
+            taken[name].append((time.perf_counter() - began) * 1e3)
     medians = {f"{name}_ms": median(times[_WARM_UPS:]) for name, times in taken.items()}
     return {**medians, **{f"best_{name}_ms": min(times[_WARM_UPS:]) for name, times in taken.items()}}
 
 
-def _model(layers: int) -> Any:
+def new_model(layers: int) -> Any:
+    """Return a transformer; the same on all ranks."""
     import torch
 
     torch.manual_seed(0)
@@ -102,7 +109,8 @@ def _parallel(model: Any, group: Any) -> Any:
     return torch.nn.parallel.DistributedDataParallel(model, process_group=group)
 
 
-def _step(model: Any, synchronize: Callable[[], None] = lambda: None) -> None:
+def step(model: Any, synchronize: Callable[[], None] = lambda: None) -> None:
+    """Compute the gradients of a model, wait for their averages, and reset them."""
     import torch
 
     model(torch.ones(1, _TOKENS, _WIDTH)).sum().backward()

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from unisono.compat.horovod import objects
-from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.tensorflow.calls import broadcast_all
 from unisono.frameworks.tensorflow.sessions import BroadcastGlobalVariablesHook as _Hook
@@ -27,13 +26,10 @@ def broadcast_variables(
 
     Returns:
         None in eager mode. In a graph, the operation that copies.
-
-    Raises:
-        ArgumentError: there are no variables.
     """
     listed = list(variables)
     if not listed:
-        raise ArgumentError("there are no variables to copy: a model has them after it has been built")
+        return None if tf.executing_eagerly() else tf.no_op()
     copies = broadcast_all([tf.convert_to_tensor(each) for each in listed], root_rank, None, process_set)
     assigned = [variable.assign(copy) for variable, copy in zip(listed, copies, strict=True)]
     return None if tf.executing_eagerly() else tf.group(*assigned)
