@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from unisono.launchers.launch import Pool
 torch = pytest.importorskip("torch", reason="make torch installs what these tests need")
 pytest.importorskip("torch._dynamo")  # optimizers import it; so the ranks, which are forked, need not
 
-from unisono.compat.horovod import job  # noqa: E402
+from unisono.compat.horovod import elastic, job  # noqa: E402
+from unisono.compat.horovod.entries import as_internal  # noqa: E402
 from unisono.compat.horovod.errors import (  # noqa: E402
     ArgumentError,
     DuplicateNameError,
@@ -294,6 +296,16 @@ def test_a_lost_rank_is_an_internal_error_whose_cause_names_it(tmp_path: Path) -
         un.launch(lose_a_rank, 3, str(tmp_path), timeout_s=DEADLINE_S, on_output=lambda *_: None)
     for rank in (0, 2):
         assert (tmp_path / str(rank)).read_text().startswith("PeerLostError: PeerLostError: rank 1 died")
+
+
+def test_a_rank_that_is_lost_during_a_commit_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grow() -> None:
+        raise un.PeerLostError("rank 1 died")
+
+    running = SimpleNamespace(world=SimpleNamespace(grow=grow), calls=SimpleNamespace(explain=as_internal))
+    monkeypatch.setattr(job, "_job", running)
+    with pytest.raises(HorovodInternalError, match="PeerLostError: rank 1 died"):
+        elastic.ObjectState(lambda x: x, lambda: 0, epoch=1).commit()
 
 
 # --- wrong arguments --------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from unisono.compat.horovod.errors import (
     NameMismatchError,
     StalledError,
 )
-from unisono.errors import UsageError
+from unisono.errors import UnisonoError, UsageError
 
 Result = TypeVar("Result")
 
@@ -68,6 +68,7 @@ class State:
 
         Raises:
             HostsUpdatedInterrupt: processes have joined; `run` catches it.
+            HorovodInternalError: a rank was lost; `run` catches it, too.
         """
         self.save()
         self.check_host_updates()
@@ -175,6 +176,8 @@ def _admitted() -> bool:
         grown = world.grow()
     except UsageError:  # the job has no place where processes could wait
         return False
+    except UnisonoError as error:  # a rank was lost
+        job.raise_explained(error)
     if grown is world:
         return False
     job.adopt(grown)

@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from weakref import WeakValueDictionary
 
 from unisono import Communicator, Options, init as init_world
@@ -196,6 +196,12 @@ def running() -> Job:
     if _job is None:
         raise UsageError("Horovod has not been initialized; use hvd.init()")
     return _job
+
+
+def raise_explained(error: UnisonoError) -> NoReturn:
+    """Raise the error of Horovod for an error of a communicator of the job."""
+    explained = running().calls.explain(error)
+    raise explained from explained.__cause__
 
 
 def register_optimizer(optimizer: Steps, signature: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from unisono import Communicator, GradientReducer
 from unisono.compat.horovod import job
@@ -89,10 +89,4 @@ class JobReducer:
                 try:
                     self.opened().finish()
                 except UnisonoError as error:
-                    raise_explained(error)
-
-
-def raise_explained(error: UnisonoError) -> NoReturn:
-    """Raise the error of Horovod for an error of a communicator of the job."""
-    explained = job.running().calls.explain(error)
-    raise explained from explained.__cause__
+                    job.raise_explained(error)

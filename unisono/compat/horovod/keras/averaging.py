@@ -12,7 +12,7 @@ from unisono.compat.horovod.arguments import check_groups, gradient_op
 from unisono.compat.horovod.compression import Compressor, HalfCompressor, NoneCompressor
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet
-from unisono.compat.horovod.reducers import JobReducer, raise_explained
+from unisono.compat.horovod.reducers import JobReducer
 from unisono.errors import UnisonoError
 
 
@@ -90,7 +90,7 @@ class Averaging:
                         opened.ready(f"gradient {place}", gradient)
                 averages = opened.finish()
             except UnisonoError as error:
-                raise_explained(error)
+                job.raise_explained(error)
             finally:
                 reducer.end_step()
         return [averages.get(f"gradient {place}") for place in range(len(gradients))]

@@ -7,11 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from unisono.compat.horovod import job
 from unisono.compat.horovod.arguments import Adasum, check_groups, gradient_op
 from unisono.compat.horovod.compression import Compressor, HalfCompressor, NoneCompressor
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
-from unisono.compat.horovod.reducers import JobReducer, raise_explained
+from unisono.compat.horovod.reducers import JobReducer
 from unisono.compat.horovod.tensorflow.calls import allreduce, grouped_allreduce, size_op
 from unisono.errors import UnisonoError
 from unisono.frameworks.tensorflow.training import averaged, step
@@ -144,7 +145,7 @@ class Averaging:
                     reducer.begin_step()
                     return step(opened, places, arrays)
                 except UnisonoError as error:
-                    raise_explained(error)
+                    job.raise_explained(error)
                 finally:
                     reducer.end_step()
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from unisono.compat.horovod import job
 from unisono.compat.horovod.arguments import Average, Sum
 from unisono.compat.horovod.compression import Compressor
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet
-from unisono.compat.horovod.reducers import JobReducer, raise_explained
+from unisono.compat.horovod.reducers import JobReducer
 from unisono.compat.horovod.torch.calls import sparse_allreduce_async
 from unisono.compat.horovod.torch.compression import Compression
 from unisono.errors import UnisonoError
@@ -106,7 +107,7 @@ class Averaging:
                     reducer.ready(_PLACEHOLDER, np.zeros(1, np.float32))
                 reduced = reducer.finish()
             except UnisonoError as error:
-                raise_explained(error)
+                job.raise_explained(error)
             finally:
                 self._reducer.end_step()
             for name, gradient in reduced.items():
@@ -157,7 +158,7 @@ class Averaging:
                 try:
                     self._pass(name, parameter)
                 except UnisonoError as error:
-                    raise_explained(error)
+                    job.raise_explained(error)
 
     def _pass(self, name: str, parameter: Any) -> None:
         """Pass the gradient of a parameter to the reducer, and note who takes the average."""
