@@ -32,9 +32,14 @@ def inline_svg(figure: Figure, description: str) -> nodes.raw:
     written = io.StringIO()
     with matplotlib.rc_context(curves.SVG):
         figure.savefig(written, format="svg", metadata={"Date": None})
-    svg = re.search(r"<svg.*</svg>", written.getvalue(), re.DOTALL)
+    return inline_text(written.getvalue(), description, figure.get_figwidth())
+
+
+def inline_text(written: str, description: str, inches: float) -> nodes.raw:
+    """Return a picture in the text of an SVG file for an HTML page, at most so many inches wide."""
+    svg = re.search(r"<svg.*</svg>", written, re.DOTALL)
     assert svg is not None
-    attributes = f'role="img" aria-label="{description}" style="max-width: {figure.get_figwidth() * PIXELS:.0f}px"'
+    attributes = f'role="img" aria-label="{description}" style="max-width: {inches * PIXELS:.0f}px"'
     text = svg[0].replace(INK, "currentColor").replace("<svg ", f"<svg {attributes} ", 1)
     return nodes.raw("", f'<div class="drawing">{text}</div>', format="html")
 
@@ -128,6 +133,15 @@ class Waiting(SphinxDirective):
         return [inline_svg(figures.waiting(INK), "Ranks 0 and 2 wait in each allreduce for rank 1, which is slow")]
 
 
+class GradientSteps(SphinxDirective):
+    """Trains on two ranks, and shows the picture that `GradientReducer.draw` makes of the last steps."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the picture."""
+        description = "Three steps: buckets are reduced while further gradients become ready"
+        return [inline_text(figures.gradient_steps(INK), description, 10)]
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     app.add_directive("plans", Plans)
@@ -136,4 +150,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("predictions", Predictions)
     app.add_directive("layers", Layers)
     app.add_directive("waiting", Waiting)
+    app.add_directive("gradient-steps", GradientSteps)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

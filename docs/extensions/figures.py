@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,3 +154,25 @@ def _timeline(world: un.Communicator) -> list[tuple[str, float, float]]:
         world.allreduce(vector, out=vector)
         timeline += [("compute", start, computed), ("allreduce", computed, time.monotonic())]
     return timeline
+
+
+def gradient_steps(ink: str) -> str:
+    """Train on two ranks over TCP, and return the picture of the last steps, as `GradientReducer.draw` writes it."""
+    return str(un.launch(_draw_steps, 2, ink, timeout_s=60, options=un.Options(transports="tcp"))[0])
+
+
+def _draw_steps(world: un.Communicator, ink: str) -> str:
+    import matplotlib
+
+    parts = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    style = {**curves.SVG, **dict.fromkeys(parts, ink), "savefig.facecolor": "none", "axes.facecolor": "none"}
+    names = [f"layer {number}" for number in range(6)]
+    with un.GradientReducer(world, bucket_nbytes=1 << 20, timeline=True) as reducer, TemporaryDirectory() as folder:
+        for _ in range(8):
+            for name in reversed(names):
+                time.sleep(COMPUTE_S / 4)
+                reducer.ready(name, np.ones(1 << 18, np.float32))
+            reducer.finish()
+        with matplotlib.rc_context(style):
+            reducer.draw(Path(folder, "steps.svg"))
+        return Path(folder, "steps.svg").read_text(encoding="utf-8")
