@@ -380,7 +380,8 @@ static int cu_mem_free_host(void* address) {
 
 static int cu_mem_host_register(void* address, size_t nbytes, unsigned flags) {
   ENTER_UNSAFE("cuMemHostRegister")
-  CHECK(number(address) % 4096 == 0 && nbytes != 0 && flags == 2, invalid_value)  // it is mapped for the device
+  // Whole pages, mapped for the device.
+  CHECK(number(address) % 4096 == 0 && nbytes % 4096 == 0 && nbytes != 0 && flags == 2, invalid_value)
   CHECK(whole_of(number(address)) == state().memory.end(), already_registered)
   state().memory[number(address)] = {nbytes, -1, Kind::registered};
   return success;

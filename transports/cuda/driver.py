@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import mmap
 import os
 import secrets
 import struct
@@ -194,13 +195,14 @@ class CudaDevice:
         return self._has_flags
 
     def new_flags(self, count: int) -> Flags:
-        return self._mapped(HostMemory.new(8 * count))
+        return self._mapped(HostMemory.new(-(-8 * count // mmap.PAGESIZE) * mmap.PAGESIZE), count)
 
     def export_flags(self, flags: Flags) -> bytes:
         return self._flags[flags.address].memory.handle(flags.count).pack()
 
     def open_flags(self, handle: bytes) -> Flags:
-        return self._mapped(HostMemory.opened(Handle.unpack(handle)))
+        unpacked = Handle.unpack(handle)
+        return self._mapped(HostMemory.opened(unpacked), unpacked.number)
 
     def end_flags(self, flags: Flags) -> None:
         mapped = self._flags.pop(flags.address)
@@ -218,7 +220,7 @@ class CudaDevice:
         for index in range(flags.count):
             words[index] = RELEASED
 
-    def _mapped(self, memory: HostMemory) -> Flags:
+    def _mapped(self, memory: HostMemory, count: int) -> Flags:
         """Let the device use flags in memory that processes of this host share."""
         api, nbytes = self._driver.api, len(memory.view)
         try:
@@ -228,7 +230,7 @@ class CudaDevice:
             memory.close()
             raise
         self._flags[memory.address] = _MappedFlags(memory, pointer)
-        return Flags(memory.address, nbytes // 8)
+        return Flags(memory.address, count)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
         self._require_running()
