@@ -51,7 +51,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests engines tensorflow jax jax-versions keras cuda cuda-versions mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench campaign leaks gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests engines tensorflow jax jax-versions keras cuda cuda-versions mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package wheel bench campaign leaks gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -160,6 +160,9 @@ counted-paths:
 
 package: $(STAMPS)/dev-$(KEY) ## Build sdist and wheel, install them in fresh environments and import them
 	@$(BIN)/pytest -m packaging tests/package/test_packaging.py
+
+wheel: $(STAMPS)/dev-$(KEY) ## Build a manylinux wheel into dist/ and test it without a compiler (ARCH=aarch64 for another processor)
+	@$(BIN)/python scripts/wheel.py $(if $(ARCH),--arch $(ARCH))
 
 bench: $(STAMPS)/bench-$(KEY) ## Measure Unisono beside its peers (make peers installs them)
 	@$(BIN)/unisono bench $(BENCH)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 from support.deadlines import DEADLINE_S
 
+import unisono
 from unisono.transports.cuda.kernel_catalogue import KERNELS, SHARED_HEADERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +97,14 @@ def check_import_from_the_source_folder(python: Path) -> None:
         assert ended.returncode == 1
         assert f"ImportError: Unisono was imported from its source folder {ROOT}" in ended.stderr
         assert "pip install --editable" in ended.stderr
+
+
+def test_version_is_the_same_wherever_it_is_written() -> None:
+    citation = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    recipe = re.search(r'version: "(.*)"', (ROOT / "scripts/conda/recipe.yaml").read_text())
+    assert citation
+    assert recipe
+    assert importlib.metadata.version("unisono") == unisono.__version__ == citation[1] == recipe[1]
 
 
 def test_the_native_core_is_imported_from_anywhere(tmp_path: Path) -> None:
