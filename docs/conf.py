@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -64,6 +65,16 @@ def draw_dashes(app: Sphinx, doctree: nodes.document, page: str) -> None:
             text.parent.replace(text, nodes.Text(" – "))
 
 
+def show_own_section(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    """Let the sidebar list the pages of the current section only.
+
+    All 150 pages on each page would take half of the time of a build.
+    """
+    whole = context["toctree"]
+    context["toctree"] = lambda **options: whole(**{**options, "collapse": True})
+
+
 def setup(app: Sphinx) -> None:
     """Register the functions of this file."""
     app.connect("doctree-resolved", draw_dashes)
+    app.connect("html-page-context", show_own_section, priority=400)  # before that of furo
