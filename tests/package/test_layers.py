@@ -98,6 +98,10 @@ EXCEPTIONS = {
         "unisono.transports.executors.generic": "as above",
         "unisono.transports.message.local": "as above",
     },
+    "bench/gpu_stages/variants.py": {
+        "unisono.transports.cuda": "kernels are what is measured",
+        "unisono.transports.reductions.definition": "the dtypes of the arrays on which they run",
+    },
     "bench/adapters/regret_rank.py": {
         "unisono.collectives.measurement.link_probes": "the bench evaluates the model, calibrated in its job",
         "unisono.collectives.measurement.call_trials": "it sends the distance of cores to all ranks",

@@ -42,7 +42,7 @@ def allreduce(
     facts = {"op": op, "scales": (before, after)}
     copies = [_scaled(np.array(x), before) for x in arrays]
     result: list[Array] = _made(
-        "allreduce", copies, lambda found: [_scaled(x, after) for x in found], name, process_set, facts
+        "allreduce", copies, lambda reduced: [_scaled(x, after) for x in reduced], name, process_set, facts
     )
     return result
 
@@ -93,7 +93,7 @@ def reducescatter(
     facts = {"op": op, "scales": (before, after)}
     copies = [_scaled(x, before) for x in _with_rows(arrays, "reducescatter")]
     result: list[Array] = _made(
-        "reducescatter", copies, lambda found: [_scaled(x, after) for x in found], name, process_set, facts
+        "reducescatter", copies, lambda reduced: [_scaled(x, after) for x in reduced], name, process_set, facts
     )
     return result
 
