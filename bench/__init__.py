@@ -4,7 +4,8 @@ Used by `unisono bench`:
 
 - `driver.py`, `ranks.py`: run libraries in rounds; the processes of one library.
 - `peers.py`, `adapters/`: the libraries and how they are installed, and the code that calls each of them.
-- `placement.py`, `sizes.py`, `statistics.py`, `report.py`: cores, sizes, numbers and results.
+- `placement.py`, `sizes.py`, `statistics.py`, `report.py`: cores, sizes, numbers and results. `formats.py`: results for
+  other tools.
 
 Programs, each `python -m unisono.bench.NAME`:
 

@@ -57,7 +57,7 @@ class Benchmark(NamedTuple):
     """A saved benchmark whose rounds are restricted to one placement of the first two ranks.
 
     Attributes:
-        document: as `unisono bench --json` writes it.
+        document: as `unisono bench --out` writes it.
         placement: "near", "far", "core" or "unknown".
         rows: the rows of this placement that have times.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import resource
@@ -16,6 +18,7 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 from unisono.bench.driver import Driver, Failure, Results, Sample, Settings, steps
+from unisono.bench.formats import FORMATS
 from unisono.bench.peers import COMPLETE, ENVIRONMENTS, PEERS, ROOT, Library, peer, unisono_over
 from unisono.bench.placement import cores_to_bind
 from unisono.bench.report import append, document, rows
@@ -170,7 +173,7 @@ def test_format_size_uses_the_largest_unit_that_divides_the_size(nbytes: int, te
     [
         (["allreduce", "--against", "nobody"], "no peer 'nobody'"),
         (["allreduce", "--against", "gloo,gloo"], "named twice"),
-        (["allreduce", "--transport", "pigeon"], "'pigeon' cannot be measured as a transport"),
+        (["allreduce", "--transports", "pigeon"], "'pigeon' cannot be measured as a transport"),
         (["allreduce", "--sizes", "many"], "'many' is not a size"),
         (["allreduce", "--sizes", "6"], "no whole number of elements"),
         (["alltoall", "-n", "3", "--sizes", "16"], "for each of 3 ranks"),
@@ -346,11 +349,35 @@ def test_json_document_has_a_row_for_each_failure_and_no_host_name(tmp_path: Pat
     assert read["machine"].keys() == {"cpu", "cores", "kernel", "python", "numpy", "unisono"}
 
 
+def test_results_are_printed_as_other_tools_print_them() -> None:
+    own = unisono_over("shm")
+    results = Results([_sample(own.name, 0, NEAR, 2.0)], [Failure(2048, own.name, "it did not answer in time")])
+    settings = small(own, ranks=2, sizes=(1024, 2048))
+    text = {name: write(settings, results, rows(settings, results)) for name, write in FORMATS.items()}
+    assert list(csv.DictReader(io.StringIO(text["csv"]))) == [
+        {
+            **{"collective": "allreduce", "dtype": "float32", "ranks": "2", "nbytes": "1024", "library": own.name},
+            **{"placement": "near", "median_us": "2.0", "p90_us": "2.0", "busbw": "0.512", "calls": "1"},
+        }
+    ]
+    about = f"# allreduce float32, 2 ranks: {own.name}, placement near"
+    assert text["osu"].splitlines()[0] == text["nccl-tests"].splitlines()[0] == about
+    assert text["osu"].splitlines()[-1].split() == ["1024", "2.00"]
+    columns = ["1024", "256", "float", "sum", "-1", "2.00", "0.51", "0.51", "0"]
+    assert text["nccl-tests"].splitlines()[-1].split() == columns
+    assert len(json.loads(text["json"])["rows"]) == 2
+
+
+def test_bench_prints_json_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "barrier", "-n", "2", "--seconds", "0.05", "--rounds", "2", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["collective"] == "barrier"
+
+
 # --- The real libraries
 
 
 def measured_by_the_command(path: Path, *arguments: str) -> dict[str, Any]:
-    status = main(["bench", *arguments, "--seconds", "0.05", "--rounds", "2", "--json", str(path)])
+    status = main(["bench", *arguments, "--seconds", "0.05", "--rounds", "2", "--out", str(path)])
     assert status == 0
     content: dict[str, Any] = json.loads(path.read_text())
     return content
@@ -360,7 +387,7 @@ def measured_by_the_command(path: Path, *arguments: str) -> dict[str, Any]:
 def test_bench_measures_unisono_over_shm_and_tcp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], collective: str
 ) -> None:
-    arguments = (collective, "-n", "2", "--sizes", "8,64K", "--transport", "shm,tcp")
+    arguments = (collective, "-n", "2", "--sizes", "8,64K", "--transports", "shm,tcp")
     content = measured_by_the_command(tmp_path / "results.json", *arguments)
     sizes = {0} if collective == "barrier" else {8, 65536}
     assert {(row["nbytes"], row["library"]) for row in content["rows"]} == {

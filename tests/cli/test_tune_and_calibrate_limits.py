@@ -70,7 +70,7 @@ def test_hanging_calibration_times_out_and_keeps_earlier_measurements(
     monkeypatch.setattr(calibrate, "_LIMITS_S", {"short": 3.0})
     monkeypatch.setattr(calibrate, "measure_rounds", hang)
     monkeypatch.setattr(calibrate, "measure", lambda comm, known, short: (known._replace(links={}), []))
-    ended = CliRunner().invoke(calibrate.command, ["--short", "--transport", "shm", "-n", "3"])
+    ended = CliRunner().invoke(calibrate.command, ["--short", "--transports", "shm", "-n", "3"])
     assert isinstance(ended.exception, un.CollectiveTimeoutError)
     assert "3 ranks by shm have not been measured within 3 s: a rank hangs" in str(ended.exception)
     assert calibrated(fingerprint()) == PRIORS._replace(links={})

@@ -433,7 +433,7 @@ def test_tune_refuses_wrong_arguments_in_one_line(arguments: list[str], reason: 
 
 
 def test_calibration_is_kept_and_used_by_later_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = unisono("calibrate", "--short", "--force", "--transport", "shm", "--json", folder=tmp_path)
+    ended = unisono("calibrate", "--short", "--force", "--transports", "shm", "--json", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     parameters = json.loads(ended.stdout)
     assert len(parameters["links"]["shm"]["step"]) > 3
@@ -444,7 +444,7 @@ def test_calibration_is_kept_and_used_by_later_jobs(tmp_path: Path, monkeypatch:
 
 def test_unwritable_cache_is_a_warning_of_calibrate(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, where a folder should be")
-    ended = unisono("calibrate", "--short", "--force", "--transport", "shm", "--json", folder=tmp_path)
+    ended = unisono("calibrate", "--short", "--force", "--transports", "shm", "--json", folder=tmp_path)
     assert ended.returncode == 0
     assert "the calibration is not kept" in ended.stderr
     assert json.loads(ended.stdout)["links"]["shm"]["step"]

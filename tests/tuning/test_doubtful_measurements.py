@@ -40,7 +40,7 @@ def run_calibrate(monkeypatch: pytest.MonkeyPatch, checks: Sequence[Check], *arg
         return MEASURED, list(checks)
 
     monkeypatch.setattr(calibrate, "measure", measure)
-    return CliRunner().invoke(calibrate.command, ["--transport", "shm", *arguments], standalone_mode=False)
+    return CliRunner().invoke(calibrate.command, ["--transports", "shm", *arguments], standalone_mode=False)
 
 
 def test_calibration_that_fails_its_check_is_kept_only_when_forced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_simulate_command_shows_times_bytes_and_the_bottleneck(tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
     file.write_text(json.dumps(levels()))
-    done = command("allreduce", "ring", "hierarchical", "-n", "8", "--bytes", "1M", "--topology", str(file), "--json")
+    done = command("allreduce", "ring", "hierarchical", "-n", "8", "--size", "1M", "--topology", str(file), "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {each["algorithm"] for each in found["simulations"]} == {"ring", "hierarchical"}
@@ -211,7 +211,7 @@ def test_simulate_command_shows_times_bytes_and_the_bottleneck(tmp_path: Path) -
     [
         (("allreduce", "rign"), "did you mean 'ring'"),
         (("alreduce", "ring"), "did you mean 'allreduce'"),
-        (("allreduce", "ring", "--bytes", "much"), "'much' is not a positive number of bytes"),
+        (("allreduce", "ring", "--size", "much"), "'much' is not a positive number of bytes"),
         (("allreduce", "ring", "--topology", "nowhere.toml"), "nowhere.toml cannot be read: No such file"),
         (("allreduce", "ring", "--topology", "x.toml", "--link", "shm"), "use either --topology or --link"),
         (("allreduce", "ring", "-n", "4", "--root", "4"), "root"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+from rich.table import Table
 
 from unisono.bench.driver import Driver, Results, Settings, steps
+from unisono.bench.formats import FORMATS, as_json as as_json_text
 from unisono.bench.peers import PEERS, Library, peer, unisono_over
-from unisono.bench.report import Row, append, document, rows, table
+from unisono.bench.report import append, document, rows, table
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS
 from unisono.cli.loading import load_option
@@ -71,7 +72,9 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
 @click.option("-n", "ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--sizes", default="8:64M", show_default=True, help="FIRST:LAST[:FACTOR], or sizes with commas between.")
 @click.option("--dtype", type=click.Choice(DTYPE_NAMES), default="float32", show_default=True, metavar="DTYPE")
-@click.option("--transport", default="shm", show_default=True, help="Transports of Unisono, with commas between.")
+@click.option(
+    "--transports", "transport", default="shm", show_default=True, help="Transports of Unisono, with commas between."
+)
 @click.option("--against", default="", help=f"Peers, with commas between: {', '.join(PEERS)}.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds at each size.")
 @click.option(
@@ -89,9 +92,9 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
     help="Bind ranks to cores.",
 )
 @click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Keep only rounds with this placement.")
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to a file."
-)
+@click.option("--format", "form", type=click.Choice(["table", *FORMATS]), default="table", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines, as --format json.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON to this file.")
 @click.option("--save", is_flag=True, help=f"Append the results to {SAVED}/COLLECTIVE.jsonl.")
 @load_option
 def command(
@@ -105,7 +108,9 @@ def command(
     seconds: float,
     bind: str,
     placement: str,
-    json_path: Path | None,
+    form: str,
+    as_json: bool,
+    out: Path | None,
     save: bool,
 ) -> int:
     """Measure COLLECTIVE in interleaved rounds, next to the libraries named by --against.
@@ -131,19 +136,21 @@ def command(
     with bar.progress:
         results = Driver(settings, bar).run()
     measured_rows = rows(settings, results)
-    _show(settings, results, measured_rows)
-    content = document(settings, results, measured_rows)
-    if json_path:
-        json_path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if as_json or form != "table":
+        click.echo(FORMATS["json" if as_json else form](settings, results, measured_rows), nl=False)
+    else:
+        _show(results, table(settings, measured_rows))
+    for failure in results.failures:
+        tell(f"{failure.library}, {format_size(failure.nbytes)}: {failure.reason}")
+    if out:
+        out.write_text(as_json_text(settings, results, measured_rows), encoding="utf-8")
     if save:
-        append(SAVED / f"{collective}.jsonl", content)
+        append(SAVED / f"{collective}.jsonl", document(settings, results, measured_rows))
     return 1 if results.failures else 0
 
 
-def _show(settings: Settings, results: Results, measured_rows: list[Row]) -> None:
+def _show(results: Results, shown: Table) -> None:
     terminal = console()
-    terminal.print(table(settings, measured_rows))
+    terminal.print(shown)
     for name, version in results.versions.items():
         terminal.print(f"{name}: {version}", highlight=False)
-    for failure in results.failures:
-        tell(f"{failure.library}, {format_size(failure.nbytes)}: {failure.reason}")

@@ -206,7 +206,7 @@ def _former_calibration(machine: str) -> Calibration | None:
 
 @click.group(invoke_without_command=True, short_help="Measure the links and the memory of this machine.")
 @click.option("-n", "counts", default="2", show_default=True, callback=numbers_of_ranks, help="Ranks, such as 2,4,8.")
-@click.option("--transport", type=click.Choice(["shm", "tcp", "all"]), default="all", show_default=True)
+@click.option("--transports", "transport", type=click.Choice(["shm", "tcp", "all"]), default="all", show_default=True)
 @click.option("--short", is_flag=True, help="Measure fewer sizes, in a second or two for each transport.")
 @click.option("--force", is_flag=True, help="Keep the results even if their check fails.")
 @click.option("--json", "as_json", is_flag=True, help="Print the parameters as JSON.")
@@ -222,7 +222,7 @@ def command(
     by a factor of more than 4 in one of them, the machine was busy: this result is not kept, and the exit code is 1.
 
     Under torchrun, mpirun, srun or unisono run, the links and rounds of the ranks of that job are measured, and -n and
-    --transport have no effect. Between hosts, it also measures how many pairs of ranks have full bandwidth at once.
+    --transports have no effect. Between hosts, it also measures how many pairs of ranks have full bandwidth at once.
 
     The limit for one transport and one number of ranks is five minutes (one with --short). A measurement that takes
     longer is aborted, and earlier results are kept.

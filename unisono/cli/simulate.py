@@ -35,7 +35,7 @@ def _nbytes(context: click.Context, parameter: click.Parameter, text: str) -> in
 @click.argument("collective")
 @click.argument("algorithms", metavar="ALGORITHM...", nargs=-1, required=True)
 @click.option("-n", "size", type=click.IntRange(min=1), default=8, show_default=True, help="Number of ranks.")
-@click.option("--bytes", "nbytes", default="1M", show_default=True, callback=_nbytes, help="Bytes of the vector.")
+@click.option("--size", "nbytes", default="1M", show_default=True, callback=_nbytes, help="Bytes of the vector.")
 @click.option("--topology", type=click.Path(dir_okay=False, path_type=Path), help="File that describes the machine.")
 @click.option(
     "--link", type=click.Choice(list(LINKS)), help="Link between all ranks, without --topology.  [default: shm]"
@@ -61,7 +61,7 @@ def command(
 ) -> None:
     """Predict the time that each ALGORITHM (or "all" of them) takes for COLLECTIVE.
 
-    For example: unisono simulate allreduce ring rabenseifner -n 8192 --bytes 100M --topology machine.toml
+    For example: unisono simulate allreduce ring rabenseifner -n 8192 --size 100M --topology machine.toml
     """
     if topology is not None and link is not None:
         raise UsageError("the topology already has links: use either --topology or --link")

@@ -191,7 +191,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
 @click.option("--sizes", default="8:4M", show_default=True, help="FIRST:LAST[:FACTOR], or sizes with commas between.")
 @click.option("--budget", "budget_s", default="60s", show_default=True, callback=_seconds, help="Time to measure.")
 @click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Of the elements.")
-@click.option("--transport", type=click.Choice(["auto", "shm", "tcp"]), default="auto", show_default=True)
+@click.option("--transports", "transport", type=click.Choice(["auto", "shm", "tcp"]), default="auto", show_default=True)
 @click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Keep only races with this placement.")
 @click.option("--again", type=click.Choice(AGAIN), help="Replace suspicious earlier measurements, or all.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="table.json", show_default=True)
