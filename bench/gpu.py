@@ -73,7 +73,7 @@ _PROCESSES = (
 
 STAGES = (
     Stage("machine", 30, "machine"),
-    Stage("tests", 100, "suite", TESTS, (f"{TESTS[0]}::test_device_knows_its_name_uuid_and_reachable_devices",)),
+    Stage("tests", 120, "suite", TESTS, (f"{TESTS[0]}::test_device_knows_its_name_uuid_and_reachable_devices",)),
     Stage("kernels", 60, "kernels", (), _SMALL_KERNELS),
     Stage("variants", 20, "variants", (), _SMALL_VARIANTS),
     Stage("sanitizer", 30, "sanitizer", (), _SMALL_SANITIZER),

@@ -111,6 +111,42 @@ def test_gpu_tests_stage_records_the_outcome_of_each_test(tmp_path: Path) -> Non
     assert found["name"].endswith("::test_device_knows_its_name_uuid_and_reachable_devices")
 
 
+OUTCOMES = """
+import time
+import pytest
+pytestmark = pytest.mark.gpu
+def test_passes():
+    pass
+def test_fails():
+    assert 1 == 2, "one is not two"
+def test_skips():
+    pytest.skip("no GPU")
+def test_hangs():
+    time.sleep(1000)
+"""
+
+
+def test_outcomes_of_tests_survive_the_deadline_of_their_stage(tmp_path: Path) -> None:
+    file, lines = tmp_path / "test_outcomes.py", tmp_path / "records.jsonl"
+    file.write_text(OUTCOMES)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    command = [sys.executable, "-m", "unisono.bench.gpu_stages.suite", str(file)]
+    with lines.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + DEADLINE_S
+    while len(lines.read_text().splitlines()) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [(each["outcome"], each["said"]) for each in found] == [
+        ("passed", ""),
+        ("failure", "AssertionError: one is not two"),
+        ("skipped", "Skipped: no GPU"),
+    ]
+
+
 @pytest.mark.usefixtures("on_double")
 def test_gpu_processes_stage_measures_ranks_that_are_processes(tmp_path: Path) -> None:
     (found,) = records(run_stages("processes-2", tmp_path / "results.json"), "allreduce")
