@@ -164,7 +164,7 @@ def test_doctor_survives_a_package_that_crashes_the_interpreter() -> None:
     [
         ({}, "No launcher"),
         ({"UNISONO_RANK": "0", "UNISONO_SIZE": "2", "UNISONO_STORE": "tcp://127.0.0.1:1"}, "Rank 0 makes"),
-        ({"UNISONO_RANK": "0"}, "Unknown: UNISONO_RANK is set but"),
+        ({"UNISONO_RANK": "0"}, "unknown, as the launcher is"),
         (
             {"PMI_RANK": "0", "PMI_SIZE": "2"},
             "Rank 0 makes this job's key and hands it out by MPI",
@@ -205,7 +205,7 @@ def test_doctor_shows_core_numbers_as_ranges() -> None:
             {"PMI_RANK": "1", "PMI_SIZE": "2"},
             "mpiexec of MPICH or Intel MPI, as rank 1 of 2, to meet by MPI",
         ),
-        ({"UNISONO_SIZE": "2"}, "Unknown: UNISONO_SIZE is set but"),
+        ({"UNISONO_SIZE": "2"}, "unknown: UNISONO_SIZE is set but"),
     ],
 )
 def test_doctor_names_the_launcher_of_the_process(environ: dict[str, str], launcher: str) -> None:

@@ -136,9 +136,9 @@ def test_ranks_of_hosts_get_variables_and_the_first_failure_is_the_exit_code(ssh
 @needs_namespaces
 @needs_sshd
 def test_time_limit_ends_ranks_of_all_hosts(ssh: Ssh) -> None:
-    code, lines, errors = ssh.run("--hosts", "host0,host1", "--timeout", "0.5", "--", "sleep", "600")
+    code, lines, errors = ssh.run("--hosts", "host0,host1", "--timeout", "2", "--", "sleep", "600")
     assert (code, lines) == (124, [])
-    assert errors == "unisono: stopped after 0.5 s (--timeout): ranks 0, 1 had not ended\n"
+    assert errors == "unisono: stopped after 2 s (--timeout): ranks 0, 1 had not ended\n"
 
 
 @needs_namespaces
@@ -178,25 +178,92 @@ def test_ranks_end_when_the_launcher_or_the_connection_is_lost(ssh: Ssh, lost: s
     assert eventually(lambda: not ranks()), (output, errors)
     if lost == "connection":
         assert launcher.returncode == 255
-        assert "unisono: the connection to host 'host1' was lost: " in errors
+        assert errors.startswith("unisono: the connection to host 'host1' was lost: ssh was killed by SIGKILL\n")
+        assert "unisono: rank 1 was lost with host host1\n" in errors
+
+
+# In place of ssh: runs the command of a host here, as the name of the host says.
+FAKE_SSH = """#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+case $2 in
+  mute*) sleep 600 ;;
+  trailing*) sh -c "$3"; echo Goodbye ;;
+  elsewhere*) sed -u 's#"folder": "#"folder": "/absent#' | sh -c "$3" ;;
+  bare*) echo "sh: python: not found" >&2; exit 127 ;;
+  *) exec sh -c "$3" ;;
+esac
+"""
+
+
+def run_by_fake_ssh(tmp_path: Path, *arguments: str, **environ: str) -> tuple[int, list[str], str]:
+    """Run `unisono run` with hosts that `FAKE_SSH` knows; return its exit code, its sorted lines, and its errors."""
+    fake = tmp_path / "fake-ssh"
+    fake.write_text(FAKE_SSH)
+    fake.chmod(0o700)
+    words = [*RUN, "--ssh", str(fake), *arguments]
+    environment = {**os.environ, **environ}
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=environment, check=False)
+    return ended.returncode, sorted(ended.stdout.splitlines()), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "arguments", "why"),
+    [
+        ("mute", ["--timeout", "0.5"], "it has not answered within 0.5 s"),
+        ("elsewhere", [], "cannot be entered there (No such file or directory): all hosts need the program"),
+        ("bare", [], "sh: python: not found: all hosts need the program and the Python environment"),
+    ],
+)
+def test_host_that_cannot_start_its_ranks_is_the_only_one_named(
+    tmp_path: Path, host: str, arguments: list[str], why: str
+) -> None:
+    code, lines, errors = run_by_fake_ssh(tmp_path, "--hosts", f"good,{host}", *arguments, "--", "echo", "started")
+    assert (code, lines) == (2, [])
+    assert errors.startswith(f"unisono: host '{host}' cannot be used: ")
+    assert why in errors
+    assert "good" not in errors
+
+
+def test_silent_host_is_given_up_after_the_time_of_the_rendezvous(tmp_path: Path) -> None:
+    limit = {"UNISONO_RENDEZVOUS_TIMEOUT_S": "0.5"}
+    code, _, errors = run_by_fake_ssh(tmp_path, "--hosts", "mute", "--", "true", **limit)
+    assert (code, errors) == (2, "unisono: host 'mute' cannot be used: it has not answered within 0.5 s\n")
+
+
+def test_text_of_a_shell_after_the_job_is_ignored(tmp_path: Path) -> None:
+    assert run_by_fake_ssh(tmp_path, "--hosts", "trailing", "--", "echo", "a") == (0, ["[0] a"], "")
+
+
+def test_interrupt_while_hosts_are_silent_ends_the_launcher(tmp_path: Path) -> None:
+    code = "import os, signal, threading; threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start(); "
+    fake = tmp_path / "fake-ssh"
+    fake.write_text(FAKE_SSH)
+    fake.chmod(0o700)
+    main = code + "import sys; from unisono.cli.main import main; sys.exit(main())"
+    words = [sys.executable, "-c", main, "run", "--ssh", str(fake), "--hosts", "good,mute", "--", "true"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "unisono: interrupted\n")
 
 
 def started_on_each(
-    tmp_path: Path, store: str, counts: Sequence[int], namespaces: Sequence[str] = ("", "")
+    tmp_path: Path,
+    store: str,
+    counts: Sequence[int],
+    namespaces: Sequence[str] = ("", ""),
+    program: str = SUM,
+    keys: Sequence[bytes] = (bytes(32), bytes(32)),
 ) -> list[tuple[int, str, str]]:
     """Run `unisono run` for each of two nodes; return exit code, output and errors of each."""
-    key = tmp_path / "key"
-    if not key.exists():
-        key.touch(0o600)
-        key.write_bytes(os.urandom(32))
-    program = tmp_path / "sum.py"
-    program.write_text(SUM)
+    (tmp_path / "program.py").write_text(program)
 
     def node(number: int) -> tuple[int, str, str]:
-        words = ["-n", str(counts[number]), "--nnodes", "2", "--node-rank", str(number), "--store", store, str(program)]
+        key = tmp_path / f"key-{number}"
+        key.touch(0o600)
+        key.write_bytes(keys[number])
+        words = ["-n", str(counts[number]), "--nnodes", "2", "--node-rank", str(number), "--store", store]
         prefix = inside(namespaces[number]) if namespaces[number] else []
         ended = subprocess.run(
-            [*prefix, *RUN, *words],
+            [*prefix, *RUN, *words, str(tmp_path / "program.py")],
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -231,11 +298,40 @@ def test_launchers_that_were_started_differently_fail_on_both_machines(tmp_path:
         assert errors.startswith("unisono: the launcher of node 0 was started for 6 ranks, and that of node 1 for 4")
 
 
+def test_launchers_with_different_keys_say_so(tmp_path: Path) -> None:
+    keys = (bytes(32), bytes([1] * 32))
+    for code, output, errors in started_on_each(tmp_path, f"file://{tmp_path}/store", (1, 1), keys=keys):
+        assert (code, output) == (2, "")
+        assert errors.startswith("unisono: the launchers of nodes 0 and 1 have different keys")
+
+
+def test_failure_on_one_machine_ends_the_ranks_of_the_other(tmp_path: Path) -> None:
+    program = "import os, sys, time\nos.environ['UNISONO_RANK'] == '1' and sys.exit(7)\ntime.sleep(600)\n"
+    waiting, failed = started_on_each(tmp_path, f"tcp://127.0.0.1:{free_port()}", (1, 1), program=program)
+    assert failed == (7, "", "unisono: rank 1 exited with code 7\n")
+    assert waiting[0] == 143
+    assert re.match(
+        "unisono: rank 1 exited with code 7 on host .*\nunisono: rank 0 was killed by SIGTERM\n", waiting[2]
+    )
+
+
 def test_missing_launcher_is_an_error_before_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = tmp_path / "key"
     key.touch(0o600)
     key.write_bytes(os.urandom(32))
-    words = ("-n", "1", "--nnodes", "3", "--store", f"tcp://127.0.0.1:{free_port()}", "--", "echo", "started")
+    words = (
+        "-n",
+        "1",
+        "--nnodes",
+        "3",
+        "--node-rank",
+        "0",
+        "--store",
+        f"tcp://127.0.0.1:{free_port()}",
+        "--",
+        "echo",
+        "started",
+    )
     environ = {**os.environ, "UNISONO_KEY_FILE": str(key), "UNISONO_RENDEZVOUS_TIMEOUT_S": "0.2"}
     ended = subprocess.run([*RUN, *words], capture_output=True, text=True, timeout=DEADLINE_S, env=environ, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")

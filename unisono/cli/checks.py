@@ -246,7 +246,11 @@ PACKAGES = (
     Package("ray", "import ray as m; print(m.__version__)", 'pip install "unisono[ray]"'),
     Package("dask", "import distributed as m; print(m.__version__)", 'pip install "unisono[dask]"'),
     Package("redis", "import redis as m; print(m.__version__)", 'pip install "unisono[redis]"'),
-    Package("matplotlib", "import matplotlib as m; print(m.__version__)", 'pip install "unisono[report]"'),
+    Package(
+        "matplotlib",
+        "import importlib.metadata as m; print(m.version('matplotlib'))",  # its import writes into the home folder
+        'pip install "unisono[report]"',
+    ),
 )
 
 
@@ -300,4 +304,4 @@ def _looked_for(package: Package) -> Finding:
 def _reason(error: str, package: Package) -> str:
     module = package.statement.partition("import ")[2].split()[0]
     absent = f"ModuleNotFoundError: No module named {module!r}"
-    return "not installed" if error == absent else error
+    return "not installed" if error == absent or "PackageNotFoundError" in error else error

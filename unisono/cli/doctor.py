@@ -146,6 +146,10 @@ def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]
     except UsageError as error:
         options = Options()
         findings.append(Finding("settings", False, error.message, required=True))
+    try:
+        detect(environ)
+    except UsageError as error:
+        findings.append(Finding("launcher", False, error.message, required=True))
     findings += [Finding("variables", False, sentence) for sentence in unknown_variables(environ)]
     settings = [
         Setting(
@@ -164,7 +168,7 @@ def launcher(environ: Mapping[str, str]) -> str:
     try:
         launch = detect(environ)
     except UsageError as error:
-        return f"Unknown: {error.message}"
+        return f"unknown: {error.message}"
     if launch.launcher == "none":
         return "none found: init() makes a job of one rank"
     where = "" if launch.store is None else f", to meet by {'MPI' if launch.store == MPI_WORLD else launch.store}"
@@ -177,8 +181,8 @@ def trust(environ: Mapping[str, str]) -> str:
     """Return how the job that `environ` describes keeps out other processes."""
     try:
         return trust_of(detect(environ))
-    except UsageError as error:
-        return f"Unknown: {error.message}"
+    except UsageError:
+        return "unknown, as the launcher is"
 
 
 def _show(report: Report, console: Console) -> None:

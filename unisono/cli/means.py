@@ -7,8 +7,10 @@ usable if all of them are.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from unisono.cli.checks import Finding
@@ -65,10 +67,15 @@ def judged(means: Sequence[Means], findings: Mapping[str, Finding]) -> list[Find
     return [_judged(each, findings) for each in means]
 
 
+def _is_executable(name: str) -> bool:
+    """Return whether an executable is in PATH, or beside this Python, as in an environment that is not activated."""
+    return bool(shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent)))
+
+
 def _judged(means: Means, findings: Mapping[str, Finding]) -> Finding:
     lacking = next((findings[need] for need in means.needs if not findings[need].usable), None)
     if lacking is not None:
         return replace(lacking, subject=means.name, detail=f"{lacking.subject}: {lacking.detail}", required=False)
-    if means.executable and shutil.which(means.executable) is None:
+    if means.executable and not _is_executable(means.executable):
         return Finding(means.name, False, f"there is no executable {means.executable}", means.install)
     return Finding(means.name, True, means.about)

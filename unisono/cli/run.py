@@ -10,9 +10,8 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +21,7 @@ from unisono.cli.messages import tell
 from unisono.errors import UsageError
 from unisono.launchers.output import MergedOutput, Write
 from unisono.launchers.placement import Here, Job, OnHosts, OnOneOfSeveral, Placement, Rules
-from unisono.launchers.process import BINDINGS, Exit, signal_name
+from unisono.launchers.process import BINDINGS, Exit, signal_name, statistics_folder
 from unisono.launchers.root_cause import LastError, last_error, root_cause
 from unisono.options import FIELDS, Options, variable
 from unisono.streams import write_all
@@ -45,20 +44,17 @@ class _ProgramCommand(click.Command):
         return rest
 
 
-def _ranks(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
-        raise click.BadParameter(f"{text!r} is not a positive number of ranks.")
-    return int(text)
+def _number(what: str, least: int) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
+    """Return the callback of an option that takes a number of at least `least`; `what` describes it in errors."""
 
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+            raise click.BadParameter(f"{text!r} is not a {what}.")
+        return int(text)
 
-def _count(context: click.Context, parameter: click.Parameter, text: str | None) -> int:
-    if text is None:
-        return 0
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise click.BadParameter(f"{text!r} is not a number of restarts.")
-    return int(text)
+    return read
 
 
 def _variables(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
@@ -85,19 +81,42 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
     options_metavar="-n RANKS [OPTIONS]",
     short_help="Run a program on several ranks.",
 )
-@click.option("-n", "size", metavar="RANKS", callback=_ranks, help="Number of ranks; with --nnodes, on this machine.")
+@click.option(
+    "-n",
+    "size",
+    metavar="RANKS",
+    callback=_number("positive number of ranks", 1),
+    help="Number of ranks; with --nnodes, on this machine.",
+)
 @click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as in python -m.")
 @click.option("--data-parallel", is_flag=True, help="Train data-parallel by a program for one process.")
 @click.option("--hosts", metavar="A:2,B:2", help="Run the ranks on these hosts, which ssh reaches.")
-@click.option("--ssh", metavar="COMMAND", default="ssh", help="The ssh of --hosts with options, such as 'ssh -p 2222'.")
-@click.option("--nnodes", "nodes", metavar="N", callback=_ranks, help="Number of machines, each with a launcher.")
-@click.option("--node-rank", "node", metavar="R", callback=_count, help="The number of this machine, from 0.")
+@click.option("--ssh", metavar="COMMAND", help="The ssh of --hosts with options, such as 'ssh -p 2222'.")
+@click.option(
+    "--nnodes",
+    "nodes",
+    metavar="N",
+    callback=_number("positive number of machines", 1),
+    help="Number of machines, each with a launcher.",
+)
+@click.option(
+    "--node-rank",
+    "node",
+    metavar="R",
+    callback=_number("number of a machine", 0),
+    help="The number of this machine, from 0.",
+)
 @click.option("--store", metavar="URL", help="Where the launchers meet, such as tcp://10.0.0.1:29400 of machine 0.")
 @click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, callback=_variables, help="Set a variable.")
 @click.option("--bind", type=click.Choice(["none", *BINDINGS]), default="none", help="Bind ranks to cores.")
 @click.option("--timeout", "timeout_s", metavar="SECONDS", callback=_seconds, help="Stop the ranks after this time.")
 @click.option("--keep-going", is_flag=True, help="Let the other ranks run on when a rank fails.")
-@click.option("--max-restarts", metavar="N", callback=_count, help="Start lost ranks anew, N times in all.")
+@click.option(
+    "--max-restarts",
+    metavar="N",
+    callback=_number("number of restarts", 0),
+    help="Start lost ranks anew, N times in all.",
+)
 @click.option("--label/--no-label", default=True, help="Begin each line with the rank that wrote it.")
 @click.option("--log", metavar="LEVEL", help=f"Set {variable('log')}, such as info or debug:links.")
 @click.option(
@@ -114,15 +133,15 @@ def command(
     module: bool,
     data_parallel: bool,
     hosts: str | None,
-    ssh: str,
+    ssh: str | None,
     nodes: int | None,
-    node: int,
+    node: int | None,
     store: str | None,
     variables: dict[str, str],
     bind: str,
     timeout_s: float | None,
     keep_going: bool,
-    max_restarts: int,
+    max_restarts: int | None,
     label: bool,
     log: str | None,
     trace: str | None,
@@ -146,15 +165,16 @@ def command(
     variables |= {variable(name): value for name, value in settings.items() if value}
     environ = {**os.environ, **variables}
     options = Options.from_environment(environ)
-    keep_going = keep_going or max_restarts > 0
+    restarts = max_restarts or 0
+    keep_going = keep_going or restarts > 0
     argv = _program(program, module=module, executable=context.meta["executable"])
     if data_parallel:
         argv = _data_parallel(argv, executable=context.meta["executable"])
-    placement = _placement(size, hosts, ssh, nodes, node, store, max_restarts)
+    placement = _placement(size, hosts, ssh, nodes, node, store, restarts)
     everything = verbose or keep_going or options.log.startswith("debug")
     write = _Writer(placement.ranks, label=label)
     output = MergedOutput(write, hold=not everything, keep_going=keep_going)
-    with tempfile.TemporaryDirectory(prefix="unisono-run-") if stats else nullcontext("") as folder:
+    with statistics_folder(stats) as folder:
         if stats:
             environ[variable("stats")] = folder
         rules = Rules(
@@ -162,7 +182,7 @@ def command(
             environ=environ,
             passed=variables,
             on_loss=_tell_failure if keep_going else None,
-            max_restarts=max_restarts,
+            max_restarts=restarts,
         )
         job = placement.job(argv, output, rules)
         write.keep_waiting = job.attend
@@ -187,22 +207,30 @@ def command(
 
 
 def _placement(
-    size: int | None, hosts: str | None, ssh: str, nodes: int | None, node: int, store: str | None, max_restarts: int
+    size: int | None,
+    hosts: str | None,
+    ssh: str | None,
+    nodes: int | None,
+    node: int | None,
+    store: str | None,
+    restarts: int,
 ) -> Placement:
     """Return where the ranks run; raises `UsageError` if the options contradict each other."""
-    if (hosts or nodes) and max_restarts:
+    if (hosts or nodes) and restarts:
         raise UsageError("--max-restarts starts ranks anew on one machine only, without --hosts and --nnodes")
     if hosts and nodes:
         raise UsageError(
             "--hosts starts the ranks of all hosts from here, and --nnodes those of one machine: choose one"
         )
     if hosts:
-        return OnHosts.of(hosts, size, ssh)
+        return OnHosts.of(hosts, size, "ssh" if ssh is None else ssh)
+    if ssh is not None:
+        raise UsageError("--ssh belongs to --hosts, which names the hosts")
     if size is None:
         raise UsageError("how many ranks? Write -n RANKS, or --hosts with a number for each host, as in a:2,b:2")
     if nodes:
         return OnOneOfSeveral.of(size, node, nodes, store)
-    if store or node:
+    if store or node is not None:
         raise UsageError("--store and --node-rank belong to --nnodes, which says how many machines have a launcher")
     return Here.of(size)
 
@@ -347,7 +375,8 @@ def _tell_timeout(timeout_s: float | None, late: Sequence[int]) -> int:
 def _tell_failure(ended: Exit, living: int, is_restarted: bool) -> None:
     others = f"{living} other rank{' goes' if living == 1 else 's go'} on" if living else "no other rank is running"
     then = ", and it is started anew" if is_restarted else ""
-    tell(f"rank {ended.rank} (host {os.uname().nodename}, pid {ended.pid}) {ended}; {others}{then}")
+    place = f"host {ended.host or os.uname().nodename}" + (f", pid {ended.pid}" if ended.pid else "")
+    tell(f"rank {ended.rank} ({place}) {ended}; {others}{then}")
 
 
 def _tell_survival(exits: Sequence[Exit]) -> None:

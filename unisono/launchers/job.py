@@ -247,6 +247,9 @@ class LocalJob:
             act(*arguments)
         for process in [process for process in self._unwatched if process.has_ended()]:
             self._reap(process, store)
+        if self._on_loss is None and self._living and not self._escalation and (failure := store.failure_elsewhere()):
+            self.whereabouts.append(failure)
+            self._escalate(AFTER_FAILURE)
         self.attend()
         self._observer.tick()
 
@@ -286,6 +289,7 @@ class LocalJob:
             store.rank_ended(ended)
         self._observer.ended(ended)
         if code and self._on_loss is None:
+            store.publish_failure(ended)
             self._escalate(AFTER_FAILURE)
         elif is_loss and self._on_loss is not None:
             self._on_loss(ended, others, is_restarted)

@@ -10,9 +10,12 @@ their ranks, or passes the error on to all of them.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import math
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +38,10 @@ ANSWER_TIMEOUT_S = 5.0
 JOB_NBYTES = 16
 _ANNOUNCEMENT = "announcement"
 _READY = "ready"
-_SHAPE_OF_ANNOUNCEMENT = {"nodes": int, "ranks": int, "host": str, "port": int}
+_SHAPE_OF_ANNOUNCEMENT = {"nodes": int, "ranks": int, "host": str, "port": int, "key": str}
+_FAILURE = "failure"
+# How often a launcher looks whether a rank of another one has failed.
+_LOOK_S = 0.5
 
 
 @record
@@ -103,6 +109,13 @@ class JobStore:
         if not self.has_arrived(ended.rank):
             self._server.fail(_early(ended))
 
+    def publish_failure(self, ended: Exit) -> None:
+        """Make the launchers of other machines end their ranks, because a rank of this one has failed."""
+
+    def failure_elsewhere(self) -> str:
+        """Return which rank of another machine has failed; empty if none has."""
+        return ""
+
     def close(self) -> None:
         """Stop the server."""
         for store in (self._reader, self._waiting_place):
@@ -162,6 +175,7 @@ class NodeStore(JobStore):
         """
         self.url, self.job, self._key = node.store, node.job, node.key
         self._share = share
+        self._next_look = 0.0
         self._reserved = _reserved_port()
         with contextlib.ExitStack() as undo:
             undo.callback(self._reserved.close)
@@ -195,6 +209,24 @@ class NodeStore(JobStore):
             if not has_arrived(store, ended.rank):
                 give_up(store, ended.rank, self._share.size, _early(ended))
 
+    def publish_failure(self, ended: Exit) -> None:
+        with contextlib.suppress(RendezvousError):
+            self._launchers.set(_FAILURE, f"{ended.rank} {ended} on host {socket.gethostname()}".encode())
+
+    def failure_elsewhere(self) -> str:
+        """Return which rank of another machine has failed. It asks the store twice a second."""
+        if time.monotonic() < self._next_look:
+            return ""
+        self._next_look = time.monotonic() + _LOOK_S
+        try:
+            rank, _, how = self._launchers.get(_FAILURE, 0.0).decode().partition(" ")
+        except StoreTimeoutError:
+            return ""
+        except RendezvousError:  # the launcher of node 0 has ended
+            self._next_look = math.inf
+            return ""
+        return "" if int(rank) in self._share.ranks else f"rank {rank} {how}"
+
     def close(self) -> None:
         """Close the store; the launcher of node 0 stops the server."""
         with contextlib.suppress(RendezvousError):
@@ -207,6 +239,7 @@ class NodeStore(JobStore):
     def _announce(self, node: Node) -> dict[str, Any]:
         port = int(self._reserved.getsockname()[1])
         announcement = {"nodes": node.nodes, "ranks": self._share.size, "host": node.address, "port": port}
+        announcement["key"] = _digest(node.key)
         self._take(_ANNOUNCEMENT, json.dumps(announcement).encode(), node)
         return announcement
 
@@ -220,6 +253,11 @@ class NodeStore(JobStore):
 
     def _difference(self, node: Node, announcement: dict[str, Any]) -> str:
         """Return in which way this launcher was started differently from that of node 0; empty if it was not."""
+        if announcement["key"] != _digest(node.key):
+            return (
+                f"the launchers of nodes 0 and {node.number} have different keys: copy the file that "
+                f"{variable('key_file')} names from one machine to all others"
+            )
         for name, ours in (("nodes", node.nodes), ("ranks", self._share.size)):
             if announcement[name] != ours:
                 return (
@@ -269,6 +307,11 @@ def _server(node: Node) -> StoreServer | None:
         return None
     host, port = serving_host(node.store, has_key=True), host_and_port(node.store)[1]
     return StoreServer(host, port, key=node.key, job=node.job)
+
+
+def _digest(key: bytes) -> str:
+    """Return a text by which keys can be compared, and from which no key can be computed."""
+    return hashlib.sha256(b"compared " + key).hexdigest()[:16]
 
 
 def _arrival(number: int) -> str:

@@ -112,7 +112,10 @@ class OnHosts:
         total = sum(host.count for host in parsed)
         if size not in (None, total):
             raise UsageError(f"--hosts {hosts} has {total} ranks, and -n says {size}: leave -n out")
-        words = tuple(shlex.split(ssh))
+        try:
+            words = tuple(shlex.split(ssh))
+        except ValueError as error:
+            raise UsageError(f"--ssh {ssh!r} cannot be used: {str(error).lower()}") from None
         if not words or shutil.which(words[0]) is None:
             raise UsageError(f"--hosts needs ssh, and there is no executable {ssh!r}: install the client of OpenSSH")
         return cls(parsed, words)
@@ -147,12 +150,14 @@ class OnOneOfSeveral:
     key: bytes
 
     @classmethod
-    def of(cls, count: int, number: int, nodes: int, store: str | None) -> OnOneOfSeveral:
+    def of(cls, count: int, number: int | None, nodes: int, store: str | None) -> OnOneOfSeveral:
         """Return the placement of `count` ranks on machine `number` of `nodes`, each with as many ranks.
 
         Raises:
             UsageError: a number, the store or the key is missing or cannot be used.
         """
+        if number is None:
+            raise UsageError("--nnodes needs --node-rank, a different number from 0 on each machine")
         if number >= nodes:
             raise UsageError(f"--node-rank {number} cannot be used: it must be less than --nnodes {nodes}")
         if not store:
@@ -160,6 +165,8 @@ class OnOneOfSeveral:
                 "--nnodes needs --store, the same on all machines: tcp://HOST:PORT with an address of the machine with "
                 "--node-rank 0 and a free port there, or a redis:// or file:// URL"
             )
+        if store.startswith("tcp://") and host_and_port(store)[1] == 0:
+            raise UsageError(f"--store {store} cannot be used: the other machines must know the port")
         key = key_of_file(os.environ)
         if key is None:
             raise UsageError(

@@ -9,7 +9,8 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from io import FileIO
@@ -25,6 +26,11 @@ _NO_PIDFD = (errno.ENOSYS, errno.EPERM, errno.EACCES)
 # The prefix of variables that torchrun sets. A rank must not see them: torch would use a store that torchrun serves.
 _OF_TORCHRUN = "TORCHELASTIC_"
 _CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
+
+
+# The exit code of a rank whose host was lost. No process can end with this code.
+LOST_HOST = LOST + 1
+_STATUSES = {LOST: 1, LOST_HOST: 255}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +56,26 @@ class Exit:
         code: its exit code, minus the number of the signal that killed it, or `processes.LOST`.
         stopped: whether a signal of the launcher ended it.
         pid: the id of its process; 0 if unknown.
+        host: the name of its host; empty if it is this one.
     """
 
     rank: int
     code: int
     stopped: bool = False
     pid: int = 0
+    host: str = ""
 
     @property
     def status(self) -> int:
         """The exit status in a shell: the code, or 128 plus the number of the signal; 1 if the code is lost."""
-        if self.code == LOST:
-            return 1
+        if self.code in _STATUSES:
+            return _STATUSES[self.code]
         return self.code if self.code >= 0 else 128 - self.code
 
     def __str__(self) -> str:
         """Return the end in words: ``exited with code 3`` or ``was killed by SIGKILL``."""
+        if self.code == LOST_HOST:
+            return f"was lost with host {self.host}"
         if self.code == LOST:
             return "ended, and its exit code is lost (the program has waited for all of its children)"
         return f"exited with code {self.code}" if self.code >= 0 else f"was killed by {signal_name(-self.code)}"
@@ -216,6 +226,16 @@ def rank_environment(environ: Mapping[str, str], place: LocalPlace, meeting: Mee
     defaults = {"OMP_NUM_THREADS": str(place.threads), "PYTHONUNBUFFERED": "1"}
     of_rank = of_torch | {PREFIX + name: value for name, value in of_unisono.items()}
     return {**defaults, **inherited, **{name: str(value) for name, value in of_rank.items()}}
+
+
+@contextlib.contextmanager
+def statistics_folder(is_needed: bool) -> Iterator[str]:
+    """Yield a new folder for the statistics of ranks, which is removed at the end; an empty text if none is needed."""
+    if not is_needed:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="unisono-run-") as folder:
+        yield folder
 
 
 @cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from unisono import __version__, streams
 from unisono.errors import UnisonoError, UsageError
 from unisono.launchers.job import LocalJob
 from unisono.launchers.job_store import Node, NodeStore
-from unisono.launchers.process import Command, Exit, Share
+from unisono.launchers.process import Command, Exit, Share, statistics_folder
 from unisono.launchers.ssh_protocol import BEGINNING, TO_AGENT, ProtocolError, decoded, encoded
 from unisono.options import Options, variable
 from unisono.transports.host.bind_address import address_for
@@ -44,6 +43,7 @@ class _Agent:
         self._output = os.dup(1)
         os.dup2(2, 1)
         self._keep_waiting: Callable[[], bool] = lambda: True
+        self._has_met = False
 
     def run(self) -> None:
         try:
@@ -77,8 +77,8 @@ class _Agent:
         secrets = bytes.fromhex(task["job"]), bytes.fromhex(task["key"])
         node = Node(task["node"], task["nodes"], url, address, *secrets)
 
-        with tempfile.TemporaryDirectory(prefix="unisono-run-") as folder:
-            if options.stats:
+        with statistics_folder(bool(options.stats)) as folder:
+            if folder:
                 environ[variable("stats")] = folder
             job = LocalJob(
                 [Command(tuple(task["argv"]))] * share.count,
@@ -87,20 +87,27 @@ class _Agent:
                 environ=environ,
                 on_loss=(lambda *_: None) if task["keep_going"] else None,
                 share=share,
-                store=partial(NodeStore, node, share, options.rendezvous_timeout_s, partial(self._send, "store")),
+                store=partial(self._meet, node, share, options.rendezvous_timeout_s),
             )
             self._keep_waiting = job.attend
             threading.Thread(target=self._obey, args=(job,), daemon=True).start()
             job.run(task["timeout_s"])
-            for rank in share.ranks:
+            for rank in share.ranks if folder else ():
                 self._send_statistics(rank, Path(folder, f"rank-{rank}.jsonl"))
         self._send("done", {"late": job.late, "whereabouts": job.whereabouts})
+
+    def _meet(self, node: Node, share: Share, timeout_s: float) -> NodeStore:
+        store = NodeStore(node, share, timeout_s, partial(self._send, "store"))
+        self._has_met = True
+        return store
 
     def _obey(self, job: LocalJob) -> None:
         """Carry out the messages of the launcher, in a thread of its own; kill the ranks when it is gone."""
         try:
             for line in self._input:
                 name, value = decoded(line, TO_AGENT)
+                if not self._has_met and name in ("forward", "kill", "end_after_failure"):
+                    break
                 if name in ("forward", "pass_on"):
                     getattr(job, name)(value)
                 elif name == "report":
@@ -109,9 +116,10 @@ class _Agent:
                     getattr(job, name)()
         except (ProtocolError, OSError):
             pass
-        job.kill()
-        time.sleep(_END_S)
-        os._exit(1)  # the main thread still waits for another host
+        if self._has_met:
+            job.kill()
+            time.sleep(_END_S)
+        os._exit(1)  # the main thread still waits for another host, or for ranks that cannot be killed
 
     def _send_statistics(self, rank: int, file: Path) -> None:
         if file.exists():

@@ -33,21 +33,21 @@ from pathlib import Path
 from typing import IO, Any
 
 from unisono import __version__
-from unisono.errors import RendezvousError, UsageError
+from unisono.errors import UsageError
 from unisono.forks import closed_in_child
 from unisono.launchers.job import AFTER_FAILURE, READ_NBYTES, TICK_S, Observer, OnLoss
-from unisono.launchers.process import Exit, Share
+from unisono.launchers.process import LOST_HOST, Exit, Share, signal_name
 from unisono.launchers.ssh_protocol import TO_LAUNCHER, Messages, ProtocolError, encoded
-from unisono.options import LAUNCHER_VARIABLES, PREFIX, variable
+from unisono.options import LAUNCHER_VARIABLES, PREFIX, Options, variable
 from unisono.processes import python_command
 from unisono.records import record
 
 # Without a terminal, ssh cannot ask for a password. A host that does not answer for so long is an error.
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=10", "-T")
-# The exit code of ssh for its own errors, which the ranks of a lost host get too.
-LOST_HOST = 255
+# The exit code of ssh for its own errors. Other codes are of the command on the host.
+_OF_SSH = 255
+_LONGEST_S = 1e9
 _END_S = 5.0
-_LAST_LINES = 3
 _HOST = re.compile(r"(?P<name>\[[^\]]+\]|[^:,]+)(:(?P<count>[0-9]{1,6}))?")
 
 
@@ -135,6 +135,9 @@ class SshJob:
         self._job, self._key = os.urandom(16).hex(), os.urandom(32).hex()
         self._timeout_s: float | None = None
         self._kill_at = math.inf
+        self._began = 0.0
+        self._is_interrupted = False
+        self._answer_s = Options.from_environment(environ).rendezvous_timeout_s
 
     def run(self, timeout_s: float | None = None) -> list[Exit]:
         """Start the ranks, wait for them, and return how they ended, in the order of their ends.
@@ -143,10 +146,9 @@ class SshJob:
             timeout_s: seconds after which the ranks are stopped; None means never.
 
         Raises:
-            UsageError: a host cannot be reached, or its Python environment differs; no rank has been started.
-            RendezvousError: the store of the job cannot be served on the first host.
+            UsageError: a host cannot be reached or cannot start its ranks, or does not reach the others.
         """
-        self._timeout_s = timeout_s
+        self._timeout_s, self._began = timeout_s, time.monotonic()
         try:
             for agent in self._agents:
                 self._connect(agent)
@@ -161,10 +163,23 @@ class SshJob:
         """Carry out requests; see `LocalJob.attend`."""
         while self._requests:
             self._requests.popleft()()
+        self._give_up_silent_hosts()
         is_late = time.monotonic() >= self._kill_at
-        for agent in self._agents if is_late else ():
-            agent.kill()
+        for agent in [agent for agent in self._agents if agent.is_connected] if is_late else ():
+            agent.kill(signal.SIGKILL)
+            self._lose(agent)
         return not is_late
+
+    def _give_up_silent_hosts(self) -> None:
+        """End the job if hosts have not said hello in time."""
+        limit_s = min(self._answer_s, _LONGEST_S if self._timeout_s is None else self._timeout_s)
+        silent = [agent for agent in self._agents if agent.is_connected and not agent.has_said_hello]
+        if silent and time.monotonic() - self._began > limit_s and not any(agent.error for agent in silent):
+            for agent in silent:
+                agent.fail(f"it has not answered within {limit_s:g} s")
+                agent.kill()
+            self._end_all()
+            self._kill_at = min(self._kill_at, time.monotonic() + 1.0)
 
     def forward(self, number: int) -> None:
         """Request that a signal that ends processes is sent to all ranks, followed by the usual escalation."""
@@ -185,6 +200,7 @@ class SshJob:
 
     def _end(self, name: str, value: Any = None) -> None:
         """Ask all agents to end their ranks; end ssh if that takes too long."""
+        self._is_interrupted = True
         self._send_all(name, value)
         last = AFTER_FAILURE[-1][0] if name == "forward" else 0.0
         self._kill_at = min(self._kill_at, time.monotonic() + last + _END_S)
@@ -216,7 +232,8 @@ class SshJob:
 
     def _read(self, agent: _Agent, data: bytes) -> None:
         try:
-            for name, value in agent.messages.feed(data):
+            # Shells of some users write text of their own at the end, too.
+            for name, value in agent.messages.feed(b"" if agent.is_done else data):
                 getattr(self, f"_on_{name}")(agent, value)
         except ProtocolError as error:
             agent.fail(str(error))
@@ -234,14 +251,14 @@ class SshJob:
         self._selector.unregister(agent.streams()[0])
         agent.is_connected = False
         if not agent.is_done and not agent.error and not agent.is_dismissed:
-            reason = _last_lines(agent) or f"ssh ended with code {agent.exit_code()}"
+            reason = _reason(agent)
             if agent.has_started:
                 self.whereabouts.append(f"the connection to host {agent.host!r} was lost: {reason}")
             else:
                 agent.fail(reason)
                 self._end_all()
         for rank in sorted(agent.living):
-            self._end_rank(agent, Exit(rank, LOST_HOST))
+            self._end_rank(agent, Exit(rank, LOST_HOST, host=agent.host))
 
     def _on_hello(self, agent: _Agent, hello: Mapping[str, str]) -> None:
         if hello["version"] != __version__:
@@ -265,7 +282,7 @@ class SshJob:
 
     def _on_ended(self, agent: _Agent, facts: Mapping[str, Any]) -> None:
         if facts["rank"] in agent.living:
-            self._end_rank(agent, Exit(**facts))
+            self._end_rank(agent, Exit(**facts, host=agent.host))
 
     def _on_report(self, agent: _Agent, line: str) -> None:
         self._tell(f"{agent.host}: {line}")
@@ -302,9 +319,15 @@ class SshJob:
             "key": self._key,
             "bind": self._bind,
             "keep_going": self._on_loss is not None,
-            "timeout_s": self._timeout_s,
+            "timeout_s": self._remaining_s(),
         }
         agent.send("start", task)
+
+    def _remaining_s(self) -> float | None:
+        """Return the rest of the time limit; None if there is none."""
+        if self._timeout_s is None or self._timeout_s > _LONGEST_S:
+            return None
+        return max(0.0, self._timeout_s - (time.monotonic() - self._began))
 
     def _end_rank(self, agent: _Agent, ended: Exit) -> None:
         agent.living.discard(ended.rank)
@@ -321,6 +344,8 @@ class SshJob:
         """End all agents, because the job cannot run. Those that have not said hello yet may still say why."""
         for agent in self._agents:
             if agent.has_started:
+                agent.is_dismissed = True
+                agent.living.clear()
                 agent.send("kill")
             elif agent.has_said_hello:
                 agent.dismiss()
@@ -333,11 +358,10 @@ class SshJob:
                 agent.kill()
 
     def _require_no_error(self) -> None:
-        """Raise an error if a host could not start its ranks."""
+        """Raise an error if a host could not start its ranks, unless the user has ended the job before."""
         culprits = [agent for agent in self._agents if agent.error]
-        if culprits:
-            kind = RendezvousError if all(agent.has_said_hello for agent in self._agents) else UsageError
-            raise kind("; ".join(f"host {agent.host!r} cannot be used: {agent.error}" for agent in culprits))
+        if culprits and not self._is_interrupted:
+            raise UsageError("; ".join(f"host {agent.host!r} cannot be used: {agent.error}" for agent in culprits))
 
     def _clean_up(self) -> None:
         for agent in self._agents:
@@ -382,6 +406,12 @@ class _Agent:
             return self.process.wait(_END_S)
         return None
 
+    def unread_errors(self) -> bytes:
+        """Return what is in the pipe of standard error now."""
+        errors = self.streams()[1]
+        os.set_blocking(errors.fileno(), False)
+        return errors.read() or b""
+
     def send(self, name: str, value: Any = None) -> None:
         """Send a message, as soon as ssh takes it."""
         self._unsent += encoded(name, value)
@@ -407,10 +437,11 @@ class _Agent:
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
 
-    def kill(self) -> None:
-        """End ssh, and by that the agent and its ranks."""
+    def kill(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal to ssh, whose end is the end of the agent and its ranks."""
         if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
 
     def close(self) -> None:
         """End ssh if it still runs, and close its streams."""
@@ -437,7 +468,13 @@ def _settings(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(PREFIX) and name not in of_outer_job}
 
 
-def _last_lines(agent: _Agent) -> str:
-    """Return the end of what ssh, the shell or Python there has written."""
-    lines = (agent.messages.prologue + b"\n" + agent.errors).decode(errors="replace").split("\n")
-    return "; ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
+def _reason(agent: _Agent) -> str:
+    """Return why the connection to an agent has ended, from the last line of ssh, of the shell or of Python there."""
+    code = agent.exit_code() or 0
+    written = agent.messages.prologue + b"\n" + agent.errors + agent.unread_errors()
+    lines = [line.strip() for line in written.decode(errors="replace").split("\n") if line.strip()]
+    how = f"ssh was killed by {signal_name(-code)}" if code < 0 else f"ssh ended with code {code}"
+    reason = lines[-1] if lines else how
+    if agent.has_said_hello or code in (_OF_SSH, 0) or code < 0:
+        return reason
+    return f"{reason}: all hosts need the program and the Python environment under the same paths"
