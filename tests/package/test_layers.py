@@ -89,10 +89,6 @@ EXCEPTIONS = {
         "unisono.transports.cuda": "as above",
         "unisono.transports.reductions.definition": "what results of kernels are compared with",
     },
-    "bench/gpu_stages/variants.py": {
-        "unisono.transports.cuda": "it compiles and launches variants of kernels",
-        "unisono.transports.reductions.definition": "as above",
-    },
     "bench/gpu_stages/machine.py": {
         "unisono.cli": "it describes a machine without a calibration as `unisono doctor` does",
     },
