@@ -5,9 +5,9 @@ Used by `unisono bench`:
 - `driver.py`, `ranks.py`: run libraries in rounds; the processes of one library.
 - `peers.py`, `adapters/`: the libraries and how they are installed, and the code that calls each of them.
 - `placement.py`, `sizes.py`, `statistics.py`, `report.py`: cores, sizes, numbers and results. `formats.py`: results for
-  other tools.
+  other tools. `comparison.py`: what has changed between two saved results.
 
-Programs, each `python -m unisono.bench.NAME`:
+Programs, each `unisono bench NAME` or `python -m unisono.bench.NAME`:
 
 - `bootstrap.py`: the time that ranks take to start. `joins.py`: the time that a process takes to join a job.
   `memory.py`: the memory of a rank for its peers. `leaks.py`: what long use leaves behind.

@@ -1,4 +1,4 @@
-"""Measures how long ranks take to start: ``python -m unisono.bench.bootstrap [--ranks 16,64] [--stores tcp,file]``.
+"""Measures how long ranks take to start: ``unisono bench bootstrap [--ranks 16,64] [--stores tcp,file]``.
 
 Ranks are processes of this machine, forked from one that has already imported Unisono, so that Python's imports do not
 count. A rank calls `init`, and then one barrier, for which links are opened. The ranks meet in a store: "tcp", which

@@ -1,7 +1,7 @@
 """Plants seeded faults into jobs, and counts how each trial ends: correct, by the promised error, or not as promised.
 
-    sudo python -m unisono.bench.campaign [--trials 3000] [--first SEED] [--library gloo|ulfm] [--out FILE] [--json]
-    python -m unisono.bench.campaign --show FILE
+    sudo unisono bench campaign [--trials 3000] [--first SEED] [--library gloo|ulfm] [--out FILE] [--json]
+    unisono bench campaign --show FILE
 
 A trial is a job of two to four processes that make the same calls again and again, and compare every result. One of
 them, the victim, has a fault at one of the calls: before it, during it or after it. `trial_of` makes the trial of a
@@ -341,7 +341,7 @@ def outcomes_of(file: Path) -> list[Outcome]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials that the arguments ask for, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m unisono.bench.campaign", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="unisono bench campaign", description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=150, help="how many trials to run")
     parser.add_argument(
         "--first", type=int, default=0, help="the seed of the first trial; the next have the next seeds"

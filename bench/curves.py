@@ -1,6 +1,6 @@
 """Curves of saved benchmarks: the time of a call and the bus bandwidth by size, one line for each library.
 
-    python -m unisono.bench.curves bench/results/allreduce.jsonl --svg allreduce.svg
+    unisono bench curves bench/results/allreduce.jsonl --svg allreduce.svg
 
 draws the newest benchmark in the file that measured all the named libraries at many sizes.
 """

@@ -1,4 +1,4 @@
-"""Measures the steps of DDP over Unisono and over Gloo: ``python -m unisono.bench.ddp [-n 2] [--layers 3] [--json]``.
+"""Measures the steps of DDP over Unisono and over Gloo: ``unisono bench ddp [-n 2] [--layers 3] [--json]``.
 
 `DistributedDataParallel` trains a transformer. In every round there is one step over each backend, one step by
 `unisono.torch.DistributedOptimizer` ("engine"), one by that of `unisono.compat.horovod` ("horovod"), and one without

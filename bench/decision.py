@@ -1,6 +1,6 @@
 """Measures the cost of the decision at call time: which algorithm runs, with which plan, over how many segments.
 
-    python -m unisono.bench.decision
+    unisono bench decision
 
 The native core looks a call up by its collective, dtype, shape, memory order, op, root and algorithm. One rank alone
 makes the calls, so a call consists of Python's call, the lookup, and the copy of a few elements. If calls of many

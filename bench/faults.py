@@ -1,6 +1,6 @@
 """Plants faults in real jobs, and shows which sources of information name the culprit.
 
-    sudo python -m unisono.bench.faults [FAULT...] [--out bench/results/faults.jsonl] [--json]
+    sudo unisono bench faults [FAULT...] [--out bench/results/faults.jsonl] [--json]
 
 Each fault is a job of three ranks (`adapters/faulty_rank.py`), mostly with rank 1 as the culprit. There are four
 sources: the errors of the other ranks, `unisono postmortem` on the dumps, `unisono top` while the job hangs or is slow,
@@ -323,7 +323,7 @@ def document(answers: Answers) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plant the faults; the exit code is 1 if a source does not name a culprit that it could name."""
-    parser = argparse.ArgumentParser(prog="python -m unisono.bench.faults", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="unisono bench faults", description=__doc__.partition("\n")[0])
     parser.add_argument("faults", nargs="*", metavar="FAULT", help="names of faults (default: all)")
     parser.add_argument("--out", type=Path, help="file to write the results to, one line for each fault")
     parser.add_argument("--json", action="store_true", help="print JSON for machines")

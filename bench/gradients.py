@@ -1,7 +1,7 @@
 """Measures how much communication of gradients is exposed, between hosts on slow links.
 
-    sudo python -m unisono.bench.gradients overlap --model transformer --rate 1gbit
-    sudo python -m unisono.bench.gradients lag --delay-ms 20
+    sudo unisono bench gradients overlap --model transformer --rate 1gbit
+    sudo unisono bench gradients lag --delay-ms 20
 
 `overlap` compares training steps that communicate after backward with steps that communicate while backward computes,
 and both with steps without communication. Only steps of the same round are compared, so that other load counts little.

@@ -1,4 +1,4 @@
-"""Measures hybrid groups next to synchronous training with a straggler: ``python -m unisono.bench.hybrid [--json]``.
+"""Measures hybrid groups next to synchronous training with a straggler: ``unisono bench hybrid [--json]``.
 
 A small numpy network learns scikit-learn's digits. A training step of a rank takes `--step-ms` (computing, then
 sleeping), and that of the last rank takes `--slow` times as long. In every round, one training has all ranks in step

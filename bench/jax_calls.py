@@ -1,4 +1,4 @@
-"""Measures allreduce in compiled programs of JAX: ``python -m unisono.bench.jax_calls [-n 2] [--json]``.
+"""Measures allreduce in compiled programs of JAX: ``unisono bench jax_calls [-n 2] [--json]``.
 
 The libraries are `unisono.jax`, mpi4jax on Open MPI and on MPICH, and XLA's own collectives over Gloo and over Unisono.
 Each has ranks of its own, because a process can have only one MPI library. The driver of `unisono bench` runs them in

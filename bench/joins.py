@@ -1,4 +1,4 @@
-"""Measures how long a process takes to join a job: ``python -m unisono.bench.joins [--ranks 3] [--joins 50] [--json]``.
+"""Measures how long a process takes to join a job: ``unisono bench joins [--ranks 3] [--joins 50] [--json]``.
 
 Ranks that a file store connects call `grow` every 10 ms, as a training program does after each step. One process after
 another joins, meets the others in a barrier and leaves again, and the members go on without it. Three times are shown:

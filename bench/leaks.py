@@ -1,4 +1,4 @@
-"""Measures what stays after long use: ``python -m unisono.bench.leaks [--transport shm] [--scale 1.0] [--json]``.
+"""Measures what stays after long use: ``unisono bench leaks [--transport shm] [--scale 1.0] [--json]``.
 
 Two ranks open and close 10,000 communicators, make a million calls, and join and abort 1,000 jobs. After the first half
 of each, and at its end, they count descriptors, threads, mappings, the bytes that C and C++ hold, and the blocks that

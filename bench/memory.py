@@ -1,4 +1,4 @@
-"""Measures the memory of a rank for its peers: ``python -m unisono.bench.memory [--peers 1000] [--json]``.
+"""Measures the memory of a rank for its peers: ``unisono bench memory [--peers 1000] [--json]``.
 
 One rank of a large job is simulated. Its peers are the other ends of shared-memory channels in the same process. The
 result is resident memory, which is the memory that messages have touched; both ends share that of a segment.

@@ -1,6 +1,6 @@
 """Measures decision tables that mix Unisono's algorithms with those of an MPI library, next to each of the two alone.
 
-    python -m unisono.bench.mixture -n 2 --libraries openmpi,mpich --transports shm,mpi
+    unisono bench mixture -n 2 --libraries openmpi,mpich --transports shm,mpi
 
 Under the library's own mpiexec, in the environment that ``make mpi`` creates, `unisono tune` races the algorithms of
 both within the budget, and writes one table. Then one job runs everything at sizes that are not in the table, in

@@ -1,4 +1,4 @@
-"""Measures how far calls overlap with computing: ``python -m unisono.bench.overlap [-n 2] [--sizes 64K:4M] [--json]``.
+"""Measures how far calls overlap with computing: ``unisono bench overlap [-n 2] [--sizes 64K:4M] [--json]``.
 
 Each rank computes for about as long as an allreduce takes, calls allreduce, and does both at once with ``wait=False``.
 If ranks have no spare cores, only waiting can overlap, not work. An allreduce through shared memory consists almost

@@ -1,7 +1,7 @@
 """The libraries that can be measured: how to install and start each.
 
-``python -m unisono.bench.peers install [NAME …]`` creates an environment for each in ``.peers/`` of the current
-folder. ``python -m unisono.bench.peers mpi`` creates those in which Unisono itself runs under MPI, in ``.mpi/``.
+``unisono bench peers install [NAME …]`` creates an environment for each in ``.peers/`` of the current
+folder. ``unisono bench peers mpi`` creates those in which Unisono itself runs under MPI, in ``.mpi/``.
 """
 
 from __future__ import annotations

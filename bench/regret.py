@@ -1,8 +1,8 @@
 """Measures how good the tuner's choices are, at sizes that it has not seen, next to all other algorithms.
 
-    python -m unisono.bench.regret -n 4 --budget 11 [--placement near]
-    python -m unisono.bench.regret -n 3 --tuned-ranks 2 --tuned-ranks 4 --budget 11
-    sudo python -m unisono.bench.regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
+    unisono bench regret -n 4 --budget 11 [--placement near]
+    unisono bench regret -n 3 --tuned-ranks 2 --tuned-ranks 4 --budget 11
+    sudo unisono bench regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
 
 In each place, `unisono tune` makes a table within the budget. With `--tuned-ranks`, the table is made on other numbers
 of ranks, each within the budget. The machine is then calibrated among `-n` ranks, and this calibration decides.

@@ -1,6 +1,6 @@
 """Tests campaigns and the model on recorded times: what they would have chosen, and how good that would have been.
 
-    python -m unisono.bench.replay --recorded bench/results/recorded.jsonl
+    unisono bench replay --recorded bench/results/recorded.jsonl
 
 The times of every round, from `bench.regret`, stand for the machine. A simulated call takes the time of a random round;
 between two recorded sizes, times are interpolated on logarithmic axes.

@@ -1,6 +1,6 @@
 """Measures how well algorithms are chosen at unmeasured numbers of ranks, on measurements of a real cluster.
 
-    python -m unisono.bench.selection --data leonardo_collectives.csv [--out bench/results/selection.jsonl] [--json]
+    unisono bench selection --data leonardo_collectives.csv [--out bench/results/selection.jsonl] [--json]
 
 The data is a CSV file of medians, such as PICO publishes, with the columns coll, p, tasks_per_node, count_int32,
 timestamp, test, lib, algo and median_us. Each number of ranks is held out in turn: its times are predicted from those
@@ -253,7 +253,7 @@ def records(candidates: str, all_outcomes: Sequence[Outcome]) -> Iterator[dict[s
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate the data, show the scores and write the output file; exit code 2 if the data cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m unisono.bench.selection", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="unisono bench selection", description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="CSV file of measurements")
     parser.add_argument("--out", type=Path, help="file for a line of JSON for each point")
     parser.add_argument("--json", action="store_true", help="print JSON for machines")

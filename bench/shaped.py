@@ -1,6 +1,6 @@
 """Measures allreduce between hosts on slow links: network namespaces of this machine, shaped by the kernel.
 
-    sudo python -m unisono.bench.shaped --hosts 4 --rate 1gbit
+    sudo unisono bench shaped --hosts 4 --rate 1gbit
 
 The hosts are those of `bench.namespaces`. In each round, rank 0 streams bytes over one TCP socket to another host,
 which gives the payload rate B of the link. Then every algorithm runs once. The bound of an allreduce of n bytes over h

@@ -1,4 +1,4 @@
-"""Measures what TLS costs: ``python -m unisono.bench.tls [--sizes 8,1K,1M,64M] [--rounds 20] [--json]``.
+"""Measures what TLS costs: ``unisono bench tls [--sizes 8,1K,1M,64M] [--rounds 20] [--json]``.
 
 Two jobs of two ranks exchange messages over TCP on loopback, one without TLS and one with it. They take turns, round by
 round, and each round is repeated with the jobs in the other order, so the machine treats both alike. A time is half of

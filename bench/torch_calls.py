@@ -1,4 +1,4 @@
-"""Measures calls of torch.distributed over Unisono and Gloo: ``python -m unisono.bench.torch_calls [-n 2] [--json]``.
+"""Measures calls of torch.distributed over Unisono and Gloo: ``unisono bench torch_calls [-n 2] [--json]``.
 
 Both backends are groups of the same processes. Their calls alternate in rounds, so changes of the machine's speed meet
 both alike. A time is the median over rounds of a call's mean in a round, on the slower rank.

@@ -1,7 +1,7 @@
 """Measures ping-pong between two ranks over each transport, next to the bare libraries.
 
-    python -m unisono.bench.transports
-    mpiexec -n 2 python -m unisono.bench.transports --transports mpi
+    unisono bench transports
+    mpiexec -n 2 unisono bench transports --transports mpi
 
 All ways take turns in one run of one pair of processes, so that a disturbance hits all of them. A number is half the
 time of a message and its reply. UCX is compared with the core interface of ucxx over the same UCX transports. MPI is

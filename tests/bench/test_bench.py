@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
 
+from unisono.bench import comparison
 from unisono.bench.driver import Driver, Failure, Results, Sample, Settings, steps
 from unisono.bench.formats import FORMATS
 from unisono.bench.peers import COMPLETE, ENVIRONMENTS, PEERS, ROOT, Library, peer, unisono_over
@@ -24,6 +26,7 @@ from unisono.bench.placement import cores_to_bind
 from unisono.bench.report import append, document, rows
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS, bus_bandwidth, median, p90, paired_ratio, slowest
+from unisono.cli.bench import PROGRAMS
 from unisono.cli.main import main
 from unisono.errors import UsageError
 from unisono.transports.host.core_distance import UNKNOWN, Placement, measure
@@ -179,7 +182,9 @@ def test_format_size_uses_the_largest_unit_that_divides_the_size(nbytes: int, te
         (["alltoall", "-n", "3", "--sizes", "16"], "for each of 3 ranks"),
         (["allreduce", "-n", "0"], "0 is not in the range"),
         (["allreduce", "--dtype", "complex64"], "complex64"),
-        (["gossip"], "gossip"),
+        (["gossip"], "there is no command 'gossip'"),
+        (["allreduc"], "did you mean 'allreduce'?"),
+        (["compare", "absent.json", "absent.json"], "absent.json"),
     ],
 )
 def test_bench_refuses_bad_arguments_in_one_line(
@@ -371,6 +376,58 @@ def test_results_are_printed_as_other_tools_print_them() -> None:
 def test_bench_prints_json_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "barrier", "-n", "2", "--seconds", "0.05", "--rounds", "2", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["collective"] == "barrier"
+
+
+def saved(path: Path, times: Mapping[str, tuple[float, float]], **facts: Any) -> Path:
+    """Write a benchmark with the median and the 90th percentile of each library; return its path."""
+    rows = [
+        {"nbytes": 8, "placement": "near", "library": name, "median_us": median_us, "p90_us": p90_us}
+        for name, (median_us, p90_us) in times.items()
+    ]
+    document = {"format": 1, "date": "2026-01-02T03:04:05", "collective": "allreduce", "dtype": "float32", "ranks": 2}
+    path.write_text(json.dumps({**document, "machine": {"cpu": "EPYC"}, "rows": rows, **facts}))
+    return path
+
+
+def test_comparison_tells_changes_from_noise_and_from_a_slower_machine(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    old = saved(tmp_path / "old.json", {"unisono-shm": (1.0, 1.1), "unisono-tcp": (9.0, 9.9), "gloo": (100.0, 180.0)})
+    new = saved(tmp_path / "new.json", {"unisono-shm": (2.0, 2.2), "unisono-tcp": (9.5, 9.6), "gloo": (150.0, 200.0)})
+    assert main(["bench", "compare", str(old), str(new), "--json"]) == 1
+    found = {each["library"]: each for each in json.loads(capfd.readouterr().out)}
+    assert {name: each["verdict"] for name, each in found.items()} == {
+        "unisono-shm": "slower",
+        "unisono-tcp": "same",
+        "gloo": "same",
+    }
+    assert found["unisono-shm"]["ratio"] == 2.0
+    assert found["unisono-shm"]["relative"] == pytest.approx(2.0 / 1.5)
+    assert found["gloo"]["relative"] is None
+    assert main(["bench", "compare", str(new), str(old)]) == 0
+    assert "faster" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"ranks": 4}, "one has ranks 2, the other 4"),
+        ({"rows": []}, "no size, placement and library in common"),
+        ({"rows": 3}, "is no benchmark of `unisono bench`"),
+    ],
+)
+def test_benchmarks_that_differ_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, Any], why: str
+) -> None:
+    old = saved(tmp_path / "old.json", {"unisono-shm": (1.0, 1.1)})
+    new = saved(tmp_path / "new.json", {"unisono-shm": (1.0, 1.1)}, **facts)
+    assert why in command_fails(capsys, "compare", str(old), str(new))
+
+
+def test_programs_of_the_bench_are_commands(capfd: pytest.CaptureFixture[str]) -> None:
+    assert {path.stem for path in Path(comparison.__file__).parent.glob("*.py")} >= set(PROGRAMS)
+    assert main(["bench", "bootstrap", "--ranks", "2", "--repeats", "1", "--json"]) == 0
+    assert [row["ranks"] for row in json.loads(capfd.readouterr().out)] == [2]
 
 
 # --- The real libraries

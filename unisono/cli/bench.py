@@ -1,18 +1,27 @@
-"""``unisono bench``: measures collectives, next to other libraries if these are installed."""
+"""``unisono bench``: measures collectives, next to other libraries if these are installed, and much else.
+
+``unisono bench COLLECTIVE`` measures a collective. ``unisono bench compare`` compares two such measurements. Every
+other name is a program of its own, `unisono.bench.NAME`, with options of its own.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from copy import copy
 from pathlib import Path
 
 import click
 from rich.table import Table
 
+from unisono.bench import comparison
 from unisono.bench.driver import Driver, Results, Settings, steps
 from unisono.bench.formats import FORMATS, as_json as as_json_text
 from unisono.bench.peers import PEERS, Library, peer, unisono_over
 from unisono.bench.report import append, document, rows, table
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS
+from unisono.cli.groups import SuggestingGroup
 from unisono.cli.loading import load_option
 from unisono.cli.messages import tell
 from unisono.cli.terminal import console, progress
@@ -67,8 +76,97 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
     return sizes
 
 
-@click.command(short_help="Measure collectives, next to other libraries.")
-@click.argument("collective", type=click.Choice(list(BUS_FACTORS)))
+# The programs of `unisono.bench`, and what they measure.
+PROGRAMS = {
+    "bootstrap": "The time in which ranks start and meet.",
+    "campaign": "How jobs end in which faults are planted.",
+    "curves": "Draw saved results as curves.",
+    "ddp": "Training steps of DDP over Unisono and over Gloo.",
+    "decision": "The cost of the choice of an algorithm at each call.",
+    "faults": "Which sources name the culprit of a planted fault.",
+    "gradients": "The exposed communication of gradients.",
+    "horovod_itself": "Training steps of Horovod itself.",
+    "hybrid": "Hybrid groups beside synchronous training.",
+    "jax_calls": "Calls in compiled programs of JAX.",
+    "joins": "The time in which a process joins a job.",
+    "leaks": "What long use leaves behind.",
+    "memory": "The memory of a rank for its peers.",
+    "mixture": "Decision tables with algorithms of an MPI library.",
+    "overlap": "How far calls overlap with computing.",
+    "peers": "Install the libraries to measure against.",
+    "regret": "How good the tuner's choices are.",
+    "replay": "Campaigns and the model on recorded times.",
+    "selection": "Choices at unmeasured numbers of ranks.",
+    "shaped": "Allreduce between hosts on slow links.",
+    "studies": "Published scaling studies, repeated by the simulator.",
+    "tls": "The cost of TLS.",
+    "torch_calls": "Calls of torch.distributed over Unisono and Gloo.",
+    "transports": "Messages between two ranks over each transport.",
+}
+
+
+class _Benchmarks(SuggestingGroup):
+    """The collectives, `compare`, and the programs; those are imported only when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all benchmarks."""
+        return [*BUS_FACTORS, *super().list_commands(ctx), *PROGRAMS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the benchmark `cmd_name`; None if it does not exist."""
+        if cmd_name in BUS_FACTORS:
+            measure = copy(_measure)
+            measure.name, measure.short_help = cmd_name, f"Measure {cmd_name}."
+            return measure
+        if cmd_name in PROGRAMS:
+            return _program(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
+def _program(name: str) -> click.Command:
+    """Return the command that runs a program of `unisono.bench`, which parses its own arguments."""
+
+    def run(arguments: tuple[str, ...]) -> int:
+        sys.argv = [f"unisono bench {name}", *arguments]
+        status = importlib.import_module(f"unisono.bench.{name}").main()
+        return status if isinstance(status, int) else 0
+
+    settings = {"ignore_unknown_options": True, "help_option_names": []}
+    argument = click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
+    return click.Command(
+        name, context_settings=settings, params=[argument], callback=run, short_help=PROGRAMS[name], help=PROGRAMS[name]
+    )
+
+
+@click.group(cls=_Benchmarks, short_help="Measure collectives, next to other libraries, and much else.")
+def command() -> None:
+    """Measure a collective, next to other libraries, or something else by its name.
+
+    For example: unisono bench allreduce -n 2 --against gloo --out new.json
+
+    unisono bench compare old.json new.json
+    """
+
+
+@command.command("compare", short_help="Compare two saved benchmarks.")
+@click.argument("old", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("new", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def _compare(*, old: Path, new: Path, as_json: bool) -> int:
+    """Show what has changed from OLD to NEW beyond noise. Both are files of --out or --save.
+
+    The exit code is 1 if Unisono has become slower somewhere.
+    """
+    documents = comparison.read(old), comparison.read(new)
+    found = comparison.changes(*documents)
+    if as_json:
+        click.echo(comparison.as_json(found), nl=False)
+    else:
+        console().print(comparison.table(*documents, found))
+    return int(any(each.verdict == "slower" and each.library.startswith("unisono") for each in found))
+
+
+@click.command()
 @click.option("-n", "ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--sizes", default="8:64M", show_default=True, help="FIRST:LAST[:FACTOR], or sizes with commas between.")
 @click.option("--dtype", type=click.Choice(DTYPE_NAMES), default="float32", show_default=True, metavar="DTYPE")
@@ -97,8 +195,10 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON to this file.")
 @click.option("--save", is_flag=True, help=f"Append the results to {SAVED}/COLLECTIVE.jsonl.")
 @load_option
-def command(
-    collective: str,
+@click.pass_context
+def _measure(
+    context: click.Context,
+    *,
     ranks: int,
     sizes: str,
     dtype: str,
@@ -113,12 +213,13 @@ def command(
     out: Path | None,
     save: bool,
 ) -> int:
-    """Measure COLLECTIVE in interleaved rounds, next to the libraries named by --against.
+    """Measure the collective in interleaved rounds, next to the libraries named by --against.
 
     --seconds is the time budget of one library at one size. All libraries are bound to cores in the same way (--bind
     auto: one rank per core, if there are enough). --placement keeps only rounds in which the cores of the first two
     ranks were two threads of one core, near, or far. The exit code is 1 if a library failed.
     """
+    collective = str(context.info_name)  # the name of the command
     itemsize = DTYPES[dtype].itemsize
     settings = Settings(
         collective,

@@ -15,6 +15,7 @@ from unisono import __version__
 from unisono.algorithms.catalogue.variants import Variant
 from unisono.bench.sizes import format_size
 from unisono.cli.counts import numbers_of_ranks
+from unisono.cli.groups import SuggestingGroup
 from unisono.cli.load import Load, load_now
 from unisono.cli.loading import load_option, loaded_files
 from unisono.cli.messages import tell
@@ -204,7 +205,9 @@ def _former_calibration(machine: str) -> Calibration | None:
         return None
 
 
-@click.group(invoke_without_command=True, short_help="Measure the links and the memory of this machine.")
+@click.group(
+    cls=SuggestingGroup, invoke_without_command=True, short_help="Measure the links and the memory of this machine."
+)
 @click.option("-n", "counts", default="2", show_default=True, callback=numbers_of_ranks, help="Ranks, such as 2,4,8.")
 @click.option("--transports", "transport", type=click.Choice(["shm", "tcp", "all"]), default="all", show_default=True)
 @click.option("--short", is_flag=True, help="Measure fewer sizes, in a second or two for each transport.")

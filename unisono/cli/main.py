@@ -11,6 +11,7 @@ from typing import NamedTuple
 import click
 
 from unisono import __version__
+from unisono.cli.groups import SuggestingGroup
 from unisono.cli.messages import tell
 from unisono.errors import PlanError, UnisonoError, UsageError
 from unisono.program import begin
@@ -28,14 +29,14 @@ class Subcommand(NamedTuple):
 
 
 SUBCOMMANDS = {
-    "run": Subcommand("unisono.cli.run", "Run a program on several local ranks."),
+    "run": Subcommand("unisono.cli.run", "Run a program on several ranks."),
     "top": Subcommand("unisono.cli.top", "Show what the running jobs on this host do, and who waits for whom."),
     "postmortem": Subcommand(
         "unisono.cli.postmortem", "Say from the dumps of a failed or hanging job which rank did what wrong."
     ),
     "trace": Subcommand("unisono.cli.trace", "Merge the traces of a job's ranks."),
     "doctor": Subcommand("unisono.cli.doctor", "Check what works on this machine, and say why the rest does not."),
-    "bench": Subcommand("unisono.cli.bench", "Measure collectives, next to other libraries."),
+    "bench": Subcommand("unisono.cli.bench", "Measure collectives, next to other libraries, and much else."),
     "explain": Subcommand("unisono.cli.explain", "Explain which algorithm a call uses, and why."),
     "calibrate": Subcommand("unisono.cli.calibrate", "Measure the links and the memory of this machine."),
     "tune": Subcommand("unisono.cli.tune", "Measure which algorithms are fastest here, and write a decision table."),
@@ -48,7 +49,7 @@ SUBCOMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SuggestingGroup):
     """A group that imports the module of a subcommand only when the subcommand is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -1,0 +1,22 @@
+"""Groups of subcommands that suggest a name when a subcommand does not exist."""
+
+from __future__ import annotations
+
+import difflib
+
+import click
+
+
+class SuggestingGroup(click.Group):
+    """A group whose error for an unknown subcommand names the most similar one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the subcommand that `args` begins with, as click does; fails with a suggestion if there is none."""
+        name = args[0]
+        if name[:1].isalnum() and self.get_command(ctx, name) is None:
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(self.list_commands(ctx))}"
+            ctx.fail(f"there is no command {name!r}{hint}")
+        return super().resolve_command(ctx, args)
