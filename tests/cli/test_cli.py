@@ -87,7 +87,9 @@ def test_unwritable_stdout_is_reported_in_one_line() -> None:
 def test_an_unknown_subcommand_is_refused_in_one_line() -> None:
     ended = unisono("dance")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "unisono: No such command 'dance'.\n"
+    assert ended.stderr.startswith("unisono: there is no command 'dance'; there are run, top, ")
+    assert ended.stderr.count("\n") == 1
+    assert unisono("doctr").stderr == "unisono: there is no command 'doctr'; did you mean 'doctor'?\n"
 
 
 def test_an_error_has_a_traceback_only_in_the_debug_log() -> None:
