@@ -85,9 +85,9 @@ def test_unwritable_stdout_is_reported_in_one_line() -> None:
 
 
 def test_an_unknown_subcommand_is_refused_in_one_line() -> None:
-    ended = unisono("dance")
+    ended = unisono("frobnicate")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("unisono: there is no command 'dance'; there are run, top, ")
+    assert ended.stderr.startswith("unisono: there is no command 'frobnicate'; there are run, top, ")
     assert ended.stderr.count("\n") == 1
     assert unisono("doctr").stderr == "unisono: there is no command 'doctr'; did you mean 'doctor'?\n"
 
