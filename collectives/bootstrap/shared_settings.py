@@ -24,6 +24,7 @@ from unisono.tuning.decide.choice import TunerState
 from unisono.tuning.machine.parameters import Parameters, from_json, priors, to_json as parameters_to_json
 
 _log = log.get()
+_NO_CALIBRATION = "no calibration of this machine: algorithms are chosen by defaults; `unisono calibrate` measures it"
 
 # The options that all ranks take from rank 0, because they must choose the same algorithms and treat links alike.
 SHARED_OPTIONS = ("transports", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum", "verify_results")
@@ -170,12 +171,14 @@ def _of_this_machine(*, has_table: bool) -> dict[str, str]:
 
     settings, folder = {"maker": maker()}, cache_folder()
     if not has_table and not os.path.isdir(folder):
-        _log.info("no calibration of this machine: algorithms are chosen by priors; `unisono calibrate` measures it")
+        _log.info(_NO_CALIBRATION)
         return settings
     from unisono.tuning.measure.calibration_files import calibrated, path_of
 
     machine = fingerprint()
     parameters = calibrated(machine)
+    if parameters is None and not has_table:
+        _log.info(_NO_CALIBRATION)
     if parameters is not None:
         _log.info("algorithms are chosen by the calibration in %s", path_of(machine))
     return settings | {

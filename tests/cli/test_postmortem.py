@@ -176,6 +176,30 @@ def test_ranks_that_do_not_meet_write_dumps_and_the_absent_one_is_named(fault: s
     assert dump.stack["MainThread"][-1].endswith("program.py:7 in meet")
 
 
+STUCK = """
+import os, signal, sys, time
+import numpy as np, unisono as un
+world = un.init()
+world.allreduce(np.ones(8, np.float32))
+if world.rank == 1:
+    if "interrupted" in sys.argv:
+        os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+world.allreduce(np.ones(8, np.float32))
+"""
+
+
+@pytest.mark.parametrize("end", ["timeout", "interrupted"])
+def test_dumps_of_a_job_that_the_launcher_ends_show_the_place_of_the_culprit(end: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(STUCK)
+    limit = ["--timeout", "3"] if end == "timeout" else []
+    ended = unisono("run", *limit, "-n", "2", "program.py", end, folder=tmp_path, UNISONO_DUMP=str(tmp_path / "dumps"))
+    assert ended.returncode == (124 if end == "timeout" else 130)
+    dumps = report_on(tmp_path).dumps.by_rank
+    assert sorted(dumps) == [0, 1]
+    assert dumps[1].stack["MainThread"][-1].endswith("program.py:9 in <module>")
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 

@@ -260,6 +260,10 @@ def _stacks() -> dict[str, list[str]]:
     stacks = {
         name: list(traceback.walk_stack(frame)) for name, frame in frames.items() if not name.startswith("unisono")
     }
+    # After an exception that nobody has caught, such as that of Ctrl-C, the main thread only ends the interpreter.
+    error = getattr(sys, "last_value", None)
+    if error is not None and error.__traceback__ is not None:
+        stacks[threading.main_thread().name] = list(traceback.walk_tb(error.__traceback__))[::-1]
     return {name: _places(stack) for name, stack in stacks.items()}
 
 

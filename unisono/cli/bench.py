@@ -17,7 +17,7 @@ from rich.table import Table
 from unisono.bench import comparison
 from unisono.bench.driver import Driver, Results, Settings, steps
 from unisono.bench.formats import FORMATS, as_json as as_json_text
-from unisono.bench.peers import PEERS, Library, peer, unisono_over
+from unisono.bench.peers import PEERS, Library, peer, peers, unisono_over
 from unisono.bench.report import append, document, rows, table
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS
@@ -93,7 +93,6 @@ PROGRAMS = {
     "memory": "The memory of a rank for its peers.",
     "mixture": "Decision tables with algorithms of an MPI library.",
     "overlap": "How far calls overlap with computing.",
-    "peers": "Install the libraries to measure against.",
     "regret": "How good the tuner's choices are.",
     "replay": "Campaigns and the model on recorded times.",
     "selection": "Choices at unmeasured numbers of ranks.",
@@ -146,6 +145,9 @@ def command() -> None:
 
     unisono bench compare old.json new.json
     """
+
+
+command.add_command(peers, "peers")
 
 
 @command.command("compare", short_help="Compare two saved benchmarks.")

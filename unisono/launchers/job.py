@@ -33,6 +33,7 @@ from unisono.errors import UsageError
 from unisono.forks import closed_in_child
 from unisono.launchers.job_store import JobStore
 from unisono.launchers.process import BINDINGS, Command, Exit, LocalPlace, RankProcess, Share, rank_environment
+from unisono.options import variable
 from unisono.processes import exit_statuses_kept
 from unisono.transports.host.fd_limit import lift_limit_of_files
 
@@ -45,6 +46,7 @@ READ_NBYTES = 1 << 16  # the capacity of a pipe
 Escalation = Sequence[tuple[float, int]]
 AFTER_FAILURE: Escalation = ((3.0, signal.SIGTERM), (8.0, signal.SIGKILL))
 STOP: Escalation = ((0.0, signal.SIGTERM), (5.0, signal.SIGKILL))
+STOP_AFTER_DUMPS: Escalation = ((1.0, signal.SIGTERM), (6.0, signal.SIGKILL))
 KILL: Escalation = ((0.0, signal.SIGKILL),)
 
 
@@ -171,7 +173,9 @@ class LocalJob:
         if self._living and not self.late and time.monotonic() >= self._deadline:
             self.late = sorted(self._living)
             self.whereabouts = self.look()
-            self._escalate(STOP)
+            if writes_dumps := bool(self._environ.get(variable("dump"))):
+                self._pass_on(signal.SIGUSR1)
+            self._escalate(STOP_AFTER_DUMPS if writes_dumps else STOP)
         while self._escalation and self._escalation[0][0] <= time.monotonic():
             self._signal(self._escalation.pop(0)[1])
         return not self._kills_at_once
