@@ -257,7 +257,7 @@ def test_campaign_keeps_only_races_of_the_requested_placement() -> None:
 def test_campaign_fails_when_the_requested_placement_never_comes() -> None:
     trials = ChangingPlacement(4, 7, period=1 << 40)
     settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="far")
-    with pytest.raises(UsageError, match="the cores were not far for a race, in 60 s of waiting"):
+    with pytest.raises(UsageError, match="the cores were not far during a whole measurement, in 60 s of waiting"):
         Campaign(trials, settings, lambda _: None, lambda *_: None).run()
     assert not trials.ran
 

@@ -66,7 +66,7 @@ def test_calibration_that_passes_its_check_is_listed_used_and_removed(monkeypatc
     explained = CliRunner().invoke(explain.command, ["allreduce", "64"]).output
     assert "predicted by the calibration of shm on this machine (20" in explained
     by_tcp = CliRunner().invoke(explain.command, ["allreduce", "64", "--link", "tcp", "--json"]).output
-    assert json.loads(by_tcp)["source"].startswith("predicted by priors: tcp is not calibrated")
+    assert json.loads(by_tcp)["source"].startswith("predicted with default costs: tcp is not calibrated")
 
     assert "removed" in CliRunner().invoke(calibrate.command, ["forget"]).output
     assert "no calibration of this machine" in CliRunner().invoke(calibrate.command, ["show"]).output

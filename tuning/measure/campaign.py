@@ -170,8 +170,8 @@ class Campaign:
         self._visit("anchors", [(name, nbytes) for name, of_name in anchors.items() for nbytes in of_name])
         if self._spent_s > self._settings.budget_s and self._races and self._most_blocks < 2:
             raise UsageError(
-                f"a budget of {self._settings.budget_s:g} s is too small to measure anything: the first race alone "
-                f"took {self._spent_s:.3g} s; give more, or fewer and shorter sizes"
+                f"a budget of {self._settings.budget_s:g} s is too small to measure anything: the first measurement "
+                f"alone took {self._spent_s:.3g} s; give more, or fewer and shorter sizes"
             )
         self._refine([(name, nbytes) for name, of_name in anchors.items() for nbytes in reversed(of_name)])
         between_ = [(name, n) for name, of_name in sizes.items() for n in of_name if n not in anchors[name]]
@@ -388,7 +388,7 @@ class Campaign:
             return label
         if not self._races:
             how_long = f"in {most_s:g} s of waiting" if label else "because there are not two of them"
-            raise UsageError(f"the cores were not {required} for a race, {how_long}")
+            raise UsageError(f"the cores were not {required} during a whole measurement, {how_long}")
         return None
 
     def _has_moved(self) -> bool:

@@ -294,7 +294,7 @@ def _shown(calibration: Calibration, *, is_here: bool) -> Table:
     words = f"{identity.get('processor', 'unknown processor')}, {identity.get('cores', '?')} cores"
     title = f"{calibration.machine}{' (this machine)' if is_here else ''}: {words}\n{calibration.path}"
     table = Table(title=title, title_justify="left")
-    for heading in ("link", "ranks", "measured", "load", "model off by up to", "Unisono"):
+    for heading in ("transport", "ranks", "measured", "load", "model off by up to", "Unisono"):
         table.add_column(heading, overflow="fold")
     parameters = calibration.parameters
     measured = [name for name, link in parameters.links.items() if link.step.nbytes]
@@ -312,7 +312,7 @@ def _shown(calibration: Calibration, *, is_here: bool) -> Table:
 def forget(machines: tuple[str, ...], everything: bool) -> None:
     """Remove the calibrations of the machines with these fingerprints, by default of this machine.
 
-    Later jobs on these machines choose algorithms by priors, until the machine is calibrated again.
+    Later jobs on these machines choose algorithms with default costs, until the machine is calibrated again.
     """
     if everything and machines:
         raise UsageError("--all removes all calibrations: omit the fingerprints")
@@ -331,13 +331,13 @@ def _list_of(names: Mapping[str, str]) -> str:
 
 
 def _links(parameters: Parameters) -> Table:
-    table = Table(title="Links")
-    for heading in ("link", "latency µs", "overhead µs", "GB/s", "pairs at once", "measured"):
-        table.add_column(heading, justify="left" if heading in ("link", "measured") else "right")
+    table = Table(title="Transports")
+    for heading in ("transport", "latency µs", "overhead µs", "GB/s", "pairs at once", "measured"):
+        table.add_column(heading, justify="left" if heading in ("transport", "measured") else "right")
     for name, link in parameters.links.items():
         rate = f"{1e-9 / link.per_byte_s:.2f}" if link.per_byte_s else ""
         knots = link.step.nbytes
-        measured = f"{len(knots)} sizes, to {format_size(knots[-1])}" if knots else "no: a prior"
+        measured = f"{len(knots)} sizes, to {format_size(knots[-1])}" if knots else "no: the default"
         pairs = "" if link.pairs == UNBOUNDED else f"{link.pairs:.1f}"
         table.add_row(name, f"{link.latency_s * 1e6:.2f}", f"{link.overhead_s * 1e6:.2f}", rate, pairs, measured)
     return table
@@ -345,8 +345,8 @@ def _links(parameters: Parameters) -> Table:
 
 def _checked(steps: Sequence[Step]) -> Table:
     table = Table(title="The model, checked by a ring and a butterfly")
-    for heading in ("link", "ranks", "call", "bytes", "predicted µs", "measured µs", "error"):
-        table.add_column(heading, justify="left" if heading in ("link", "call") else "right")
+    for heading in ("transport", "ranks", "call", "bytes", "predicted µs", "measured µs", "error"):
+        table.add_column(heading, justify="left" if heading in ("transport", "call") else "right")
     for step in steps:
         for check in step.checks:
             times = f"{check.predicted_s * 1e6:.1f}", f"{check.measured_s * 1e6:.1f}"

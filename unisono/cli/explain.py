@@ -139,13 +139,11 @@ def _place(question: Question) -> str:
 
 
 def _source(explanation: Explanation) -> str:
-    """Return the source of the predicted times: the calibration of this machine with its date, or priors."""
+    """Return the source of the predicted times: the calibration of this machine with its date, or the defaults."""
     question = explanation.question
     calibration = read(fingerprint()) if explanation.is_calibrated else None
     if calibration is None:
-        return (
-            f"predicted by priors: {question.link} is not calibrated on this machine (`unisono calibrate` measures it)"
-        )
+        return f"predicted with default costs: {question.link} is not calibrated here (`unisono calibrate` measures it)"
     level = at_level(question.link, question.level)
     name = level if level in calibration.parameters.links else question.link
     origin = calibration.origins.get(name, Origin())

@@ -56,16 +56,16 @@ def shown_table(table: Table) -> RichTable:
     machines = {context.machine for context in table.decisions}
     titles = [_described(name, table.machines.get(name, {})) for name in sorted(machines)]
     shown = RichTable(title="\n".join(["Decisions", *titles]), title_justify="left")
-    for heading in ("collective", "ranks", "link", "dtype", "from"):
-        shown.add_column(heading, justify="right" if heading in ("ranks", "from") else "left", overflow="fold")
+    for heading in ("collective", "ranks", "transport", "dtype", "from size"):
+        shown.add_column(heading, justify="right" if heading in ("ranks", "from size") else "left", overflow="fold")
     variants = {each.variant for decision in table.decisions.values() for each in decision.ranges}
     add_names(shown, "algorithm", variants)
-    shown.add_column("µs there", justify="right")
+    shown.add_column("µs at that size", justify="right")
     for context, decision in table.decisions.items():
         for part in decision.ranges:
             seconds = decision.times_at(max(part.first, decision.sizes[0])).get(part.variant)
             time = "" if seconds is None else f"{seconds * 1e6:.1f}"
-            where = (context.collective, str(context.ranks), context.link, context.dtype)
+            where = (context.collective, str(context.ranks), context.link, _DTYPES.get(context.dtype, context.dtype))
             shown.add_row(*where, format_size(part.first), part.variant, time)
     return shown
 
@@ -86,6 +86,8 @@ def _span(ends: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
+# The classes of dtypes in words: those that are combined in a wider dtype, and the others.
+_DTYPES = {"narrow": "float16 and narrower", "plain": "float32 and others"}
 _TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 

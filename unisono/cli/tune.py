@@ -192,7 +192,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
 @click.option("--budget", "budget_s", default="60s", show_default=True, callback=_seconds, help="Time to measure.")
 @click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Of the elements.")
 @click.option("--transports", "transport", type=click.Choice(["auto", "shm", "tcp"]), default="auto", show_default=True)
-@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Keep only races with this placement.")
+@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Keep only times with this placement.")
 @click.option("--again", type=click.Choice(AGAIN), help="Replace suspicious earlier measurements, or all.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="table.json", show_default=True)
 @load_option
@@ -210,13 +210,13 @@ def command(
     again: str | None,
     out: Path,
 ) -> None:
-    """Race algorithms against each other within a budget, and write a table of the fastest to --out.
+    """Measure algorithms in turns within a budget, and write a table of the fastest to --out.
 
-    Measurements are appended to a file next to the table (.jsonl). The same command continues a campaign later. With
-    other ranks, sizes or collectives, it adds to the table. Under torchrun or unisono run, it measures over the ranks
-    of that job, and -n has no effect. Ctrl-C ends the campaign early, with a table of the measurements up to then. So
-    does a hang, after twice the budget and a minute. On machines whose cores move, such as virtual machines,
-    --placement keeps only races during which the cores were two threads of one core, near, or far all the time.
+    Measurements are appended to a file next to the table (.jsonl). The same command continues later. With other ranks,
+    sizes or collectives, it adds to the table. Under torchrun or unisono run, it measures over the ranks of that job,
+    and -n has no effect. Ctrl-C ends it early, with a table of the measurements up to then. So does a hang, after twice
+    the budget and a minute. On virtual machines, where the hypervisor moves cores, --placement keeps only measurements
+    during which the cores were two threads of one core, near, or far all the time.
 
     At the end, implausible times in the table are listed. --again suspicious measures these again, --again all
     measures all points of the command again. New times replace the old ones.
