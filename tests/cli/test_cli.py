@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.deadlines import DEADLINE_S
@@ -31,6 +32,7 @@ def test_version_option_prints_one_line() -> None:
 def test_commands_without_arrays_load_neither_numpy_nor_native_core(arguments: list[str]) -> None:
     program = f"""
 import sys
+from pathlib import Path
 from unisono.cli.main import main
 status = main({arguments!r})
 heavy = {{"numpy", "rich", "unisono.transports._core"}} & set(sys.modules)
@@ -90,6 +92,26 @@ def test_an_unknown_subcommand_is_refused_in_one_line() -> None:
     assert ended.stderr.startswith("unisono: there is no command 'frobnicate'; there are run, top, ")
     assert ended.stderr.count("\n") == 1
     assert unisono("doctr").stderr == "unisono: there is no command 'doctr'; did you mean 'doctor'?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("unisono be", "bench"),
+        ("unisono show allg", "allgather"),
+        ("unisono show allreduce rabens", "rabenseifner"),
+        ("unisono simulate allreduce ring rec", "recursive_doubling"),
+        ("unisono explain allreduce 1M --algorithm rabens", "rabenseifner"),
+        ("unisono bench comp", "compare"),
+    ],
+)
+def test_a_shell_completes_commands_collectives_and_algorithms(words: str, expected: str) -> None:
+    completing = {"_UNISONO_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = Path(sys.executable).with_name("unisono")
+    done = subprocess.run(
+        [command], capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, **completing}, check=False
+    )
+    assert f"plain,{expected}" in done.stdout.splitlines()
 
 
 def test_an_error_has_a_traceback_only_in_the_debug_log() -> None:

@@ -8,7 +8,8 @@
 - `job_statistics.py`: the summary of `unisono run --stats`.
 - `checks.py`, `gpu_checks.py`: the checks of `unisono doctor`.
 - `means.py`: the transports, launchers and stores of `unisono doctor`, judged by the checks.
-- `counts.py`, `loading.py`: options that several subcommands share.
+- `counts.py`, `loading.py`, `completion.py`: options that several subcommands share, and names that a shell completes.
+- `groups.py`: groups of subcommands that suggest a name.
 - `load.py`: the load of the machine before a measurement.
 - `messages.py`, `terminal.py`: output to standard error and to the terminal.
 """

@@ -14,6 +14,7 @@ from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.catalogue.variants import is_rules
 from unisono.algorithms.composition.host_levels import Hosts
 from unisono.algorithms.ir.contracts import VECTOR_CALLS
+from unisono.cli.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.loading import load_option
 from unisono.cli.terminal import add_names, console
 from unisono.dtypes import DTYPES
@@ -35,14 +36,18 @@ def _nbytes(context: click.Context, parameter: click.Parameter, text: str | None
 
 
 @click.command(short_help="Explain which algorithm a call uses, and why.")
-@click.argument("collective")
+@click.argument("collective", shell_complete=complete_collectives)
 @click.argument("nbytes", metavar="[BYTES]", callback=_nbytes, required=False)
 @click.option("-n", "size", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--per-host", type=click.IntRange(min=1), help="Ranks on each host.  [default: all, on one host]")
 @click.option("--size", "vector", callback=_nbytes, help="Bytes of the vector, instead of BYTES.  [default: 1M]")
 @click.option("--link", type=click.Choice(list(LINKS)), help="Between the hosts.  [default: tcp, or shm on one host]")
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", metavar="DTYPE", help="Of the elements.")
-@click.option("--algorithm", help="Force an algorithm by name, or by rules as in UNISONO_ALGORITHM.")
+@click.option(
+    "--algorithm",
+    shell_complete=complete_algorithms,
+    help="Force an algorithm by name, or by rules as in UNISONO_ALGORITHM.",
+)
 @click.option(
     "--table", type=click.Path(dir_okay=False, path_type=Path), help="Decision table.  [default: UNISONO_TABLE]"
 )

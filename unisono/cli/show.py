@@ -15,6 +15,7 @@ from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.drawing import Row, legend, lines, rows
 from unisono.algorithms.ir.plan import Plan
+from unisono.cli.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.loading import load_option
 from unisono.cli.terminal import console
 from unisono.errors import UsageError
@@ -23,8 +24,8 @@ SIDE_BY_SIDE = 16
 
 
 @click.command(short_help="Show the schedule of an algorithm and its cost.")
-@click.argument("collective")
-@click.argument("algorithm")
+@click.argument("collective", shell_complete=complete_collectives)
+@click.argument("algorithm", shell_complete=complete_algorithms)
 @click.option("-n", "size", type=int, default=8, show_default=True, help="Number of ranks.")
 @click.option("--rank", type=int, help=f"Show only this rank.  [default: all up to {SIDE_BY_SIDE} ranks, else rank 0]")
 @click.option("--root", type=int, default=0, show_default=True, help="Root of the collective.")

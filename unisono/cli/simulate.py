@@ -13,6 +13,7 @@ from unisono.algorithms.builders.arguments import check_ranks
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import algorithms_of, find
 from unisono.algorithms.composition.phases import Composition
+from unisono.cli.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.loading import load_option
 from unisono.cli.show import given_parameters
 from unisono.cli.terminal import add_names, console, progress
@@ -32,8 +33,8 @@ def _nbytes(context: click.Context, parameter: click.Parameter, text: str) -> in
 
 
 @click.command(short_help="Predict a collective on a described machine, at any number of ranks.")
-@click.argument("collective")
-@click.argument("algorithms", metavar="ALGORITHM...", nargs=-1, required=True)
+@click.argument("collective", shell_complete=complete_collectives)
+@click.argument("algorithms", shell_complete=complete_algorithms, metavar="ALGORITHM...", nargs=-1, required=True)
 @click.option("-n", "size", type=click.IntRange(min=1), default=8, show_default=True, help="Number of ranks.")
 @click.option("--size", "nbytes", default="1M", show_default=True, callback=_nbytes, help="Bytes of the vector.")
 @click.option("--topology", type=click.Path(dir_okay=False, path_type=Path), help="File that describes the machine.")
