@@ -32,7 +32,6 @@ def test_version_option_prints_one_line() -> None:
 def test_commands_without_arrays_load_neither_numpy_nor_native_core(arguments: list[str]) -> None:
     program = f"""
 import sys
-from pathlib import Path
 from unisono.cli.main import main
 status = main({arguments!r})
 heavy = {{"numpy", "rich", "unisono.transports._core"}} & set(sys.modules)
