@@ -14,7 +14,7 @@ def collectives(context: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def algorithms(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the algorithms that begin with `incomplete`: of the collective in the line, or of all if click has none."""
+    """Return the algorithms that begin with `incomplete`: of the collective in the line, or else of all."""
     collective = context.params.get("collective")
     names = {name for each in ([collective] if collective in CONTRACTS else CONTRACTS) for name in algorithms_of(each)}
     return sorted(name for name in names if name.startswith(incomplete))
