@@ -43,7 +43,12 @@ def preceded(statements: str) -> tuple[str, ...]:
 
 def ignoring(number: signal.Signals) -> tuple[str, ...]:
     """Return a launcher that starts with a signal ignored."""
-    code = f"import os, signal, sys; signal.signal({int(number)}, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    return handling(number, signal.SIG_IGN)
+
+
+def handling(number: signal.Signals, handler: signal.Handlers) -> tuple[str, ...]:
+    """Return a launcher that starts with SIG_IGN or SIG_DFL for a signal, whatever these tests were started with."""
+    code = f"import os, signal, sys; signal.signal({int(number)}, {int(handler)}); os.execv(sys.argv[1], sys.argv[1:])"
     return (sys.executable, "-c", code, *RUN)
 
 
@@ -513,7 +518,8 @@ def test_a_second_interrupt_kills_ranks_that_ignore_the_first(script: Script) ->
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_that_end_the_launcher_also_end_the_ranks(script: Script, number: signal.Signals) -> None:
-    with started("-n", 2, script(f"print('ready')\n{WAIT}")) as job:
+    launcher = handling(number, signal.SIG_DFL)
+    with started("-n", 2, script(f"print('ready')\n{WAIT}"), launcher=launcher) as job:
         job.send_signal(number)
         _, errors = job.communicate(timeout=DEADLINE_S)
     assert (job.returncode, errors) == (128 + number, f"unisono: stopped by {number.name}\n")

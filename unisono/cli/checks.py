@@ -244,7 +244,7 @@ PACKAGES = (
         "pip install cupy-cuda13x",
     ),
     Package("ray", "import ray as m; print(m.__version__)", 'pip install "unisono[ray]"'),
-    Package("dask", "import distributed as m; print(m.__version__)", 'pip install "unisono[dask]"'),
+    Package("dask", "import dask, distributed as m; print(m.__version__)", 'pip install "unisono[dask]"'),
     Package("redis", "import redis as m; print(m.__version__)", 'pip install "unisono[redis]"'),
     Package(
         "matplotlib",
@@ -302,6 +302,5 @@ def _looked_for(package: Package) -> Finding:
 
 
 def _reason(error: str, package: Package) -> str:
-    module = package.statement.partition("import ")[2].split()[0]
-    absent = f"ModuleNotFoundError: No module named {module!r}"
+    absent = f"ModuleNotFoundError: No module named {package.name!r}"
     return "not installed" if error == absent or "PackageNotFoundError" in error else error

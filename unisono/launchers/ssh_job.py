@@ -294,6 +294,7 @@ class SshJob:
     def _on_error(self, agent: _Agent, text: str) -> None:
         agent.fail(text)
         agent.living.clear()
+        agent.dismiss()
         self._end_all()
 
     def _on_done(self, agent: _Agent, done: Mapping[str, Any]) -> None:
@@ -342,6 +343,7 @@ class SshJob:
 
     def _end_all(self) -> None:
         """End all agents, because the job cannot run. Those that have not said hello yet may still say why."""
+        self._kill_at = min(self._kill_at, time.monotonic() + self._answer_s)
         for agent in self._agents:
             if agent.has_started:
                 agent.is_dismissed = True
