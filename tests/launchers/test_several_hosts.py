@@ -305,14 +305,15 @@ def test_launchers_with_different_keys_say_so(tmp_path: Path) -> None:
         assert errors.startswith("unisono: the launchers of nodes 0 and 1 have different keys")
 
 
-def test_failure_on_one_machine_ends_the_ranks_of_the_other(tmp_path: Path) -> None:
-    program = "import os, sys, time\nos.environ['UNISONO_RANK'] == '1' and sys.exit(7)\ntime.sleep(600)\n"
-    waiting, failed = started_on_each(tmp_path, f"tcp://127.0.0.1:{free_port()}", (1, 1), program=program)
-    assert failed == (7, "", "unisono: rank 1 exited with code 7\n")
-    assert waiting[0] == 143
-    assert re.match(
-        "unisono: rank 1 exited with code 7 on host .*\nunisono: rank 0 was killed by SIGTERM\n", waiting[2]
-    )
+@pytest.mark.parametrize("bad", [0, 1])
+def test_failure_on_one_machine_ends_the_ranks_of_the_other(tmp_path: Path, bad: int) -> None:
+    program = f"import os, sys, time\nos.environ['UNISONO_RANK'] == '{bad}' and sys.exit(7)\ntime.sleep(600)\n"
+    ended = started_on_each(tmp_path, f"tcp://127.0.0.1:{free_port()}", (1, 1), program=program)
+    assert ended[bad] == (7, "", f"unisono: rank {bad} exited with code 7\n")
+    code, _, errors = ended[1 - bad]
+    assert code == 143
+    first = f"unisono: rank {bad} exited with code 7 on host .*"
+    assert re.match(f"{first}\nunisono: rank {1 - bad} was (killed by|stopped).*SIGTERM", errors)
 
 
 def test_missing_launcher_is_an_error_before_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,7 @@ class NodeStore(JobStore):
         self.url, self.job, self._key = node.store, node.job, node.key
         self._share = share
         self._next_look = 0.0
+        self._has_failed = False
         self._reserved = _reserved_port()
         with contextlib.ExitStack() as undo:
             undo.callback(self._reserved.close)
@@ -210,6 +211,7 @@ class NodeStore(JobStore):
                 give_up(store, ended.rank, self._share.size, _early(ended))
 
     def publish_failure(self, ended: Exit) -> None:
+        self._has_failed = True
         with contextlib.suppress(RendezvousError):
             self._launchers.set(_FAILURE, f"{ended.rank} {ended} on host {socket.gethostname()}".encode())
 
@@ -228,7 +230,9 @@ class NodeStore(JobStore):
         return "" if int(rank) in self._share.ranks else f"rank {rank} {how}"
 
     def close(self) -> None:
-        """Close the store; the launcher of node 0 stops the server."""
+        """Close the store; the launcher of node 0 stops the server, after all others have seen a failure."""
+        if self._has_failed and self._node_server is not None:
+            time.sleep(2 * _LOOK_S)
         with contextlib.suppress(RendezvousError):
             self._launchers.clear()
         self._launchers.close()
