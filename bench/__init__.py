@@ -5,7 +5,7 @@ Used by `unisono bench`:
 - `driver.py`, `ranks.py`: run libraries in rounds; the processes of one library.
 - `peers.py`, `adapters/`: the libraries and how they are installed, and the code that calls each of them.
 - `placement.py`, `sizes.py`, `statistics.py`, `report.py`: cores, sizes, numbers and results. `formats.py`: results for
-  other tools. `comparison.py`: what has changed between two saved results.
+  other tools. `comparison.py`: what has changed between two saved results. `page.py`: results as an HTML page.
 
 Programs, each `unisono bench NAME` or `python -m unisono.bench.NAME`:
 

@@ -95,10 +95,11 @@ class Benchmark(NamedTuple):
 def saved(path: Path) -> list[Benchmark]:
     """Return the benchmarks of a file, one for each placement of each document, the oldest first."""
     documents = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [benchmark for document in documents for benchmark in _by_placement(document)]
+    return [benchmark for document in documents for benchmark in by_placement(document)]
 
 
-def _by_placement(document: Mapping[str, Any]) -> list[Benchmark]:
+def by_placement(document: Mapping[str, Any]) -> list[Benchmark]:
+    """Return a benchmark for each placement of the rows that have times."""
     rows = [row for row in document["rows"] if row["median_us"] is not None]
     placements = sorted({row["placement"] for row in rows})
     return [Benchmark(document, name, [row for row in rows if row["placement"] == name]) for name in placements]

@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import os
+import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
 
-from unisono.bench import comparison
+from unisono.bench import comparison, page
 from unisono.bench.driver import Driver, Failure, Results, Sample, Settings, steps
 from unisono.bench.formats import FORMATS
 from unisono.bench.peers import COMPLETE, ENVIRONMENTS, PEERS, ROOT, Library, peer, unisono_over
@@ -376,6 +378,28 @@ def test_results_are_printed_as_other_tools_print_them() -> None:
 def test_bench_prints_json_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "barrier", "-n", "2", "--seconds", "0.05", "--rounds", "2", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["collective"] == "barrier"
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium, which Debian has as a package")
+def test_browser_shows_the_page_of_a_benchmark(tmp_path: Path) -> None:
+    own, other = unisono_over("shm"), PEERS["gloo"]
+    samples = [
+        _sample(library.name, number, NEAR, time_us)
+        for library, time_us in ((own, 2.0), (other, 8.0))
+        for number in (0, 1)
+    ]
+    results = Results(samples, [Failure(2048, other.name, "<it> did not answer")], {"unisono": "1", "gloo": "2"})
+    settings = small(own, other, ranks=2, sizes=(1024, 2048))
+    path = tmp_path / "page.html"
+    path.write_text(page.html(document(settings, results, rows(settings, results))))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{path}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
+    assert "<svg" in shown
+    assert "8 · 4.00 [4.00–4.00]" in shown
+    assert "background: #78be78" in shown  # the strongest green, for four times as long
+    assert "&lt;it&gt; did not answer" in shown
+    assert "<script" not in shown
+    assert not re.search("(src|href)=[^#]*http", shown)
 
 
 def saved(path: Path, times: Mapping[str, tuple[float, float]], **facts: Any) -> Path:

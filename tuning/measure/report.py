@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
+from unisono import html_page
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.decide.choice import Question, TunerState, candidate
@@ -23,10 +24,6 @@ from unisono.tuning.measure.measurement_log import Context, Measurement
 
 _DPI = 100
 _MOST_CURVES = 8
-_STYLE = (
-    "body{font:15px sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
-    "img{max-width:100%}td,th{padding:0 1em 0 0;text-align:left}"
-)
 
 
 class Picture(NamedTuple):
@@ -189,17 +186,15 @@ def _draw_regret(figure: Any, pairs: Mapping[Context, Sequence[_Pair]]) -> None:
 
 
 def _page(table: Table, pictures: Sequence[Picture]) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(_title(context))}</td><td>{each.first}</td><td>{each.end or ''}</td>"
-        f"<td>{html.escape(each.variant)}</td></tr>"
+    rows = [
+        [html.escape(_title(context)), str(each.first), str(each.end or ""), html.escape(each.variant)]
         for context, decision in table.decisions.items()
         for each in decision.ranges
-    )
+    ]
     images = "".join(
         f"<h2>{html.escape(each.caption)}</h2>"
         f'<img alt="{html.escape(each.caption)}" src="data:image/png;base64,{base64.b64encode(each.png).decode()}">'
         for each in pictures
     )
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>Tuning</title><style>{_STYLE}</style>"
-    columns = "<tr><th>calls</th><th>from, bytes</th><th>below</th><th>algorithm</th></tr>"
-    return f"{head}<h1>Tuning</h1>{images}<h2>Decisions</h2><table>{columns}{rows}</table></html>\n"
+    decisions = html_page.table(["calls", "from, bytes", "below", "algorithm"], rows)
+    return html_page.page("Tuning", f"{images}<h2>Decisions</h2>{decisions}")

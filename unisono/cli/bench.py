@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
@@ -195,6 +197,7 @@ def _compare(*, old: Path, new: Path, as_json: bool) -> int:
 @click.option("--format", "form", type=click.Choice(["table", *FORMATS]), default="table", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines, as --format json.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON to this file.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with curves and ratios.")
 @click.option("--save", is_flag=True, help=f"Append the results to {SAVED}/COLLECTIVE.jsonl.")
 @load_option
 @click.pass_context
@@ -213,6 +216,7 @@ def _measure(
     form: str,
     as_json: bool,
     out: Path | None,
+    html: Path | None,
     save: bool,
 ) -> int:
     """Measure the collective in interleaved rounds, next to the libraries named by --against.
@@ -247,9 +251,19 @@ def _measure(
         tell(f"{failure.library}, {format_size(failure.nbytes)}: {failure.reason}")
     if out:
         out.write_text(as_json_text(settings, results, measured_rows), encoding="utf-8")
+    if html:
+        html.write_text(_page(document(settings, results, measured_rows)), encoding="utf-8")
     if save:
         append(SAVED / f"{collective}.jsonl", document(settings, results, measured_rows))
     return 1 if results.failures else 0
+
+
+def _page(content: Mapping[str, Any]) -> str:
+    try:
+        from unisono.bench import page
+    except ImportError as error:
+        raise UsageError(f"--html needs matplotlib ({error}): pip install 'unisono[report]'") from None
+    return page.html(content)
 
 
 def _show(results: Results, shown: Table) -> None:

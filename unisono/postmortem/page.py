@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from unisono.html_page import page
 from unisono.postmortem.analysis import Report
 from unisono.postmortem.culprits import Row, current, place
 from unisono.postmortem.timeline import Bar, timeline
@@ -13,21 +14,11 @@ _TRACK = 26
 _LEFT = 70
 _COLOURS = {"done": "#3b7dd8", "running": "#e0a020", "failed": "#c8402f"}
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; padding: 0 1em; color: #1c1c1c }}
-h1 {{ font-size: 1.5em }} h2 {{ font-size: 1.15em; margin-top: 2em }}
-.summary {{ background: #f4f4f0; border-left: 4px solid #c8402f; padding: .8em 1em }}
-table {{ border-collapse: collapse; font-size: 13px }}
-th, td {{ border: 1px solid #d5d5d0; padding: 4px 8px; text-align: left }}
-td.done {{ background: #e9f1fc }} td.running {{ background: #fcf1d9 }} td.failed {{ background: #f9e0dc }}
-td.missing {{ background: #f4f4f0; color: #777 }} .scroll {{ overflow-x: auto }}
-svg text {{ font: 12px system-ui, sans-serif }} code {{ font-size: 13px }}
-</style></head><body>
-<h1>{title}</h1>
-<p class="summary" id="summary">{summary}</p>
+_STYLE = """.summary { background: #f4f4f0; border-left: 4px solid #c8402f; padding: .8em 1em }
+td.done { background: #e9f1fc } td.running { background: #fcf1d9 } td.failed { background: #f9e0dc }
+td.missing { background: #f4f4f0; color: #777 } svg text { font: 12px system-ui, sans-serif } svg { max-width: none }
+"""
+_BODY = """<p class="summary" id="summary">{summary}</p>
 {notes}
 <h2>Where each rank is</h2>
 <div class="scroll"><table id="ranks">
@@ -37,22 +28,20 @@ svg text {{ font: 12px system-ui, sans-serif }} code {{ font-size: 13px }}
 <p>Each bar is a call; point at it for its text. Time is in seconds before the last dump.</p>
 <div class="scroll">{timeline}</div>
 <h2>Call by call</h2>
-<div class="scroll">{rows}</div>
-</body></html>
-"""
+<div class="scroll">{rows}</div>"""
 
 
 def html(report: Report) -> str:
     """Return the page."""
     dumps = report.dumps
-    return _PAGE.format(
-        title=escape(f"Postmortem of job {dumps.job}"),
+    body = _BODY.format(
         summary=escape(report.summary),
         notes="".join(f"<p>{escape(note)}</p>" for note in dumps.notes),
         ranks="\n".join(_rank(report, rank) for rank in range(dumps.size)),
         timeline=_timeline(list(timeline(dumps)), dumps.size),
         rows="\n".join(_table([row for row in report.rows if row.communicator == each]) for each in _order(report)),
     )
+    return page(f"Postmortem of job {dumps.job}", body, _STYLE)
 
 
 def _rank(report: Report, rank: int) -> str:
