@@ -1,9 +1,9 @@
 """Measures allreduce among threads of one process on one GPU, which consists only of our kernels and copies.
 
-Three times are told. The wall time of a call is that of the slowest rank, from a barrier until its device is done. The
-host time is that until the call has been issued; the ranks are threads, so they share Python's lock. The device time is
-measured by events around several calls: long copies on one rank hold up the others, so that all calls are issued before
-the first one runs.
+The stage reports three times. The wall time of a call is that of the slowest rank, from a barrier until its device is
+done. The host time is that until the call has been issued; the ranks are threads, so they share Python's lock. The
+device time is measured by events around several calls: long copies on one rank hold up the others, so that all calls
+are issued before the first one runs.
 """
 
 from __future__ import annotations

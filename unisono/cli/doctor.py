@@ -127,8 +127,9 @@ def _calibration() -> str:
 def _parts() -> dict[str, str]:
     """Return GPUs, network interfaces and, if they are known, the levels of processors."""
     here = machine()
-    parts = {"gpus": _gpus(here.gpus), "network": here.describe()["network"]}
-    return {"shared": here.describe()["processors"], **parts} if here.processors.levels else parts
+    described = here.describe()
+    parts = {"gpus": _gpus(here.gpus), "network": described["network"]}
+    return {"shared": described["processors"], **parts} if here.processors.levels else parts
 
 
 def _gpus(devices: tuple[Gpu, ...]) -> str:

@@ -119,11 +119,6 @@ class Share:
         """The ranks of this share."""
         return range(self.first, self.first + self.count)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether no other launcher starts ranks of the job."""
-        return self.count == self.size
-
 
 @dataclass(frozen=True, slots=True)
 class LocalPlace:
