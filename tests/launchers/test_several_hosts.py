@@ -11,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,8 +22,12 @@ from support.deadlines import DEADLINE_S, eventually
 from support.hosts import needs_namespaces
 from support.ports import free_port
 
+import unisono as un
 from unisono.bench.namespaces import address, inside, network
+from unisono.launchers.job_store import Node, NodeStore
+from unisono.launchers.process import Share
 from unisono.launchers.ssh_protocol import BEGINNING, TO_LAUNCHER, Messages, ProtocolError, encoded
+from unisono.transports.rendezvous.stores import PrefixStore
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_sshd = pytest.mark.skipif(SSHD is None or shutil.which("ssh-keygen") is None, reason="needs OpenSSH's server")
@@ -129,7 +135,7 @@ def test_ranks_on_two_hosts_meet_and_report_as_on_one(ssh: Ssh, tmp_path: Path) 
 def test_ranks_of_hosts_get_variables_and_the_first_failure_is_the_exit_code(ssh: Ssh) -> None:
     program = "echo $A; test $UNISONO_RANK = 0 || exit 7"
     code, lines, errors = ssh.run("--hosts", "host0,host1", "--env", "A=1", "--", "sh", "-c", program)
-    assert (code, lines) == (7, ["[0] 1", "[1] 1"])
+    assert (code, lines) == (7, ["[0] 1", "[1] 1"]), errors
     assert errors == "unisono: rank 1 exited with code 7\n"
 
 
@@ -303,6 +309,35 @@ def test_launchers_with_different_keys_say_so(tmp_path: Path) -> None:
     for code, output, errors in started_on_each(tmp_path, f"file://{tmp_path}/store", (1, 1), keys=keys):
         assert (code, output) == (2, "")
         assert errors.startswith("unisono: the launchers of nodes 0 and 1 have different keys")
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (2, 1)], ids=["right", "different"])
+def test_store_stays_until_a_slow_launcher_has_read_that_it_may_start(
+    monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int]
+) -> None:
+    url, key, slow = f"tcp://127.0.0.1:{free_port()}", bytes(32), threading.local()
+    get = PrefixStore.get
+
+    def get_late(store: PrefixStore, key: str, timeout_s: float) -> bytes:
+        if key == "ready" and hasattr(slow, "by_s"):
+            time.sleep(slow.by_s)
+        return get(store, key, timeout_s)
+
+    def met(number: int) -> str:
+        node = Node(number, 2, url, "127.0.0.1", bytes(16), key)
+        if number:
+            slow.by_s = 0.5
+        try:
+            NodeStore(node, Share(number, 1, counts[number]), DEADLINE_S).close()
+        except un.UsageError as error:
+            return str(error)
+        return ""
+
+    monkeypatch.setattr(PrefixStore, "get", get_late)
+    with ThreadPoolExecutor(2) as threads:
+        ended = list(threads.map(met, range(2)))
+    wrong = "the launcher of node 0 was started for 2 ranks, and that of node 1 for 1"
+    assert [text.startswith(wrong) if counts[0] > 1 else not text for text in ended] == [True, True], ended
 
 
 @pytest.mark.parametrize("bad", [0, 1])

@@ -84,26 +84,40 @@ def hanging_alltoall(world: Any) -> Any:
 
 
 class MixesCalls:
-    """A communicator with wrong results of blocking calls while a background call is in flight."""
+    """A communicator with wrong results of blocking calls while a background call is in flight.
 
-    def __init__(self, inner: Any) -> None:
+    Communicators that it makes do the same, and count their background calls together.
+    """
+
+    def __init__(self, inner: Any, in_flight: list[Any] | None = None) -> None:
         self._inner = inner
-        self._in_flight = 0
+        self._in_flight = [] if in_flight is None else in_flight
+
+    def __enter__(self) -> MixesCalls:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._inner.close()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._inner, name)
-        if name in ("plan", "group", "split", "subgroup", "dup") or not callable(method):
+        if name in ("split", "subgroup", "dup"):
+            return lambda *args, **options: self._mixed(method(*args, **options))
+        if name in ("plan", "group") or not callable(method):
             return method
 
         def call(*args: Any, **options: Any) -> Any:
             result = method(*args, **options)
             if options.get("wait", True):
                 return other_element(result) if self._in_flight and isinstance(result, np.ndarray) else result
-            self._in_flight += 1
+            self._in_flight.append(result)
             return SpoiltWork(result, self._ended)
 
         return call
 
+    def _mixed(self, made: Any) -> Any:
+        return None if made is None else MixesCalls(made, self._in_flight)
+
     def _ended(self, result: Any) -> Any:
-        self._in_flight -= 1
+        self._in_flight.pop()
         return result

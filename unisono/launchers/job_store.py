@@ -4,7 +4,11 @@
 *node*), each of them has a `NodeStore`. The launcher of node 0 puts its *announcement* into the store: how many nodes
 and ranks the job has, and where rank 0 serves the store of torch. Each launcher reads it, and puts its own arrival into
 the store, with an error if it was started differently. When all have arrived, the launcher of node 0 lets them start
-their ranks, or passes the error on to all of them.
+their ranks, or passes the error on to all of them. It waits until they have read that, because its own ranks may end at
+once, and the store with them.
+
+Launchers that nobody coordinates have a `PeerNodeStore`, through which each of them hears that a rank of another one
+has failed. The agents of an ssh job need none, because the launcher sends them a message.
 """
 
 from __future__ import annotations
@@ -175,8 +179,6 @@ class NodeStore(JobStore):
         """
         self.url, self.job, self._key = node.store, node.job, node.key
         self._share = share
-        self._next_look = 0.0
-        self._has_failed = False
         self._reserved = _reserved_port()
         with contextlib.ExitStack() as undo:
             undo.callback(self._reserved.close)
@@ -199,8 +201,8 @@ class NodeStore(JobStore):
             self._take(_arrival(node.number), error.encode(), node)
             if node.number == 0:
                 error = self._arrivals(node, deadline)
-                self._launchers.set(_READY, error.encode())
-            self._require_ready(error, deadline)
+                self._let_start(error, node)
+            self._require_ready(error, node, deadline)
             undo.pop_all()
         self.torch_host, self.torch_port = announcement["host"], announcement["port"]
 
@@ -210,29 +212,8 @@ class NodeStore(JobStore):
             if not has_arrived(store, ended.rank):
                 give_up(store, ended.rank, self._share.size, _early(ended))
 
-    def publish_failure(self, ended: Exit) -> None:
-        self._has_failed = True
-        with contextlib.suppress(RendezvousError):
-            self._launchers.set(_FAILURE, f"{ended.rank} {ended} on host {socket.gethostname()}".encode())
-
-    def failure_elsewhere(self) -> str:
-        """Return which rank of another machine has failed. It asks the store twice a second."""
-        if time.monotonic() < self._next_look:
-            return ""
-        self._next_look = time.monotonic() + _LOOK_S
-        try:
-            rank, _, how = self._launchers.get(_FAILURE, 0.0).decode().partition(" ")
-        except StoreTimeoutError:
-            return ""
-        except RendezvousError:  # the launcher of node 0 has ended
-            self._next_look = math.inf
-            return ""
-        return "" if int(rank) in self._share.ranks else f"rank {rank} {how}"
-
     def close(self) -> None:
-        """Close the store; the launcher of node 0 stops the server, after all others have seen a failure."""
-        if self._has_failed and self._node_server is not None:
-            time.sleep(2 * _LOOK_S)
+        """Close the store; the launcher of node 0 stops the server."""
         with contextlib.suppress(RendezvousError):
             self._launchers.clear()
         self._launchers.close()
@@ -281,13 +262,25 @@ class NodeStore(JobStore):
                 missing.append(number)
         return _missing(missing, node) if missing else ""
 
-    def _require_ready(self, error: str, deadline: Deadline) -> None:
+    def _let_start(self, error: str, node: Node) -> None:
+        """Let all launchers start their ranks, or pass an error on to them; wait until those that came have read it."""
+        self._launchers.set(_READY, error.encode())
+        deadline = Deadline(ANSWER_TIMEOUT_S)
+        for number in range(1, node.nodes):
+            with contextlib.suppress(StoreTimeoutError):  # it never came, or has been killed
+                self._launchers.get(_arrival(number), 0.0)
+                self._launchers.get(_informed(number), deadline.remaining_s())
+
+    def _require_ready(self, error: str, node: Node, deadline: Deadline) -> None:
         """Wait until the launcher of node 0 lets all of them start their ranks.
 
         Raises:
             UsageError: there is an `error`, of this launcher or another one.
         """
-        error = error or self._launchers.get(_READY, deadline.remaining_s() + ANSWER_TIMEOUT_S).decode()
+        if node.number:
+            error = error or self._launchers.get(_READY, deadline.remaining_s() + ANSWER_TIMEOUT_S).decode()
+            with contextlib.suppress(RendezvousError):  # the launcher of node 0 has waited for this long enough
+                self._launchers.set(_informed(node.number), b"")
         if error:
             raise UsageError(error)
 
@@ -305,6 +298,38 @@ class NodeStore(JobStore):
             raise
 
 
+class PeerNodeStore(NodeStore):
+    """A store by which each launcher also learns that a rank of another one has failed."""
+
+    _next_look = 0.0
+    _has_failed = False
+
+    def publish_failure(self, ended: Exit) -> None:
+        self._has_failed = True
+        with contextlib.suppress(RendezvousError):
+            self._launchers.set(_FAILURE, f"{ended.rank} {ended} on host {socket.gethostname()}".encode())
+
+    def failure_elsewhere(self) -> str:
+        """Return which rank of another machine has failed. It asks the store twice a second."""
+        if time.monotonic() < self._next_look:
+            return ""
+        self._next_look = time.monotonic() + _LOOK_S
+        try:
+            rank, _, how = self._launchers.get(_FAILURE, 0.0).decode().partition(" ")
+        except StoreTimeoutError:
+            return ""
+        except RendezvousError:  # the launcher of node 0 has ended
+            self._next_look = math.inf
+            return ""
+        return "" if int(rank) in self._share.ranks else f"rank {rank} {how}"
+
+    def close(self) -> None:
+        """Close the store; the launcher of node 0 stops the server, after all others have seen a failure."""
+        if self._has_failed and self._node_server is not None:
+            time.sleep(2 * _LOOK_S)
+        super().close()
+
+
 def _server(node: Node) -> StoreServer | None:
     """Return the server of the store, if this launcher serves it."""
     if node.number or not node.store.startswith("tcp://"):
@@ -320,6 +345,10 @@ def _digest(key: bytes) -> str:
 
 def _arrival(number: int) -> str:
     return f"node/{number}"
+
+
+def _informed(number: int) -> str:
+    return f"informed/{number}"
 
 
 def _missing(numbers: Sequence[int], node: Node) -> str:

@@ -13,7 +13,7 @@ from typing import Protocol
 from unisono.collectives.bootstrap.environment import job_of_store, key_of_file
 from unisono.errors import UsageError
 from unisono.launchers.job import LocalJob, Observer, OnLoss, require_open_files
-from unisono.launchers.job_store import Node, NodeStore
+from unisono.launchers.job_store import Node, PeerNodeStore
 from unisono.launchers.process import Command, Exit, Share
 from unisono.launchers.ssh_job import Host, SshJob, hosts_in
 from unisono.options import Options, variable
@@ -194,7 +194,7 @@ class OnOneOfSeveral:
             environ=bound,
             on_loss=rules.on_loss,
             share=self.share,
-            store=partial(NodeStore, node, self.share, options.rendezvous_timeout_s),
+            store=partial(PeerNodeStore, node, self.share, options.rendezvous_timeout_s),
         )
 
 
