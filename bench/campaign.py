@@ -12,7 +12,8 @@ A trial ends in one of these verdicts:
 
 - correct: every rank has ended all calls with the right results;
 - promised: every survivor has raised the error that `FAULTS` promises, naming the victim;
-- skipped: the trial needs several hosts, which only root can make;
+- skipped: the trial needs several hosts, which only root can make, or a call reached a short time limit before the
+  fault, because the machine was slow;
 - wrong result, wrong error, hang: a broken promise. The command then exits with 1.
 
 The same trials run on Gloo, through torch.distributed, and on Open MPI with ULFM (User-Level Failure Mitigation), as
@@ -256,6 +257,8 @@ def _judged(trial: Trial, said: dict[int, list[dict[str, Any]]], fault_ns: int |
     fault = FAULTS[trial.fault]
     if wrong := [line["wrong"] for lines in said.values() for line in lines if "wrong" in line]:
         return Outcome(trial, "wrong result", why="; ".join(wrong))
+    if "CollectiveTimeoutError" in fault.errors and fault_ns is None:
+        return Outcome(trial, "skipped", why="a rank was so slow that a call reached its time limit before the fault")
     ends = {rank: end for rank, lines in said.items() for end in _ends(lines)}
     if silent := sorted(set(said) - set(ends)):
         return Outcome(trial, "wrong error", why=f"ranks {silent} have crashed")
@@ -377,7 +380,7 @@ def _outcomes(chosen: argparse.Namespace, console: Console) -> Iterator[Outcome]
             if chosen.out:
                 with chosen.out.open("a") as file:
                     file.write(line + "\n")
-            if outcome.verdict not in GOOD:
+            if outcome.verdict not in GOOD or (hosts and outcome.verdict == "skipped"):
                 console.print(f"seed {seed}: {outcome.verdict}: {outcome.why}; {outcome.trial}", markup=False)
             yield outcome
 

@@ -36,6 +36,7 @@ def hang(_):
 
 CALLS["damaged"] = damaged_broadcast
 FAULTS["SIGKILL without a word"] = FAULTS["SIGKILL"]._replace(errors=("AbortedError",))
+FAULTS["impatience"] = FAULTS["SIGSTOP"]._replace(timeout_s=1e-6)
 FAULTS["hang"] = FAULTS["SIGKILL"]._replace(plant=hang)
 campaign.LIMIT_S = {limit_s}
 outcome = campaign.run(Trial(*{trial}))
@@ -58,6 +59,10 @@ def test_trial_ends_as_promised(library: str) -> None:
 
 def test_trial_between_hosts_is_skipped_without_hosts() -> None:
     assert run(TRIAL._replace(transport="hosts")).verdict in GOOD
+
+
+def test_trial_is_skipped_if_a_call_reaches_its_time_limit_before_the_fault() -> None:
+    assert outcome_of(TRIAL._replace(fault="impatience")).startswith("skipped 0 a rank was so slow")
 
 
 def test_every_fault_and_call_occurs_among_few_seeds() -> None:
