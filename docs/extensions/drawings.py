@@ -125,6 +125,21 @@ class Layers(SphinxDirective):
         return [inline_svg(figures.layers(INK), "The layers of Unisono, the highest first")]
 
 
+class Boxes(SphinxDirective):
+    """Draws rows of boxes with arrows, as `figures.boxes` describes; the argument describes the picture."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Return the picture."""
+        try:
+            return [inline_svg(figures.boxes(list(self.content), INK), self.arguments[0])]
+        except ValueError as error:
+            raise self.error(str(error)) from error
+
+
 class Waiting(SphinxDirective):
     """Runs ranks, and draws when each of them computed and when it waited."""
 
@@ -149,6 +164,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("losses", Losses)
     app.add_directive("predictions", Predictions)
     app.add_directive("layers", Layers)
+    app.add_directive("boxes", Boxes)
     app.add_directive("waiting", Waiting)
     app.add_directive("gradient-steps", GradientSteps)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

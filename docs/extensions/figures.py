@@ -60,6 +60,76 @@ def _blank(inches: tuple[float, float]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def boxes(lines: Sequence[str], ink: str) -> Figure:
+    """Return a figure of rows of boxes, with arrows between boxes of the same or of other rows.
+
+    Args:
+        lines: the rows from top to bottom, with ``|`` between boxes; then an empty line, and the arrows, which are
+            ``from, from -> to, to | label``.
+        ink: the colour of text and arrows.
+
+    Raises:
+        ValueError: an arrow names a box that no row has.
+    """
+    gap = lines.index("") if "" in lines else len(lines)
+    rows = [[name.strip() for name in line.split("|")] for line in lines[:gap]]
+    width = max(sum(len(name) for name in row) + 4 * len(row) for row in rows)
+    figure, axes = _blank((min(7.2, 0.095 * width + 0.4), 0.8 * len(rows)))
+    places: dict[str, tuple[float, float, float]] = {}  # the left end, the right end and the level of each box
+    for level, row in enumerate(rows):
+        share = width / len(row)
+        for place, name in enumerate(row):
+            left, right = place * share + 1, (place + 1) * share - 1
+            places[name] = (left, right, -1.6 * level)
+            _box(axes, (left, -1.6 * level), right - left, name, COLOURS[level % len(COLOURS)], ink)
+    for line in lines[gap + 1 :]:
+        ends, _, label = line.partition("|")
+        _arrows(axes, places, [_names(names, places) for names in ends.split("->")], label.strip(), ink)
+    axes.set(xlim=(0, width), ylim=(-1.6 * (len(rows) - 1) - 0.2, 0.8))
+    return figure
+
+
+def _names(names: str, places: dict[str, tuple[float, float, float]]) -> list[str]:
+    found = [name.strip() for name in names.split(",")]
+    if missing := [name for name in found if name not in places]:
+        raise ValueError(f"the picture has no box {missing[0]!r}: it has {', '.join(places)}")
+    return found
+
+
+def _arrows(
+    axes: Axes, places: dict[str, tuple[float, float, float]], ends: Sequence[Sequence[str]], label: str, ink: str
+) -> None:
+    """Draw an arrow from each box of the first list to each of the second, and the label beside the middle of all."""
+    middles = []
+    for source in ends[0]:
+        for target in ends[1]:
+            start, end = _between(places[source], places[target])
+            style = {"arrowstyle": "-|>", "color": ink, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", end, start, arrowprops=style)
+            middles.append(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2))
+    x, y = min(middles)
+    if places[ends[0][0]][2] == places[ends[1][0]][2]:
+        axes.text(x, y + 0.4, label, color=ink, fontsize=8, ha="center")
+    else:
+        axes.text(x + 0.8, y, label, color=ink, fontsize=8, va="center")
+
+
+def _between(
+    source: tuple[float, float, float], target: tuple[float, float, float]
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the points at which an arrow leaves one box and meets another."""
+    if source[2] == target[2]:
+        first, second = (source[1], target[0]) if source[0] < target[0] else (source[0], target[1])
+        return (first, source[2] + 0.3), (second, target[2] + 0.3)
+    # Vertical where one box is above the other, else between their middles.
+    left, right = max(source[0], target[0]), min(source[1], target[1])
+    xs = [(left + right) / 2] * 2 if left < right else [(source[0] + source[1]) / 2, (target[0] + target[1]) / 2]
+    low, high = -0.08, 0.68
+    is_down = source[2] > target[2]
+    ends = (low, high) if is_down else (high, low)
+    return (xs[0], source[2] + ends[0]), (xs[1], target[2] + ends[1])
+
+
 def predictions(collective: str, algorithms: Sequence[str], ranks: int, link: str, ink: str) -> Figure:
     """Return a figure of the times that the tuner's model predicts by size, without a calibration."""
     sizes = [1 << power for power in range(3, 27, 2)]
