@@ -48,8 +48,8 @@ def as_nccl_tests(settings: Settings, _: Results, rows: Sequence[Row]) -> str:
     """Return the columns of nccl-tests for one kind of call: time in µs, bandwidths in GB/s, and no wrong results."""
     dtype = DTYPES[settings.dtype]
     name = {"float32": "float", "float64": "double", "float16": "half"}.get(settings.dtype, settings.dtype)
-    reduces = settings.collective in ("allreduce", "reduce", "reduce_scatter")
-    has_root = settings.collective in ("broadcast", "reduce")
+    reduces = settings.collective in ("allreduce", "reduce", "reduce_scatter", "scan")
+    has_root = settings.collective in ("broadcast", "reduce", "gather", "scatter")
 
     def line(row: Row) -> str:
         assert row.median_us is not None

@@ -13,9 +13,9 @@ An adapter has:
     call(collective, array, out)
                             a function that runs the collective once, as users do, on the flat numpy arrays: `array` is
                             this rank's input and `out` its result. They are the same array in these collectives:
-                            "allreduce" sums, "reduce" sums on rank 0, "broadcast" sends from rank 0, and "barrier"
-                            ignores it. They are different arrays in "allgather", "reduce_scatter" (a sum) and
-                            "alltoall", with equal shares.
+                            "allreduce" and "scan" sum, "reduce" sums on rank 0, "broadcast" sends from rank 0, and
+                            "barrier" ignores it. They are different arrays in "allgather", "reduce_scatter" (a sum),
+                            "alltoall", "gather" to rank 0 and "scatter" from rank 0, with equal shares.
                             Raises NotImplementedError if the library lacks the collective or the dtype.
     barrier()               returns when all ranks have called it
     close()                 leaves the job in order

@@ -25,11 +25,15 @@ class MpiAdapter:
             self._mpi.Datatype.fromcode(array.dtype.char)
         except ValueError:
             raise NotImplementedError(f"mpi4py has no MPI datatype for {array.dtype}") from None
-        reduced = (self._mpi.IN_PLACE, array) if self._world.rank == 0 else (array, None)
+        is_root = self._world.rank == 0
+        reduced = (self._mpi.IN_PLACE, array) if is_root else (array, None)
         calls: dict[str, Callable[[], object]] = {
             "allreduce": partial(self._world.Allreduce, self._mpi.IN_PLACE, array, self._mpi.SUM),
             "reduce": partial(self._world.Reduce, *reduced, self._mpi.SUM, 0),
             "broadcast": partial(self._world.Bcast, array, 0),
+            "scan": partial(self._world.Scan, self._mpi.IN_PLACE, array, self._mpi.SUM),
+            "gather": partial(self._world.Gather, array, out if is_root else None, 0),
+            "scatter": partial(self._world.Scatter, array if is_root else None, out, 0),
             "allgather": partial(self._world.Allgather, array, out),
             "reduce_scatter": partial(self._world.Reduce_scatter_block, array, out, self._mpi.SUM),
             "alltoall": partial(self._world.Alltoall, array, out),

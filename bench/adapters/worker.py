@@ -72,6 +72,18 @@ def _of_root(size: int, rank: int, count: int, dtype: Any) -> Any:
     return contribution(0, count, dtype)
 
 
+def _sum_up_to(size: int, rank: int, count: int, dtype: Any) -> Any:
+    return _sum(rank + 1, rank, count, dtype)
+
+
+def _of_all_at_root(size: int, rank: int, count: int, dtype: Any) -> Any:
+    return _of_all(size, rank, count, dtype) if rank == 0 else None
+
+
+def _share_of_root(size: int, rank: int, count: int, dtype: Any) -> Any:
+    return np.split(contribution(0, count, dtype), size)[rank]
+
+
 def _of_all(size: int, rank: int, count: int, dtype: Any) -> Any:
     return np.concatenate([contribution(other, count // size, dtype) for other in range(size)])
 
@@ -84,6 +96,9 @@ FORMS: dict[str, Form] = {
     "allreduce": Form(_sum),
     "reduce": Form(_sum_at_root),
     "broadcast": Form(_of_root),
+    "scan": Form(_sum_up_to),
+    "gather": Form(_of_all_at_root, puts_share=True, in_place=False),
+    "scatter": Form(_share_of_root, gets_share=True, in_place=False),
     "allgather": Form(_of_all, puts_share=True, in_place=False),
     "reduce_scatter": Form(_share_of_sum, gets_share=True, in_place=False),
     "alltoall": Form(_share_of_each, in_place=False),

@@ -33,7 +33,7 @@ from unisono.options import parse_transports
 from unisono.transports.host.core_distance import PLACEMENTS
 
 # Collectives whose vector is divided equally among the ranks.
-SHARED = ("allgather", "reduce_scatter", "alltoall")
+SHARED = ("gather", "scatter", "allgather", "reduce_scatter", "alltoall")
 SAVED = Path("bench", "results")
 DTYPE_NAMES = [dtype.name for dtype in DTYPES.values() if dtype.kind in {"integer", "float"}]
 
