@@ -13,6 +13,7 @@ takes part again at the next size.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -88,11 +89,17 @@ class Failure:
 
 @dataclass(slots=True)
 class Results:
-    """All results, in the order of measurement."""
+    """All results, in the order of measurement.
+
+    Attributes:
+        samples, failures, versions: the measured rounds, what failed, and the version of each library.
+        load: the load average of the machine over the last minute before the measurement, in processes.
+    """
 
     samples: list[Sample] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
 
 
 class Observer(Protocol):

@@ -31,7 +31,13 @@ def html(document: Mapping[str, Any]) -> str:
 
 def _facts(document: Mapping[str, Any]) -> str:
     machine, versions = document["machine"], document["versions"]
-    facts = {"date": document["date"], **machine, "binding": document["bind"], **versions}
+    facts = {
+        "date": document["date"],
+        **machine,
+        "load before": document.get("load", ""),
+        "binding": document["bind"],
+        **versions,
+    }
     return table(["fact", "value"], [[escape(name), escape(str(value))] for name, value in facts.items()])
 
 

@@ -168,12 +168,22 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
+def circumstances(results: Results) -> str:
+    """Return the date, the machine and its load before the measurement, in one line for people."""
+    facts = machine()
+    return (
+        f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {facts['cpu']}, {facts['cores']} cores, load {results.load:.1f} before, "
+        f"Linux {facts['kernel']}, Python {facts['python']}, numpy {facts['numpy']}"
+    )
+
+
 def document(settings: Settings, results: Results, measured_rows: Sequence[Row]) -> dict[str, Any]:
     """Return a whole benchmark in its JSON form."""
     return {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
+        "load": round(results.load, 2),
         "versions": results.versions,
         "collective": settings.collective,
         "dtype": settings.dtype,

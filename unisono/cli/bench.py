@@ -20,7 +20,7 @@ from unisono.bench import comparison
 from unisono.bench.driver import Driver, Results, Settings, steps
 from unisono.bench.formats import FORMATS, as_json as as_json_text
 from unisono.bench.peers import PEERS, Library, peer, peers, unisono_over
-from unisono.bench.report import append, document, rows, table
+from unisono.bench.report import append, circumstances, document, rows, table
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS
 from unisono.cli.groups import SuggestingGroup
@@ -269,5 +269,6 @@ def _page(content: Mapping[str, Any]) -> str:
 def _show(results: Results, shown: Table) -> None:
     terminal = console()
     terminal.print(shown)
+    terminal.print(circumstances(results), highlight=False)
     for name, version in results.versions.items():
         terminal.print(f"{name}: {version}", highlight=False)
