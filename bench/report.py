@@ -172,8 +172,8 @@ def circumstances(results: Results) -> str:
     """Return the date, the machine and its load before the measurement, in one line for people."""
     facts = machine()
     return (
-        f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {facts['cpu']}, {facts['cores']} cores, load {results.load:.1f} before, "
-        f"Linux {facts['kernel']}, Python {facts['python']}, numpy {facts['numpy']}"
+        f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {facts['cpu']}, {facts['cores']} cores, "
+        f"load {results.load:.1f} before, Linux {facts['kernel']}, Python {facts['python']}, numpy {facts['numpy']}"
     )
 
 
