@@ -69,7 +69,7 @@ def boxes(lines: Sequence[str], ink: str) -> Figure:
         ink: the colour of text and arrows.
 
     Raises:
-        ValueError: an arrow names a box that no row has.
+        ValueError: an arrow names a box that no row has, or does not name two ends.
     """
     gap = lines.index("") if "" in lines else len(lines)
     rows = [[name.strip() for name in line.split("|")] for line in lines[:gap]]
@@ -84,6 +84,8 @@ def boxes(lines: Sequence[str], ink: str) -> Figure:
             _box(axes, (left, -1.6 * level), right - left, name, COLOURS[level % len(COLOURS)], ink)
     for line in lines[gap + 1 :]:
         ends, _, label = line.partition("|")
+        if ends.count("->") != 1:
+            raise ValueError(f"{line!r} is no arrow: write from -> to | label")
         _arrows(axes, places, [_names(names, places) for names in ends.split("->")], label.strip(), ink)
     axes.set(xlim=(0, width), ylim=(-1.6 * (len(rows) - 1) - 0.2, 0.8))
     return figure
@@ -99,7 +101,7 @@ def _names(names: str, places: dict[str, tuple[float, float, float]]) -> list[st
 def _arrows(
     axes: Axes, places: dict[str, tuple[float, float, float]], ends: Sequence[Sequence[str]], label: str, ink: str
 ) -> None:
-    """Draw an arrow from each box of the first list to each of the second, and the label beside the middle of all."""
+    """Draw an arrow from each box of the first list to each of the second, and the label beside the leftmost arrow."""
     middles = []
     for source in ends[0]:
         for target in ends[1]:
