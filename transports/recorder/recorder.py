@@ -101,7 +101,10 @@ class Recorder:
         _core.notify_of_signal(self._signals.fileno())
 
     def close(self) -> None:
-        """Write the dump of a failure that has not been written yet, and stop. Called in the thread of the loop."""
+        """Write the dump of a failure that has not been written yet, and stop. Called in the thread of the loop.
+
+        A rank that ends by an exception that nobody has caught, such as that of Ctrl-C, also writes a dump.
+        """
         _core.forget_signal(self._signals.fileno())
         self._control.remove_doorbell(self._events.fileno())
         for event in (self._events, self._signals):
@@ -109,6 +112,9 @@ class Recorder:
             event.close()
         if self._control.failed():
             self.dump_failure()
+        elif self._directory and _is_ending_by_an_error():
+            # The job fails in the other ranks, which need this one. This rank ends before it hears of that.
+            self._dump_or_warn("error", None)
         if self._traces:
             self._trace_or_warn()
 
@@ -265,6 +271,10 @@ def _stacks() -> dict[str, list[str]]:
     if error is not None and error.__traceback__ is not None:
         stacks[threading.main_thread().name] = list(traceback.walk_tb(error.__traceback__))[::-1]
     return {name: _places(stack) for name, stack in stacks.items()}
+
+
+def _is_ending_by_an_error() -> bool:
+    return getattr(sys, "last_value", None) is not None
 
 
 def _places(stack: list[tuple[FrameType, int]]) -> list[str]:
