@@ -35,7 +35,8 @@ LIBFUZZER = $(if $(call has,clang++),-DUNISONO_FUZZ=ON -DCMAKE_CXX_COMPILER=clan
 # Another processor can change kernels, wire formats and plans. An emulator does not show its races between threads.
 AARCH64_TESTS := channels frames kernels plans tagged tcp
 
-# What the targets pass on: make bench BENCH="broadcast -n 2 --against gloo", make peers PEERS="gloo", make test PYTEST="-k plans".
+# What the targets pass on: make bench BENCH="broadcast -n 2 --against gloo", make peers PEERS="gloo",
+# make test PYTEST="-k plans".
 BENCH ?=
 PEERS ?=
 COMPARED := gloo openmpi impi oneccl

@@ -64,6 +64,7 @@ from unisono.program import begin
 
 STOPPED_S = 0.2
 GOOD = ("correct", "promised", "skipped")
+_NEEDS_HOSTS = "it needs several hosts"
 
 
 class Outcome(NamedTuple):
@@ -217,7 +218,7 @@ def run(trial: Trial, hosts: Sequence[str] = ()) -> Outcome:
         hosts: the namespaces of `HOSTS` hosts, for trials between hosts.
     """
     if trial.transport == "hosts" and not hosts:
-        return Outcome(trial, "skipped", why="it needs several hosts")
+        return Outcome(trial, "skipped", why=_NEEDS_HOSTS)
     fault = FAULTS[trial.fault]
     survivors = [rank for rank in range(trial.ranks) if not (fault.kills and rank == trial.victim)]
     used = hosts if trial.transport == "hosts" else ()
@@ -380,7 +381,7 @@ def _outcomes(chosen: argparse.Namespace, console: Console) -> Iterator[Outcome]
             if chosen.out:
                 with chosen.out.open("a") as file:
                     file.write(line + "\n")
-            if outcome.verdict not in GOOD or (hosts and outcome.verdict == "skipped"):
+            if outcome.why not in ("", _NEEDS_HOSTS):  # one line has said that for all such trials
                 console.print(f"seed {seed}: {outcome.verdict}: {outcome.why}; {outcome.trial}", markup=False)
             yield outcome
 

@@ -34,7 +34,7 @@ def _facts(document: Mapping[str, Any]) -> str:
     facts = {
         "date": document["date"],
         **machine,
-        "load before": document.get("load", ""),
+        "load before": document["load"],
         "binding": document["bind"],
         **versions,
     }

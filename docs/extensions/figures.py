@@ -6,7 +6,7 @@ import re
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -75,12 +75,12 @@ def boxes(lines: Sequence[str], ink: str) -> Figure:
     rows = [[name.strip() for name in line.split("|")] for line in lines[:gap]]
     width = max(sum(len(name) for name in row) + 4 * len(row) for row in rows)
     figure, axes = _blank((min(7.2, 0.095 * width + 0.4), 0.8 * len(rows)))
-    places: dict[str, tuple[float, float, float]] = {}  # the left end, the right end and the level of each box
+    places: dict[str, _Place] = {}
     for level, row in enumerate(rows):
         share = width / len(row)
         for place, name in enumerate(row):
             left, right = place * share + 1, (place + 1) * share - 1
-            places[name] = (left, right, -1.6 * level)
+            places[name] = _Place(left, right, -1.6 * level)
             _box(axes, (left, -1.6 * level), right - left, name, COLOURS[level % len(COLOURS)], ink)
     for line in lines[gap + 1 :]:
         ends, _, label = line.partition("|")
@@ -91,16 +91,26 @@ def boxes(lines: Sequence[str], ink: str) -> Figure:
     return figure
 
 
-def _names(names: str, places: dict[str, tuple[float, float, float]]) -> list[str]:
+class _Place(NamedTuple):
+    """Where a box is: its left and right ends, and its lower edge."""
+
+    left: float
+    right: float
+    bottom: float
+
+    @property
+    def middle(self) -> float:
+        return (self.left + self.right) / 2
+
+
+def _names(names: str, places: dict[str, _Place]) -> list[str]:
     found = [name.strip() for name in names.split(",")]
     if missing := [name for name in found if name not in places]:
         raise ValueError(f"the picture has no box {missing[0]!r}: it has {', '.join(places)}")
     return found
 
 
-def _arrows(
-    axes: Axes, places: dict[str, tuple[float, float, float]], ends: Sequence[Sequence[str]], label: str, ink: str
-) -> None:
+def _arrows(axes: Axes, places: dict[str, _Place], ends: Sequence[Sequence[str]], label: str, ink: str) -> None:
     """Draw an arrow from each box of the first list to each of the second, and the label beside the leftmost arrow."""
     middles = []
     for source in ends[0]:
@@ -110,26 +120,23 @@ def _arrows(
             axes.annotate("", end, start, arrowprops=style)
             middles.append(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2))
     x, y = min(middles)
-    if places[ends[0][0]][2] == places[ends[1][0]][2]:
+    if places[ends[0][0]].bottom == places[ends[1][0]].bottom:
         axes.text(x, y + 0.4, label, color=ink, fontsize=8, ha="center")
     else:
         axes.text(x + 0.8, y, label, color=ink, fontsize=8, va="center")
 
 
-def _between(
-    source: tuple[float, float, float], target: tuple[float, float, float]
-) -> tuple[tuple[float, float], tuple[float, float]]:
+def _between(source: _Place, target: _Place) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the points at which an arrow leaves one box and meets another."""
-    if source[2] == target[2]:
-        first, second = (source[1], target[0]) if source[0] < target[0] else (source[0], target[1])
-        return (first, source[2] + 0.3), (second, target[2] + 0.3)
+    if source.bottom == target.bottom:
+        first, second = (source.right, target.left) if source.left < target.left else (source.left, target.right)
+        return (first, source.bottom + 0.3), (second, target.bottom + 0.3)
     # Vertical where one box is above the other, else between their middles.
-    left, right = max(source[0], target[0]), min(source[1], target[1])
-    xs = [(left + right) / 2] * 2 if left < right else [(source[0] + source[1]) / 2, (target[0] + target[1]) / 2]
-    low, high = -0.08, 0.68
-    is_down = source[2] > target[2]
-    ends = (low, high) if is_down else (high, low)
-    return (xs[0], source[2] + ends[0]), (xs[1], target[2] + ends[1])
+    left, right = max(source.left, target.left), min(source.right, target.right)
+    start, end = [(left + right) / 2] * 2 if left < right else (source.middle, target.middle)
+    below, above = -0.08, 0.68
+    leaves, meets = (below, above) if source.bottom > target.bottom else (above, below)
+    return (start, source.bottom + leaves), (end, target.bottom + meets)
 
 
 def predictions(collective: str, algorithms: Sequence[str], ranks: int, link: str, ink: str) -> Figure:

@@ -112,7 +112,7 @@ class Recorder:
             event.close()
         if self._control.failed():
             self.dump_failure()
-        elif self._directory and _is_ending_by_an_error():
+        elif self._directory and _uncaught_error() is not None:
             # The job fails in the other ranks, which need this one. This rank ends before it hears of that.
             self._dump_or_warn("error", None)
         if self._traces:
@@ -267,14 +267,15 @@ def _stacks() -> dict[str, list[str]]:
         name: list(traceback.walk_stack(frame)) for name, frame in frames.items() if not name.startswith("unisono")
     }
     # After an exception that nobody has caught, such as that of Ctrl-C, the main thread only ends the interpreter.
-    error = getattr(sys, "last_value", None)
+    error = _uncaught_error()
     if error is not None and error.__traceback__ is not None:
         stacks[threading.main_thread().name] = list(traceback.walk_tb(error.__traceback__))[::-1]
     return {name: _places(stack) for name, stack in stacks.items()}
 
 
-def _is_ending_by_an_error() -> bool:
-    return getattr(sys, "last_value", None) is not None
+def _uncaught_error() -> BaseException | None:
+    """Return the exception that ends this process because nobody has caught it; None if there is none."""
+    return getattr(sys, "last_value", None)
 
 
 def _places(stack: list[tuple[FrameType, int]]) -> list[str]:

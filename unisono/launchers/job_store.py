@@ -263,7 +263,10 @@ class NodeStore(JobStore):
         return _missing(missing, node) if missing else ""
 
     def _let_start(self, error: str, node: Node) -> None:
-        """Let all launchers start their ranks, or pass an error on to them; wait until those that came have read it."""
+        """Let all launchers start their ranks, or pass an error on to them.
+
+        The launcher of node 0 returns when every launcher that has arrived has read its answer, or does not answer.
+        """
         self._launchers.set(_READY, error.encode())
         deadline = Deadline(ANSWER_TIMEOUT_S)
         for number in range(1, node.nodes):
