@@ -21,7 +21,7 @@ from support.hosts import HostsJob, LastingHostsJob, needs_namespaces
 
 import unisono as un
 from unisono.bench.delayed import delayed, delayed_address
-from unisono.bench.namespaces import inside, ip, network
+from unisono.bench.namespaces import address, inside, ip, network
 from unisono.collectives.measurement import link_probes
 from unisono.tuning.decide.choice import TunerState, explain
 from unisono.tuning.machine.parameters import PRIORS, from_json, to_json
@@ -256,7 +256,10 @@ def reduce_and_send(world: un.Communicator, say: Say, calls: int) -> None:
 
 @pytest.mark.parametrize(("tls", "calls"), [("off", 150), ("on", 60)])
 def test_calls_go_on_when_connections_between_hosts_are_reset(tmp_path: Path, tls: str, calls: int) -> None:
-    """`ss -K` resets every connection of a host, control links too, as a firewall that restarts does."""
+    """`ss -K` resets every connection between the hosts, control links too, as a firewall that restarts does.
+
+    It spares connections inside a host. No firewall resets them, so their ranks keep no bytes to send again.
+    """
     resets = 0
     with (
         network(2) as hosts,

@@ -186,7 +186,7 @@ class Resumption:
             sock.close()
             return
         goes_on = streams.resume_stream(*stream[1:], connection_of(sock), (resumptions + 1) & _ANY_NUMBER, received)
-        outcome = "goes on over another one" if goes_on else "cannot go on, because a proxy or a router has lost data"
+        outcome = "goes on over another one" if goes_on else "cannot go on: bytes that were sent are lost"
         _log.warning("the connection to rank %d broke, and %s", stream.peer, outcome)
 
     def _await(
