@@ -16,7 +16,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from unisono import log
 from unisono.deadlines import Deadline, checked_timeout_s
@@ -148,6 +148,14 @@ class Work(Generic[Result]):
         if not self._works.await_end(self, callback):
             call_back(callback, self)
 
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse to be an array: without this, ``np.sum(work)`` would return the work itself.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("a Work is not an array: call wait() on it, which returns the result")
+
     def __await__(self) -> Generator[Any, None, Result]:
         """Wait without blocking the event loop of asyncio, and return the result as `wait` does."""
         import asyncio  # a slow import, which programs without asyncio need not pay for
@@ -278,9 +286,10 @@ def wait_all(works: Sequence[Work[Any]], timeout_s: float | None = None) -> list
             call has its own limit.
 
     Raises:
-        UsageError: `timeout_s` is not a number of at least 0.
+        UsageError: `timeout_s` is not a number of at least 0, or `works` is a single work.
         MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: a call failed.
     """
+    _check_several(works)
     if timeout_s is None:
         return [work.wait() for work in works]
     deadline = Deadline(checked_timeout_s(timeout_s, or_zero=True))
@@ -291,8 +300,9 @@ def wait_any(works: Sequence[Work[Any]]) -> int:
     """Wait until a call has ended, with a result or an error, and return its index; the lowest if several have ended.
 
     Raises:
-        UsageError: `works` is empty.
+        UsageError: `works` is empty, or a single work.
     """
+    _check_several(works)
     if not works:
         raise UsageError("works is empty, so no call can end: pass at least one work")
     while True:
@@ -300,6 +310,11 @@ def wait_any(works: Sequence[Work[Any]]) -> int:
             if work.done():
                 return index
         time.sleep(_POLL_S)
+
+
+def _check_several(works: Sequence[Work[Any]]) -> None:
+    if isinstance(works, Work):
+        raise UsageError("works is a single Work: call wait() on it, or pass a list")
 
 
 def call_back(callback: Callable[[Any], object], work: Work[Any]) -> None:

@@ -262,6 +262,19 @@ def test_work_reports_whether_it_has_ended(ranks: Any) -> None:
     ranks.run_calls(ask_too_early)
 
 
+def mistake_a_work_for_its_result(world: un.Communicator) -> None:
+    work = world.allreduce(np.ones(3), wait=False)
+    for use in (np.sum, np.asarray, lambda work: np.ones(3) + work, un.wait_all, un.wait_any):
+        kind, text = error_of(lambda use=use: use(work))
+        assert kind == "UsageError"
+        assert "call wait()" in text
+    work.wait()
+
+
+def test_work_is_not_an_array(ranks: Any) -> None:
+    ranks.run_calls(mistake_a_work_for_its_result)
+
+
 def wait_for_all(world: un.Communicator) -> None:
     works = [world.allreduce(np.full(3, float(index)), wait=False) for index in range(5)]
     works.append(world.barrier(wait=False))
