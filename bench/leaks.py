@@ -90,12 +90,22 @@ def communicators(world: un.Communicator, count: int) -> None:
 def operations(world: un.Communicator, count: int) -> None:
     """Make calls of several kinds; each round of five counts as five."""
     x, y = np.ones(64, np.float32), np.ones(100_000, np.float32)
+    _start_background_thread(world)
     for number in range(count // 5):
         world.allreduce(x, out=x, op="max")
         world.broadcast(x, number % RANKS, out=x)
         world.allreduce(x, out=x, op="max", wait=False).wait()
         world.send(x, 1) if world.rank == 0 else world.recv(x, 0)
         world.allreduce(y, out=y, op="max") if number % 100 == 0 else world.barrier()
+
+
+def _start_background_thread(world: un.Communicator) -> None:
+    """Make a call that does not end at once: only such a call starts the thread that drives calls in the background."""
+    other = (world.rank + 1) % RANKS
+    late = world.recv(np.empty(1), other, wait=False)
+    world.barrier()
+    world.send(np.empty(1), other)
+    late.wait()
 
 
 def aborts(world: un.Communicator, count: int) -> None:

@@ -21,7 +21,7 @@ from support.hosts import HostsJob, LastingHostsJob, needs_namespaces
 
 import unisono as un
 from unisono.bench.delayed import delayed, delayed_address
-from unisono.bench.namespaces import address, inside, ip, network
+from unisono.bench.namespaces import inside, ip, network
 from unisono.collectives.measurement import link_probes
 from unisono.tuning.decide.choice import TunerState, explain
 from unisono.tuning.machine.parameters import PRIORS, from_json, to_json

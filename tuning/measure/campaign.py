@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from unisono.algorithms.catalogue.algorithm import Builder
+from unisono.algorithms.catalogue.registration import registered
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.catalogue.variants import SEGMENT, Variant, parsed
 from unisono.algorithms.composition.phases import Composition
@@ -283,19 +284,22 @@ class Campaign:
     ) -> list[str]:
         """Return the variants within `most` times the best, those `required`, and the best of at least two families.
 
-        All of them can run. Required variants without a time come second, before the budget of their race ends. Of
-        variants with equal predictions, because their closed forms are equal, one comes before any second one.
+        All of them can run. Algorithms that the user has registered, whose costs nobody has measured, are required.
+        They and required variants without a time come second, before the budget of their race ends. Of other variants
+        with equal predictions, because their closed forms are equal, one comes before any second one.
         """
-        ordered = sorted(times, key=times.__getitem__)
+        own = [each.name for each in registered() if each.collective == collective and each.name in times]
+        others = {variant: time_s for variant, time_s in times.items() if variant not in own}
+        ordered = sorted(others, key=others.__getitem__)
         kept, families = list[str](), set[str]()
-        for variant in (*ordered[:1], *sorted(required - set(times)), *ordered[1:]):
+        for variant in (*ordered[:1], *own, *sorted(required - set(times)), *ordered[1:]):
             family = self._family(collective, variant)
-            is_near = variant in required or times[variant] <= most * times[ordered[0]]
+            is_near = variant in own or variant in required or times[variant] <= most * times[ordered[0]]
             is_other = len(families) < FAMILIES and family not in families
             if (is_near or is_other) and self._trials.prepare(collective, nbytes, variant) is None:
                 kept.append(variant)
                 families.add(family)
-        return _one_of_each_first(kept, times)
+        return _one_of_each_first(kept, others)
 
     @staticmethod
     def _family(collective: str, variant: str) -> str:
