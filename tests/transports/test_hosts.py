@@ -21,7 +21,7 @@ from support.hosts import HostsJob, LastingHostsJob, needs_namespaces
 
 import unisono as un
 from unisono.bench.delayed import delayed, delayed_address
-from unisono.bench.namespaces import inside, ip, network
+from unisono.bench.namespaces import address, inside, ip, network
 from unisono.collectives.measurement import link_probes
 from unisono.tuning.decide.choice import TunerState, explain
 from unisono.tuning.machine.parameters import PRIORS, from_json, to_json
@@ -267,7 +267,8 @@ def test_calls_go_on_when_connections_between_hosts_are_reset(tmp_path: Path, tl
     ):
         assert job.hear_all() == ["ready"] * 3
         for turn in range(calls // 25):
-            command = ["ip", "netns", "exec", hosts[turn % 2], "ss", "-HK", "state", "established"]
+            here, other = turn % 2, 1 - turn % 2
+            command = [*inside(hosts[here]), "ss", "-HK", "state", "established", "dst", address(other)]
             resets += len(subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines())
             time.sleep(0.4)
         assert job.hear_all() == ["done"] * 3
