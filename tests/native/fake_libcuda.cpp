@@ -13,6 +13,10 @@
 // is 1, work waits for a process that does not live any more: calls that release memory do not return, and no event
 // happens.
 //
+// FAKE_CUDA_DEPTH is the number of calls that a stream keeps: a thread that issues one more waits for room. To the
+// file FAKE_CUDA_LOG the double appends a line for each call that issues work, and for each change of the current
+// context: the number of the thread, the name and the arguments.
+//
 // A forked child of a process that has used the driver gets NOT_INITIALIZED from every call. While a thread captures a
 // graph, calls that are unsafe then fail and end the capture, unless their thread has another capture mode.
 
@@ -20,6 +24,7 @@
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -225,6 +230,29 @@ bool has_work() {
   return false;
 }
 
+// Waits until a stream has room for one more call, while other threads may go on.
+void wait_for_room(void* stream) {
+  const size_t depth = static_cast<size_t>(number_of("FAKE_CUDA_DEPTH", 0));
+  for (bool has_room = depth == 0; !has_room;) {
+    {
+      const std::lock_guard<std::recursive_mutex> guard(state().mutex);
+      run_ready();
+      has_room = state().queues[queue_of(stream)].size() < depth;
+    }
+    if (!has_room) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void log(const char* call, const std::vector<uint64_t>& arguments = {}) {
+  const char* path = getenv("FAKE_CUDA_LOG");
+  FILE* file = path != nullptr ? fopen(path, "a") : nullptr;
+  if (file == nullptr) return;
+  fprintf(file, "%d %s", gettid(), call);
+  for (const uint64_t argument : arguments) fprintf(file, " %llu", static_cast<unsigned long long>(argument));
+  fputs("\n", file);
+  fclose(file);
+}
+
 bool is_stuck() { return number_of("FAKE_CUDA_STUCK", 0) != 0; }
 
 int new_memory(void** made, size_t nbytes, Kind kind) {
@@ -245,6 +273,11 @@ int new_memory(void** made, size_t nbytes, Kind kind) {
   if (contexts.empty()) return invalid_context;                           \
   if (const int lost = number_of("FAKE_CUDA_LOST", success)) return lost; \
   run_ready();
+// Calls that issue work to `stream`, with their arguments.
+#define ENTER_ISSUE(name, ...) \
+  wait_for_room(stream);       \
+  ENTER_CONTEXT(name)          \
+  log(name, {__VA_ARGS__});
 // Calls that are forbidden while a graph is captured.
 #define ENTER_UNSAFE(name) \
   ENTER_CONTEXT(name)      \
@@ -328,12 +361,14 @@ static int cu_device_primary_ctx_retain(void** context, int device) {
 }
 static int cu_ctx_push_current(void* context) {
   ENTER("cuCtxPushCurrent")
+  log("cuCtxPushCurrent");
   CHECK(context == &primary[0] || context == &primary[1], invalid_context)
   contexts.push_back(context);
   return success;
 }
 static int cu_ctx_pop_current(void** context) {
   ENTER_CONTEXT("cuCtxPopCurrent")
+  log("cuCtxPopCurrent");
   *context = contexts.back();
   contexts.pop_back();
   return success;
@@ -470,21 +505,21 @@ static int cu_thread_exchange_stream_capture_mode(int* mode) {
   return success;
 }
 static int cu_stream_wait_event(void* stream, void* event, unsigned) {
-  ENTER_CONTEXT("cuStreamWaitEvent")
+  ENTER_ISSUE("cuStreamWaitEvent", number(stream), number(event))
   CHECK(is_stream(stream) && state().events.count(event) != 0, invalid_handle)
   const auto records = state().events[event].records;
   enqueue(stream, [] {}, [records, bound = records->issued] { return records->happened >= bound; });
   return success;
 }
 static int cu_stream_write_value(void* stream, uintptr_t address, uint64_t value, unsigned flags) {
-  ENTER_CONTEXT("cuStreamWriteValue64")
+  ENTER_ISSUE("cuStreamWriteValue64", number(stream), address, value, flags)
   CHECK(is_stream(stream), invalid_handle)
   CHECK(covers(address, 8) && address % 8 == 0 && flags == 0, invalid_value)
   enqueue(stream, [=] { __atomic_store_n(reinterpret_cast<uint64_t*>(address), value, __ATOMIC_RELEASE); });
   return success;
 }
 static int cu_stream_wait_value(void* stream, uintptr_t address, uint64_t value, unsigned flags) {
-  ENTER_CONTEXT("cuStreamWaitValue64")
+  ENTER_ISSUE("cuStreamWaitValue64", number(stream), address, value, flags)
   CHECK(is_stream(stream), invalid_handle)
   CHECK(covers(address, 8) && address % 8 == 0 && flags == 0, invalid_value)
   // As the driver does, by a comparison that ignores overflows.
@@ -509,7 +544,7 @@ static int cu_event_destroy(void* event) {
   return success;
 }
 static int cu_event_record(void* event, void* stream) {
-  ENTER_CONTEXT("cuEventRecord")
+  ENTER_ISSUE("cuEventRecord", number(event), number(stream))
   CHECK(is_stream(stream) && state().events.count(event) != 0, invalid_handle)
   const auto records = state().events[event].records;
   enqueue(stream, [records, number = ++records->issued] { records->happened = number; });
@@ -553,7 +588,7 @@ static int cu_ipc_open_event_handle(void** event, Handle handle) {
 }
 
 static int cu_memcpy_async(uintptr_t dst, uintptr_t src, size_t nbytes, void* stream) {
-  ENTER_CONTEXT("cuMemcpyAsync")
+  ENTER_ISSUE("cuMemcpyAsync", dst, src, nbytes, number(stream))
   CHECK(is_stream(stream), invalid_handle)
   CHECK(covers(dst, nbytes) && covers(src, nbytes), invalid_value)
   enqueue(stream, [=] { memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), nbytes); });
@@ -627,15 +662,19 @@ static int cu_occupancy_max_active_blocks_per_multiprocessor(int* blocks, void* 
 }
 static int cu_launch_kernel(void* function, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned ty,
                             unsigned tz, unsigned shared, void* stream, void** parameters, void** extra) {
+  wait_for_room(stream);
   ENTER_CONTEXT("cuLaunchKernel")
   CHECK(state().functions.count(function) == 1 && is_stream(stream), invalid_handle)
   CHECK(0 < blocks && blocks <= multiprocessors * blocks_of_multiprocessor && y == 1 && z == 1, invalid_value)
   CHECK(threads == block_threads && ty == 1 && tz == 1 && shared == 0 && extra == nullptr, invalid_value)
   std::vector<std::vector<char>> values;  // those of the caller end with this call
+  std::vector<uint64_t> logged = {number(function), blocks, number(stream)};
   for (const size_t* size = state().functions[function].sizes; *size != 0; ++size) {
     const char* value = static_cast<const char*>(parameters[values.size()]);
     values.emplace_back(value, value + *size);
+    for (const char byte : values.back()) logged.push_back(static_cast<unsigned char>(byte));
   }
+  log("cuLaunchKernel", logged);
   enqueue(stream, [=]() mutable {
     std::vector<void*> addresses;
     for (auto& value : values) addresses.push_back(value.data());

@@ -19,6 +19,7 @@ from unisono.operations import Op, operation
 from unisono.testing import oracles
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda.device import Allocation, Device, Stream
+from unisono.transports.cuda.issued_calls import Counters, IssuedCall, NextNumber
 from unisono.transports.reductions.definition import lift, reduce_into
 
 PATIENCE_S = 20.0
@@ -213,15 +214,44 @@ def check_the_host_releases_streams_that_wait_for_flags(bench: Bench) -> None:
     device.end_event(after)
 
 
+def check_compiled_calls_are_made_again_in_order(bench: Bench) -> None:
+    device, event, counters = bench.device, bench.device.new_event(), Counters(2)
+    flags = device.new_flags(2)
+    dtype, op, k = REDUCTIONS[0]
+    rows, target, copied = [bench.zeros(N, dtype) for _ in range(k)], bench.zeros(N, dtype), bench.zeros(N, dtype)
+    nbytes = N * DTYPES[dtype].itemsize
+    again = device.compile(
+        [
+            IssuedCall("raise_flag", (flags, 1, NextNumber(counters, 0), bench.stream)),
+            IssuedCall("await_flag", (flags, 1, NextNumber(counters, 1), bench.stream)),
+            IssuedCall("reduce", (target, rows, N, DTYPES[dtype], operation(op), k, bench.stream)),
+            IssuedCall("copy", (copied, target, nbytes, bench.stream)),
+            IssuedCall("record", (event, bench.stream)),
+            IssuedCall("wait", (bench.stream, event)),
+        ]
+    )
+    for number in (1, 2, 3):
+        ones = bench.memory(np.full(N, number, dtype))
+        device.copy(rows[1], ones, nbytes, bench.stream)
+        again()
+        assert (bench.values(copied, np.zeros(N, dtype)) == number).all()
+        assert device.done(event)
+        assert list(counters.numbers) == [number, number]
+    device.end_flags(flags)
+    device.end_event(event)
+
+
 def check_an_aborted_device_takes_no_new_work(bench: Bench) -> None:
     device, event = bench.device, bench.device.new_event()
     a, b = bench.zeros(), bench.zeros()
+    again = device.compile([IssuedCall("copy", (a, b, N, bench.stream))])
     device.abort()
     for issue in (
         lambda: device.copy(a, b, N, bench.stream),
         lambda: device.record(event, bench.stream),
         lambda: device.allocate(N),
         device.new_event,
+        again,
     ):
         with pytest.raises(AbortedError):
             issue()

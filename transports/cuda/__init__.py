@@ -5,6 +5,7 @@
 - `ipc`: `DeviceCollectives`, the `cuda_ipc` transport. `executor`: issues a plan to a stream.
 - `peer_exchange`, `peer_board`, `host_memory`: the ranks of a host find each other's device memory.
 - `channel`: slabs and signals (flags or events) between devices. `layout`: the memory of a call.
+- `issued_calls`: work that is issued again, as data. `native_programs`: the same, compiled for native code.
 - `ipc_probe`: tests whether IPC works.
 - `staging`: the slower way, through pinned host memory. `pinned_pool`: such memory, used again.
 - `reaper`: a thread that releases memory, because the driver then waits for all work of the process.

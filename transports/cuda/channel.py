@@ -29,6 +29,7 @@ from typing import Any
 
 from unisono.errors import InternalError
 from unisono.transports.cuda.device import ALLOCATION_NBYTES, Allocation, Device, Event, Flags, Stream
+from unisono.transports.cuda.issued_calls import Counters, NextNumber
 from unisono.transports.cuda.peer_board import RING, Board, Slab
 
 
@@ -73,6 +74,7 @@ class Channel:
         self._recorded = 0
         self._announced: list[list[tuple[int, int]]] = [[] for _ in range(RING)]  # peers and their signals, by event
         self._signalled, self._followed = [0] * size, [0] * size
+        self._raised, self._awaited = Counters(size), Counters(size)
         self._slabs: list[Allocation] = []  # the last is in use; peers may still have opened the others
         self._opened: dict[tuple[int, int], Allocation] = {}  # by rank and generation
 
@@ -147,18 +149,16 @@ class Channel:
 
     # Order by flags.
 
-    def raise_flag(self, peer: int, stream: Stream) -> None:
-        """Signal `peer`: raise its flag behind the work that is on `stream`."""
+    def raised_flag(self, peer: int) -> tuple[Flags, int, NextNumber]:
+        """Return the flag that the next signal to `peer` raises, as the first arguments of `Device.raise_flag`."""
         flags = self._peer_flags[peer]
         assert flags is not None, "the peers have been opened"
-        self._signalled[peer] += 1
-        self._device.raise_flag(flags, self._rank, self._signalled[peer], stream)
+        return flags, self._rank, NextNumber(self._raised, peer)
 
-    def await_flag(self, peer: int, stream: Stream) -> None:
-        """Make `stream` wait for the next signal of `peer`."""
+    def awaited_flag(self, peer: int) -> tuple[Flags, int, NextNumber]:
+        """Return the flag by which to wait for the next signal of `peer`; see `Device.await_flag`."""
         assert self._flags is not None, "the channel has flags"
-        self._followed[peer] += 1
-        self._device.await_flag(self._flags, peer, self._followed[peer], stream)
+        return self._flags, peer, NextNumber(self._awaited, peer)
 
     def release(self) -> None:
         """Let this rank's streams go on that wait for flags."""

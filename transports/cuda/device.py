@@ -25,7 +25,7 @@ in as bad an order as the rules allow, and reports every violation of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
@@ -33,6 +33,7 @@ from unisono.dtypes import DType
 from unisono.errors import UnisonoError
 from unisono.operations import Op
 from unisono.transports.contracts.call import AnyArray
+from unisono.transports.cuda.issued_calls import IssuedCall
 
 # A stream, by its handle. As in `__cuda_array_interface__`, 1 is the legacy default stream and 2 that of the thread.
 Stream = NewType("Stream", int)
@@ -255,6 +256,13 @@ class Device(Protocol):
         """Multiply ``src[i]`` by the factor of `op` into ``dst[i]``, for `count` elements; `dst` may be `src`.
 
         The same as `transports.reductions.lift`, which says what the factor may be.
+        """
+        ...
+
+    def compile(self, calls: Sequence[IssuedCall]) -> Callable[[], None]:
+        """Return a function that makes calls of this device again, as `issued_calls.issue` does, and raises its errors.
+
+        One thread at a time may call it.
         """
         ...
 

@@ -37,12 +37,21 @@ from unisono.transports.cuda.device import (
 from unisono.transports.cuda.device_tables import Tables
 from unisono.transports.cuda.driver_errors import ContextLostError, Driver
 from unisono.transports.cuda.host_memory import Handle, HostMemory
-from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, Kernel, reduction, scaling
-from unisono.transports.cuda.kernel_launcher import Launcher, Parameter, as_number, as_pointer, as_pointers, as_scalar
+from unisono.transports.cuda.issued_calls import IssuedCall, issue
+from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES
+from unisono.transports.cuda.kernel_launcher import (
+    Launch,
+    Launcher,
+    as_number,
+    as_pointer,
+    as_pointers,
+    reduction_launch,
+    scaling_launch,
+)
+from unisono.transports.cuda.native_programs import NativePrograms
 from unisono.transports.cuda.reaper import Reaper
 from unisono.transports.reductions.definition import factor_of
 
-_PACK_NBYTES = 16
 _HANDLE_NBYTES = 64
 # The exporting process, the size of the memory, and the driver's handle.
 _HANDLE = struct.Struct(f"16sQ{_HANDLE_NBYTES}s")
@@ -85,7 +94,11 @@ class CudaDevice:
         self._has_flags = bool(has_waits and registers)
         self._flags: dict[int, _MappedFlags] = {}
         self._launcher = Launcher(driver, (major, minor), multiprocessors, user_cache(os.environ))
-        self._context = _Current(driver, driver("cuDevicePrimaryCtxRetain", self._device))
+        context = driver("cuDevicePrimaryCtxRetain", self._device)
+        self._context = _Current(driver, context)
+        self._programs: NativePrograms | None = None  # without it, Python makes all calls
+        with contextlib.suppress(RuntimeError):
+            self._programs = NativePrograms(driver, context, self._launcher, self._address_of, self._failure_of)
         self._tables = Tables(self)
         self._aborted = False
         self._reaper = Reaper(f"unisono-gpu-{ordinal}")
@@ -209,16 +222,20 @@ class CudaDevice:
         self._reaper.put(functools.partial(_unmap, self._driver, self._context, mapped.memory))
 
     def raise_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
-        self._issue("cuStreamWriteValue64", stream, self._flags[flags.address].pointer + 8 * index, number, 0)
+        self._issue("cuStreamWriteValue64", stream, self._address_of(flags, index), number, 0)
 
     def await_flag(self, flags: Flags, index: int, number: int, stream: Stream) -> None:
         at_least = int(self._driver.api.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
-        self._issue("cuStreamWaitValue64", stream, self._flags[flags.address].pointer + 8 * index, number, at_least)
+        self._issue("cuStreamWaitValue64", stream, self._address_of(flags, index), number, at_least)
 
     def release_flags(self, flags: Flags) -> None:
         words = self._flags[flags.address].memory.view.cast("Q")
         for index in range(flags.count):
             words[index] = RELEASED
+
+    def _address_of(self, flags: Flags, index: int) -> int:
+        """Return the address of a flag on the device."""
+        return self._flags[flags.address].pointer + 8 * index
 
     def _mapped(self, memory: HostMemory, count: int) -> Flags:
         """Let the device use flags in memory that processes of this host share."""
@@ -240,46 +257,42 @@ class CudaDevice:
     def reduce(
         self, dst: int, sources: Sequence[int], count: int, dtype: DType, op: Op, divisor: int, stream: Stream
     ) -> None:
-        if len(sources) <= MOST_SOURCES:
-            self._reduce((as_pointers(sources),), dst, len(sources), count, dtype, op, divisor, stream)
+        k = len(sources)
+        if k <= MOST_SOURCES:
+            self._launch(reduction_launch(dst, (as_pointers(sources),), k, count, dtype, op, divisor), stream)
             return
         with self._tables.holding(sources, stream) as address:
-            self._reduce(
-                (as_pointer(address), as_number(len(sources))), dst, len(sources), count, dtype, op, divisor, stream
-            )
+            addresses = as_pointer(address), as_number(k)
+            self._launch(reduction_launch(dst, addresses, k, count, dtype, op, divisor), stream)
 
     def lift(self, dst: int, src: int, count: int, dtype: DType, op: Op, stream: Stream) -> None:
-        factor = factor_of(op, dtype)
-        parameters = (as_pointer(dst), as_pointer(src), as_scalar(factor.tobytes()), as_number(count))
-        self._launch(("lift", dtype.name), lambda: scaling(dtype), count * dtype.itemsize, parameters, stream)
+        self._launch(scaling_launch(dst, src, factor_of(op, dtype).tobytes(), count, dtype), stream)
+
+    def compile(self, calls: Sequence[IssuedCall]) -> Callable[[], None]:
+        self._require_running()
+        if self._programs is None or not self._programs.takes(calls):
+            return functools.partial(issue, self, calls)
+        with self._context:
+            return self._programs.compiled(calls)
 
     def abort(self) -> None:
         self._aborted = True
+        if self._programs is not None:
+            self._programs.abort()
 
-    def _reduce(
-        self,
-        sources: tuple[Parameter, ...],
-        dst: int,
-        k: int,
-        count: int,
-        dtype: DType,
-        op: Op,
-        divisor: int,
-        stream: Stream,
-    ) -> None:
-        parameters = (as_pointer(dst), *sources, as_number(count), as_number(divisor))
-        # Not the operation's name, which the same operation without its last step has too.
-        key = (dtype.name, op.combine, op.lower, min(k, MOST_SOURCES + 1))
-        self._launch(key, lambda: reduction(dtype, op, k), count * dtype.itemsize, parameters, stream)
-
-    def _launch(
-        self, key: Any, kernel: Callable[[], Kernel], nbytes: int, parameters: tuple[Parameter, ...], stream: Stream
-    ) -> None:
-        """Launch a kernel. Each of its threads writes 16 of the `nbytes` of the result."""
+    def _launch(self, launch: Launch, stream: Stream) -> None:
         self._require_running()
-        if nbytes:
+        if launch.units:
             with self._context:
-                self._launcher.launch(key, kernel, -(-nbytes // _PACK_NBYTES), parameters, stream)
+                self._launcher.launch(launch, stream)
+
+    def _failure_of(self, name: str, result: int) -> Exception:
+        """Return the error for a call of a program; see `NativePrograms`."""
+        if not name:
+            return self._aborted_error()
+        failure = self._driver.failure(name, result)
+        self._context.note(failure)
+        return failure
 
     def _issue(self, name: str, *arguments: Any) -> Any:
         """Call the driver, unless the device has been aborted."""
@@ -303,7 +316,10 @@ class CudaDevice:
 
     def _require_running(self) -> None:
         if self._aborted:
-            raise AbortedError(f"the device {self.ordinal} was aborted")
+            raise self._aborted_error()
+
+    def _aborted_error(self) -> AbortedError:
+        return AbortedError(f"the device {self.ordinal} was aborted")
 
 
 class _MappedFlags(NamedTuple):
@@ -317,7 +333,7 @@ class _Current:
     """Makes the context of a device current in the body. It is around every call of the driver, so it is short.
 
     Attributes:
-        is_lost: whether a body has found that the context has ended.
+        is_lost: whether a call has found that the context has ended.
     """
 
     def __init__(self, driver: Driver, context: Any) -> None:
@@ -327,16 +343,23 @@ class _Current:
         self.is_lost = False
 
     def __enter__(self) -> None:
-        (result,) = self._push(self._context)
+        try:
+            (result,) = self._push(self._context)
+        except (ValueError, KeyError) as error:  # as in `Driver.attempt`
+            raise self._driver.unknown("cuCtxPushCurrent", error) from error
         if int(result):
             failure = self._driver.error("cuCtxPushCurrent", result)
-            self.is_lost = isinstance(failure, ContextLostError)
+            self.note(failure)
             raise failure
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pop()
+        self.note(error)
+
+    def note(self, error: BaseException | None) -> None:
+        """Note an error of a call of the driver."""
         if isinstance(error, ContextLostError):
             self.is_lost = True
 

@@ -120,8 +120,12 @@ class Driver:
             why = f"NVIDIA's driver, or its {name}, was not found ({error})"
             raise TransportUnavailableError(f"{why}: {INSTALL_DRIVER}") from error
         except (ValueError, KeyError) as error:  # a driver newer than the binding; old bindings raise KeyError
-            raise InternalError(f"the driver of the GPU failed in {name} with an unknown code: {error}") from error
+            raise self.unknown(name, error) from error
         return returned
+
+    def unknown(self, name: str, error: Exception) -> Exception:
+        """Return the error for a call of the function `name` whose result code the binding does not know."""
+        return InternalError(f"the driver of the GPU failed in {name} with an unknown code: {error}")
 
     def _attempt_relaxed(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         exchange = self.api.cuThreadExchangeStreamCaptureMode
@@ -131,6 +135,13 @@ class Driver:
         finally:
             exchange(before)
         return returned
+
+    def failure(self, name: str, code: int) -> Exception:
+        """Return the error for a call of the function `name` that returned the result `code`."""
+        try:
+            return self.error(name, self.api.CUresult(code))
+        except ValueError as error:
+            return self.unknown(name, error)
 
     def error(self, name: str, result: Any) -> Exception:
         """Return the error for a `result` of the function `name` that is not success."""

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, TypeAlias
+from functools import cached_property, partial
+from typing import Any
 
 from unisono.algorithms.ir.binding import Shape
 from unisono.algorithms.ir.exposed_memory import exposed_blocks, readings
@@ -33,6 +33,7 @@ from unisono.transports.contracts.call import Call, Extent, Signature
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Stream
+from unisono.transports.cuda.issued_calls import IssuedCall, Method
 from unisono.transports.cuda.layout import Layout, Place
 from unisono.transports.cuda.peer_board import mark_of
 from unisono.transports.executors.lane import Lane, Posted
@@ -40,6 +41,23 @@ from unisono.transports.executors.lane import Lane, Posted
 ABLE: tuple[type, ...] = (Copy, Reduce, Read, ReadReduce, Signal, Wait)
 
 _TOKEN = Extent((1, 1), DTYPES["uint8"], None)
+
+
+class Repeat:
+    """Issues the same calls again. The device compiles them when that happens for the first time.
+
+    Many calls are made only once, because programs often pass new arrays, and compiling takes longer than issuing.
+    """
+
+    def __init__(self, device: Device, calls: Sequence[IssuedCall]) -> None:
+        self._compile: Callable[[], Callable[[], None]] = partial(device.compile, calls)
+        self._issue: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        """Issue the calls; raises what the methods of the device raise."""
+        if self._issue is None:
+            self._issue = self._compile()
+        self._issue()
 
 
 @dataclass(frozen=True)
@@ -53,7 +71,8 @@ class Bound:
         segments: the number of segments, over which the plan runs one after the other.
         layouts: the memory of each rank.
         direct: whether ranks read each other's arrays instead of images.
-        programs: the programs of the segments, by what decides about them besides this object.
+        repeats: issue segments again, by what decides about them besides this object. Over flags, the same calls issue
+            the same segment: with the same arrays, slabs and stream, only the numbers of flags differ.
     """
 
     rank: int
@@ -62,7 +81,7 @@ class Bound:
     segments: int
     layouts: Sequence[Layout]
     direct: bool
-    programs: dict[tuple[object, ...], Program] = field(default_factory=dict)
+    repeats: dict[tuple[object, ...], Repeat] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -124,22 +143,11 @@ def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: i
     return Bound(rank, plans, extent, segments, of_ranks, direct)
 
 
-# The calls of a device and a channel by which a segment was issued, in order. Over flags, the same calls issue the same
-# segment again: with the same arrays, slabs and stream, only the numbers of flags differ, which the channel counts.
-Program: TypeAlias = "list[tuple[Callable[..., object], tuple[Any, ...]]]"
-
-
-def run_again(program: Program) -> None:
-    """Issue a segment as before."""
-    for function, arguments in program:
-        function(*arguments)
-
-
 class SegmentRun:
     """The run of a plan over one segment of a call, on one stream and one channel.
 
     Attributes:
-        program: the calls that have issued it so far.
+        issued: the calls of the device that have issued it so far.
     """
 
     def __init__(
@@ -164,10 +172,10 @@ class SegmentRun:
         self._plan = bound.plans[bound.rank]
         self._dtype: DType = bound.extent.dtype
         self._record: _Record | None = None
-        self.program: Program = []
+        self.issued: list[IssuedCall] = []
         channel.reserve(bound.nbytes)
         channel.show_operands(*operands)
-        self._issue(device.wait, stream, channel.last)  # the channel may have been used on another stream
+        self._issue("wait", stream, channel.last)  # the channel may have been used on another stream
         self._fill_images()
         call = Call(signature, self._plan, Shape(bound.extent.elements, {}), (bound.extent,))
         self._lanes = [Lane(index, call, self._post) for index in range(len(self._plan.lanes))]
@@ -192,11 +200,12 @@ class SegmentRun:
 
     def stop_issuing(self) -> None:
         """Issue nothing more. The work issued so far is the channel's last use."""
-        self._issue(self._device.record, self._channel.last, self._stream)
+        self._issue("record", self._channel.last, self._stream)
 
-    def _issue(self, function: Callable[..., object], *arguments: Any) -> None:
-        function(*arguments)
-        self.program.append((function, arguments))
+    def _issue(self, method: Method, *arguments: Any) -> None:
+        call = IssuedCall(method, arguments)
+        call.issue(self._device)
+        self.issued.append(call)
 
     def waits_for(self) -> set[int]:
         """Return the peers whose flags this run waits for."""
@@ -208,9 +217,9 @@ class SegmentRun:
         for place in self._own.images(Buffer.INPUT, self._segment):
             own, image = self._operands[Buffer.INPUT] + place.offset, self._channel.slab(self._rank) + place.image
             if op is not None and op.factor is not None:
-                self._issue(self._device.lift, image, own, place.elements, self._dtype, op, self._stream)
+                self._issue("lift", image, own, place.elements, self._dtype, op, self._stream)
             else:
-                self._issue(self._device.copy, image, own, place.elements * self._dtype.itemsize, self._stream)
+                self._issue("copy", image, own, place.elements * self._dtype.itemsize, self._stream)
 
     @property
     def _rank(self) -> int:
@@ -246,7 +255,7 @@ class SegmentRun:
 
     def post_signal(self, step: Signal) -> Posted | None:
         if self._channel.by_flags:
-            self._issue(self._channel.raise_flag, step.peer, self._stream)
+            self._issue("raise_flag", *self._channel.raised_flag(step.peer), self._stream)
             return None
         # All signals of a group share one record.
         if self._record is None:
@@ -264,7 +273,7 @@ class SegmentRun:
             PeerLostError: `peer` has left.
         """
         if self._channel.by_flags:
-            self._issue(self._channel.await_flag, peer, self._stream)
+            self._issue("await_flag", *self._channel.awaited_flag(peer), self._stream)
             return True
         had_left = self._channel.has_left(peer)
         mark = self._channel.follow(peer, self._stream)
@@ -307,7 +316,7 @@ class SegmentRun:
     def _copy(self, dst: Span, sources: Sequence[int]) -> None:
         for (place, target), source in zip(self._written(dst), sources, strict=True):
             if target != source:
-                self._issue(self._device.copy, target, source, place.elements * self._dtype.itemsize, self._stream)
+                self._issue("copy", target, source, place.elements * self._dtype.itemsize, self._stream)
             self._update_image(place, target)
 
     def _reduce(self, dst: Span, sources: Sequence[Sequence[int]], lower: bool) -> None:
@@ -315,15 +324,13 @@ class SegmentRun:
         assert op is not None, "the verifier and the contracts of collectives ensure it"
         op = op if lower else _unlowered(op)
         for (place, target), *operands in zip(self._written(dst), *sources, strict=True):
-            self._issue(
-                self._device.reduce, target, operands, place.elements, self._dtype, op, self._plan.size, self._stream
-            )
+            self._issue("reduce", target, operands, place.elements, self._dtype, op, self._plan.size, self._stream)
             self._update_image(place, target)
 
     def _update_image(self, place: Place, target: int) -> None:
         if place.image >= 0 and place.buffer is Buffer.OUTPUT:
             image = self._channel.slab(self._rank) + place.image
-            self._issue(self._device.copy, image, target, place.elements * self._dtype.itemsize, self._stream)
+            self._issue("copy", image, target, place.elements * self._dtype.itemsize, self._stream)
 
 
 class _Record:

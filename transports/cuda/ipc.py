@@ -9,8 +9,8 @@ Calls. A call runs a plan over mapped memory, by one of the algorithms that CPUs
 operation is done as soon as all its work is in the stream, long before the device has done it. The thread that polls
 drives it. Calls are issued one after the other, in the order in which they were started.
 
-Programs. Over flags, the driver calls that issue a segment are kept. A later call on the same arrays makes them again
-without its plan.
+Repeats. Over flags, the calls of the device that issue a segment are kept. A later call on the same arrays makes them
+again without its plan, by native code if the device has it (`CudaDevice.compile`).
 
 Slabs. Memory that is not exported is copied through slabs. A call that does not fit into a slab runs over segments, on
 two channels alternately. Odd segments have a stream of their own, so that copies of one segment overlap with kernels of
@@ -46,7 +46,8 @@ from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Stream, is_over
-from unisono.transports.cuda.executor import ABLE, Bound, Program, SegmentRun, bind, run_again
+from unisono.transports.cuda.executor import ABLE, Bound, Repeat, SegmentRun, bind
+from unisono.transports.cuda.issued_calls import IssuedCall
 from unisono.transports.cuda.peer_exchange import PeerExchange
 from unisono.transports.executors.plan_checks import check_plan, check_reads
 from unisono.transports.executors.polling import pauses_of_polling, wait_by_polling
@@ -60,8 +61,8 @@ _FIRST_SLAB_NBYTES = 2 << 20
 _ONE_SHOT_NBYTES = 1 << 20
 # The pause between two looks for failures while the device works.
 _WATCH_S = 0.01
-# The most programs that are kept of a bound call.
-_MOST_PROGRAMS = 64
+# The most repeats that are kept of a bound call.
+_MOST_REPEATS = 64
 # The most bound calls that are kept.
 _MOST_BOUND = 256
 
@@ -91,6 +92,7 @@ class DeviceCollectives:
         self._side = None if self.refusal else device.new_stream()
         self._fork = None if self.refusal else device.new_event()
         self._lock = threading.RLock()
+        self._releasing = threading.Lock()  # held while flags are released or freed
         self._watch = Watch(self) if self._peers.by_flags else None
         self._plans: dict[tuple[str, str, int], Sequence[Plan]] = {}
         self._bound: dict[tuple[object, ...], Bound] = {}
@@ -185,7 +187,10 @@ class DeviceCollectives:
     def watch(self) -> bool:
         """Look for failures while the device works, and release its flags after one; return whether it is idle."""
         if not self._lock.acquire(blocking=False):
-            return False  # the thread that has the lock looks for failures itself
+            # The driver may hold up the thread that has the lock, until a stream has room for more work.
+            if self.executor.has_failed():
+                self._release_flags()
+            return False
         try:
             if not self._is_closed and (self._failure is not None or self.executor.has_failed()):
                 self._stop_issuing()
@@ -199,9 +204,10 @@ class DeviceCollectives:
         return not self._has_released
 
     def _release_flags(self) -> None:
-        self._has_released = True
-        for channel in self.channels:
-            channel.release()
+        with self._releasing:
+            self._has_released = True
+            for channel in self.channels:
+                channel.release()
 
     def failure(self) -> UnisonoError | None:
         """Return the error that has ended the communicator, if any."""
@@ -274,8 +280,9 @@ class DeviceCollectives:
         return self._is_idle()
 
     def _free(self) -> None:
-        for channel in self.channels:
-            channel.free()
+        with self._releasing:
+            for channel in self.channels:
+                channel.free()
         for board in self._peers.boards:
             board.close()
         assert self._side is not None
@@ -445,9 +452,9 @@ class DeviceOperation:
         channel, stream = self._owner.channels[index], self._streams[index]
         key = self._next, self._operands, stream, channel.generation
         self._next += 1
-        if channel.by_flags and (program := self.bound.programs.get(key)) is not None:
+        if channel.by_flags and (repeat := self.bound.repeats.get(key)) is not None:
             try:
-                run_again(program)
+                repeat()
             except BaseException:
                 with suppress(UnisonoError):
                     self._owner.device.record(channel.last, stream)
@@ -470,17 +477,17 @@ class DeviceOperation:
         """Continue the running segments; return whether one has ended."""
         ended = [channel for channel, run in self._running.items() if run.advance()]
         for channel in ended:
-            self._keep_program(self._keys.pop(channel), self._running.pop(channel).program)
+            self._keep(self._keys.pop(channel), self._running.pop(channel).issued)
         return bool(ended)
 
-    def _keep_program(self, key: tuple[object, ...], program: Program) -> None:
-        """Keep the program of a segment for the next call on the same arrays."""
-        programs = self.bound.programs
+    def _keep(self, key: tuple[object, ...], issued: Sequence[IssuedCall]) -> None:
+        """Keep the calls that have issued a segment for the next call on the same arrays."""
+        repeats = self.bound.repeats
         if self.bound.has_factor:
             return  # each call may have another one
-        if len(programs) >= _MOST_PROGRAMS:
-            programs.clear()
-        programs[key] = program
+        if len(repeats) >= _MOST_REPEATS:
+            repeats.clear()
+        repeats[key] = Repeat(self._owner.device, issued)
 
     def _drive(self) -> None:
         deadline = time.monotonic() + self._timeout_s

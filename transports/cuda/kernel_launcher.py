@@ -9,16 +9,18 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from unisono.dtypes import DType
 from unisono.errors import TransportUnavailableError
+from unisono.operations import Op
 from unisono.transports.cuda.cache import built
 from unisono.transports.cuda.compiler import is_ptx, target_for, version
 from unisono.transports.cuda.driver_errors import INSTALL_DRIVER, Driver
-from unisono.transports.cuda.kernel_catalogue import BLOCK_THREADS, Kernel
+from unisono.transports.cuda.kernel_catalogue import BLOCK_THREADS, MOST_SOURCES, Kernel, reduction, scaling
 
+_PACK_NBYTES = 16
 # A parameter in the binding's form: a value and its type, or a structure and None.
 Parameter: TypeAlias = tuple[Any, Any]
 
@@ -53,8 +55,50 @@ def _element(nbytes: int) -> Any:
     return type("Element", (ctypes.Structure,), {"_fields_": [("bytes", ctypes.c_ubyte * nbytes)]})
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
+def packed(parameter: Parameter) -> bytes:
+    """Return the bytes of a kernel parameter."""
+    value, kind = parameter
+    return bytes(value if kind is None else kind(value))
+
+
+class Launch(NamedTuple):
+    """A kernel and its parameters.
+
+    Attributes:
+        key: identifies the kernel.
+        kernel: returns the kernel; called on first use only.
+        units: the number of threads with work.
+        parameters: the parameters of the kernel.
+    """
+
+    key: Any
+    kernel: Callable[[], Kernel]
+    units: int
+    parameters: Sequence[Parameter]
+
+
+def reduction_launch(
+    dst: int, sources: tuple[Parameter, ...], k: int, count: int, dtype: DType, op: Op, divisor: int
+) -> Launch:
+    """Return the launch of a reduction of `k` arrays, whose addresses are the parameters `sources`."""
+    # Not the operation's name, which the same operation without its last step has too.
+    key = (dtype.name, op.combine, op.lower, min(k, MOST_SOURCES + 1))
+    parameters = (as_pointer(dst), *sources, as_number(count), as_number(divisor))
+    return Launch(key, lambda: reduction(dtype, op, k), _packs(count * dtype.itemsize), parameters)
+
+
+def scaling_launch(dst: int, src: int, factor: bytes, count: int, dtype: DType) -> Launch:
+    """Return the launch of a multiplication by a factor, whose bytes are given."""
+    parameters = (as_pointer(dst), as_pointer(src), as_scalar(factor), as_number(count))
+    return Launch(("lift", dtype.name), lambda: scaling(dtype), _packs(count * dtype.itemsize), parameters)
+
+
+def _packs(nbytes: int) -> int:
+    """Return the number of packs in the result of a kernel. Each of its threads writes one."""
+    return -(-nbytes // _PACK_NBYTES)
+
+
+class _Loaded(NamedTuple):
     """A kernel on the device: its function, and the number of blocks that run at a time."""
 
     function: Any
@@ -83,26 +127,22 @@ class Launcher:
         self._loaded: dict[Any, _Loaded] = {}
         require_suitable(driver.version, version(), self._target)
 
-    def launch(
-        self, key: Any, kernel: Callable[[], Kernel], units: int, parameters: Sequence[Parameter], stream: int
-    ) -> None:
-        """Launch a kernel.
+    def launch(self, launch: Launch, stream: int) -> None:
+        """Launch a kernel: issue it to `stream`."""
+        function, blocks = self._prepared(launch)
+        values, types = zip(*launch.parameters, strict=True)
+        self._driver("cuLaunchKernel", function, blocks, 1, 1, BLOCK_THREADS, 1, 1, 0, stream, (values, types), 0)
 
-        Args:
-            key: identifies the kernel.
-            kernel: returns the kernel; called on first use only.
-            units: the number of threads with work.
-            parameters: the parameters of the kernel.
-            stream: the stream to issue to.
-        """
-        loaded = self._loaded.get(key)
+    def prepared(self, launch: Launch) -> tuple[int, int]:
+        """Return the number of the function of a kernel, and the number of blocks to launch."""
+        function, blocks = self._prepared(launch)
+        return self._driver.number_of(function), blocks
+
+    def _prepared(self, launch: Launch) -> tuple[Any, int]:
+        loaded = self._loaded.get(launch.key)
         if loaded is None:
-            loaded = self._loaded[key] = self._load(kernel())
-        blocks = max(1, min(-(-units // BLOCK_THREADS), loaded.most_blocks))
-        values, types = zip(*parameters, strict=True)
-        self._driver(
-            "cuLaunchKernel", loaded.function, blocks, 1, 1, BLOCK_THREADS, 1, 1, 0, stream, (values, types), 0
-        )
+            loaded = self._loaded[launch.key] = self._load(launch.kernel())
+        return loaded.function, max(1, min(-(-launch.units // BLOCK_THREADS), loaded.most_blocks))
 
     def _load(self, kernel: Kernel) -> _Loaded:
         module = self._driver("cuModuleLoadData", built(kernel, self._target, self._folder))

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ from unisono.transports.cuda.device import (
     Stream,
 )
 from unisono.transports.cuda.host_memory import HANDLE_NBYTES
+from unisono.transports.cuda.issued_calls import IssuedCall, issue
 from unisono.transports.reductions.definition import lift, numpy_dtype, reduce_into
 
 __all__ = ["DeviceDouble", "DeviceTrapError", "Gpu"]
@@ -245,6 +247,9 @@ class DeviceDouble:
             reduce_into(_elements(dst, count, dtype), operands, op, divisor, lower=True)
 
         self._elementwise(dst, sources, count, dtype, stream, run)
+
+    def compile(self, calls: Sequence[IssuedCall]) -> Callable[[], None]:
+        return functools.partial(issue, self, calls)
 
     def pin(self, nbytes: int) -> AnyArray:
         with self._issuing():

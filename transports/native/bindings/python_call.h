@@ -111,6 +111,7 @@ Result or_error(Result failed, Function call) {
 void bind_call_cache(nanobind::module_& module);
 void bind_fast_messages(nanobind::module_& module);
 void bind_cached_method(nanobind::module_& module);
+void bind_cuda_programs(nanobind::module_& module);
 void bind_group_recorder(nanobind::module_& module);
 void bind_tls(nanobind::module_& module);
 
