@@ -116,7 +116,7 @@ class DeviceArrays:
         adapter, x = self._used[0]
         c_order_shape = shape if like.order == "C" else shape[::-1]
         created = adapter.empty(c_order_shape, like.flat.dtype, x, self.device, self.streams()[0])
-        flat = self._view(adapter, created, "out").reshape(-1)
+        flat = self._view(self._adapter_of(created, "out"), created, "out").reshape(-1)
         array = created if like.order == "C" else created.T
         self._new_arrays.append(array)
         return array, Operand(flat, like.dtype, shape, like.order)
@@ -223,6 +223,9 @@ def _torch() -> DeviceAdapter:
 # Keys are the names that `device_adapter_name` returns.
 _ADAPTERS: dict[str, Callable[[], DeviceAdapter]] = {
     "torch.Tensor": _torch,
+    f"{DeviceArray.__module__}.{DeviceArray.__name__}": lambda: DeviceAdapter(
+        lambda x, _: x.memory(), lambda x: x.stream, DeviceArray.empty
+    ),
     "cupy.ndarray": lambda: DeviceAdapter(_cupy_memory, _cupy_stream, _cupy_empty, _cupy_packed),
     "__cuda_array_interface__": lambda: DeviceAdapter(from_cuda_interface, _interface_stream, DeviceArray.empty),
     "__dlpack__": lambda: DeviceAdapter(_dlpack_memory, lambda x: LEGACY_STREAM, DeviceArray.empty),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from unisono.collectives.arrays.dlpack import lend_by_dlpack, packed_strides, typestr
-from unisono.transports.cuda.device import LEGACY_STREAM, Device, Stream
+from unisono.collectives.arrays.dlpack import ForeignMemory, lend_by_dlpack, packed_strides, typestr
+from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Allocation, Device, Stream
 
 _CUDA = 2  # DLPack's device type for CUDA memory
 
@@ -18,7 +19,7 @@ class DeviceArray:
     """An array in GPU memory, with `__cuda_array_interface__` and `__dlpack__`.
 
     ``cupy.asarray``, ``torch.from_dlpack`` and similar functions use it without a copy. Its memory is freed when no
-    object refers to it any more.
+    object refers to it any more, behind the work of the streams that have used it. These must exist until then.
 
     Attributes:
         shape, strides, dtype: the same as of a numpy array.
@@ -42,7 +43,7 @@ class DeviceArray:
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: np.dtype[Any], _: Any, device: Device, stream: Stream) -> DeviceArray:
         """Return a new array in C order, as `DeviceAdapter.empty` does."""
-        memory = DeviceMemory(device, prod(shape) * dtype.itemsize)
+        memory = DeviceMemory(device, prod(shape) * dtype.itemsize, stream)
         return cls(memory, shape, packed_strides(shape, dtype.itemsize), dtype, stream)
 
     def __repr__(self) -> str:
@@ -53,9 +54,22 @@ class DeviceArray:
         """The transposed array, in the same memory."""
         return DeviceArray(self._memory, self.shape[::-1], self.strides[::-1], self.dtype, self._stream)
 
+    def memory(self) -> ForeignMemory:
+        """Return the address and layout, for work that is ordered with that on `stream`."""
+        on = "cuda", self._memory.device.ordinal
+        return ForeignMemory(
+            self._memory.pointer, self.shape, self.strides, self.dtype, on, read_only=False, stream=None, owner=self
+        )
+
+    @property
+    def stream(self) -> Stream:
+        """The stream on which the array is used."""
+        return self._stream
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The dictionary of protocol version 3. The elements are complete when the work of the stream is done."""
+        self._memory.lend(None)
         return {
             "data": (self._memory.pointer, False),
             "shape": self.shape,
@@ -74,29 +88,58 @@ class DeviceArray:
 
         With ``stream=-1``, no stream waits.
         """
-        if stream != -1:
+        if stream == -1:
+            self._memory.lend(None)
+        else:
             self._memory.order(Stream(stream or LEGACY_STREAM), self._stream)
         return lend_by_dlpack(self, self._memory.pointer, self.__dlpack_device__())
 
 
 class DeviceMemory:
-    """Device memory that is freed when no object refers to this one any more.
+    """Device memory for work on `stream`, freed when no object refers to this one any more.
+
+    It is taken from the pool of the device if that has one. Then it returns behind the work of the streams that use it.
 
     Attributes:
         device, pointer: the device, and the address there.
     """
 
-    def __init__(self, device: Device, nbytes: int) -> None:
-        allocation = device.allocate(max(1, nbytes))
+    def __init__(self, device: Device, nbytes: int, stream: Stream) -> None:
+        # The stream of a thread is another one in the thread that frees the memory.
+        is_taken = device.has_pool() and stream != THREAD_STREAM
+        allocation = device.take(nbytes, stream) if is_taken else device.allocate(max(1, nbytes))
         self.device = device
         self.pointer = allocation.pointer
+        self._users = _Users({stream} if is_taken else None)
         # At exit nothing is freed: the driver releases all memory of the process.
-        weakref.finalize(self, device.free, allocation).atexit = False
+        weakref.finalize(self, _free, device, allocation, self._users).atexit = False
+
+    def lend(self, stream: Stream | None) -> None:
+        """Note that `stream` uses the memory; None for a stream that is not known."""
+        if stream is None or stream == THREAD_STREAM:
+            self._users.streams = None
+        elif self._users.streams is not None:
+            self._users.streams.add(stream)
 
     def order(self, later: Stream, earlier: Stream) -> None:
-        """Make later work of one stream wait for the work that the other stream has now."""
+        """Make later work of one stream, which uses the memory, wait for the work that the other stream has now."""
+        self.lend(later)
         if later != earlier:
             event = self.device.new_event()
             self.device.record(event, earlier)
             self.device.wait(later, event)
             self.device.end_event(event)
+
+
+@dataclass(slots=True)
+class _Users:
+    """The streams that use memory; None if some of them are not known."""
+
+    streams: set[Stream] | None
+
+
+def _free(device: Device, allocation: Allocation, users: _Users) -> None:
+    if users.streams is None:
+        device.free(allocation)
+    else:
+        device.give(allocation, users.streams)

@@ -180,6 +180,7 @@ def test_doctor_gpu_checks_pass_or_say_what_is_missing(report: dict[str, Any]) -
         "GPU driver",
         "NVRTC",
         "GPU 0",
+        "GPU memory",
         "GPU topology",
         "CUDA IPC",
     ]

@@ -200,6 +200,65 @@ def test_device_arrays_live_until_the_device_has_used_them(ranks: NativeRanks) -
     ranks.run_calls(on_double, dropped)
 
 
+def results_of(comm: un.Communicator, gpu: Gpu, stream: Stream, use: str) -> list[str]:
+    """Drop results that were used in some way; return by which methods of the device their memory was given back."""
+    x, other = DoubleArray(gpu, np.ones(1000), stream), gpu.device().new_stream()
+    released = []
+    with (
+        mock.patch.object(Gpu, "give", lambda *args: (released.append("give"), give(*args))[1]),
+        mock.patch.object(Gpu, "release", lambda *args: (released.append("free"), release(*args))[1]),
+    ):
+        for _ in range(3):
+            y = comm.allreduce(x)
+            if use == "by a call":
+                comm.allreduce(y, out=x)
+            elif use == "on another stream":
+                y.__dlpack__(stream=int(other))
+                gpu.device().copy(x.__cuda_array_interface__["data"][0], y.memory().pointer, 8, other)
+                wait_for(gpu.device(), stream, other)
+            elif use == "on a stream that is not known":
+                y.__cuda_array_interface__  # noqa: B018
+            del y
+            gpu.synchronize()
+            comm.barrier()
+            comm.allreduce(x, out=x)  # drops the arrays of calls that are over
+        gc.collect()
+    read(gpu, x)  # waits for both streams
+    gpu.device().end_stream(other)
+    return released
+
+
+give, release = Gpu.give, Gpu.release
+
+
+def wait_for(device: Any, later: Stream, earlier: Stream) -> None:
+    event = device.new_event()
+    device.record(event, earlier)
+    device.wait(later, event)
+    device.end_event(event)
+
+
+@pytest.mark.parametrize("use", ["", "by a call", "on another stream"])
+def test_device_results_return_to_the_pool_behind_their_streams(by_ipc: NativeRanks, use: str) -> None:
+    for released in by_ipc.run_calls(on_double, results_of, use):
+        assert "give" in released
+        assert "free" not in released
+
+
+def test_device_results_with_unknown_users_wait_for_the_whole_device(by_ipc: NativeRanks) -> None:
+    for released in by_ipc.run_calls(on_double, results_of, "on a stream that is not known"):
+        assert "free" in released
+        assert "give" not in released
+
+
+def on_a_double_without_a_pool(world: un.Communicator) -> Any:
+    return on_double(world, of_kind, "device", pool=False)
+
+
+def test_devices_without_a_pool_give_results(by_ipc: NativeRanks) -> None:
+    assert by_ipc.run_calls(on_a_double_without_a_pool) == [200.0] * 2
+
+
 def passed_by_dlpack(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any:
     y = comm.allreduce(DoubleArray(gpu, np.arange(6.0).reshape(2, 3), stream))
     assert isinstance(y, DeviceArray)

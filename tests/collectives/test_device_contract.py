@@ -97,6 +97,31 @@ def a_wait_is_for_what_was_recorded(lenient: tuple[str, ...]) -> None:
         device.copy(c, b, N, other)
 
 
+def memory_of_the_pool_is_not_used_by_an_unordered_stream(lenient: tuple[str, ...]) -> None:
+    _, device, (a, _, _), stream = scene(lenient)
+    taken = device.take(N, stream)
+    with pytest.raises(DeviceTrapError, match="ordered behind"):
+        device.copy(taken.pointer, a, N, device.new_stream())
+
+
+def memory_in_use_is_not_given(lenient: tuple[str, ...]) -> None:
+    _, device, (a, _, _), stream = scene(lenient)
+    other, event, taken = device.new_stream(), device.new_event(), device.take(N, stream)
+    device.record(event, stream)
+    device.wait(other, event)
+    device.copy(a, taken.pointer, N, other)
+    with pytest.raises(DeviceTrapError, match="ordered behind"):
+        device.give(taken, [stream])
+
+
+def given_memory_is_not_used(lenient: tuple[str, ...]) -> None:
+    _, device, (a, _, _), stream = scene(lenient)
+    taken = device.take(N, stream)
+    device.give(taken, [stream])
+    with pytest.raises(DeviceTrapError, match="freed or closed"):
+        device.copy(a, taken.pointer, N, stream)
+
+
 def own_handles_do_not_open(lenient: tuple[str, ...]) -> None:
     bench = Bench.of_double(lenient=lenient)
     CHECKS["handles_do_not_open_in_their_own_process"](bench)
@@ -229,6 +254,20 @@ def test_device_double_enforces_rule(rule: str) -> None:
 def test_check_fails_when_the_device_double_is_lenient(rule: str) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         RULES[rule]((rule,))
+
+
+@pytest.mark.parametrize(
+    ("check", "rule"),
+    [
+        (memory_of_the_pool_is_not_used_by_an_unordered_stream, "races"),
+        (memory_in_use_is_not_given, "races"),
+        (given_memory_is_not_used, "uses_freed"),
+    ],
+)
+def test_device_double_traps_misuse_of_its_pool(check: Callable[[tuple[str, ...]], None], rule: str) -> None:
+    check(())
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check((rule,))
 
 
 @pytest.mark.parametrize("rule", BETWEEN_PROCESSES)

@@ -8,7 +8,8 @@
 //
 // Other variables are read at each call. FAKE_CUDA_FAIL, such as "cuInit=100,cuMemAlloc=2", makes calls fail with these
 // codes. FAKE_CUDA_VERSION is the CUDA version of the driver. FAKE_CUDA_CAPABILITY is the compute capability of the
-// devices, such as "90". FAKE_CUDA_PEERS, 0 or 1, says whether devices can use each other's memory. FAKE_CUDA_LOST is
+// devices, such as "90". FAKE_CUDA_PEERS, 0 or 1, says whether devices can use each other's memory, and FAKE_CUDA_POOLS
+// whether they have pools of memory. FAKE_CUDA_LOST is
 // the code that every call with a context returns, as after a kernel that has ended the context. While FAKE_CUDA_STUCK
 // is 1, work waits for a process that does not live any more: calls that release memory do not return, and no event
 // happens.
@@ -102,6 +103,14 @@ struct Handle {
 };
 static_assert(sizeof(Handle) == 64);
 
+// The first fields of CUmemPoolProps.
+struct PoolProperties {
+  int kind;
+  int handles;
+  int place;
+  int ordinal;
+};
+
 constexpr int devices = 2;
 constexpr int multiprocessors = 4;
 constexpr int blocks_of_multiprocessor = 2;
@@ -126,6 +135,7 @@ struct State {
   std::map<void*, Kernel> functions;
   std::map<void*, std::deque<Task>> queues;  // by stream; the default streams are one
   std::set<void*> modules;
+  std::set<void*> pools;
 };
 State& state() {
   static State found;
@@ -341,6 +351,7 @@ static int cu_device_get_attribute(int* value, int attribute, int) {
                                      {75, capability / 10},
                                      {76, capability % 10},
                                      {99, 1},
+                                     {115, number_of("FAKE_CUDA_POOLS", 1)},
                                      {122, number_of("FAKE_CUDA_FLAGS", 1)},
                                      {125, 1}};
   const auto found = values.find(attribute);
@@ -396,13 +407,51 @@ static int cu_mem_alloc_managed(void** made, size_t nbytes, unsigned) {
   ENTER_UNSAFE("cuMemAllocManaged")
   return new_memory(made, nbytes, Kind::managed);
 }
+static int cu_mem_pool_create(void** pool, const PoolProperties* properties) {
+  ENTER_CONTEXT("cuMemPoolCreate")
+  constexpr int pinned = 1, on_device = 1;
+  CHECK(properties->kind == pinned && properties->handles == 0 && properties->place == on_device, invalid_value)
+  CHECK(number_of("FAKE_CUDA_POOLS", 1) != 0, not_supported)
+  *pool = malloc(1);
+  state().pools.insert(*pool);
+  return success;
+}
+static int cu_mem_pool_set_attribute(void* pool, int attribute, const uint64_t* value) {
+  ENTER_CONTEXT("cuMemPoolSetAttribute")
+  constexpr int release_threshold = 4;
+  CHECK(state().pools.count(pool) == 1 && attribute == release_threshold && *value != 0, invalid_value)
+  return success;
+}
+static int cu_mem_pool_trim_to(void* pool, size_t) {
+  ENTER_CONTEXT("cuMemPoolTrimTo")
+  CHECK(state().pools.count(pool) == 1, invalid_value)
+  return success;
+}
+static int cu_mem_alloc_from_pool_async(void** made, size_t nbytes, void* pool, void* stream) {
+  ENTER_CONTEXT("cuMemAllocFromPoolAsync")
+  CHECK(is_stream(stream), invalid_handle)
+  CHECK(state().pools.count(pool) == 1, invalid_value)
+  CHECK(state().capturing.count(stream) == 0, capture_unsupported)
+  return new_memory(made, nbytes, Kind::pooled);
+}
 static int cu_mem_free(uintptr_t address) {
   ENTER_BLOCKING("cuMemFree")
   return end_memory(address, false);
 }
-static int cu_mem_free_async(uintptr_t address, void*) {
+static int cu_mem_free_async(uintptr_t address, void* stream) {
   ENTER_CONTEXT("cuMemFreeAsync")
-  return end_memory(address, false);
+  CHECK(is_stream(stream), invalid_handle)
+  CHECK(state().capturing.count(stream) == 0, capture_unsupported)
+  const auto found = state().memory.find(address);
+  CHECK(found != state().memory.end() && found->second.kind == Kind::pooled, invalid_value)
+  // Nothing may use it from now on, but work that was issued before still does.
+  const Memory memory = found->second;
+  state().memory.erase(found);
+  enqueue(stream, [address, memory] {
+    munmap(reinterpret_cast<void*>(address), memory.nbytes);
+    close(memory.descriptor);
+  });
+  return success;
 }
 static int cu_mem_host_alloc(void** made, size_t nbytes, unsigned) {
   ENTER_UNSAFE("cuMemHostAlloc")
@@ -717,6 +766,10 @@ const std::map<std::string, void*>& calls() {
       {"cuMemAllocManaged", untyped(cu_mem_alloc_managed)},
       {"cuMemFree", untyped(cu_mem_free)},
       {"cuMemFreeAsync", untyped(cu_mem_free_async)},
+      {"cuMemPoolCreate", untyped(cu_mem_pool_create)},
+      {"cuMemPoolSetAttribute", untyped(cu_mem_pool_set_attribute)},
+      {"cuMemPoolTrimTo", untyped(cu_mem_pool_trim_to)},
+      {"cuMemAllocFromPoolAsync", untyped(cu_mem_alloc_from_pool_async)},
       {"cuMemHostAlloc", untyped(cu_mem_host_alloc)},
       {"cuMemFreeHost", untyped(cu_mem_free_host)},
       {"cuMemHostRegister", untyped(cu_mem_host_register)},

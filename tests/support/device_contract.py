@@ -104,6 +104,26 @@ def check_a_stream_keeps_the_order_of_its_work(bench: Bench) -> None:
     assert bench.values(c, np.ones(N, np.uint8)).all()
 
 
+def check_streams_take_and_give_memory_of_the_pool(bench: Bench) -> None:
+    device, other = bench.device, bench.device.new_stream()
+    ones = bench.memory(np.ones(N, np.uint8))
+    for _ in range(3):
+        taken, event = device.take(N, other), device.new_event()
+        device.copy(taken.pointer, ones, N, other)
+        device.record(event, other)
+        device.wait(bench.stream, event)
+        assert bench.values(taken.pointer, np.ones(N, np.uint8)).all()
+        device.give(taken, [other, bench.stream])
+        device.end_event(event)
+    of_unknown_users, unused = device.take(N, other), device.take(0, other)
+    bench.finish(other)
+    device.free(of_unknown_users)
+    device.give(unused, [other])
+    bench.wait_until(device.has_released)
+    bench.finish(other)
+    device.end_stream(other)
+
+
 def check_a_wait_orders_streams(bench: Bench) -> None:
     device, other, event = bench.device, bench.device.new_stream(), bench.device.new_event()
     ones, b, c = bench.memory(np.ones(N, np.uint8)), bench.zeros(), bench.zeros()

@@ -24,9 +24,11 @@ SOURCE = ROOT / "tests" / "native" / "fake_libcuda.cpp"
 NAME = "libcuda.so.1"
 BUILT = ROOT / "build" / "fake_cuda"
 OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{NAME}")
-FAIL, VERSION, CAPABILITY, PEERS, KERNELS, LOST, STUCK, FLAGS, DEPTH, LOG = (
+FAIL, VERSION, CAPABILITY, PEERS, KERNELS, LOST, STUCK, FLAGS, DEPTH, LOG, POOLS = (
     f"FAKE_CUDA_{name}"
-    for name in (*("FAIL", "VERSION", "CAPABILITY", "PEERS", "KERNELS", "LOST", "STUCK", "FLAGS", "DEPTH", "LOG"),)
+    for name in (
+        *("FAIL", "VERSION", "CAPABILITY", "PEERS", "KERNELS", "LOST", "STUCK", "FLAGS", "DEPTH", "LOG", "POOLS"),
+    )
 )
 
 

@@ -333,6 +333,7 @@ def test_doctor_reports_gpus() -> None:
     assert details["GPU driver"] == "of CUDA 13.0, which sees 2 GPUs"
     assert details["GPU 0"].startswith("GPU of the tests, ")
     assert "GPUs" in details["GPU topology"]
+    assert details["GPU memory"].startswith("results come from a pool")
     assert details["CUDA IPC"] == "another process opened the memory, and read the written data in the order of flags"
 
 
@@ -349,16 +350,69 @@ def test_doctor_reports_gpus_without_peer_access_as_staged(monkeypatch: pytest.M
 
 
 @only_double
+def test_doctor_says_that_a_driver_has_no_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake_cuda.POOLS, "0")
+    assert not driver.CudaDevice().has_pool()
+    details = {finding.subject: finding.detail for finding in gpu_findings()}
+    assert details["GPU memory"].startswith("results are allocated and freed by a thread")
+
+
+def test_memory_of_the_pool_is_given_in_the_order_of_streams(device: Any, stream: Stream) -> None:
+    taken = device.take(4096, stream)
+    assert device.facts(taken.pointer).kind == "pooled"
+    device.give(taken, [stream])
+    finish(device, stream)
+    if not fake_cuda.has_gpu():  # the memory of a real pool stays mapped
+        assert device.facts(taken.pointer).kind == "host"
+
+
+@only_double
+@pytest.mark.parametrize("why", ["capture", "ended"])
+def test_memory_of_the_pool_waits_for_the_device_where_a_stream_cannot_be_used(
+    device: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = device.new_stream()
+    taken = device.take(4096, stream)
+    if why == "capture":
+        with device._context:
+            device._driver("cuStreamBeginCapture", stream, device._driver.api.CUstreamCaptureMode(0))
+    else:
+        device.end_stream(stream)
+    monkeypatch.setenv(fake_cuda.STUCK, "1")  # other work of the process goes on
+    device.give(taken, [stream])
+    time.sleep(0.05)
+    assert device.facts(taken.pointer).kind == "pooled"
+    assert not device.has_released()
+    monkeypatch.delenv(fake_cuda.STUCK)
+    wait_until_released(device)
+    assert device.facts(taken.pointer).kind == "host"
+    if why == "capture":
+        with device._context:
+            device._driver("cuStreamEndCapture", stream)  # the capture is still valid
+        device.end_stream(stream)
+
+
+@only_double
+def test_a_full_device_gets_the_memory_that_the_pool_keeps(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[bool] = []
+    monkeypatch.setattr(device._pool, "trim", lambda: trimmed.append(True))
+    monkeypatch.setenv(fake_cuda.FAIL, "cuMemAlloc=2")
+    with pytest.raises(TransportUnavailableError, match="too little memory"):
+        device.allocate(1)
+    assert trimmed
+
+
+@only_double
 def test_doctor_says_what_the_gpu_driver_lacks_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fake_cuda.FAIL, "cuInit=803")
-    driver, nvrtc, gpu, topology, sharing = gpu_findings()
+    driver, nvrtc, gpu, memory, topology, sharing = gpu_findings()
     assert (driver.usable, driver.remedy) == (
         False,
         "its library and its kernel module are of different versions, so restart the machine",
     )
     assert nvrtc.usable
     assert gpu.detail == "not tried: it needs the driver"
-    assert {topology.detail, sharing.detail} == {"not tried: it needs the device"}
+    assert {memory.detail, topology.detail, sharing.detail} == {"not tried: it needs the device"}
 
 
 @only_double

@@ -2,6 +2,7 @@
 
 - `device`: `Device`, the interface of a GPU. `driver`: `CudaDevice`, the implementation by the CUDA driver.
 - `devices`: the devices that this process has opened. `driver_errors`: calls of the driver, and their errors.
+  `context`: makes the context of a device current. `memory_pool`: memory that streams take and give.
 - `ipc`: `DeviceCollectives`, the `cuda_ipc` transport. `executor`: issues a plan to a stream.
 - `peer_exchange`, `peer_board`, `host_memory`: the ranks of a host find each other's device memory.
 - `channel`: slabs and signals (flags or events) between devices. `layout`: the memory of a call.

@@ -12,6 +12,9 @@ within a stream, and in no order between streams. Events order streams and proce
 - A handle opens in every process but the exporter, once per process at a time. The exporter has the address already.
 - An exporter frees memory only after all processes that opened it have closed it.
 
+Devices with a *pool* also have memory whose life is part of the order of streams: `take` and `give` are issued like
+work. Memory that was given may be taken again at once, for work that the device orders behind its release.
+
 Devices with *flags* order processes without events. A flag is a number in memory of its owner that other processes map.
 A stream raises a flag after its work, and a stream of the owner waits until the flag has reached a number:
 
@@ -25,7 +28,7 @@ in as bad an order as the rules allow, and reports every violation of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
@@ -115,7 +118,7 @@ class Device(Protocol):
 
     Every method raises `TransportUnavailableError` if the device cannot do it, with the reason, and `InternalError` if
     the driver fails. After `abort`, all methods raise `AbortedError`, except `done` and those that return resources:
-    `free`, `close`, `unpin`, `end_stream`, `end_event`, `end_flags` and `release_flags`.
+    `free`, `give`, `close`, `unpin`, `end_stream`, `end_event`, `end_flags` and `release_flags`.
 
     A device may fail for good, for example because a kernel of the program has ended its context. Then all methods
     raise `TransportUnavailableError`, except those that return resources, which do nothing. No work is under way then.
@@ -133,7 +136,26 @@ class Device(Protocol):
         ...
 
     def free(self, allocation: Allocation) -> None:
-        """Free memory from `allocate`."""
+        """Free memory from `allocate`, or memory from `take` whose users are not all known."""
+        ...
+
+    def has_pool(self) -> bool:
+        """Return whether the device has a pool, so that `take` and `give` can be used."""
+        ...
+
+    def take(self, nbytes: int, stream: Stream) -> Allocation:
+        """Return memory of the pool for work that is issued to `stream` from now on, or ordered behind it.
+
+        It cannot be exported, and its content is undefined.
+        """
+        ...
+
+    def give(self, allocation: Allocation, streams: Collection[Stream]) -> None:
+        """Return memory from `take` to the pool behind the work that is on `streams`; the host goes on.
+
+        Of all work on that memory, the host has seen the end, or it is ordered before that point of one of the streams.
+        If one of them cannot be used, because it records a graph or has ended, this is the same as `free`.
+        """
         ...
 
     def export(self, allocation: Allocation) -> bytes:

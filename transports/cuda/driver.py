@@ -14,17 +14,17 @@ import os
 import secrets
 import struct
 import weakref
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from unisono.dtypes import DType
-from unisono.errors import AbortedError, InternalError, TransportUnavailableError, UsageError
+from unisono.errors import AbortedError, InternalError, TransportUnavailableError, UnisonoError, UsageError
 from unisono.operations import Op
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.cache import user_cache
+from unisono.transports.cuda.context import CurrentContext
 from unisono.transports.cuda.device import (
     ALLOCATION_NBYTES,
     RELEASED,
@@ -48,6 +48,7 @@ from unisono.transports.cuda.kernel_launcher import (
     reduction_launch,
     scaling_launch,
 )
+from unisono.transports.cuda.memory_pool import MemoryPool
 from unisono.transports.cuda.native_programs import NativePrograms
 from unisono.transports.cuda.reaper import Reaper
 from unisono.transports.reductions.definition import factor_of
@@ -80,7 +81,7 @@ class CudaDevice:
         self._device = driver("cuDeviceGet", ordinal)
         self.name = driver("cuDeviceGetName", 256, self._device).rstrip(b"\0 ").decode()
         self.uuid = _uuid(driver, self._device)
-        major, minor, multiprocessors, has_waits, registers = (
+        major, minor, multiprocessors, has_waits, registers, pools = (
             driver(
                 "cuDeviceGetAttribute",
                 getattr(driver.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"),
@@ -88,19 +89,20 @@ class CudaDevice:
             )
             for name in (
                 *("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT"),
-                *("CAN_USE_64_BIT_STREAM_MEM_OPS", "HOST_REGISTER_SUPPORTED"),
+                *("CAN_USE_64_BIT_STREAM_MEM_OPS", "HOST_REGISTER_SUPPORTED", "MEMORY_POOLS_SUPPORTED"),
             )
         )
         self._has_flags = bool(has_waits and registers)
         self._flags: dict[int, _MappedFlags] = {}
         self._launcher = Launcher(driver, (major, minor), multiprocessors, user_cache(os.environ))
         context = driver("cuDevicePrimaryCtxRetain", self._device)
-        self._context = _Current(driver, context)
+        self._context = CurrentContext(driver, context)
         self._programs: NativePrograms | None = None  # without it, Python makes all calls
         with contextlib.suppress(RuntimeError):
             self._programs = NativePrograms(driver, context, self._launcher, self._address_of, self._failure_of)
         self._tables = Tables(self)
         self._aborted = False
+        self._pool = MemoryPool(driver, self._context, ordinal) if pools else None
         self._reaper = Reaper(f"unisono-gpu-{ordinal}")
         weakref.finalize(self, self._reaper.end).atexit = False
 
@@ -111,12 +113,36 @@ class CudaDevice:
         try:
             return Allocation(int(self._issue("cuMemAlloc", whole)), whole)
         except TransportUnavailableError:
-            if self._reaper.is_idle() or not self._reaper.wait_idle(_MEMORY_S):
+            has_released = not self._reaper.is_idle() and self._reaper.wait_idle(_MEMORY_S)
+            if self._pool is not None:
+                self._pool.trim()
+            elif not has_released:
                 raise
         return Allocation(int(self._issue("cuMemAlloc", whole)), whole)
 
     def free(self, allocation: Allocation) -> None:
-        self._give_back("cuMemFree", allocation.pointer)
+        if self._pool is None or not self._pool.has(allocation):
+            self._give_back("cuMemFree", allocation.pointer)
+        elif not self._context.is_lost:
+            self._reaper.put(functools.partial(self._pool.free, allocation))
+
+    def has_pool(self) -> bool:
+        return self._pool is not None
+
+    def take(self, nbytes: int, stream: Stream) -> Allocation:
+        self._require_running()
+        assert self._pool is not None, "the caller has asked `has_pool`"
+        return self._pool.take(nbytes, stream)
+
+    def give(self, allocation: Allocation, streams: Collection[Stream]) -> None:
+        assert self._pool is not None, "the memory is of the pool"
+        try:
+            if not self._context.is_lost:
+                self._pool.give(allocation, streams)
+        except ContextLostError:
+            pass
+        except UnisonoError:
+            self.free(allocation)
 
     def export(self, allocation: Allocation) -> bytes:
         handle = self._issue("cuIpcGetMemHandle", allocation.pointer)
@@ -329,48 +355,13 @@ class _MappedFlags(NamedTuple):
     pointer: int
 
 
-class _Current:
-    """Makes the context of a device current in the body. It is around every call of the driver, so it is short.
-
-    Attributes:
-        is_lost: whether a call has found that the context has ended.
-    """
-
-    def __init__(self, driver: Driver, context: Any) -> None:
-        self._driver = driver
-        self._context = context
-        self._push, self._pop = driver.api.cuCtxPushCurrent, driver.api.cuCtxPopCurrent
-        self.is_lost = False
-
-    def __enter__(self) -> None:
-        try:
-            (result,) = self._push(self._context)
-        except (ValueError, KeyError) as error:  # as in `Driver.attempt`
-            raise self._driver.unknown("cuCtxPushCurrent", error) from error
-        if int(result):
-            failure = self._driver.error("cuCtxPushCurrent", result)
-            self.note(failure)
-            raise failure
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pop()
-        self.note(error)
-
-    def note(self, error: BaseException | None) -> None:
-        """Note an error of a call of the driver."""
-        if isinstance(error, ContextLostError):
-            self.is_lost = True
-
-
-def _release(driver: Driver, context: _Current, name: str, address: int) -> None:
+def _release(driver: Driver, context: CurrentContext, name: str, address: int) -> None:
     """Give memory back to the driver; waits for all work of the context."""
     with contextlib.suppress(ContextLostError), context:
         driver(name, address)
 
 
-def _unmap(driver: Driver, context: _Current, memory: HostMemory) -> None:
+def _unmap(driver: Driver, context: CurrentContext, memory: HostMemory) -> None:
     """End the device's use of flags, and unmap them; waits for all work of the context."""
     _release(driver, context, "cuMemHostUnregister", memory.address)
     memory.close()

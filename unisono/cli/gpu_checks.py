@@ -31,6 +31,12 @@ def _device(results: dict[str, Any]) -> str:
     return f"{device.name}, {device.uuid}"
 
 
+def _memory(results: dict[str, Any]) -> str:
+    if results["device"].has_pool():
+        return "results come from a pool, to which they return in the order of streams"
+    return "results are allocated and freed by a thread, as the driver has no pools of memory"
+
+
 def _topology(results: dict[str, Any]) -> str:
     from unisono.transports.cuda.driver import CudaDevice
 
@@ -56,6 +62,7 @@ _CHECKS: Sequence[tuple[str, Callable[[dict[str, Any]], str], str]] = (
     ("GPU driver", _driver, ""),
     ("NVRTC", _compiler, ""),
     ("GPU 0", _device, "driver"),
+    ("GPU memory", _memory, "device"),
     ("GPU topology", _topology, "device"),
     ("CUDA IPC", _sharing, "device"),
 )

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, TransportUnavailableError
 from unisono.operations import Op
-from unisono.testing.device_gpu import DeviceTrapError, GpuState
+from unisono.testing.device_gpu import SIDE_STREAM, DeviceTrapError, GpuState
 from unisono.testing.device_segments import Segment
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import (
@@ -50,6 +50,8 @@ from unisono.transports.reductions.definition import lift, numpy_dtype, reduce_i
 
 __all__ = ["DeviceDouble", "DeviceTrapError", "Gpu"]
 
+_LASTING = (LEGACY_STREAM, THREAD_STREAM, SIDE_STREAM)
+
 
 class Gpu(GpuState):
     """A GPU as this process uses it.
@@ -63,6 +65,7 @@ class Gpu(GpuState):
         exports: whether the device can export memory at all.
         gives_up: whether records of an ended process count as having happened; otherwise work after them never runs.
         flags: whether streams can raise flags and wait for them.
+        pool: whether the device has a pool of memory that streams take and give.
     """
 
     def device(self, ordinal: int = 0) -> DeviceDouble:
@@ -108,7 +111,7 @@ class Gpu(GpuState):
                 for region in self._regions.values()
                 if not region.is_gone
             ]
-            own = [f"stream {handle}" for handle, _ in self._streams if handle not in (LEGACY_STREAM, THREAD_STREAM)]
+            own = [f"stream {handle}" for handle, _ in self._streams if handle not in _LASTING]
             flags = [f"{page.count} flags" for page in self._flags.values()]
             return [*memory, *own, *(f"event {handle}" for handle in self._events), *flags]
 
@@ -138,6 +141,21 @@ class DeviceDouble:
 
     def free(self, allocation: Allocation) -> None:
         self._give_back(self._gpu.release, allocation.pointer, ("dedicated", "device", "pooled", "managed"))
+
+    def has_pool(self) -> bool:
+        return self._gpu.has_pool
+
+    def take(self, nbytes: int, stream: Stream) -> Allocation:
+        with self._issuing():
+            return self._gpu.take(nbytes, stream)
+
+    def give(self, allocation: Allocation, streams: Collection[Stream]) -> None:
+        with self._gpu.lock:
+            usable = all(self._gpu.has_stream(stream) and not self.is_capturing(stream) for stream in streams)
+        if usable:
+            self._give_back(self._gpu.give, allocation, streams)
+        else:
+            self.free(allocation)
 
     def export(self, allocation: Allocation) -> bytes:
         with self._issuing():

@@ -56,6 +56,8 @@ LENIENCIES = {
 
 _PINNED_HISTORY_WORDS = 4096
 _GRAVES = 32
+# The stream on which memory returns to the pool.
+SIDE_STREAM = Stream(-1)
 
 
 class DeviceTrapError(AssertionError):
@@ -92,12 +94,14 @@ class GpuState:
         exports: bool = True,
         gives_up: bool = True,
         flags: bool = True,
+        pool: bool = True,
     ) -> None:
         if unknown := set(lenient) - set(LENIENCIES):
             raise ValueError(f"there are no such leniencies: {', '.join(unknown)}")
         self.uuid, self.reaches, self.exports = uuid, frozenset(reaches), exports
         self._gives_up = gives_up
         self.has_flags = flags
+        self.has_pool = pool
         self._flags: dict[int, FlagPage] = {}
         self.lock = threading.RLock()
         self.is_lost = False
@@ -143,6 +147,43 @@ class GpuState:
     def allocate(self, nbytes: int) -> Allocation:
         """Return new memory of its own."""
         return self._add(Segment.new(-(-max(nbytes, 1) // 512) * 512), "dedicated")
+
+    def take(self, nbytes: int, stream: Stream) -> Allocation:
+        """Return memory of the pool. Work that is not ordered behind `stream` races with the taking."""
+        if not self.has_pool:
+            raise DeviceTrapError("the device has no pool")
+        allocation = self._add(Segment.new(max(nbytes, 1)), "pooled")
+        self.use(stream, [], (allocation.pointer, allocation.nbytes), lambda: None)
+        return allocation
+
+    def give(self, allocation: Allocation, streams: Collection[Stream]) -> None:
+        """Return memory to the pool, as an access that races with work that is not ordered before one of `streams`."""
+        region = self._owned(allocation)
+        if region.kind != "pooled":
+            raise DeviceTrapError(f"{region.kind} memory was given to the pool")
+        region.is_gone = True
+        self._bury(allocation.pointer)
+        assert region.segment is not None
+        side, host = self.stream(SIDE_STREAM), dict(self._host)
+        states = [self.stream(stream) for stream in streams]
+        before = [work for state in states for work in state.queue]
+
+        def order() -> None:
+            for clock in (host, *(state.clock for state in states)):
+                join(side.clock, clock)
+            self._check_order(side, region, (allocation.pointer, allocation.nbytes), True)
+
+        self.issue(
+            SIDE_STREAM,
+            region.segment.free,
+            order,
+            lambda: not any(work is earlier for state in states for work in state.queue for earlier in before),
+            is_late=any(state.is_deferred() for state in states),
+        )
+
+    def has_stream(self, stream: Stream) -> bool:
+        """Return whether a stream exists."""
+        return stream in (LEGACY_STREAM, THREAD_STREAM) or (stream, 0) in self._streams
 
     def pin(self, nbytes: int) -> AnyArray:
         """Return host memory that the device can use."""
@@ -238,7 +279,7 @@ class GpuState:
         """Return the state of a stream; the default streams always exist."""
         place = stream, threading.get_ident() if stream == THREAD_STREAM else 0
         if place not in self._streams:
-            if stream not in (LEGACY_STREAM, THREAD_STREAM):
+            if stream not in (LEGACY_STREAM, THREAD_STREAM, SIDE_STREAM):
                 raise DeviceTrapError(f"there is no stream {stream}")
             self._streams[place] = self._new_stream()
         return self._streams[place]

@@ -1,0 +1,43 @@
+"""`CurrentContext`: the context of a device, which is current during each call of its driver."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from unisono.transports.cuda.driver_errors import ContextLostError, Driver
+
+
+class CurrentContext:
+    """Makes the context of a device current in the body. It is around every call of the driver, so it is short.
+
+    Attributes:
+        is_lost: whether a call has found that the context has ended.
+    """
+
+    def __init__(self, driver: Driver, context: Any) -> None:
+        self._driver = driver
+        self._context = context
+        self._push, self._pop = driver.api.cuCtxPushCurrent, driver.api.cuCtxPopCurrent
+        self.is_lost = False
+
+    def __enter__(self) -> None:
+        try:
+            (result,) = self._push(self._context)
+        except (ValueError, KeyError) as error:  # as in `Driver.attempt`
+            raise self._driver.unknown("cuCtxPushCurrent", error) from error
+        if int(result):
+            failure = self._driver.error("cuCtxPushCurrent", result)
+            self.note(failure)
+            raise failure
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pop()
+        self.note(error)
+
+    def note(self, error: BaseException | None) -> None:
+        """Note an error of a call of the driver."""
+        if isinstance(error, ContextLostError):
+            self.is_lost = True
