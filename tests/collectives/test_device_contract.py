@@ -17,7 +17,8 @@ from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, operation
 from unisono.testing.device_double import DeviceTrapError, Gpu
 from unisono.testing.device_gpu import LENIENCIES
-from unisono.transports.cuda.kernel_catalogue import reduction, scaling
+from unisono.transports.cuda.device import Extent
+from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS, dequantise, quantise, reduction, scaling
 
 DTYPE = DTYPES["float32"]
 
@@ -35,7 +36,9 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
     kernels = [reduction(DTYPES[dtype], OPERATIONS[op], k) for dtype, op, k in device_contract.REDUCTIONS]
     kernels += [scaling(DTYPES[dtype]) for dtype, _ in device_contract.FACTORS]
-    fake_cuda.use(monkeypatch, kernels)
+    forms = [(DTYPES[dtype], DTYPES[form]) for dtype, form in device_contract.QUANTISATIONS]
+    by_warps = [make_kernel(*form) for form in forms for make_kernel in (quantise, dequantise)]
+    fake_cuda.use(monkeypatch, [*kernels, COPY_EXTENTS], by_warps)
     return driver_bench
 
 
@@ -145,11 +148,13 @@ def memory_in_use_is_not_freed(lenient: tuple[str, ...]) -> None:
 
 
 def operands_do_not_overlap(lenient: tuple[str, ...]) -> None:
-    _, device, (a, _, _), stream = scene(lenient)
+    _, device, (a, b, _), stream = scene(lenient)
     with pytest.raises(DeviceTrapError, match="overlap"):
         device.copy(a, a + 8, 64, stream)
     with pytest.raises(DeviceTrapError, match="overlap"):
         device.reduce(a, [a, a + 8], 16, DTYPE, operation("sum"), 1, stream)
+    with pytest.raises(DeviceTrapError, match="another copy"):
+        device.copy_extents([Extent(a, b, 64), Extent(b + 32, a + 128, 64)], stream)
 
 
 def elements_are_aligned(lenient: tuple[str, ...]) -> None:

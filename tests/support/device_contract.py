@@ -18,14 +18,17 @@ from unisono.errors import AbortedError, TransportUnavailableError, UnisonoError
 from unisono.operations import Op, operation
 from unisono.testing import oracles
 from unisono.testing.device_double import Gpu
-from unisono.transports.cuda.device import Allocation, Device, Stream
+from unisono.testing.quantisation import dequantised, with_feedback
+from unisono.transports.cuda.device import Allocation, Device, Extent, Stream
 from unisono.transports.cuda.issued_calls import Counters, IssuedCall, NextNumber
+from unisono.transports.cuda.quantised_form import quantised_nbytes
 from unisono.transports.reductions.definition import lift, reduce_into
 
 PATIENCE_S = 20.0
 N = 1000
 REDUCTIONS = [("float32", "sum", 2), ("bfloat16", "avg", 3)]
 FACTORS = [("float32", 0.5)]
+QUANTISATIONS = [("float32", "int8"), ("float32", "bfloat16"), ("bfloat16", "float8_e4m3fn")]
 
 
 class Bench:
@@ -169,6 +172,43 @@ def check_lifts_follow_the_definition(bench: Bench) -> None:
         for dst in (target, source):
             bench.device.lift(dst, source, 333, DTYPES[dtype], op, bench.stream)
             assert (bench.values(dst, row) == lift(op, row)).all(), dtype
+
+
+def check_extents_are_packed_and_unpacked(bench: Bench) -> None:
+    rows = [np.arange(n, dtype=np.uint8) for n in (1, 0, 100, 64, 33)]
+    places = [0, 16, 16, 128, 192]
+    sources, bucket = [bench.memory(row) for row in rows], bench.zeros(256)
+    pairs = [(bucket + place, source, row.size) for place, source, row in zip(places, sources, rows, strict=True)]
+    bench.device.copy_extents([Extent(*pair) for pair in pairs], bench.stream)
+    expected = np.zeros(256, np.uint8)
+    for place, row in zip(places, rows, strict=True):
+        expected[place : place + row.size] = row
+    assert (bench.values(bucket, expected) == expected).all()
+    targets = [bench.zeros(max(1, row.size)) for row in rows]
+    bench.device.copy_extents(
+        [Extent(target, dst, nbytes) for target, (dst, _, nbytes) in zip(targets, pairs, strict=True)], bench.stream
+    )
+    for target, row in zip(targets, rows, strict=True):
+        assert (bench.values(target, row) == row).all()
+    bench.device.copy_extents([], bench.stream)
+
+
+def check_quantised_arrays_follow_the_definition(bench: Bench) -> None:
+    for dtype, form in QUANTISATIONS:
+        of, codes, count = DTYPES[dtype], DTYPES[form], 333
+        rows = [np.random.default_rng(i).normal(size=count).astype(dtype) for i in range(2)]
+        wire_nbytes, total, kept = quantised_nbytes(codes, count), np.zeros(count, np.float32), np.zeros(count, "f4")
+        wire, residual = bench.zeros(2 * wire_nbytes), bench.zeros(count, "float32")
+        for i, row in enumerate(rows):
+            feedback = {"feeds": i == 0, "weight": 2.0}
+            at, source = wire + i * wire_nbytes, bench.memory(row)
+            bench.device.quantise(at, source, residual, count, of, codes, bench.stream, **feedback)
+            total += dequantised(with_feedback(row, kept, form, **feedback))
+        assert (bench.values(residual, kept) == kept).all(), f"the residual of {dtype} as {form}"
+        target, expected = bench.zeros(count, dtype), (total / np.float32(3)).astype(dtype)
+        bench.device.dequantise(target, wire, 2, count, of, codes, 3, bench.stream)
+        result = bench.values(target, expected)
+        assert (result.view(np.uint8) == expected.view(np.uint8)).all(), f"{dtype} of {form}"
 
 
 def check_handles_do_not_open_in_their_own_process(bench: Bench) -> None:

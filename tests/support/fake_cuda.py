@@ -67,13 +67,17 @@ def folder() -> Path:
     return beside
 
 
-def use(monkeypatch: pytest.MonkeyPatch, kernels: Sequence[Kernel] = ()) -> None:
-    """Use the double in this process and its children if the machine has no GPU. The double can run `kernels`."""
+def use(monkeypatch: pytest.MonkeyPatch, kernels: Sequence[Kernel] = (), exchanging: Sequence[Kernel] = ()) -> None:
+    """Use the double in this process and its children if the machine has no GPU. The double can run `kernels`.
+
+    It can run `exchanging`, too, which are kernels whose threads exchange values.
+    """
     if has_gpu():
         return
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder()), prepend=os.pathsep)
     ctypes.CDLL(str(folder() / NAME), ctypes.RTLD_GLOBAL)
     if kernels:
-        monkeypatch.setenv(KERNELS, str(library_of(kernels)))
+        libraries = [library_of(kernels), *([library_of(exchanging, "-DUNISONO_WARPS")] if exchanging else [])]
+        monkeypatch.setenv(KERNELS, ":".join(map(str, libraries)))
         # The double runs kernels compiled for the host. So NVRTC need not compile them.
         monkeypatch.setattr(kernel_launcher, "built", lambda kernel, target, folder: b"\x7fELF")

@@ -14,17 +14,18 @@ from support.cuda_on_host import Run, address, compiled
 
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
+from unisono.testing.quantisation import dequantised, quantised, with_feedback
 from unisono.transports.cuda.kernel_catalogue import (
     BLOCK_THREADS,
     COPY_EXTENTS,
-    QUANTISED_BLOCK,
     dequantise,
     quantise,
 )
+from unisono.transports.cuda.quantised_form import QUANTISED_BLOCK, quantised_nbytes, scales_offset
 
 SOURCES = ["float16", "bfloat16", "float32"]
 CODES = ["int8", "float8_e4m3fn", "float8_e5m2"]
-GREATEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+FORMS = [*((source, codes) for source in SOURCES for codes in CODES), ("float32", "float16"), ("float32", "bfloat16")]
 TILE_NBYTES = 4 * 16 * BLOCK_THREADS
 
 
@@ -74,7 +75,7 @@ def test_gpu_copy_kernel_packs_and_unpacks_a_bucket(arrays: list[tuple[int, int,
 
 def kernels(dtype: str, codes: str) -> tuple[Run, Run]:
     """Return the kernels that quantise and dequantise."""
-    pairs = [(DTYPES[source], DTYPES[of]) for source in SOURCES for of in CODES]
+    pairs = [(DTYPES[source], DTYPES[of]) for source, of in FORMS]
     by_name = compiled(tuple(make(*pair) for pair in pairs for make in (quantise, dequantise)), "-DUNISONO_WARPS")
     pair = DTYPES[dtype], DTYPES[codes]
     return by_name[quantise(*pair).name], by_name[dequantise(*pair).name]
@@ -84,18 +85,19 @@ def blocks_of(count: int) -> int:
     return -(-count // QUANTISED_BLOCK)
 
 
-def quantised(values: Any, codes: str) -> tuple[Any, Any]:
-    """Return codes and scales by the definition in `quantise.cuh`."""
-    wide = np.zeros(blocks_of(values.size) * QUANTISED_BLOCK, np.float32)
-    wide[: values.size] = values
-    wide = wide.reshape(-1, QUANTISED_BLOCK)
-    with np.errstate(all="ignore"):
-        scales = np.abs(wide).max(axis=1) / np.float32(GREATEST[codes])
-        scales[~np.isfinite(wide).all(axis=1)] = np.nan
-        quotients = np.clip(wide / scales[:, None], -GREATEST[codes], GREATEST[codes])
-        quotients[~(scales > 0)] = 0
-    made = np.rint(quotients).astype(np.int8) if codes == "int8" else quotients.astype(codes)
-    return made.reshape(-1)[: values.size], scales
+def forward(
+    run: Run, blocks: int, codes: Any, scales: Any, residual: Any, values: Any, feeds: bool = True, weight: float = 1.0
+) -> None:
+    kept = ctypes.c_void_p(None) if residual is None else address(residual)
+    counts = ctypes.c_uint64(values.size), ctypes.c_uint64(feeds)
+    run(blocks, address(codes), address(scales), kept, address(values), *counts, ctypes.c_float(weight))
+
+
+def backward(run: Run, blocks: int, values: Any, codes: Any, scales: Any, rows: int = 1, divisor: int = 1) -> None:
+    """Run the kernel on rows of which the codes and scales begin at those given, and lie in one array of bytes."""
+    stride = codes.strides[0] if codes.ndim == 2 else 0
+    numbers = (ctypes.c_uint64(number) for number in (rows, stride, divisor, values.size))
+    run(blocks, address(values), address(codes), address(scales), *numbers)
 
 
 def values_of(dtype: str, count: int, seed: int) -> Any:
@@ -112,32 +114,58 @@ def values_of(dtype: str, count: int, seed: int) -> Any:
 COUNTS = [0, 1, 3, 4, 127, 128, 129, 1000, 4096, 4 * BLOCK_THREADS + 5, 20000]
 
 
-@pytest.mark.parametrize("codes", CODES)
-@pytest.mark.parametrize("dtype", SOURCES)
+@pytest.mark.parametrize(("dtype", "codes"), FORMS)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     count=st.sampled_from(COUNTS),
     start=st.sampled_from([0, 4, 8]),
-    codes_start=st.sampled_from([0, 1, 8]),
+    codes_start=st.sampled_from([0, 2, 8]),
     seed=st.integers(0, 1000),
+    feeds=st.booleans() | st.none(),
 )
 def test_gpu_quantisation_gives_the_bits_of_numpy(
-    dtype: str, codes: str, count: int, start: int, codes_start: int, seed: int
+    dtype: str, codes: str, count: int, start: int, codes_start: int, seed: int, feeds: bool | None
 ) -> None:
     forth, back = kernels(dtype, codes)
     values = guarded_copy(values_of(dtype, count, seed), start)
     made = guarded_copy(np.zeros(count, codes), codes_start)
-    scales = guarded_copy(np.zeros(blocks_of(count), np.float32), 4)
-    forth(2, address(made), address(scales), address(values), ctypes.c_uint64(count))
-    wanted, wanted_scales = quantised(values, codes)
-    np.testing.assert_array_equal(scales, wanted_scales)
-    assert made.tobytes() == wanted.tobytes()
-    assert has_intact_guards(made)
-    assert has_intact_guards(scales)
+    scales = guarded_copy(np.zeros(blocks_of(count) if codes in CODES else 0, np.float32), 4)
+    before = np.zeros(count, np.float32)
+    if feeds is not None:
+        before[:] = np.abs(values_of("float32", count, seed * 3 + 1)) / 100
+    kept = guarded_copy(before, 4)
+    forward(forth, 2, made, scales, None if feeds is None else kept, values, bool(feeds), 3.0)
+    wanted = with_feedback(values, before, codes, feeds=bool(feeds), weight=3.0)
+    np.testing.assert_array_equal(scales, wanted.scales)
+    assert made.tobytes() == wanted.codes.tobytes()
+    if feeds is not None:
+        assert kept.tobytes() == before.tobytes()
+    assert all(has_intact_guards(each) for each in (made, scales, kept))
     got = guarded_copy(np.zeros(count, dtype), start)
-    back(2, address(got), address(made), address(scales), ctypes.c_uint64(count))
-    with np.errstate(all="ignore"):
-        expected = (made.astype(np.float32) * np.repeat(scales, QUANTISED_BLOCK)[:count]).astype(dtype)
+    backward(back, 2, got, made, scales)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = dequantised(wanted).astype(dtype)
+    np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
+    assert has_intact_guards(got)
+
+
+@pytest.mark.parametrize(("dtype", "codes"), [("float32", "int8"), ("bfloat16", "float8_e5m2"), ("float32", "float16")])
+@pytest.mark.parametrize("count", [130, 4096])
+@pytest.mark.parametrize("start", [0, 4])
+def test_gpu_kernel_adds_up_quantised_rows_in_order(dtype: str, codes: str, count: int, start: int) -> None:
+    rows, form = 3, DTYPES[codes]
+    forth, back = kernels(dtype, codes)
+    wire = np.zeros((rows, quantised_nbytes(form, count)), np.uint8)
+    offset, total = scales_offset(form, count), np.zeros(count, np.float32)
+    for i in range(rows):
+        values = values_of(dtype, count, 3 * i + 1)
+        forward(forth, 1, wire[i], wire[i, offset:], None, values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total += dequantised(quantised(values, codes))
+    got = guarded_copy(np.zeros(count, dtype), start)
+    backward(back, 2, got, wire, wire[:, offset:], rows, divisor=3)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = (total / np.float32(3)).astype(dtype)
     np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
     assert has_intact_guards(got)
 
@@ -147,8 +175,8 @@ def test_dequantised_element_is_within_half_a_step(codes: str) -> None:
     forth, back = kernels("float32", codes)
     values = np.random.default_rng(0).normal(size=100 * QUANTISED_BLOCK).astype(np.float32)
     made, scales, got = np.zeros(values.size, codes), np.zeros(100, np.float32), np.zeros_like(values)
-    forth(1, address(made), address(scales), address(values), ctypes.c_uint64(values.size))
-    back(1, address(got), address(made), address(scales), ctypes.c_uint64(values.size))
+    forward(forth, 1, made, scales, None, values)
+    backward(back, 1, got, made, scales)
     greatest = np.abs(values).reshape(100, -1).max(axis=1).repeat(QUANTISED_BLOCK)
     # int8 has a fixed step. The step of 8-bit floats is relative, 2^-3 or 2^-2, except for subnormal numbers.
     step = {
@@ -165,13 +193,15 @@ def test_only_quantised_blocks_with_infinity_or_nan_become_nan() -> None:
     for bad in (np.inf, -np.inf, np.nan):
         values[QUANTISED_BLOCK + 5] = bad
         made, scales, got = np.zeros(values.size, np.int8), np.zeros(3, np.float32), np.zeros_like(values)
-        forth(1, address(made), address(scales), address(values), ctypes.c_uint64(values.size))
-        back(1, address(got), address(made), address(scales), ctypes.c_uint64(values.size))
+        forward(forth, 1, made, scales, None, values)
+        backward(back, 1, got, made, scales)
         assert np.flatnonzero(np.isnan(got)).tolist() == list(range(QUANTISED_BLOCK, 2 * QUANTISED_BLOCK))
 
 
 def test_quantisation_refuses_unsupported_dtypes() -> None:
     with pytest.raises(UsageError, match="float64 cannot be quantised to int8: float16, bfloat16, float32"):
         quantise(DTYPES["float64"], DTYPES["int8"])
+    with pytest.raises(UsageError, match="float16 cannot be quantised to bfloat16"):
+        quantise(DTYPES["float16"], DTYPES["bfloat16"])
     with pytest.raises(UsageError, match="float32 cannot be quantised to uint8"):
         dequantise(DTYPES["float32"], DTYPES["uint8"])

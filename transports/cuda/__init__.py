@@ -10,6 +10,7 @@
 - `ipc_probe`: tests whether IPC works.
 - `staging`: the slower way, through pinned host memory. `pinned_pool`: such memory, used again.
 - `reaper`: a thread that releases memory, because the driver then waits for all work of the process.
+- `quantised_form`: how codes and their scales lie in memory.
 - `kernel_catalogue`, `compiler`, `cache`, `kernel_launcher`, `device_tables`: kernels, from source to launch.
 - `kernels/`: their C++ source. NVRTC compiles it without CUDA's headers. The tests compile the same source for the
   host, where loops replace the GPU's threads.

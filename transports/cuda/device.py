@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError
@@ -98,6 +98,14 @@ class PointerFacts:
     kind: str
     ordinal: int
     allocation: Allocation
+
+
+class Extent(NamedTuple):
+    """A copy of `nbytes` from one address of the device to another one."""
+
+    dst: int
+    src: int
+    nbytes: int
 
 
 def is_over(device: Device, event: Event) -> bool:
@@ -278,6 +286,56 @@ class Device(Protocol):
         """Multiply ``src[i]`` by the factor of `op` into ``dst[i]``, for `count` elements; `dst` may be `src`.
 
         The same as `transports.reductions.lift`, which says what the factor may be.
+        """
+        ...
+
+    def copy_extents(self, extents: Sequence[Extent], stream: Stream) -> None:
+        """Make copies by one kernel, in any order. None may write what another one of them reads or writes."""
+        ...
+
+    def quantise(
+        self,
+        codes: int,
+        src: int,
+        residual: int,
+        count: int,
+        dtype: DType,
+        form: DType,
+        stream: Stream,
+        *,
+        feeds: bool = True,
+        weight: float = 1.0,
+    ) -> None:
+        """Convert `count` elements to codes and scales, which lie at `codes` as `quantised_form` says.
+
+        Args:
+            codes: the address of the codes, a multiple of 16.
+            src: the elements, of `dtype`: float16, bfloat16 or float32.
+            residual: the address of what rounding has lost of each element, as float32; 0 keeps no residual.
+            count: the number of elements.
+            dtype: the dtype of the elements.
+            form: the dtype of the codes, which has fewer bits than `dtype`.
+            stream: the stream to issue to.
+            feeds: whether the residual is added to the elements first, and is then what their codes have lost. If not,
+                `weight` times what the codes have lost is added to the residual.
+            weight: see `feeds`.
+        """
+        ...
+
+    def dequantise(
+        self,
+        dst: int,
+        codes: int,
+        rows: int,
+        count: int,
+        dtype: DType,
+        form: DType,
+        divisor: int,
+        stream: Stream,
+    ) -> None:
+        """Add up `rows` quantised arrays in order, divide by `divisor`, and store `count` elements of `dtype`.
+
+        The arrays lie one behind the other, each in `quantised_nbytes(form, count)`. All is computed in float32.
         """
         ...
 

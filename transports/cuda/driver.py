@@ -30,6 +30,7 @@ from unisono.transports.cuda.device import (
     RELEASED,
     Allocation,
     Event,
+    Extent,
     Flags,
     PointerFacts,
     Stream,
@@ -45,6 +46,10 @@ from unisono.transports.cuda.kernel_launcher import (
     as_number,
     as_pointer,
     as_pointers,
+    dequantise_launch,
+    extents_launch,
+    pieces_of,
+    quantise_launch,
     reduction_launch,
     scaling_launch,
 )
@@ -293,6 +298,41 @@ class CudaDevice:
 
     def lift(self, dst: int, src: int, count: int, dtype: DType, op: Op, stream: Stream) -> None:
         self._launch(scaling_launch(dst, src, factor_of(op, dtype).tobytes(), count, dtype), stream)
+
+    def copy_extents(self, extents: Sequence[Extent], stream: Stream) -> None:
+        pieces = pieces_of(extents)
+        if pieces:
+            numbers = [number for piece in pieces for number in piece]
+            with self._tables.holding(numbers, stream) as address:
+                self._launch(extents_launch(address, len(pieces)), stream)
+
+    def quantise(
+        self,
+        codes: int,
+        src: int,
+        residual: int,
+        count: int,
+        dtype: DType,
+        form: DType,
+        stream: Stream,
+        *,
+        feeds: bool = True,
+        weight: float = 1.0,
+    ) -> None:
+        self._launch(quantise_launch(codes, src, residual, count, dtype, form, feeds, weight), stream)
+
+    def dequantise(
+        self,
+        dst: int,
+        codes: int,
+        rows: int,
+        count: int,
+        dtype: DType,
+        form: DType,
+        divisor: int,
+        stream: Stream,
+    ) -> None:
+        self._launch(dequantise_launch(dst, codes, rows, count, dtype, form, divisor), stream)
 
     def compile(self, calls: Sequence[IssuedCall]) -> Callable[[], None]:
         self._require_running()

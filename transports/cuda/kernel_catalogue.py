@@ -21,7 +21,6 @@ SHARED_HEADERS = ("kernel_operations.h", "narrow_floats.h", "unaligned.h")
 
 BLOCK_THREADS = 512
 MOST_SOURCES = 8  # up to this many, the number is part of the kernel
-QUANTISED_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +127,33 @@ def scaling(dtype: DType) -> Kernel:
 COPY_EXTENTS = Kernel("copy_extents", _text("extents"))
 
 _QUANTISED = {"float16": "Half", "bfloat16": "BrainHalf", "float32": "Plain<float>"}
-_CODES = {"int8": "Int8Codes", "float8_e4m3fn": "E4M3Codes", "float8_e5m2": "E5M2Codes"}
+_CODES = {
+    "int8": "Int8Codes",
+    "float8_e4m3fn": "E4M3Codes",
+    "float8_e5m2": "E5M2Codes",
+    "float16": "HalfCodes",
+    "bfloat16": "BrainHalfCodes",
+}
 
 
 def quantise(dtype: DType, codes: DType) -> Kernel:
-    """Return the kernel that converts an array of `dtype` to codes and scales.
+    """Return the kernel that converts an array of `dtype` to codes and scales, with error feedback.
 
     Raises:
-        UsageError: `dtype` is not float16, bfloat16 or float32, or `codes` not int8, float8_e4m3fn or float8_e5m2.
+        UsageError: `dtype` is not float16, bfloat16 or float32, or `codes` has no fewer bits, or is none of int8,
+            float8_e4m3fn, float8_e5m2, float16 and bfloat16.
     """
     return _quantisation("quantise", dtype, codes)
 
 
 def dequantise(dtype: DType, codes: DType) -> Kernel:
-    """Return the kernel that converts codes and scales to an array of `dtype`; raises as `quantise` does."""
+    """Return the kernel that adds up rows of codes and scales to an array of `dtype`; raises as `quantise` does."""
     return _quantisation("dequantise", dtype, codes)
 
 
 def _quantisation(way: str, dtype: DType, codes: DType) -> Kernel:
-    if dtype.name not in _QUANTISED or codes.name not in _CODES:
-        takes = f"{', '.join(_QUANTISED)} are quantised to {', '.join(_CODES)}"
+    if dtype.name not in _QUANTISED or codes.name not in _CODES or codes.itemsize >= dtype.itemsize:
+        takes = f"{', '.join(_QUANTISED)} are quantised to fewer bits of {', '.join(_CODES)}"
         raise UsageError(f"{dtype.name} cannot be quantised to {codes.name}: {takes}")
     name = f"{way}_{dtype.name}_{codes.name}"
     call = f"UNISONO_{way.upper()}({name}, {_QUANTISED[dtype.name]}, {_CODES[codes.name]})"

@@ -17,10 +17,23 @@ from unisono.errors import TransportUnavailableError
 from unisono.operations import Op
 from unisono.transports.cuda.cache import built
 from unisono.transports.cuda.compiler import is_ptx, target_for, version
+from unisono.transports.cuda.device import Extent
 from unisono.transports.cuda.driver_errors import INSTALL_DRIVER, Driver
-from unisono.transports.cuda.kernel_catalogue import BLOCK_THREADS, MOST_SOURCES, Kernel, reduction, scaling
+from unisono.transports.cuda.kernel_catalogue import (
+    BLOCK_THREADS,
+    COPY_EXTENTS,
+    MOST_SOURCES,
+    Kernel,
+    dequantise,
+    quantise,
+    reduction,
+    scaling,
+)
+from unisono.transports.cuda.quantised_form import quantised_nbytes, scales_offset
 
 _PACK_NBYTES = 16
+# What a block of threads copies of an extent, so that large extents use all multiprocessors.
+_PIECE_NBYTES = 256 << 10
 # A parameter in the binding's form: a value and its type, or a structure and None.
 Parameter: TypeAlias = tuple[Any, Any]
 
@@ -91,6 +104,42 @@ def scaling_launch(dst: int, src: int, factor: bytes, count: int, dtype: DType) 
     """Return the launch of a multiplication by a factor, whose bytes are given."""
     parameters = (as_pointer(dst), as_pointer(src), as_scalar(factor), as_number(count))
     return Launch(("lift", dtype.name), lambda: scaling(dtype), _packs(count * dtype.itemsize), parameters)
+
+
+def pieces_of(extents: Sequence[Extent]) -> list[Extent]:
+    """Cut extents into pieces that a block of threads copies at a time. Empty extents have none."""
+    return [
+        Extent(dst + start, src + start, min(_PIECE_NBYTES, nbytes - start))
+        for dst, src, nbytes in extents
+        for start in range(0, nbytes, _PIECE_NBYTES)
+    ]
+
+
+def extents_launch(table: int, count: int) -> Launch:
+    """Return the launch that copies the extents of a table, each by a block of threads."""
+    return Launch("extents", lambda: COPY_EXTENTS, count * BLOCK_THREADS, (as_pointer(table), as_number(count)))
+
+
+def quantise_launch(
+    codes: int, src: int, residual: int, count: int, dtype: DType, form: DType, feeds: bool, weight: float
+) -> Launch:
+    """Return the launch of a quantisation; the arguments are those of `Device.quantise`."""
+    parameters = (
+        *(as_pointer(codes), as_pointer(codes + scales_offset(form, count)), as_pointer(residual), as_pointer(src)),
+        *(as_number(count), as_number(int(feeds)), (weight, ctypes.c_float)),
+    )
+    key = ("quantise", dtype.name, form.name)
+    return Launch(key, lambda: quantise(dtype, form), _packs(count * dtype.itemsize), parameters)
+
+
+def dequantise_launch(dst: int, codes: int, rows: int, count: int, dtype: DType, form: DType, divisor: int) -> Launch:
+    """Return the launch that adds up quantised arrays; the arguments are those of `Device.dequantise`."""
+    parameters = (
+        *(as_pointer(dst), as_pointer(codes), as_pointer(codes + scales_offset(form, count)), as_number(rows)),
+        *(as_number(quantised_nbytes(form, count)), as_number(divisor), as_number(count)),
+    )
+    key = ("dequantise", dtype.name, form.name)
+    return Launch(key, lambda: dequantise(dtype, form), _packs(count * dtype.itemsize), parameters)
 
 
 def _packs(nbytes: int) -> int:

@@ -10,7 +10,8 @@ object with the methods of `unisono.Communicator` can be tested.
 - `shrinking.py`, `sources.py`, `judges.py`: find the simplest call that fails, and print it as a program.
 - `transports.py`, `transport_checks.py`, `transport_ranks.py`: `check_transport` for message transports.
 - `device_double.py`: a simulated GPU on host memory, which works as late and in as bad an order as the rules allow.
-- `device_gpu.py`, `device_streams.py`, `device_clocks.py`, `device_segments.py`, `device_arrays.py`: its parts.
+- `device_gpu.py`, `device_streams.py`, `device_clocks.py`, `device_segments.py`, `device_arrays.py`,
+  `quantisation.py`: its parts.
 """
 
 from unisono.testing.calls import check_case as check_case

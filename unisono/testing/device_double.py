@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.dtypes import DType
+from unisono.dtypes import DTYPES, DType
 from unisono.errors import AbortedError, TransportUnavailableError
 from unisono.operations import Op
 from unisono.testing.device_gpu import SIDE_STREAM, DeviceTrapError, GpuState
 from unisono.testing.device_segments import Segment
+from unisono.testing.quantisation import Quantised, dequantised, with_feedback
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import (
     LEGACY_STREAM,
@@ -40,12 +41,14 @@ from unisono.transports.cuda.device import (
     THREAD_STREAM,
     Allocation,
     Event,
+    Extent,
     Flags,
     PointerFacts,
     Stream,
 )
 from unisono.transports.cuda.host_memory import HANDLE_NBYTES
 from unisono.transports.cuda.issued_calls import IssuedCall, issue
+from unisono.transports.cuda.quantised_form import QUANTISED_BLOCK, quantised_nbytes, scales_offset
 from unisono.transports.reductions.definition import lift, numpy_dtype, reduce_into
 
 __all__ = ["DeviceDouble", "DeviceTrapError", "Gpu"]
@@ -266,6 +269,81 @@ class DeviceDouble:
 
         self._elementwise(dst, sources, count, dtype, stream, run)
 
+    def copy_extents(self, extents: Sequence[Extent], stream: Stream) -> None:
+        whole = [extent for extent in extents if extent.nbytes]
+        if not whole:
+            return
+
+        def run() -> None:
+            for extent in whole:
+                _copy(*extent)
+
+        reads = [(extent.src, extent.nbytes) for extent in whole]
+        writes = [(extent.dst, extent.nbytes) for extent in whole]
+        with self._issuing():
+            self._gpu.rule("overlaps", _are_apart(writes, reads), "an extent that is written is used by another copy")
+            self._gpu.use_all(stream, reads, writes, run)
+
+    def quantise(
+        self,
+        codes: int,
+        src: int,
+        residual: int,
+        count: int,
+        dtype: DType,
+        form: DType,
+        stream: Stream,
+        *,
+        feeds: bool = True,
+        weight: float = 1.0,
+    ) -> None:
+        if not count:
+            return
+        offset, nbytes = scales_offset(form, count), quantised_nbytes(form, count)
+
+        def run() -> None:
+            kept = _elements(residual, count, DTYPES["float32"]) if residual else np.zeros(count, np.float32)
+            made = with_feedback(_elements(src, count, dtype), kept, form.name, feeds=feeds, weight=weight)
+            _elements(codes, count, form)[:] = made.codes
+            _elements(codes + offset, made.scales.size, DTYPES["float32"])[:] = made.scales
+
+        kept = [(residual, 4 * count)] if residual else []
+        with self._issuing():
+            self._gpu.rule("misaligned", not (codes % 16 or residual % 4 or src % dtype.itemsize), "codes or elements")
+            self._gpu.use_all(stream, [(src, count * dtype.itemsize)], [(codes, nbytes), *kept], run)
+
+    def dequantise(
+        self,
+        dst: int,
+        codes: int,
+        rows: int,
+        count: int,
+        dtype: DType,
+        form: DType,
+        divisor: int,
+        stream: Stream,
+    ) -> None:
+        offset, nbytes = scales_offset(form, count), quantised_nbytes(form, count)
+
+        def values_of(row: int) -> NDArray[np.float32]:
+            begin = codes + row * nbytes
+            blocks = (nbytes - offset) // 4 and -(-count // QUANTISED_BLOCK)
+            return dequantised(
+                Quantised(_elements(begin, count, form), _elements(begin + offset, blocks, DTYPES["float32"]))
+            )
+
+        def run() -> None:
+            total = values_of(0)
+            with np.errstate(all="ignore"):
+                for row in range(1, rows):
+                    total += values_of(row)
+                _elements(dst, count, dtype)[:] = (total / np.float32(divisor)).astype(numpy_dtype(dtype))
+
+        if count:
+            with self._issuing():
+                self._gpu.rule("misaligned", not (codes % 16 or dst % dtype.itemsize), "codes or elements")
+                self._gpu.use(stream, [(codes, rows * nbytes)], (dst, count * dtype.itemsize), run)
+
     def compile(self, calls: Sequence[IssuedCall]) -> Callable[[], None]:
         return functools.partial(issue, self, calls)
 
@@ -319,6 +397,18 @@ def _bytes(pointer: int, nbytes: int) -> NDArray[np.uint8]:
 
 def _elements(pointer: int, count: int, dtype: DType) -> NDArray[Any]:
     return _bytes(pointer, count * dtype.itemsize).view(numpy_dtype(dtype))
+
+
+def _are_apart(writes: Sequence[tuple[int, int]], reads: Sequence[tuple[int, int]]) -> bool:
+    """Return whether no range that is written overlaps another one; each range is (address, bytes)."""
+    merged = sorted([*((*each, True) for each in writes), *((*each, False) for each in reads)])
+    end_of_read = end_of_write = 0
+    for begin, nbytes, is_written in merged:
+        if begin < end_of_write or (is_written and begin < end_of_read):
+            return False
+        end_of_read = max(end_of_read, begin + nbytes)
+        end_of_write = max(end_of_write, begin + nbytes if is_written else 0)
+    return True
 
 
 def _copy(dst: int, src: int, nbytes: int) -> None:

@@ -466,13 +466,23 @@ class GpuState:
     ) -> None:
         """Issue work that reads and writes memory; each range is (address, bytes)."""
         self._check_overlaps(reads, writes)
+        self.use_all(stream, reads, [writes], run)
+
+    def use_all(
+        self,
+        stream: Stream,
+        reads: Sequence[tuple[int, int]],
+        writes: Sequence[tuple[int, int]],
+        run: Callable[[], None],
+    ) -> None:
+        """Issue work that may write several ranges. The caller has checked that they do not overlap."""
         on, host = self.stream(stream), dict(self._host)
-        regions = {place: self._region(*place) for place in (*reads, writes)}
+        regions = {place: self._region(*place) for place in (*reads, *writes)}
 
         def order() -> None:
             join(on.clock, host)
             for place, region in regions.items():
-                self._check_order(on, region, place, place == writes)
+                self._check_order(on, region, place, place in writes)
 
         self.issue(stream, run, order, touches=frozenset(region.address for region in regions.values()))
 
