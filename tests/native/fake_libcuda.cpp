@@ -683,7 +683,8 @@ static int cu_pointer_get_attributes(unsigned count, const int* attributes, void
 static int cu_module_load_data(void** module, const void* image) {
   ENTER_UNSAFE("cuModuleLoadData")
   CHECK(memcmp(image, "\177ELF", 4) == 0 || memcmp(image, "//", 2) == 0, invalid_image)
-  *module = malloc(1);
+  static char loaded;  // functions are found by their names alone
+  *module = &loaded;
   state().modules.insert(*module);
   return success;
 }
