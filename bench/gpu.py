@@ -60,7 +60,7 @@ TESTS = tuple(
     )
 )
 _SMALL_KERNELS = ("--sizes", "4K,100", "--dtypes", "float32", "--sources", "2,3", "--flush", "4096")
-_SMALL_VARIANTS = ("--size", "4K", "--dtypes", "float32", "--sources", "2", "--flush", "4096")
+_SMALL_VARIANTS = ("--size", "4K", "--dtypes", "float32", "--ops", "sum", "--sources", "2", "--flush", "4096")
 _SMALL_SANITIZER = ("--counts", "1,100", "--sources", "2,3")
 _SMALL_THREADS = ("--sizes", "1K,4K", "--calls", "3", "--held", "4096")
 _SMALL_PROCESSES = ("--libraries", "unisono", "--sizes", "1K", "--seconds", "0.01", "--deadline", "70")
@@ -75,7 +75,7 @@ STAGES = (
     Stage("machine", 30, "machine"),
     Stage("tests", 120, "suite", TESTS, (f"{TESTS[0]}::test_device_knows_its_name_uuid_and_reachable_devices",)),
     Stage("kernels", 60, "kernels", (), _SMALL_KERNELS),
-    Stage("variants", 20, "variants", (), _SMALL_VARIANTS),
+    Stage("variants", 30, "variants", (), _SMALL_VARIANTS),
     Stage("sanitizer", 30, "sanitizer", (), _SMALL_SANITIZER),
     *(
         Stage(f"threads-{ranks}", 15, "threads", ("--ranks", str(ranks)), ("--ranks", str(ranks), *_SMALL_THREADS))

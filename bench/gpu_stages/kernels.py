@@ -20,7 +20,7 @@ from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, Clock, Gpu, Vector, windo
 from unisono.bench.gpu_stages.records import reason_of, tell
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
-from unisono.operations import OPERATIONS
+from unisono.operations import OPERATIONS, Op
 from unisono.transports.cuda.cache import built, user_cache
 from unisono.transports.cuda.compiler import target_for
 from unisono.transports.cuda.driver_errors import Driver
@@ -45,12 +45,12 @@ class Stack:
         self.whole = Vector(source.pointer, k * self.count, element)
         self.target = Vector(target.pointer, self.count, element)
 
-    def difference(self) -> str:
+    def difference(self, op: Op = SUM, divisor: int = 1) -> str:
         """Return the first difference between the result and the definition in the compared windows, or ""."""
         for window in windows(self.count):
             rows = [self.gpu.fetch(row.part(window)) for row in self.rows]
             expected, result = np.empty_like(rows[0]), self.gpu.fetch(self.target.part(window))
-            reduce_into(expected, rows, SUM, 1, lower=True)
+            reduce_into(expected, rows, op, divisor, lower=True)
             wrong = np.flatnonzero(expected.view(np.uint8) != result.view(np.uint8))
             if wrong.size:
                 return f"byte {wrong[0]} from element {window.start} on differs, and {wrong.size - 1} more"

@@ -20,7 +20,7 @@ _MET = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]not measu
 
 
 _KINDS = ("machine", "probe", "kernel", "variant", "allreduce")
-_VARIANT = ("dtype", "k", "nbytes", "hints")
+_VARIANT = ("dtype", "op", "k", "nbytes", "variant")
 _CASE = ("placement", "ranks", "nbytes")
 
 
@@ -87,7 +87,13 @@ def _failures(records: Sequence[Record]) -> list[Record]:
     failures: dict[tuple[str, str], Record] = {}
     for record in records:
         if "failure" in record:
-            who = str(record.get("contender") or record.get("library") or record.get("tool") or record["kind"])
+            who = str(
+                record.get("contender")
+                or record.get("library")
+                or record.get("tool")
+                or record.get("variant")
+                or record["kind"]
+            )
             failures.setdefault((who, record["failure"]), {"what": who, "failure": record["failure"]})
     return list(failures.values())
 

@@ -16,6 +16,8 @@ LEAST_GLOO_NBYTES = 16 * MIB
 TIMES_GLOO = 10.0
 # Two arrays are added at the speed of the memory by every library, so ours can only be as fast.
 TIMES_OTHERS = 0.98
+# A variant of a kernel is kept if no other one is faster by more than what measurements differ.
+TIMES_VARIANTS = 0.98
 TIMES_CHAINS, FEWEST_OF_CHAIN = 1.3, 4
 TIMES_BOUND_OF_THREADS = 1.25
 TIMES_BOUND_OF_PROCESSES = 2.0
@@ -55,6 +57,7 @@ def outcomes(records: Sequence[Record]) -> list[Outcome]:
             TIMES_CHAINS,
             kernels,
         ),
+        _all(f"kept variants are at least {TIMES_VARIANTS} times as fast as all others", list(_kept(variants))),
         _bound("thread-ranks", "threads", 256 * MIB, TIMES_BOUND_OF_THREADS, kernels, allreduces),
         _bound("process-ranks", "processes", GIB, TIMES_BOUND_OF_PROCESSES, kernels, allreduces),
         _gloo(allreduces),
@@ -106,6 +109,20 @@ def _faster(target: str, names: Sequence[str], fewest: int, least: float, kernel
                 times = others[name]["ms"] / ours["ms"]
                 cases.append((times, times >= least, f"{times:.2f} times as fast as {name} ({_kernel(ours)})"))
     return _all(target, cases)
+
+
+def _kept(variants: Sequence[Record]) -> Iterator[tuple[float, bool, str]]:
+    """Yield the comparison of each kept variant with the fastest one of its case."""
+    cases: dict[tuple[Any, ...], list[Record]] = {}
+    for record in variants:
+        if record["nbytes"] >= LEAST_KERNEL_NBYTES:
+            cases.setdefault((record["dtype"], record["op"], record["k"], record["nbytes"]), []).append(record)
+    for records in cases.values():
+        fastest = max(records, key=lambda record: float(record["gbps"]))
+        for kept in (record for record in records if record["kept"]):
+            times = kept["gbps"] / fastest["gbps"]
+            said = f"{times:.2f} times as fast as {fastest['variant']} in {fastest['waves']} waves"
+            yield times, times >= TIMES_VARIANTS, f"{said} ({kept['op']}, {_kernel(kept)})"
 
 
 def _bound(

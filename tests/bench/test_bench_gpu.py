@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 from support import fake_cuda
-from support.cuda_on_host import library_of
+from support.cuda_on_host import libraries_of
 
 from unisono.bench import gpu
 from unisono.bench.driver import Sample, Settings
-from unisono.bench.gpu_stages import kernels, processes, report, targets
+from unisono.bench.gpu_stages import kernels, processes, report, targets, variants
 from unisono.bench.gpu_stages.gpu import windows
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
@@ -30,14 +30,18 @@ from unisono.transports.host.core_distance import Placement
 
 MIB = 1 << 20
 DEADLINE_S = 100
-KERNELS = tuple(reduction(DTYPES["float32"], OPERATIONS["sum"], k) for k in (2, 3))
+FLOAT, SUM = DTYPES["float32"], OPERATIONS["sum"]
+KERNELS = (
+    *(reduction(FLOAT, SUM, k) for k in (2, 3)),
+    *(reduction(FLOAT, SUM, 2, variant) for variant in variants.OF_OPS["sum"]),
+)
 
 
 @pytest.fixture
 def on_double(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: make cuda")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda.folder()), prepend=os.pathsep)
-    monkeypatch.setenv(fake_cuda.KERNELS, str(library_of(KERNELS)))
+    monkeypatch.setenv(fake_cuda.KERNELS, os.pathsep.join(map(str, libraries_of(KERNELS))))
 
 
 def run_stages(names: str, out: Path) -> dict[str, Any]:
@@ -79,12 +83,13 @@ def test_gpu_kernels_stage_records_copies_torch_and_cupy_beside_unisono(tmp_path
 
 
 @pytest.mark.usefixtures("on_double")
-def test_gpu_variants_stage_records_cache_hints_and_waves(tmp_path: Path) -> None:
+def test_gpu_variants_stage_records_each_variant_in_each_grid(tmp_path: Path) -> None:
     found = records(run_stages("variants", tmp_path / "results.json"), "variant")
-    assert {(each["hints"], each["waves"]) for each in found} == {
-        (hints, waves) for hints in ("plain", "cache hints") for waves in (1, 2, 4, 0)
+    assert {(each["variant"], each["waves"]) for each in found} == {
+        (variant, waves) for variant in variants.OF_OPS["sum"] for waves in (1, 2, 4, 0)
     }
-    assert all(each["wrong"] == "" for each in found)
+    assert all(each["wrong"] == "" for each in found), found
+    assert [(each["variant"], each["waves"]) for each in found if each["kept"]] == [("plain", 1)]
 
 
 @pytest.mark.usefixtures("on_double")
@@ -279,6 +284,18 @@ def allreduce(library: str, nbytes: int, median_us: float, placement: str = "pro
 
 def verdicts(*found: dict[str, Any]) -> dict[str, bool | None]:
     return {outcome.target: outcome.met for outcome in targets.outcomes(found)}
+
+
+def test_kept_variants_must_be_about_as_fast_as_the_fastest_ones() -> None:
+    def measured(variant: str, gbps: float, kept: bool = False, nbytes: int = 256 * MIB) -> dict[str, Any]:
+        about = {"kind": "variant", "dtype": "float32", "op": "sum", "k": 2, "nbytes": nbytes, "wrong": ""}
+        return {**about, "variant": variant, "waves": 1, "gbps": gbps, "kept": kept}
+
+    name = "kept variants are at least 0.98 times as fast as all others"
+    kept = measured("plain", 3000.0, kept=True)
+    assert verdicts(kept, measured("pipelined", 3030.0))[name] is True
+    assert verdicts(kept, measured("pipelined", 3100.0))[name] is False
+    assert verdicts(measured("plain", 1.0, kept=True, nbytes=MIB), measured("pipelined", 2.0, nbytes=MIB))[name] is None
 
 
 def test_kernel_targets_are_met_or_missed_by_measured_bandwidth() -> None:

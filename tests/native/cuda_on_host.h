@@ -27,6 +27,9 @@ inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>(((static_cast<uint64_t>(high) << 32) | low) >> (shift & 31));
 }
 
+// Threads need not wait for each other here: they run one after the other, and exchange nothing.
+inline void __syncwarp() {}
+
 struct Dimension {
   uint32_t x;
 };
@@ -34,7 +37,11 @@ inline Dimension threadIdx, blockIdx, gridDim;
 
 namespace on_host {
 
+#ifdef UNISONO_BLOCK_THREADS
+inline constexpr uint32_t block_threads = UNISONO_BLOCK_THREADS;
+#else
 inline constexpr uint32_t block_threads = 512;
+#endif
 
 #ifdef UNISONO_WARPS
 
@@ -132,6 +139,8 @@ constexpr Sizes<Parameters...> sizes_of(void (*)(Parameters...)) {
   extern "C" {                                                                                    \
   extern const size_t* const kernel##_sizes_of_parameters;                                        \
   const size_t* const kernel##_sizes_of_parameters = decltype(on_host::sizes_of(kernel))::values; \
+  extern const uint32_t kernel##_threads;                                                         \
+  const uint32_t kernel##_threads = on_host::block_threads;                                       \
   }                                                                                               \
   extern "C" void kernel##_on_host(uint32_t blocks, void* const* arguments) {                     \
     on_host::launch(kernel, blocks, arguments);                                                   \

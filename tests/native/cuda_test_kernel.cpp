@@ -12,6 +12,8 @@ constexpr size_t sizes[] = {sizeof(char*), sizeof(char), words_nbytes, 0};
 extern "C" {
 extern const size_t* const store_sizes_of_parameters;
 const size_t* const store_sizes_of_parameters = sizes;
+extern const uint32_t store_threads;
+const uint32_t store_threads = 512;
 
 void store_on_host(uint32_t, void* const* arguments) {
   char* to = *static_cast<char* const*>(arguments[0]);

@@ -87,10 +87,11 @@ struct Task {
   std::function<void()> run;
 };
 
-// A kernel of the host, and the sizes of its parameters, with a 0 behind them.
+// A kernel of the host, the sizes of its parameters, with a 0 behind them, and the threads of its blocks.
 struct Kernel {
   std::string name;
   const size_t* sizes;
+  unsigned threads;
 };
 
 // A handle for other processes, with 64 bytes as in the real driver.
@@ -114,7 +115,6 @@ struct PoolProperties {
 constexpr int devices = 2;
 constexpr int multiprocessors = 4;
 constexpr int blocks_of_multiprocessor = 2;
-constexpr unsigned block_threads = 512;
 constexpr size_t page_nbytes = size_t{2} << 20;  // allocations begin at multiples of it
 
 // The recording of a graph on a stream. A call that is unsafe then makes it invalid.
@@ -698,7 +698,9 @@ static int cu_module_get_function(void** function, void* module, const char* nam
     *function = library != nullptr ? dlsym(library, (std::string(name) + "_on_host").c_str()) : nullptr;
     if (*function != nullptr) {
       const void* sizes = dlsym(library, (std::string(name) + "_sizes_of_parameters").c_str());
-      state().functions[*function] = {name, *static_cast<const size_t* const*>(sizes)};
+      const void* threads = dlsym(library, (std::string(name) + "_threads").c_str());
+      state().functions[*function] = {name, *static_cast<const size_t* const*>(sizes),
+                                      *static_cast<const uint32_t*>(threads)};
       return success;
     }
   }
@@ -706,7 +708,8 @@ static int cu_module_get_function(void** function, void* module, const char* nam
 }
 static int cu_occupancy_max_active_blocks_per_multiprocessor(int* blocks, void* function, int threads, size_t) {
   ENTER_CONTEXT("cuOccupancyMaxActiveBlocksPerMultiprocessor")
-  CHECK(state().functions.count(function) == 1 && threads == block_threads, invalid_value)
+  CHECK(state().functions.count(function) == 1, invalid_handle)
+  CHECK(static_cast<unsigned>(threads) == state().functions[function].threads, invalid_value)
   *blocks = blocks_of_multiprocessor;
   return success;
 }
@@ -716,7 +719,8 @@ static int cu_launch_kernel(void* function, unsigned blocks, unsigned y, unsigne
   ENTER_CONTEXT("cuLaunchKernel")
   CHECK(state().functions.count(function) == 1 && is_stream(stream), invalid_handle)
   CHECK(0 < blocks && blocks <= multiprocessors * blocks_of_multiprocessor && y == 1 && z == 1, invalid_value)
-  CHECK(threads == block_threads && ty == 1 && tz == 1 && shared == 0 && extra == nullptr, invalid_value)
+  CHECK(threads == state().functions[function].threads && ty == 1 && tz == 1, invalid_value)
+  CHECK(shared == 0 && extra == nullptr, invalid_value)
   std::vector<std::vector<char>> values;  // those of the caller end with this call
   std::vector<uint64_t> logged = {number(function), blocks, number(stream)};
   for (const size_t* size = state().functions[function].sizes; *size != 0; ++size) {

@@ -15,7 +15,8 @@ from typing import Any
 
 from support.deadlines import DEADLINE_S
 
-from unisono.transports.cuda.kernel_catalogue import KERNELS, MOST_SOURCES, SHARED, Kernel
+from unisono.transports.cuda.compiler import defines
+from unisono.transports.cuda.kernel_catalogue import KERNELS, MOST_SOURCES, SHARED, Kernel, Macros
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "build" / "cuda_on_host"
@@ -35,14 +36,25 @@ Run = Callable[..., None]
 @functools.cache
 def compiled(kernels: tuple[Kernel, ...], *options: str) -> dict[str, Run]:
     """Return the kernels by name, as functions of the number of blocks and of arguments, as ctypes objects."""
-    library = ctypes.CDLL(str(library_of(kernels, *options)))
-    return {kernel.name: functools.partial(_run, getattr(library, f"{kernel.name}_on_host")) for kernel in kernels}
+    libraries = [ctypes.CDLL(str(path)) for path in libraries_of(kernels, *options)]
+    functions = {kernel.name: f"{kernel.name}_on_host" for kernel in kernels}
+    return {
+        name: functools.partial(_run, getattr(library, function))
+        for name, function in functions.items()
+        for library in libraries
+        if hasattr(library, function)
+    }
 
 
-def library_of(kernels: Sequence[Kernel], *options: str) -> Path:
-    """Return a library that exports each kernel as the function ``<name>_on_host``."""
-    source = "".join(f"{kernel.source}UNISONO_ON_HOST({kernel.name})\n" for kernel in kernels)
-    return built_library(source, (COMPILER, *OPTIONS, *options), BUILT)
+def libraries_of(kernels: Sequence[Kernel], *options: str) -> list[Path]:
+    """Return libraries that export each kernel as the function ``<name>_on_host``, one for each set of macros."""
+    of_macros: dict[Macros, list[str]] = {}
+    for kernel in kernels:
+        of_macros.setdefault(kernel.macros, []).append(f"{kernel.source}UNISONO_ON_HOST({kernel.name})\n")
+    return [
+        built_library("".join(sources), (COMPILER, *OPTIONS, *defines(macros), *options), BUILT)
+        for macros, sources in of_macros.items()
+    ]
 
 
 def _run(function: Any, blocks: int, *arguments: Any) -> None:

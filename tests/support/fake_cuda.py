@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.cuda_on_host import COMPILER, ROOT, built_library, library_of
+from support.cuda_on_host import COMPILER, ROOT, built_library, libraries_of
 
 from unisono.transports.cuda import kernel_launcher
 from unisono.transports.cuda.kernel_catalogue import Kernel
@@ -77,7 +77,7 @@ def use(monkeypatch: pytest.MonkeyPatch, kernels: Sequence[Kernel] = (), exchang
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder()), prepend=os.pathsep)
     ctypes.CDLL(str(folder() / NAME), ctypes.RTLD_GLOBAL)
     if kernels:
-        libraries = [library_of(kernels), *([library_of(exchanging, "-DUNISONO_WARPS")] if exchanging else [])]
+        libraries = [*libraries_of(kernels), *libraries_of(exchanging, "-DUNISONO_WARPS")]
         monkeypatch.setenv(KERNELS, ":".join(map(str, libraries)))
         # The double runs kernels compiled for the host. So NVRTC need not compile them.
         monkeypatch.setattr(kernel_launcher, "built", lambda kernel, target, folder: b"\x7fELF")

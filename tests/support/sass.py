@@ -84,3 +84,19 @@ def loads_under_way(instructions: list[Instruction]) -> int:
             under_way += 1
         most = max(most, under_way)
     return most
+
+
+def loads_behind_stores(instructions: list[Instruction]) -> int:
+    """Return the largest number of 16-byte loads in flight while a 16-byte store is made.
+
+    Only a thread that has loaded its next elements before has any.
+    """
+    most, under_way = 0, list[set[int]]()
+    for instruction in instructions:
+        if instruction.name.startswith("STG.") and ".128" in instruction.name:
+            most = max(most, len(under_way))
+        under_way = [loaded for loaded in under_way if not loaded & instruction.registers]
+        if instruction.is_wide_load:
+            first = int(REGISTER.findall(instruction.operands)[0])
+            under_way.append(set(range(first, first + 4)))
+    return most

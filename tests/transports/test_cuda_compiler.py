@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cuda_on_host import ROOT
-from support.sass import Instruction, disassembled, disassembler, loads_under_way, resources
+from support.sass import Instruction, disassembled, disassembler, loads_behind_stores, loads_under_way, resources
 
 from unisono.dtypes import DTYPES
 from unisono.errors import InternalError, TransportUnavailableError
@@ -20,6 +20,7 @@ from unisono.transports.cuda.compiler import MACHINES, Compiled, compile_kernel,
 from unisono.transports.cuda.kernel_catalogue import (
     COPY_EXTENTS,
     MOST_SOURCES,
+    VARIANTS,
     Kernel,
     dequantise,
     quantise,
@@ -129,13 +130,29 @@ def test_every_reduction_is_compiled_without_spills(op: str, machine: str) -> No
 
 @needs_nvrtc
 @needs_disassembler
-@pytest.mark.parametrize("machine", MACHINES)
-def test_cache_hints_keep_as_many_loads_under_way(machine: str, tmp_path: Path) -> None:
-    plain = reduction(DTYPES["float32"], OPERATIONS["sum"], 2)
-    compiled = compile_kernel(Kernel(plain.name, "#define UNISONO_CACHE_HINTS 1\n" + plain.source), machine)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_of_a_reduction_keep_enough_loads_under_way(variant: str, tmp_path: Path) -> None:
+    machine = MACHINES[len(variant) % len(MACHINES)]
+    compiled = compile_kernel(reduction(DTYPES["float32"], OPERATIONS["avg"], 2, variant), machine)
     assert_fits(compiled.log)
-    instructions = disassembled(compiled.code, tmp_path)
-    assert loads_under_way(instructions) >= least_loads("float32", 2, machine)
+    # Of small blocks there are more.
+    least = least_loads("float32", 2, machine) // (2 if variant == "small blocks" else 1)
+    assert loads_under_way(disassembled(compiled.code, tmp_path)) >= least
+
+
+@needs_nvrtc
+@needs_disassembler
+@pytest.mark.parametrize(("op", "sources"), [("sum", 2), ("avg", 5), ("max", 8)])
+def test_gpu_reduction_of_8_bit_floats_has_loads_under_way_while_it_combines(
+    op: str, sources: int, tmp_path: Path
+) -> None:
+    def behind_stores(variant: str | None) -> int:
+        compiled = compile_kernel(reduction(DTYPES["float8_e4m3fn"], OPERATIONS[op], sources, variant), "sm_90")
+        assert_fits(compiled.log)
+        return loads_behind_stores(disassembled(compiled.code, tmp_path))
+
+    assert behind_stores(None) >= max(4, sources)
+    assert behind_stores("plain") == 0
 
 
 @needs_nvrtc
@@ -251,3 +268,12 @@ def test_loads_under_way_counts_loads_until_a_result_is_used() -> None:
     assert loads_under_way([load(4), load(8), load(12), add, load(4)]) == 3
     assert loads_under_way([load(4), add, load(8), load(12)]) == 2
     assert loads_under_way([Instruction("LDG.E", "R4, desc[UR4][R2.64]"), add]) == 0
+
+
+def test_loads_behind_stores_counts_loads_whose_results_are_used_later() -> None:
+    load, store = "LDG.E.128", Instruction("STG.E.128", "desc[UR4][R40.64], R30")
+    loads = [Instruction(load, "R4, desc[UR4][R2.64]"), Instruction(load, "R8, desc[UR4][R2.64]")]
+    add = Instruction("FADD", "R30, R7, R31")
+    assert loads_behind_stores([*loads, store]) == 2
+    assert loads_behind_stores([*loads, add, store]) == 1
+    assert loads_behind_stores([store, *loads]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import mmap
 from typing import Any
@@ -17,7 +18,7 @@ from support.cuda_on_host import BUILT, COMPILER, OPTIONS, Run, address, address
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import OPERATIONS, Op
-from unisono.transports.cuda.kernel_catalogue import BLOCK_THREADS, MOST_SOURCES, reduction
+from unisono.transports.cuda.kernel_catalogue import BLOCK_THREADS, MOST_SOURCES, VARIANTS, reduction
 from unisono.transports.reductions.definition import reduce_into
 
 REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPERATIONS if DTYPES[dtype].kind in OPERATIONS[op].kinds]
@@ -92,6 +93,44 @@ def test_gpu_reduction_of_any_bits_equals_numpy(dtype: str, op: str, fewest: int
     assert_same_values(dst, wanted_of(list(rows), op, size))
     assert has_intact_guards(dst), "bytes outside the destination were written"
     assert all(array.tobytes() == row.tobytes() for array, row in zip(arrays, rows, strict=True))
+
+
+# In each variant: every way of loading, and every kind of division.
+OF_VARIANTS = [("float32", "sum", 3), ("float8_e5m2", "sum", 2), ("bfloat16", "avg", 2), ("complex128", "avg", 8)]
+DIVISORS = [1, 2, 3, 4, 8, 1000, 1 << 20, 1 << 40]
+
+
+@functools.cache
+def variants(variant: str) -> dict[str, Run]:
+    return compiled(tuple(reduction(DTYPES[dtype], OPERATIONS[op], k, variant) for dtype, op, k in OF_VARIANTS))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=24, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_variants_of_a_gpu_reduction_give_the_same_bits(variant: str, data: st.DataObject) -> None:
+    dtype, op, sources = data.draw(st.sampled_from(OF_VARIANTS), "reduction")
+    lanes = PACK_NBYTES // DTYPES[dtype].itemsize
+    tiles = st.integers(0, 9).map(lambda tiles: tiles * BLOCK_THREADS * lanes)
+    count = data.draw(counts(dtype) | tiles, "count")
+    divisor = data.draw(st.sampled_from(DIVISORS), "divisor")
+    offsets = data.draw(starts(dtype, sources + 1), "offsets")
+    rows = random_bits(np.random.default_rng(data.draw(st.integers(0, 1000), "seed")), sources, count, dtype)
+    arrays = [guarded_copy(row, offset) for row, offset in zip(rows, offsets, strict=False)]
+    dst = guarded_copy(np.zeros(count, dtype), offsets[-1])
+    run = variants(variant)[reduction(DTYPES[dtype], OPERATIONS[op], sources, variant).name]
+    reduce(run, data.draw(st.integers(1, 3), "blocks"), dst, arrays, divisor)
+    assert_same_values(dst, wanted_of(list(rows), op, divisor))
+    assert has_intact_guards(dst), "bytes outside the destination were written"
+
+
+@pytest.mark.parametrize("variant", ["pipelined", "whole waves"])
+def test_variants_of_a_gpu_reduction_may_write_into_a_source(variant: str) -> None:
+    run = variants(variant)[reduction(DTYPES["float32"], OPERATIONS["sum"], 3, variant).name]
+    rows = random_bits(np.random.default_rng(1), 3, 5 * 2 * BLOCK_THREADS * 4 + 77, "float32")
+    arrays = [guarded_copy(row, 0) for row in rows]
+    reduce(run, 2, arrays[1], arrays, 3)
+    assert_same_values(arrays[1], wanted_of(list(rows), "sum", 3))
 
 
 PACKS = """

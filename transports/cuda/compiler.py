@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import InternalError, TransportUnavailableError
-from unisono.transports.cuda.kernel_catalogue import KERNELS, SHARED, SHARED_HEADERS, Kernel
+from unisono.transports.cuda.kernel_catalogue import KERNELS, SHARED, SHARED_HEADERS, Kernel, Macros
 
 _CAPABILITIES = {(8, 0): "80", (9, 0): "90", (10, 0): "100"}
 MACHINES = tuple(f"sm_{number}" for number in _CAPABILITIES.values())
@@ -72,7 +72,8 @@ def compile_kernel(kernel: Kernel, target: str) -> Compiled:
     nvrtc = _nvrtc()
     program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(kernel.source.encode(), f"{kernel.name}.cu".encode(), 0, [], []))
     try:
-        options = [f"-arch={target}", *OPTIONS, *(f"-I{folder}" for folder in (KERNELS, _STANDARD, SHARED))]
+        folders = (f"-I{folder}" for folder in (KERNELS, _STANDARD, SHARED))
+        options = [f"-arch={target}", *OPTIONS, *defines(kernel.macros), *folders]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         log = _fetched(nvrtc, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         messages = log.rstrip(b"\0").decode(errors="replace").strip()
@@ -86,6 +87,11 @@ def compile_kernel(kernel: Kernel, target: str) -> Compiled:
         return Compiled(_fetched(nvrtc, size, get, program), messages)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def defines(macros: Macros) -> list[str]:
+    """Return the options of a compiler that define the macros of a kernel."""
+    return [f"-D{name}={value}" for name, value in macros]
 
 
 def version() -> tuple[int, int]:
@@ -103,7 +109,8 @@ def fingerprint(kernel: Kernel, target: str) -> str:
     """
     major, minor = version()
     digest = hashlib.sha256()
-    for part in (f"NVRTC {major}.{minor}", target, *OPTIONS, kernel.source, *(path.read_text() for path in _files())):
+    sources = kernel.source, *(path.read_text() for path in _files())
+    for part in (f"NVRTC {major}.{minor}", target, *OPTIONS, *defines(kernel.macros), *sources):
         digest.update(f"{len(part)} {part}".encode())
     return digest.hexdigest()
 

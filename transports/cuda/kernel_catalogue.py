@@ -1,14 +1,18 @@
 """The kernels by operation and dtype, as C++ source.
 
 Each kernel is compiled by itself, so a program waits only for those that it uses. The parameters of kernels are
-declared in `kernels/` (`reduce.cuh`, `scale.cuh`, `extents.cuh`, `quantise.cuh`). Kernels run in one-dimensional blocks
-of `BLOCK_THREADS` threads, in a grid of any size.
+declared in `kernels/` (`reduce.cuh`, `scale.cuh`, `extents.cuh`, `quantise.cuh`). Blocks and grids have one dimension,
+and grids may have any size.
+
+Reductions have variants, which macros choose. All compute the same bits. `make gpu` measures them, so that the fastest
+ones can be kept (`_kept`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
@@ -19,8 +23,21 @@ KERNELS = Path(__file__).parent / "kernels"
 SHARED = Path(__file__).parents[1] / "native" / "core"
 SHARED_HEADERS = ("kernel_operations.h", "narrow_floats.h", "unaligned.h")
 
-BLOCK_THREADS = 512
+BLOCK_THREADS = 512  # the threads of a block, unless macros say otherwise
 MOST_SOURCES = 8  # up to this many, the number is part of the kernel
+
+
+Macros: TypeAlias = tuple[tuple[str, int], ...]
+
+VARIANTS: dict[str, Macros] = {
+    "plain": (),
+    "cache hints": (("UNISONO_CACHE_HINTS", 1),),
+    "pipelined": (("UNISONO_PIPELINED", 1),),
+    "whole waves": (("UNISONO_WHOLE_WAVES", 1),),
+    "small blocks": (("UNISONO_BLOCK_THREADS", 256), ("UNISONO_BLOCKS", 3)),
+    "reciprocals": (("UNISONO_RECIPROCALS", 1),),
+    "pipelined reciprocals": (("UNISONO_PIPELINED", 1), ("UNISONO_RECIPROCALS", 1)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +47,25 @@ class Kernel:
     Attributes:
         name: its entry point.
         source: its C++ source. It includes a file of `KERNELS`, which includes others and those of `SHARED`.
+        macros: the macros that choose its variant, by name, with their values.
     """
 
     name: str
     source: str
+    macros: Macros = ()
+
+    @property
+    def threads(self) -> int:
+        """The number of threads of a block."""
+        return dict(self.macros).get("UNISONO_BLOCK_THREADS", BLOCK_THREADS)
 
 
 _CPP = {"float32": "float", "float64": "double", "complex64": "Complex<float>", "complex128": "Complex<double>"}
 _CPP |= {name: f"{name}_t" for name, dtype in DTYPES.items() if dtype.kind == "integer"} | {"bool": "uint8_t"}
 
 _NARROW = {"float16": "Half", "bfloat16": "BrainHalf", "float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
+
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 _OPERATIONS = {
     Combine.SUM: "PlainSum",
@@ -74,11 +100,17 @@ _LOGICAL = (Combine.LAND, Combine.LOR, Combine.LXOR)
 _BITWISE = (Combine.BAND, Combine.BOR, Combine.BXOR)
 
 
-def reduction(dtype: DType, op: Op, sources: int) -> Kernel:
+def reduction(dtype: DType, op: Op, sources: int, variant: str | None = None) -> Kernel:
     """Return the kernel that reduces `sources` arrays of `dtype` by `op`, as `transports.reductions.reduce_into` does.
 
     Up to `MOST_SOURCES` addresses are parameters of the kernel. The kernel for more sources reads their addresses from
     device memory. The divisor of an average must be at least 1; other operations ignore it.
+
+    Args:
+        dtype: the dtype of the arrays.
+        op: the operation.
+        sources: the number of arrays.
+        variant: the name in `VARIANTS`; None: the one that is kept for such reductions.
 
     Raises:
         UsageError: the operation is not defined for the dtype, or is a Python function.
@@ -91,13 +123,28 @@ def reduction(dtype: DType, op: Op, sources: int) -> Kernel:
     parts, element = _element(dtype, combine)
     # Named after the arithmetic, because a plan may combine with an operation first and lower with it later.
     result = "avg" if op.lower is Lower.DIVIDE_BY_SIZE else combine.name.lower()
+    suffix = "" if variant is None else f"_{variant.replace(' ', '_')}"
     if sources <= MOST_SOURCES:
-        name = f"{dtype.name}_{result}_{sources}"
+        name = f"{dtype.name}_{result}_{sources}{suffix}"
         call = f"UNISONO_REDUCE({name}, {parts}, {sources}, {element}, {operation})"
     else:
-        name = f"{dtype.name}_{result}_many"
+        name = f"{dtype.name}_{result}_many{suffix}"
         call = f"UNISONO_REDUCE_MANY({name}, {parts}, {element}, {operation})"
-    return Kernel(name, _text("reduce", call))
+    return Kernel(name, _text("reduce", call), VARIANTS[variant or _kept(dtype, op, sources)])
+
+
+def _kept(dtype: DType, op: Op, sources: int) -> str:
+    """Return the variant of a reduction that is used. It is chosen by its machine code, until a GPU measures all.
+
+    A pack of 8-bit floats makes so many states that a thread has no loads under way while it combines them, unless it
+    has loaded another tile before. A division takes tens of instructions, and most jobs have 2ⁿ ranks.
+    """
+    if sources > MOST_SOURCES:
+        return "plain"  # other kernels
+    is_pipelined = dtype.name in _FLOAT8 and op.combine not in _LOGICAL
+    divides = op.lower is Lower.DIVIDE_BY_SIZE and dtype.kind in ("float", "float8", "complex")
+    named = "pipelined" if is_pipelined else "", "reciprocals" if divides else ""
+    return " ".join(filter(None, named)) or "plain"
 
 
 def _text(file: str, call: str = "") -> str:

@@ -1,6 +1,6 @@
 """`Launcher`: compiles, loads and launches kernels on one device, each when it is first used.
 
-A grid has a block for every 512 threads with work, but no more blocks than the device runs at a time. Kernels loop over
+A grid has as many threads as there is work for, but no more blocks than the device runs at a time. Kernels loop over
 the rest.
 """
 
@@ -148,9 +148,10 @@ def _packs(nbytes: int) -> int:
 
 
 class _Loaded(NamedTuple):
-    """A kernel on the device: its function, and the number of blocks that run at a time."""
+    """A kernel on the device: its function, the threads of a block, and the number of blocks that run at a time."""
 
     function: Any
+    threads: int
     most_blocks: int
 
 
@@ -178,26 +179,27 @@ class Launcher:
 
     def launch(self, launch: Launch, stream: int) -> None:
         """Launch a kernel: issue it to `stream`."""
-        function, blocks = self._prepared(launch)
+        function, blocks, threads = self._prepared(launch)
         values, types = zip(*launch.parameters, strict=True)
-        self._driver("cuLaunchKernel", function, blocks, 1, 1, BLOCK_THREADS, 1, 1, 0, stream, (values, types), 0)
+        self._driver("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0)
 
-    def prepared(self, launch: Launch) -> tuple[int, int]:
-        """Return the number of the function of a kernel, and the number of blocks to launch."""
-        function, blocks = self._prepared(launch)
-        return self._driver.number_of(function), blocks
+    def prepared(self, launch: Launch) -> tuple[int, int, int]:
+        """Return the number of the function of a kernel, the number of blocks to launch, and of threads of each."""
+        function, blocks, threads = self._prepared(launch)
+        return self._driver.number_of(function), blocks, threads
 
-    def _prepared(self, launch: Launch) -> tuple[Any, int]:
+    def _prepared(self, launch: Launch) -> tuple[Any, int, int]:
         loaded = self._loaded.get(launch.key)
         if loaded is None:
             loaded = self._loaded[launch.key] = self._load(launch.kernel())
-        return loaded.function, max(1, min(-(-launch.units // BLOCK_THREADS), loaded.most_blocks))
+        blocks = max(1, min(-(-launch.units // loaded.threads), loaded.most_blocks))
+        return loaded.function, blocks, loaded.threads
 
     def _load(self, kernel: Kernel) -> _Loaded:
         module = self._driver("cuModuleLoadData", built(kernel, self._target, self._folder))
         function = self._driver("cuModuleGetFunction", module, kernel.name.encode())
-        at_a_time = self._driver("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, BLOCK_THREADS, 0)
-        return _Loaded(function, at_a_time * self._multiprocessors)
+        at_a_time = self._driver("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, kernel.threads, 0)
+        return _Loaded(function, kernel.threads, at_a_time * self._multiprocessors)
 
 
 def require_suitable(driver: tuple[int, int], compiler: tuple[int, int], target: str) -> None:

@@ -15,7 +15,7 @@ from unisono.transports import _core
 from unisono.transports.cuda.device import Event, Flags, Stream
 from unisono.transports.cuda.driver_errors import Driver
 from unisono.transports.cuda.issued_calls import IssuedCall, NextNumber
-from unisono.transports.cuda.kernel_catalogue import BLOCK_THREADS, MOST_SOURCES
+from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES
 from unisono.transports.cuda.kernel_launcher import Launcher, as_pointers, packed, reduction_launch
 
 
@@ -95,8 +95,8 @@ class NativePrograms:
     ) -> None:
         launch = reduction_launch(dst, (as_pointers(sources),), len(sources), count, dtype, op, divisor)
         if launch.units:
-            function, blocks = self._launcher.prepared(launch)
-            program.launch(function, blocks, BLOCK_THREADS, list(map(packed, launch.parameters)), stream)
+            function, blocks, threads = self._launcher.prepared(launch)
+            program.launch(function, blocks, threads, list(map(packed, launch.parameters)), stream)
 
     def _add_raise(
         self, program: _core.CudaProgram, flags: Flags, index: int, number: NextNumber, stream: Stream

@@ -10,6 +10,12 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define UNISONO_FLOAT8_INSTRUCTIONS 1
 #endif
+// Whether converting them needs few registers.
+#if defined(UNISONO_FLOAT8_INSTRUCTIONS) || !defined(__CUDA_ARCH__)
+#define UNISONO_FLOAT8_IN_FEW_REGISTERS 1
+#else
+#define UNISONO_FLOAT8_IN_FEW_REGISTERS 0
+#endif
 
 namespace unisono::cuda {
 

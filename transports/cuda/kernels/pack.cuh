@@ -2,6 +2,8 @@
 //
 // All functions are compiled for the device without marks (NVRTC's -default-device). Grids and blocks have one
 // dimension, and blocks have `block_threads` threads.
+//
+// Macros choose variants of kernels (`kernel_catalogue.py`). All of them compute the same bits.
 #pragma once
 
 #include <stdint.h>
@@ -11,7 +13,14 @@
 
 namespace unisono::cuda {
 
-inline constexpr uint32_t block_threads = 512;
+// The threads of a block, and the blocks that must fit a multiprocessor.
+#ifndef UNISONO_BLOCK_THREADS
+#define UNISONO_BLOCK_THREADS 512
+#endif
+#ifndef UNISONO_BLOCKS
+#define UNISONO_BLOCKS 1
+#endif
+inline constexpr uint32_t block_threads = UNISONO_BLOCK_THREADS;
 inline constexpr uint64_t pack_nbytes = 16;
 
 struct alignas(pack_nbytes) Pack {
@@ -23,7 +32,7 @@ struct Lanes {
   T values[n];
 };
 
-// Whether loads and stores pass the caches by: nothing is read twice. The benchmark on a GPU measures both.
+// Whether loads and stores of GPUs pass the caches by: nothing is read twice.
 #ifndef UNISONO_CACHE_HINTS
 #define UNISONO_CACHE_HINTS 0
 #endif
@@ -31,7 +40,7 @@ struct Lanes {
 // The compiler knows nothing about an address that was read from memory. Loads are faster if it knows that the address
 // is in global memory.
 inline Pack load_pack(const void* from, uint64_t i) {
-#if UNISONO_CACHE_HINTS
+#if UNISONO_CACHE_HINTS && defined(__CUDA_ARCH__)
   Pack pack;
   asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(pack.words[0]), "=r"(pack.words[1]), "=r"(pack.words[2]), "=r"(pack.words[3])
@@ -44,7 +53,7 @@ inline Pack load_pack(const void* from, uint64_t i) {
 #endif
 }
 inline void store_pack(void* to, uint64_t i, const Pack& pack) {
-#if UNISONO_CACHE_HINTS
+#if UNISONO_CACHE_HINTS && defined(__CUDA_ARCH__)
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
                :
                : "l"(static_cast<Pack*>(to) + i), "r"(pack.words[0]), "r"(pack.words[1]), "r"(pack.words[2]),
@@ -94,6 +103,6 @@ inline Pack load_shifted(const void* from, uint64_t i) {
 
 }  // namespace unisono::cuda
 
-// At least one block of 512 threads must fit a multiprocessor. With this bound the compiler uses up to 128 registers
-// per thread, and needs them to keep all loads under way.
-#define UNISONO_KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
+// With the bound of one block of 512 threads, the compiler uses up to 128 registers per thread, and needs them to keep
+// all loads under way.
+#define UNISONO_KERNEL extern "C" __global__ void __launch_bounds__(UNISONO_BLOCK_THREADS, UNISONO_BLOCKS)

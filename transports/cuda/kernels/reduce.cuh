@@ -14,6 +14,20 @@
 #include <stdint.h>
 
 #include "elements.cuh"
+
+// Whether a thread loads its next tile before it combines the one before.
+#ifndef UNISONO_PIPELINED
+#define UNISONO_PIPELINED 0
+#endif
+// Whether blocks take tiles only as long as all of them have one. Threads take single packs of the rest.
+#ifndef UNISONO_WHOLE_WAVES
+#define UNISONO_WHOLE_WAVES 0
+#endif
+// Whether averages multiply by the reciprocal of a divisor that is a power of two, which is exact.
+#ifndef UNISONO_RECIPROCALS
+#define UNISONO_RECIPROCALS 0
+#endif
+
 #include "split.cuh"
 
 namespace unisono::cuda {
@@ -34,6 +48,34 @@ inline constexpr int unroll = (k <= 2   ? 8
                                         : 2) /
                               (Element::itemsize == 1 ? 2 : 1);
 
+// Two tiles of 8-bit floats, whose states are four times as large, need more registers than there are if arithmetic
+// converts them.
+template <class Element>
+inline constexpr bool pipelines =
+    UNISONO_PIPELINED && (UNISONO_FLOAT8_IN_FEW_REGISTERS || sizeof(typename Element::State) <= 2 * Element::itemsize);
+
+// A sum without division: a kernel that never divides has more registers left.
+namespace {
+struct PlainSum : Sum {
+  static constexpr bool averages = false;
+};
+// An average whose divisor is a power of two.
+struct AverageByReciprocal : Sum {};
+}  // namespace
+
+template <class Op>
+inline constexpr bool multiplies = false;
+template <>
+inline constexpr bool multiplies<AverageByReciprocal> = true;
+
+template <class Op, class T>
+T average(T sum, uint64_t divisor) {
+  if constexpr (is_float<T> && multiplies<Op>)
+    return sum * (static_cast<T>(1) / static_cast<T>(divisor));
+  else
+    return divide(sum, divisor);
+}
+
 // How an operation combines states, and finishes the result.
 template <class Op>
 struct Fold {
@@ -49,17 +91,10 @@ struct Fold {
     for (int i = 0; i < n; ++i) {
       if constexpr (Op::logical)
         if (sources_count == 1) states.values[i] = LogicalOr::apply(states.values[i], states.values[i]);
-      if constexpr (Op::averages) states.values[i] = divide(states.values[i], divisor);
+      if constexpr (Op::averages) states.values[i] = average<Op>(states.values[i], divisor);
     }
   }
 };
-
-// A sum without division: a kernel that never divides has more registers left.
-namespace {
-struct PlainSum : Sum {
-  static constexpr bool averages = false;
-};
-}  // namespace
 
 template <class Element, class Op, int k>
 Pack reduce_packs(const Pack (&loaded)[k], uint64_t divisor) {
@@ -70,16 +105,50 @@ Pack reduce_packs(const Pack (&loaded)[k], uint64_t divisor) {
   return Element::pack(states);
 }
 
+// The packs of a thread in one tile.
+template <int k, int u>
+struct Tile {
+  Pack packs[u][k];
+  void load(const Sources<k>& sources, uint64_t first) {
+#pragma unroll
+    for (int j = 0; j < u; ++j)
+#pragma unroll
+      for (int s = 0; s < k; ++s) packs[j][s] = load_pack(sources.at[s], first + j * block_threads);
+  }
+  template <class Element, class Op>
+  void reduce(void* dst, uint64_t first, uint64_t divisor) const {
+#pragma unroll
+    for (int j = 0; j < u; ++j)
+      store_pack(dst, first + j * block_threads, reduce_packs<Element, Op, k>(packs[j], divisor));
+  }
+};
+
 template <class Element, class Op, int k, int u>
 void reduce_tile(void* dst, const Sources<k>& sources, uint64_t first, uint64_t divisor) {
-  Pack loaded[u][k];
-#pragma unroll
-  for (int j = 0; j < u; ++j)
-#pragma unroll
-    for (int s = 0; s < k; ++s) loaded[j][s] = load_pack(sources.at[s], first + j * block_threads);
-#pragma unroll
-  for (int j = 0; j < u; ++j)
-    store_pack(dst, first + j * block_threads, reduce_packs<Element, Op, k>(loaded[j], divisor));
+  Tile<k, u> tile;
+  tile.load(sources, first);
+  tile.template reduce<Element, Op>(dst, first, divisor);
+}
+
+// Two tiles in turns: the loads of one are under way while the other one is combined. dst may be a source, because no
+// pack of one tile is in the other.
+template <class Element, class Op, int k, int u>
+void reduce_pipelined(void* dst, const Sources<k>& sources, uint64_t tiles, uint64_t divisor) {
+  const auto place = [](uint64_t t) { return t * block_threads * u + threadIdx.x; };
+  uint64_t t = blockIdx.x, next = t + gridDim.x;
+  if (t >= tiles) return;
+  Tile<k, u> even, odd;
+  even.load(sources, place(t));
+  for (;; t = next + gridDim.x, next = t + gridDim.x) {
+    if (next < tiles) odd.load(sources, place(next));
+    __syncwarp();  // nothing is combined before these loads are under way
+    even.template reduce<Element, Op>(dst, place(t), divisor);
+    if (next >= tiles) return;
+    if (next + gridDim.x < tiles) even.load(sources, place(next + gridDim.x));
+    __syncwarp();
+    odd.template reduce<Element, Op>(dst, place(next), divisor);
+    if (next + gridDim.x >= tiles) return;
+  }
 }
 
 template <class Element, class Op, int k>
@@ -94,17 +163,25 @@ void reduce_shifted(void* dst, const Sources<k>& sources, uint64_t packs, uint64
 
 template <class Element, class Op, int k>
 void reduce_all_packs(void* dst, const Sources<k>& sources, uint64_t packs, uint64_t divisor) {
-  constexpr uint64_t tile = block_threads * unroll<Element, k>;
+  constexpr int u = pipelines<Element> ? (unroll<Element, k> + 1) / 2 : unroll<Element, k>;
+  constexpr uint64_t tile = block_threads * u;
+#if UNISONO_WHOLE_WAVES
+  const uint64_t tiles = packs / tile / gridDim.x * gridDim.x;
+#else
   // If tiles would leave most multiprocessors idle, threads take single packs.
   const uint64_t tiles = packs / tile * 4 < gridDim.x ? 0 : packs / tile;
-  for (uint64_t t = blockIdx.x; t < tiles; t += gridDim.x)
-    reduce_tile<Element, Op, k, unroll<Element, k>>(dst, sources, t * tile + threadIdx.x, divisor);
+#endif
+  if constexpr (pipelines<Element>)
+    reduce_pipelined<Element, Op, k, u>(dst, sources, tiles, divisor);
+  else
+    for (uint64_t t = blockIdx.x; t < tiles; t += gridDim.x)
+      reduce_tile<Element, Op, k, u>(dst, sources, t * tile + threadIdx.x, divisor);
   for (uint64_t p = tiles * tile + thread_of_grid(); p < packs; p += threads_of_grid())
     reduce_tile<Element, Op, k, 1>(dst, sources, p, divisor);
 }
 
 template <class Element, class Op, int k>
-void reduce(void* dst, const Sources<k>& sources, uint64_t count, uint64_t divisor) {
+void reduce_elements(void* dst, const Sources<k>& sources, uint64_t count, uint64_t divisor) {
   using State = typename Element::State;
   const Split parts = split<Element>(dst, sources.at, k, count);
   const uint64_t between = parts.packs * Element::lanes;
@@ -127,6 +204,16 @@ void reduce(void* dst, const Sources<k>& sources, uint64_t count, uint64_t divis
     reduce_all_packs<Element, Op, k>(first, packed, parts.packs, divisor);
   else
     reduce_shifted<Element, Op, k>(first, packed, parts.packs, divisor);
+}
+
+template <class Element, class Op, int k>
+void reduce(void* dst, const Sources<k>& sources, uint64_t count, uint64_t divisor) {
+#if UNISONO_RECIPROCALS
+  if constexpr (Op::averages)
+    if ((divisor & (divisor - 1)) == 0)
+      return reduce_elements<Element, AverageByReciprocal, k>(dst, sources, count, divisor);
+#endif
+  reduce_elements<Element, Op, k>(dst, sources, count, divisor);
 }
 
 // For any number of sources, whose addresses lie in device memory.
