@@ -15,6 +15,7 @@ Buckets:
     layout: where gradients lie, and how they are cut into buckets.
     bucket_comms: the communicators that carry buckets.
     compression: narrow forms on the wire, with error feedback.
+    on_device: gradients on a GPU, which are packed, compressed, reduced and unpacked there.
     two_stage_reduction: reductions of two collectives, for int8 compression.
 
 Decisions of rank 0:

@@ -6,8 +6,6 @@ step ends, and gets a place in the layout of the next step.
 
 from __future__ import annotations
 
-import numpy as np
-
 from unisono import Communicator
 from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.compression import check_compressible
@@ -40,7 +38,6 @@ def average_new(
     if compression is not None:
         check_compressible(gradients, compression)
     for gradient in gradients:
-        lent = memory.new.get(gradient.name)
-        x = np.zeros(gradient.shape, gradient.dtype) if lent is None else lent.flat.reshape(gradient.shape).copy()
+        x = memory.new_array(gradient)
         memory.add(gradient.name, world.allreduce(x, op, out=x, timeout_s=timeout_s))
     return gradients

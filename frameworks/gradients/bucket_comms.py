@@ -15,13 +15,20 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from unisono import AbortedError, Communicator, UnisonoError, UsageError, wait_all
-from unisono.frameworks.arrays import Array
+from unisono.collectives.device.workspace import Workspace
 from unisono.frameworks.gradients.compression import COMPRESSIONS
+from unisono.frameworks.gradients.on_device import (
+    DeviceGradient,
+    GradientMemory,
+    Lane,
+    is_compressible_on_device,
+    reduction_on,
+)
 from unisono.frameworks.gradients.two_stage_reduction import ReductionQueue
 from unisono.frameworks.pending import Pending
 
@@ -65,10 +72,14 @@ def resolved_teams(teams: Teams | int | None, hosts: int, lag: int, compression:
 
 
 class _BucketComm(NamedTuple):
-    """One bucket communicator: a communicator for each collective of a reduction, and the queue between the two."""
+    """One bucket communicator: a communicator for each collective of a reduction, and the queue between the two.
+
+    For buckets on a device it is one communicator with a lane.
+    """
 
     communicators: Sequence[Communicator]
     queue: ReductionQueue
+    lane: Lane | None = None
 
     def bind(self, core: int) -> None:
         """Bind the threads of the communicators to a core.
@@ -103,11 +114,16 @@ class BucketComms:
         self._cores = teams.cores
         self._comms: list[_BucketComm] = []
 
-    def open(self) -> None:
-        """Open the bucket communicators that are not open yet. All ranks call it, after agreeing on their number."""
-        collectives = 2 if self._compression == "int8" else 1
+    def open(self, workspace: Workspace | None = None) -> None:
+        """Open the bucket communicators that are not open yet. All ranks call it, after agreeing on their number.
+
+        With a workspace, they are for buckets on its device.
+        """
+        collectives = 2 if self._compression == "int8" and workspace is None else 1
         while len(self._comms) < self._count:
-            comm = _BucketComm([self._world.dup() for _ in range(collectives)], ReductionQueue())
+            communicators = [self._world.dup() for _ in range(collectives)]
+            lane = None if workspace is None else Lane(communicators[0], workspace)
+            comm = _BucketComm(communicators, ReductionQueue(), lane)
             if self._cores:
                 comm.bind(self._cores[len(self._comms) % len(self._cores)])
             self._comms.append(comm)
@@ -116,7 +132,7 @@ class BucketComms:
         """Return whether buckets of this dtype are compressed: only if compression makes an element smaller."""
         return self._compression is not None and np.dtype(self._compression).itemsize < np.dtype(dtype).itemsize
 
-    def reduction(self, step: int, place: int, memory: Array, residual: Array | None) -> Callable[[], Pending]:
+    def reduction(self, step: int, place: int, memory: Any, residual: Any) -> Callable[[], Pending]:
         """Return a function that starts the reduction of `memory` in place.
 
         The function can be called once in every training step that uses this memory.
@@ -128,7 +144,9 @@ class BucketComms:
             memory: the elements of the bucket.
             residual: the residual of the bucket, float32; None if the bucket is not compressed.
         """
-        communicators, queue = self._comms[(step + place) % len(self._comms)]
+        communicators, queue, lane = self._comms[(step + place) % len(self._comms)]
+        if lane is not None:
+            return reduction_on(lane, memory, residual, self._compression, self._op, self._timeout_s)
         if residual is None:
             plan = communicators[0].plan("allreduce", memory, op=self._op, out=memory, timeout_s=self._timeout_s)
             return partial(plan, wait=False)
@@ -155,9 +173,57 @@ class BucketComms:
         """Close all communicators. Reductions in flight end with an error."""
         for communicator in self._communicators():
             communicator.close()
+        for comm in self._comms:
+            if comm.lane is not None:
+                comm.lane.close()
+        self._comms = []
 
     def _communicators(self) -> Iterator[Communicator]:
         return itertools.chain.from_iterable(comm.communicators for comm in self._comms)
+
+
+class DeviceAverages:
+    """Averages of whole buckets in place on a GPU, compressed. Of ranks that pass the same buckets in the same order.
+
+    Args:
+        world: the ranks.
+        compression: a key of `COMPRESSIONS`.
+    """
+
+    def __init__(self, world: Communicator, compression: str) -> None:
+        self._where = GradientMemory()
+        self._comms = BucketComms(world, Teams(1), "avg", compression, None)
+        self._started: dict[int, tuple[tuple[int, int], Any, Callable[[], Pending]]] = {}
+
+    def start(self, array: Any, index: int) -> tuple[Pending, Callable[[], None]] | None:
+        """Start the average of a bucket, behind the current stream of its library.
+
+        Returns:
+            The reduction, and a function that lets the current stream wait for its result when it has been issued;
+            None if the array is not on a GPU, or cannot be compressed there.
+        """
+        lent = self._where.taken(array, f"bucket {index}")
+        if lent is None or not is_compressible_on_device(lent.flat.dtype.name):
+            return None
+        return self._start(lent, index), partial(self._deliver, lent)
+
+    def _start(self, lent: DeviceGradient, index: int) -> Pending:
+        place = lent.flat.ctypes.data, lent.flat.size
+        workspace = self._where.workspace
+        assert workspace is not None, "a gradient on a device opens it"
+        self._comms.open(workspace)
+        before = self._started.get(index)
+        if before is None or before[0] != place:  # torch may allocate a bucket anew
+            has_residual = before is not None and before[0][1] == place[1]
+            residual = before[1] if before and has_residual else workspace.zeros(place[1], np.float32)
+            memory = workspace.at(*place, lent.flat.dtype, lent.array)
+            self._started[index] = place, residual, self._comms.reduction(0, 0, memory, residual)
+        return self._started[index][2]()
+
+    def _deliver(self, lent: DeviceGradient) -> None:
+        assert self._where.workspace is not None, "a reduction has been started there"
+        for stream in lent.memory.streams():
+            self._where.workspace.order(stream, self._where.workspace.stream)
 
 
 def cause_of(error: UnisonoError, works: Sequence[Pending]) -> UnisonoError:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from unisono import Communicator, UnisonoError
-from unisono.frameworks.arrays import FlatArray, checksum, flatten
+from unisono.frameworks.arrays import FlatArray, checksum
 from unisono.frameworks.gradients import agreement, intake
 from unisono.frameworks.gradients.agreement import Complaint
 from unisono.frameworks.gradients.compression import check_compressible
 from unisono.frameworks.gradients.layout import Gradient
+from unisono.frameworks.gradients.on_device import (
+    DeviceGradient,
+    GradientMemory,
+    check_compressible_on_device,
+)
 from unisono.frameworks.gradients.settings import Settings
 from unisono.frameworks.gradients.step_memory import StepMemory
 
@@ -21,18 +26,24 @@ class _Recorded(NamedTuple):
     program that clips gradients too early mostly does so in its first step.
     """
 
-    lent: FlatArray
+    lent: FlatArray | DeviceGradient
     checksum: int
 
     def changed(self) -> bool:
         """Return whether the program has changed the elements since it passed them."""
-        return self.lent.changed() or checksum(self.lent.flat) != self.checksum
+        return self.lent.changed() or _checksum(self.lent) != self.checksum
+
+
+def _checksum(lent: FlatArray | DeviceGradient) -> int:
+    """Return the checksum of the elements; 0 on a device, where a checksum would wait for it."""
+    return checksum(lent.flat) if isinstance(lent, FlatArray) else 0
 
 
 class FirstStep:
     """The gradients that this rank has passed in the first step, and its first error."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: GradientMemory) -> None:
+        self._where = where
         self._recorded: dict[str, _Recorded] = {}
         self._complaint: Complaint | None = None
 
@@ -42,11 +53,11 @@ class FirstStep:
             self.complain(agreement.given_twice(name))
             return
         try:
-            lent = flatten(array, f"the gradient {name!r}")
+            lent = self._where.flatten(array, f"the gradient {name!r}")
         except UnisonoError as error:
             self.complain(Complaint("UsageError", error.message))
         else:
-            self._recorded[name] = _Recorded(lent, checksum(lent.flat))
+            self._recorded[name] = _Recorded(lent, _checksum(lent))
 
     def complain(self, complaint: Complaint) -> None:
         """Keep the complaint if it is the first."""
@@ -65,14 +76,16 @@ class FirstStep:
             for name, recorded in self._recorded.items()
         ]
         complaint = self._complaint or next(changed, None)
+        settings = settings._replace(memory=self._where.name())
         gradients = agreement.agree(world, settings, own, complaint, zeros=settings.missing == "zero")
         if settings.compression is not None:
-            check_compressible(gradients, settings.compression)
+            check = check_compressible if self._where.workspace is None else check_compressible_on_device
+            check(gradients, settings.compression)
         return gradients
 
     def copy_to(self, memory: StepMemory, *, check_finite: bool) -> None:
         """Copy the recorded gradients to their slots."""
         for name, recorded in self._recorded.items():
-            intake.copy(memory, name, recorded.lent)
+            memory.put(name, recorded.lent)
             if check_finite:
-                intake.complain_if_not_finite(memory, name, recorded.lent.flat)
+                intake.complain_if_not_finite(memory, name, recorded.lent)

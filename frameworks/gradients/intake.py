@@ -7,20 +7,24 @@ from typing import Any
 import numpy as np
 
 from unisono import UnisonoError
-from unisono.frameworks.arrays import Array, FlatArray, flatten
+from unisono.frameworks.arrays import FlatArray
 from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.agreement import Complaint
 from unisono.frameworks.gradients.layout import Gradient
+from unisono.frameworks.gradients.on_device import DeviceGradient, GradientMemory
 from unisono.frameworks.gradients.step_memory import StepMemory
 
 
-def take(memory: StepMemory, name: str, array: Any, *, check_finite: bool, takes_new: bool) -> bool:
+def take(
+    memory: StepMemory, name: str, array: Any, where: GradientMemory, *, check_finite: bool, takes_new: bool
+) -> bool:
     """Copy a gradient to its slot, or record its error in the step memory.
 
     Args:
         memory: the memory of the step.
         name: the name of the gradient.
         array: the gradient.
+        where: where gradients are.
         check_finite: whether a gradient that is not finite is an error.
         takes_new: whether a gradient without a slot is a new gradient; otherwise it is an error.
 
@@ -28,12 +32,12 @@ def take(memory: StepMemory, name: str, array: Any, *, check_finite: bool, takes
         Whether the gradient is in its slot now.
     """
     try:
-        lent = flatten(array, f"the gradient {name!r}")
+        lent = where.flatten(array, f"the gradient {name!r}")
     except UnisonoError as error:
         memory.complain(Complaint("UsageError", error.message))
         return False
     if check_finite:
-        complain_if_not_finite(memory, name, lent.flat)
+        complain_if_not_finite(memory, name, lent)
     slot = memory.shaped.get(name)
     if name in memory.received or name in memory.new:
         memory.complain(agreement.given_twice(name))
@@ -42,16 +46,9 @@ def take(memory: StepMemory, name: str, array: Any, *, check_finite: bool, takes
     elif slot is None or lent.shape != slot.shape or lent.flat.dtype != slot.dtype:
         memory.complain(_misfit(memory, Gradient(name, lent.shape, lent.flat.dtype.name)))
     else:
-        copy(memory, name, lent)
+        memory.put(name, lent)
         return True
     return False
-
-
-def copy(memory: StepMemory, name: str, lent: FlatArray) -> None:
-    """Copy a gradient of the right shape and dtype to its slot."""
-    memory.received[name] = lent
-    slot = memory.flat[name]
-    slot[...] = lent.flat  # numpy copies nothing if the gradient lies in its slot
 
 
 def complain_of_changes(memory: StepMemory) -> None:
@@ -75,7 +72,11 @@ def _misfit(memory: StepMemory, gradient: Gradient) -> Complaint:
     return Complaint("UsageError", text)
 
 
-def complain_if_not_finite(memory: StepMemory, name: str, flat: Array) -> None:
-    """Complain of a gradient with an element that is infinite or not a number."""
-    if flat.dtype.kind not in "biu" and not np.isfinite(flat).all():
+def complain_if_not_finite(memory: StepMemory, name: str, lent: FlatArray | DeviceGradient) -> None:
+    """Complain of a gradient with an element that is infinite or not a number. On a device none is looked at."""
+    flat = lent.flat
+    if not isinstance(lent, FlatArray):
+        text = f"{name!r} is on a GPU, where check_finite=True is not possible: check the results of finish()"
+        memory.complain(Complaint("UsageError", text))
+    elif flat.dtype.kind not in "biu" and not np.isfinite(flat).all():
         memory.complain(Complaint("NotFiniteError", f"the gradient of {name!r} is not finite"))

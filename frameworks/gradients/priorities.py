@@ -90,6 +90,7 @@ class Arriving(Mapping[str, Any]):
             for index in indices:
                 self._wait(index)
             self._taken[name] = self._memory.write_back(name, self._memory.shaped[name])
+            self._memory.deliver()
         return self._taken[name]
 
     def arrived(self, names: Iterable[str]) -> list[str]:

@@ -28,15 +28,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from unisono import Communicator, UnisonoError, UsageError
 from unisono.autograph import unconverted
-from unisono.frameworks.arrays import Array, Named, pairs_of, same_bits
+from unisono.frameworks.arrays import Array, Named, pairs_of
 from unisono.frameworks.data_parallel.sync_check import SyncCheck
 from unisono.frameworks.gradients import agreement, intake, traces
 from unisono.frameworks.gradients.additions import average_new
@@ -45,6 +43,7 @@ from unisono.frameworks.gradients.bucket_comms import BucketComms, Teams, resolv
 from unisono.frameworks.gradients.first_step import FirstStep
 from unisono.frameworks.gradients.lag import lag_of
 from unisono.frameworks.gradients.layout import Gradient
+from unisono.frameworks.gradients.on_device import GradientMemory
 from unisono.frameworks.gradients.priorities import Arriving
 from unisono.frameworks.gradients.replanning import Replanner
 from unisono.frameworks.gradients.settings import Settings, check_arguments
@@ -153,6 +152,7 @@ class GradientReducer:
         self._notes_ends = timeline
         self._timeout_s = timeout_s
         self._control = world.dup()
+        self._where = GradientMemory()
         self._comms = BucketComms(world, resolved, op, compression, timeout_s)
         self._lock = threading.RLock()  # of the state below, because several threads may pass gradients
         self._timeline = Timeline()
@@ -171,7 +171,10 @@ class GradientReducer:
         self.close()
 
     def ready(self, name: str, array: Any) -> None:
-        """Pass a gradient of this step: an array of numpy, torch or any other library, in memory of the host.
+        """Pass a gradient of this step: an array of numpy, torch or any other library, on the host or on a GPU.
+
+        A GPU does all work on gradients there. It reads the array later, behind the program's current stream. The
+        reducer has all its gradients in one place: on the host, or on one GPU of each rank.
 
         The program must neither change nor read the elements until `finish`, which overwrites the array if it can be
         written, and returns it. `finish` detects such changes: in the first step by a checksum, and later if the
@@ -197,7 +200,8 @@ class GradientReducer:
         Returns:
             By name, the array that the program passed in this step, overwritten with the reduced gradient. If that
             array cannot be written, or the program passed none, this is a new numpy array. If no gradients are due in
-            this step, the result is empty, and the arrays that the program passed hold zeros.
+            this step, the result is empty, and the arrays that the program passed hold zeros. On a GPU the results are
+            there when the work of the program's current stream is done.
 
         Raises:
             MismatchError: a rank has not passed a gradient that others have, or one of another shape or dtype; or the
@@ -228,12 +232,14 @@ class GradientReducer:
 
         If the program computes a gradient in this slot, `ready` need not copy it, and the result is in the slot too.
         The slot stays the same in all steps until the order or the size of buckets changes. There is no slot in the
-        first step, and none with a lag, because a step then returns the gradients of another step.
+        first step, none on a GPU, and none with a lag, because a step then returns the gradients of another step.
         """
         with self._lock:
-            if self._pool is None or self._lag.steps or name not in self._pool.layout.gradients:
+            has_slots = self._pool is not None and not self._lag.steps and self._where.workspace is None
+            if not has_slots or self._pool is None or name not in self._pool.layout.gradients:
                 return None
-            return self._current(self._pool).shaped[name]
+            slot: Array = self._current(self._pool).shaped[name]
+            return slot
 
     def flush(self) -> list[dict[str, Array]]:
         """End all steps in flight and return the gradients of each, the oldest first. Without a lag there is none.
@@ -257,7 +263,7 @@ class GradientReducer:
         self._settle()
         if self._steps.pending:
             raise UsageError("reset() needs all steps to be finished: call flush() first")
-        self._first_step = FirstStep()
+        self._first_step = FirstStep(self._where)
         self._steps.current = None
         self._pool: StepMemoryPool | None = None
         self._replanner.reset(self._step)
@@ -287,9 +293,10 @@ class GradientReducer:
             in_flight = []
             for memory in self._steps.pending:
                 self._steps.wait(memory)
-                in_flight.append({name: array.copy() for name, array in memory.shaped.items()})
+                in_flight.append(memory.copies())
             return {
                 "step": self._step,
+                "device": None if self._where.workspace is None else self._where.workspace.device.ordinal,
                 "bucket_nbytes": self._replanner.bucket_nbytes,
                 "turns": self._pool.start_order if self._pool else (),
                 "gradients": [tuple(gradient) for gradient in self._pool.layout.gradients.values()]
@@ -325,7 +332,9 @@ class GradientReducer:
             if not gradients:
                 return
             self._replanner.restore(state["bucket_nbytes"])
-            self._pool = StepMemoryPool(self._comms, gradients, state["bucket_nbytes"], state["turns"])
+            if state["device"] is not None:
+                self._where.open(state["device"])
+            self._pool = self._new_pool(gradients, state["turns"])
             if self._pool.residuals is not None:
                 self._pool.residuals.write(state["residuals"])
             for saved in state["in_flight"]:
@@ -357,18 +366,29 @@ class GradientReducer:
         """Close the communicators. Reductions in flight end with an error. A second call does nothing."""
         self._comms.close()
         self._control.close()
+        if self._where.workspace is not None:
+            self._pool, self._arriving = None, None
+            self._steps = StepsInFlight(self._control, self._timeout_s)
+            self._where.close()
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def _end_first_step(self) -> StepMemory:
         """Agree on the gradients, and return the memory of the first step with the gradients that were recorded."""
-        first_step, self._first_step = self._first_step, FirstStep()
+        first_step, self._first_step = self._first_step, FirstStep(self._where)
         gradients = first_step.agree(self._control, self._settings)
-        self._pool = StepMemoryPool(self._comms, gradients, self._replanner.bucket_nbytes)
+        if self._where.workspace is not None and not self._replanner.is_on_device:
+            self._replanner.is_on_device = True
+            self._replanner.reset(self._step)
+        self._pool = self._new_pool(gradients)
         memory = self._current(self._pool)
         memory.step.begin_s = memory.step.ready_s = now()
         first_step.copy_to(memory, check_finite=self._check_finite)
         return memory
+
+    def _new_pool(self, gradients: Iterable[Gradient], start_order: Sequence[int] = ()) -> StepMemoryPool:
+        nbytes = self._replanner.bucket_nbytes
+        return StepMemoryPool(self._comms, gradients, nbytes, start_order, None, self._where.workspace)
 
     def _current(self, pool: StepMemoryPool) -> StepMemory:
         """Return the memory of the current step, which begins if there is none."""
@@ -386,7 +406,7 @@ class GradientReducer:
         memory.step.begin_s = memory.step.begin_s or moment
         memory.step.ready_s = moment
         takes_new = not self._lag.steps
-        if not intake.take(memory, name, array, check_finite=self._check_finite, takes_new=takes_new):
+        if not intake.take(memory, name, array, self._where, check_finite=self._check_finite, takes_new=takes_new):
             return
         are_full = [memory.fill(index, moment) for index in memory.buckets_of[name]]
         if any(are_full):
@@ -396,7 +416,7 @@ class GradientReducer:
         """Start the other buckets, with zeros for missing gradients, and the reduction of the flags."""
         missing = [name for name in memory.flat if name not in memory.received]
         for name in missing:
-            memory.flat[name][...] = 0
+            memory.put_zeros(name)
             if self._settings.missing == "error":
                 memory.complain(agreement.missing(name))
         if self._replanner.sees_other_order(memory):
@@ -458,6 +478,7 @@ class GradientReducer:
         self._retire()
         for name in memory.names[len(reduced) :]:  # the new gradients, which `_retire` has added
             reduced[name] = memory.write_back(name, memory.shaped[name])
+        memory.deliver()
         return reduced
 
     def _retire_due(self) -> StepMemory | None:
@@ -466,7 +487,7 @@ class GradientReducer:
         while len(self._steps.pending) > self._lag.at(self._step):
             retired = self._retire()
             if due is not None:
-                _add(retired, due)
+                retired.add_all(due)
             due = retired
         return due
 
@@ -496,7 +517,7 @@ class GradientReducer:
         op, compression, zeros = self._settings.op, self._settings.compression, self._settings.missing == "zero"
         added = average_new(self._control, memory, op, compression, self._timeout_s, zeros=zeros)
         gradients = [*pool.layout.gradients.values(), *added]
-        self._pool = StepMemoryPool(self._comms, gradients, self._replanner.bucket_nbytes, (), pool)
+        self._pool = pool.with_layout(gradients, self._replanner.bucket_nbytes)
         self._replanner.start_again(self._step)
 
 
@@ -507,19 +528,15 @@ def _sync_check(world: Communicator, parameters: Named | None, every: int) -> Sy
     return check if world.size > 1 else None
 
 
-@same_bits
-def _add(total: StepMemory, other: StepMemory) -> None:
-    for name, slot in total.flat.items():
-        np.add(slot, other.flat[name], out=slot)
-
-
 def _write(memory: StepMemory, reduced: StepMemory | None) -> dict[str, Any]:
     """Write results into the arrays that the program passed in the step of `memory`; return these arrays by name.
 
     Without results, the arrays get zeros, and the returned dict is empty.
     """
     if reduced is None:
-        for lent in memory.received.values():
-            lent.with_elements(np.zeros_like(lent.flat))
+        memory.write_zeros()
+        memory.deliver()
         return {}
-    return {name: memory.write_back(name, array) for name, array in reduced.shaped.items()}
+    written = {name: memory.write_back(name, array) for name, array in reduced.shaped.items()}
+    memory.deliver()
+    return written

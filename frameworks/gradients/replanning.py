@@ -21,6 +21,8 @@ from unisono.frameworks.gradients.step_memory import StepMemory, StepMemoryPool
 from unisono.frameworks.gradients.timeline import Timeline
 
 _FIRST_BUCKET_NBYTES = 1 << 20
+# A call on a device costs the host tens of microseconds, and this size takes a link of 100 GB/s ten times as long.
+_DEVICE_BUCKET_NBYTES = 32 << 20
 _MEASURED_STEPS = 5
 
 
@@ -49,7 +51,10 @@ class Replanner:
 
     Attributes:
         bucket_nbytes: the approximate size of a bucket at present.
+        is_on_device: whether gradients are on a device. Their times are unknown to the host, so no step is measured.
     """
+
+    is_on_device = False
 
     def __init__(self, world: Communicator, settings: Settings, comms: BucketComms, timeline: Timeline) -> None:
         self._world, self._settings, self._comms, self._timeline = world, settings, comms, timeline
@@ -57,7 +62,8 @@ class Replanner:
 
     def reset(self, step: int) -> None:
         """Start again without a layout, before training step `step`."""
-        self.bucket_nbytes = self._settings.bucket_nbytes or _FIRST_BUCKET_NBYTES
+        first_nbytes = _DEVICE_BUCKET_NBYTES if self.is_on_device else _FIRST_BUCKET_NBYTES
+        self.bucket_nbytes = self._settings.bucket_nbytes or first_nbytes
         self._pace = Pace(1.0, 0.0)  # a scale of 0: until steps have been measured, no bucket waits for the link
         self.start_again(step)
 
@@ -67,7 +73,7 @@ class Replanner:
 
     def start_again(self, step: int) -> None:
         """Forget the recorded order, and measure the steps after training step `step`, which may open connections."""
-        measures = self._settings.bucket_nbytes is None or self._settings.priorities
+        measures = not self.is_on_device and (self._settings.bucket_nbytes is None or self._settings.priorities)
         self._measured_steps = range(step + 1, step + 1 + _MEASURED_STEPS) if measures else range(0)
         self._order = ReadyOrder()
 
@@ -99,7 +105,7 @@ class Replanner:
             return pool
         self.bucket_nbytes, self._order = replan.bucket_nbytes, ReadyOrder()
         gradients = reordered(pool.layout, replan.names)
-        return StepMemoryPool(self._comms, gradients, replan.bucket_nbytes, replan.start_order, pool)
+        return pool.with_layout(gradients, replan.bucket_nbytes, replan.start_order)
 
     def _decide(self, pool: StepMemoryPool, *, has_measured: bool) -> Replan:
         steps = self._timeline.of(self._measured_steps, pool.layout.buckets) if has_measured else []

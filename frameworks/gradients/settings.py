@@ -13,6 +13,7 @@ class Settings(NamedTuple):
 
     Attributes:
         bucket_communicators: how many of them the reducer has.
+        memory: "host", or "device" for gradients on a GPU.
         verify_every: in how many steps each parameter is compared once; 0 if parameters are not compared.
 
     The other fields are the arguments of `GradientReducer` of the same names.
@@ -26,6 +27,7 @@ class Settings(NamedTuple):
     bucket_communicators: int
     priorities: bool
     verify_every: int
+    memory: str = "host"
 
 
 def check_arguments(bucket_nbytes: int | None, op: str, missing: str) -> None:

@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 import unisono
-from unisono.frameworks.arrays import Array, FlatArray
+from unisono.collectives.device.workspace import Vector, Workspace
+from unisono.frameworks.arrays import Array, FlatArray, same_bits
 from unisono.frameworks.gradients.agreement import Complaint, Flags
 from unisono.frameworks.gradients.bucket_comms import BucketComms
 from unisono.frameworks.gradients.layout import Gradient, Layout, layout_of
+from unisono.frameworks.gradients.on_device import DeviceBuckets, DeviceGradient
 from unisono.frameworks.gradients.timeline import Span, Step
 from unisono.frameworks.pending import Pending
+from unisono.transports.cuda.device import Extent
 
 # Below this size, mapping shared memory costs more time than it saves.
 _LEAST_MAPPED_NBYTES = 100 << 10
@@ -37,13 +40,15 @@ class Slots:
         flat: by name, the memory of each gradient as a one-dimensional array.
         shaped: by name, the same memory in the shape of the gradient.
         buckets: the memory of each bucket.
+        arrays: by dtype, the memory of all its gradients.
     """
 
     def __init__(
-        self, layout: Layout, allocate: Callable[[int, DTypeLike], Array], dtype: DTypeLike | None = None
+        self, layout: Layout, allocate: Callable[[int, DTypeLike], Any], dtype: DTypeLike | None = None
     ) -> None:
         arrays = {name: allocate(count, np.dtype(dtype or name)) for name, count in layout.lengths.items()}
-        self.flat: Mapping[str, Array] = {
+        self.arrays = arrays
+        self.flat: Mapping[str, Any] = {
             name: arrays[gradient.dtype][layout.offsets[name] :][: gradient.elements]
             for name, gradient in layout.gradients.items()
         }
@@ -54,7 +59,11 @@ class Slots:
         """Copy the arrays in `saved` to the memory of the gradients of the same names. Other names are ignored."""
         for name, array in saved.items():
             if name in self.flat:
-                self.flat[name][...] = array.reshape(-1)
+                _load(self.flat[name], array)
+
+    def copies(self) -> dict[str, Array]:
+        """Return copies of all gradients on the host, by name."""
+        return {name: _fetched(array) for name, array in self.shaped.items()}
 
 
 class StepMemory(Slots):
@@ -64,6 +73,7 @@ class StepMemory(Slots):
         layout: where each gradient lies.
         start_order: the indices of the buckets, in the order in which all ranks start them.
         reduction: ``reduction(index, memory)`` returns a function that starts the reduction of a bucket.
+        workspace: where gradients on a device are reduced; None for gradients on the host.
 
     Attributes:
         layout, start_order: the arguments of the same names.
@@ -84,9 +94,15 @@ class StepMemory(Slots):
     """
 
     def __init__(
-        self, layout: Layout, start_order: Sequence[int], reduction: Callable[[int, Array], Callable[[], Pending]]
+        self,
+        layout: Layout,
+        start_order: Sequence[int],
+        reduction: Callable[[int, Any], Callable[[], Pending]],
+        workspace: Workspace | None = None,
     ) -> None:
-        super().__init__(layout, _zeros)
+        super().__init__(layout, _zeros if workspace is None else workspace.zeros)
+        self._workspace = workspace
+        self._on_device = None if workspace is None else DeviceBuckets(workspace)
         self.layout, self.start_order = layout, start_order
         self.buckets_of = layout.buckets_of()
         self.starts = [reduction(index, memory) for index, memory in enumerate(self.buckets)]
@@ -99,8 +115,10 @@ class StepMemory(Slots):
         self.set_checksum(0)
         self.works: dict[int, Pending] = {}
         self.flags_work: Pending | None = None
-        self.received: dict[str, FlatArray] = {}
-        self.new: dict[str, FlatArray] = {}
+        self.received: dict[str, FlatArray | DeviceGradient] = {}
+        self.new: dict[str, FlatArray | DeviceGradient] = {}
+        if self._on_device is not None:
+            self._on_device.begin()
         self.lacking = [len(bucket.names) for bucket in self.layout.buckets]
         self.full: list[int] = []
         self.complaint: Complaint | None = None
@@ -135,13 +153,75 @@ class StepMemory(Slots):
         """The names of all gradients: first those of the layout in its order, then those that `add` has added."""
         return tuple(self.flat)
 
-    def write_back(self, name: str, reduced: Array) -> Any:
+    def put(self, name: str, lent: FlatArray | DeviceGradient) -> None:
+        """Copy a gradient of the right shape and dtype to its slot, on a device when its bucket is started."""
+        self.received[name] = lent
+        if isinstance(lent, FlatArray):
+            slot = self.flat[name]
+            slot[...] = lent.flat  # numpy copies nothing if the gradient lies in its slot
+        elif self._on_device is not None:
+            self._on_device.put(
+                lent, self.flat[name], [(index, self.buckets[index]) for index in self.buckets_of[name]]
+            )
+
+    def put_zeros(self, name: str) -> None:
+        """Let a gradient that was not passed count as zeros."""
+        if self._workspace is None:
+            self.flat[name][...] = 0
+        else:
+            self._workspace.clear(self.flat[name])
+
+    def start(self, index: int) -> Pending:
+        """Start the reduction of a bucket; on a device, pack its gradients first."""
+        if self._on_device is not None:
+            self._on_device.pack(index)
+        return self.starts[index]()
+
+    def write_back(self, name: str, reduced: Any) -> Any:
         """Copy the reduced gradient into the array that the program has passed, and return that array.
 
-        Return a copy of `reduced` if the program has passed no array for this gradient.
+        Return a copy of `reduced` if the program has passed no array for this gradient. On a device, `deliver` copies.
         """
         lent = self.received.get(name)
-        return reduced.copy() if lent is None else lent.with_elements(reduced)
+        if lent is None:
+            return reduced.copy()
+        if isinstance(lent, FlatArray):
+            return lent.with_elements(reduced)
+        assert self._on_device is not None, "gradients on a device have a workspace"
+        return self._on_device.write_back(lent, reduced)
+
+    def write_zeros(self) -> None:
+        """Write zeros into the arrays that the program has passed."""
+        for lent in self.received.values():
+            if isinstance(lent, FlatArray):
+                lent.with_elements(np.zeros_like(lent.flat))
+            elif self._workspace is not None and self._on_device is not None:
+                self._on_device.write_back(lent, self._workspace.zeros(lent.flat.size, lent.flat.dtype))
+
+    def deliver(self) -> None:
+        """Make the copies to arrays on a device that `write_back` has left."""
+        if self._on_device is not None:
+            self._on_device.deliver()
+
+    def new_array(self, gradient: Gradient) -> Any:
+        """Return a copy of a new gradient, in its shape; zeros if the program has not passed it."""
+        lent = self.new.get(gradient.name)
+        if self._workspace is None:
+            return (
+                np.zeros(gradient.shape, gradient.dtype) if lent is None else lent.flat.reshape(gradient.shape).copy()
+            )
+        made = self._workspace.zeros(gradient.elements, gradient.dtype)
+        if isinstance(lent, DeviceGradient):
+            self._workspace.copy_extents([Extent(made.pointer, lent.flat.ctypes.data, made.nbytes)])
+        return made.reshape(gradient.shape)
+
+    def add_all(self, other: StepMemory) -> None:
+        """Add the gradients of another step of the same layout."""
+        if self._workspace is None:
+            _add(self.flat, other.flat)
+            return
+        for name, total in self.arrays.items():
+            self._workspace.add(total, other.arrays[name])
 
     def started(self) -> list[Pending]:
         """Return the started reductions of this training step: those of buckets, and that of the flags."""
@@ -157,12 +237,12 @@ class StepMemory(Slots):
         differ = Flags.PARAMETERS_DIFFER if self.flags[1] & self.flags[2] else Flags(0)
         return Flags(int(self.flags[0])) | differ
 
-    def note_new(self, name: str, lent: FlatArray) -> None:
+    def note_new(self, name: str, lent: FlatArray | DeviceGradient) -> None:
         """Keep a gradient that is not in the layout until all ranks have agreed on it, and set its flag."""
         self.new[name] = lent
         self.flags[0] |= Flags.NEW_GRADIENT
 
-    def add(self, name: str, reduced: Array) -> None:
+    def add(self, name: str, reduced: Any) -> None:
         """Add the average of a new gradient to the results. This memory must not be used for a later training step."""
         self.flat = {**self.flat, name: reduced.reshape(-1)}
         self.shaped[name] = reduced
@@ -181,6 +261,7 @@ class StepMemoryPool:
         start_order: the indices of the buckets, in the order in which they are started; by default, as they become
             ready.
         previous: the pool of the previous layout, whose residuals are copied.
+        workspace: where gradients on a device are reduced; None for gradients on the host.
 
     Attributes:
         layout: where gradients lie.
@@ -195,25 +276,33 @@ class StepMemoryPool:
         bucket_nbytes: int,
         start_order: Sequence[int] = (),
         previous: StepMemoryPool | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
-        comms.open()
+        comms.open(workspace)
+        self._workspace = workspace
         self.layout = layout_of(gradients, bucket_nbytes)
         self.start_order = tuple(start_order) or tuple(range(len(self.layout.buckets)))
         self.residuals: Slots | None = None
         if any(comms.compresses(dtype) for dtype in self.layout.lengths):
-            self.residuals = Slots(self.layout, np.zeros, np.float32)
+            self.residuals = Slots(self.layout, np.zeros if workspace is None else workspace.zeros, np.float32)
             self.residuals.write(previous.copy_residuals() if previous else {})
         self._comms = comms
         self._algorithms = [comms.algorithm(bucket.nbytes, bucket.dtype) for bucket in self.layout.buckets]
         self._free: deque[StepMemory] = deque()
         self._count = 0  # of step memories of this layout
 
+    def with_layout(
+        self, gradients: Iterable[Gradient], bucket_nbytes: int, start_order: Sequence[int] = ()
+    ) -> StepMemoryPool:
+        """Return a pool of another layout, with the residuals of this one."""
+        return StepMemoryPool(self._comms, gradients, bucket_nbytes, start_order, self, self._workspace)
+
     def take(self) -> StepMemory:
         """Return a step memory that is free, or a new one."""
         if self._free:
             return self._free.popleft()
         self._count += 1
-        return StepMemory(self.layout, self.start_order, self._reduction)
+        return StepMemory(self.layout, self.start_order, self._reduction, self._workspace)
 
     def put_back(self, memory: StepMemory) -> None:
         """Keep a step memory for a later training step. A step memory of another layout is dropped."""
@@ -228,13 +317,30 @@ class StepMemoryPool:
 
     def copy_residuals(self) -> dict[str, Array]:
         """Return copies of the residuals, by name."""
-        shaped = self.residuals.shaped if self.residuals is not None else {}
-        return {name: array.copy() for name, array in shaped.items()}
+        return self.residuals.copies() if self.residuals is not None else {}
 
-    def _reduction(self, index: int, memory: Array) -> Callable[[], Pending]:
+    def _reduction(self, index: int, memory: Any) -> Callable[[], Pending]:
         is_compressed = self._comms.compresses(self.layout.buckets[index].dtype)
         residual = self.residuals.buckets[index] if self.residuals is not None and is_compressed else None
         return self._comms.reduction(self._count, self.start_order.index(index), memory, residual)
+
+
+def _load(slot: Any, elements: Array) -> None:
+    if isinstance(slot, Vector):
+        slot.load(elements)
+    else:
+        slot[...] = elements.reshape(-1)
+
+
+def _fetched(slot: Any) -> Array:
+    elements: Array = slot.fetch() if isinstance(slot, Vector) else slot.copy()
+    return elements
+
+
+@same_bits
+def _add(totals: Mapping[str, Array], others: Mapping[str, Array]) -> None:
+    for name, total in totals.items():
+        np.add(total, others[name], out=total)
 
 
 def _zeros(count: int, dtype: DTypeLike) -> Array:

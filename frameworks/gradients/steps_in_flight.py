@@ -40,7 +40,7 @@ class StepsInFlight:
         span = memory.step.spans[index]
         span.start_s = now()
         try:
-            work = memory.starts[index]()
+            work = memory.start(index)
         except UnisonoError as error:
             raise self._cause(error) from None
         memory.works[index] = work

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from unisono import Communicator
 from unisono.frameworks.arrays import Array
-from unisono.frameworks.gradients.bucket_comms import BucketComms, resolved_teams
+from unisono.frameworks.gradients.bucket_comms import BucketComms, DeviceAverages, resolved_teams
 from unisono.frameworks.torch.tensors import GpuStage, Stage
 from unisono.frameworks.torch.work import Work, WorkKeeper
 
@@ -34,11 +34,17 @@ def ddp_hook(communicator: Communicator, compression: str | None = None) -> Call
     teams = resolved_teams(None, len(communicator.hosts), 0, compression)
     comms = BucketComms(communicator, teams, "avg", compression, None)
     comms.open()
+    on_device = DeviceAverages(communicator, compression) if compression is not None else None
 
     def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         tensor = bucket.buffer()
         is_compressed = comms.compresses(str(tensor.dtype).removeprefix("torch."))
-        stage = Stage() if is_compressed else GpuStage()  # the host compresses
+        if is_compressed and on_device is not None and tensor.is_cuda:
+            started = on_device.start(tensor, bucket.index())
+            if started is not None:
+                work = Work(started[0], [tensor], started[1], keeper)
+                return work.get_future().then(lambda future: future.value()[0])
+        stage = Stage() if is_compressed else GpuStage()  # the host compresses what a GPU cannot
         x = stage.write(tensor)
         if is_compressed:
             pending = comms.reduction(0, bucket.index(), x, residuals.of(bucket.index(), x.size))()

@@ -22,7 +22,7 @@ import unisono as un
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM
-from unisono.transports.cuda.kernel_catalogue import reduction
+from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS, dequantise, quantise, reduction
 
 pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
 pytestmark = pytest.mark.gpu
@@ -30,6 +30,12 @@ pytestmark = pytest.mark.gpu
 N = 10_000
 STREAMS = ("default", "own", "thread")
 KERNELS = [reduction(DTYPES["float32"], OPERATIONS["sum"], k) for k in (1, 2)]
+FORMS = [(DTYPES["float32"], DTYPES[form]) for form in ("int8", "bfloat16")]
+OF_GRADIENTS = [
+    *(reduction(DTYPES[dtype], OPERATIONS["avg"], k) for dtype in ("float32", "bfloat16") for k in (1, 2)),
+    *(reduction(DTYPES["uint8"], OPERATIONS["bxor"], 2), COPY_EXTENTS),
+]
+BY_WARPS = [make(*form) for form in FORMS for make in (quantise, dequantise)]
 
 
 class Interface:
@@ -119,6 +125,34 @@ def check_streams(world: un.Communicator, library: str) -> list[str]:
     return wrong
 
 
+def check_gradients(world: un.Communicator, library: str) -> list[str]:
+    """Average gradients by a reducer, with and without compression, on each stream; return the wrong results."""
+    wrong = []
+    with cuda_bench() as bench:
+        arrays = LIBRARIES[library](bench)
+        for form, error in ((None, 0), ("bfloat16", 2.0**-7), ("int8", 2.0**-7)):
+            for stream in STREAMS:
+                with (
+                    arrays.using(stream),
+                    un.GradientReducer(world, compression=form, bucket_nbytes=1 << 14) as reducer,
+                ):
+                    for step in range(3):
+                        values = np.linspace(0, 1 + step, N, dtype=np.float32)
+                        passed = {"a": arrays.array(values * (world.rank + 1)), "b": arrays.array(values[:7])}
+                        for name, array in passed.items():
+                            reducer.ready(name, array)
+                        reduced = reducer.finish()
+                        results = [arrays.values(reduced[name]) for name in ("a", "b")]
+                        expected = values * (world.size + 1) / 2, values[:7]
+                        wrong += [
+                            f"{form} on {stream}: off by {off}"
+                            for result, mean in zip(results, expected, strict=True)
+                            if (off := np.abs(result - mean).max()) > (error or 1e-6) * (3 + step)
+                        ]
+                        del passed, reduced
+    return wrong
+
+
 def check_capture(world: un.Communicator, library: str) -> list[str]:
     """Capture a graph in this thread while another thread makes calls; return what went wrong."""
     with cuda_bench() as bench, world.dup() as comm:
@@ -157,7 +191,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         if not fake_cuda.has_gpu():
             pytest.skip("this machine has no GPU")
         pytest.importorskip(name)
-    fake_cuda.use(monkeypatch, KERNELS)
+    fake_cuda.use(monkeypatch, [*KERNELS, *OF_GRADIENTS], BY_WARPS)
     return name
 
 
@@ -165,6 +199,12 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_calls_on_gpu_arrays_are_right_on_every_stream(library: str, transports: str) -> None:
     options = un.Options(transports=transports)
     assert un.launch(check_streams, 2, library, options=options, timeout_s=DEADLINE_S) == [[]] * 2
+
+
+@pytest.mark.parametrize("transports", ["cuda_ipc,shm", "shm"])
+def test_gradients_on_a_gpu_are_averaged_and_compressed_there(library: str, transports: str) -> None:
+    options = un.Options(transports=transports)
+    assert un.launch(check_gradients, 2, library, options=options, timeout_s=DEADLINE_S) == [[]] * 2
 
 
 def test_calls_on_gpu_arrays_leave_a_capture_in_another_thread_alone(library: str) -> None:

@@ -61,6 +61,18 @@ EXCEPTIONS = {
             "only gradients travel in these forms; whoever only calls collectives has no use for them",
         ),
     },
+    "frameworks/gradients/on_device.py": {
+        "unisono.collectives.device": "buckets lie in memory of a GPU, between calls whose arrays no user sees",
+        "unisono.collectives.arrays.device_detection.on_device": "a gradient may be on a GPU or on the host",
+        "unisono.transports.cuda": "kernels pack, quantise and unpack there; no user needs them",
+    },
+    "frameworks/gradients/bucket_comms.py": {
+        "unisono.collectives.device.workspace.Workspace": "as above",
+    },
+    "frameworks/gradients/step_memory.py": {
+        "unisono.collectives.device.workspace": "as above",
+        "unisono.transports.cuda.device.Extent": "as above",
+    },
     "frameworks/gradients/reducer.py": {
         "unisono.transports.recorder.traces.add_source": "a trace of the calls of a rank shows its training steps too",
     },

@@ -332,10 +332,13 @@ class Device(Protocol):
         form: DType,
         divisor: int,
         stream: Stream,
+        *,
+        stride: int = 0,
     ) -> None:
         """Add up `rows` quantised arrays in order, divide by `divisor`, and store `count` elements of `dtype`.
 
-        The arrays lie one behind the other, each in `quantised_nbytes(form, count)`. All is computed in float32.
+        Each array begins `stride` bytes behind the one before, by default `quantised_nbytes(form, count)`. All is
+        computed in float32.
         """
         ...
 

@@ -331,8 +331,10 @@ class CudaDevice:
         form: DType,
         divisor: int,
         stream: Stream,
+        *,
+        stride: int = 0,
     ) -> None:
-        self._launch(dequantise_launch(dst, codes, rows, count, dtype, form, divisor), stream)
+        self._launch(dequantise_launch(dst, codes, rows, count, dtype, form, divisor, stride), stream)
 
     def compile(self, calls: Sequence[IssuedCall]) -> Callable[[], None]:
         self._require_running()

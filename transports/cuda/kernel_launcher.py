@@ -132,11 +132,13 @@ def quantise_launch(
     return Launch(key, lambda: quantise(dtype, form), _packs(count * dtype.itemsize), parameters)
 
 
-def dequantise_launch(dst: int, codes: int, rows: int, count: int, dtype: DType, form: DType, divisor: int) -> Launch:
+def dequantise_launch(
+    dst: int, codes: int, rows: int, count: int, dtype: DType, form: DType, divisor: int, stride: int
+) -> Launch:
     """Return the launch that adds up quantised arrays; the arguments are those of `Device.dequantise`."""
     parameters = (
         *(as_pointer(dst), as_pointer(codes), as_pointer(codes + scales_offset(form, count)), as_number(rows)),
-        *(as_number(quantised_nbytes(form, count)), as_number(divisor), as_number(count)),
+        *(as_number(stride or quantised_nbytes(form, count)), as_number(divisor), as_number(count)),
     )
     key = ("dequantise", dtype.name, form.name)
     return Launch(key, lambda: dequantise(dtype, form), _packs(count * dtype.itemsize), parameters)

@@ -322,11 +322,13 @@ class DeviceDouble:
         form: DType,
         divisor: int,
         stream: Stream,
+        *,
+        stride: int = 0,
     ) -> None:
         offset, nbytes = scales_offset(form, count), quantised_nbytes(form, count)
 
         def values_of(row: int) -> NDArray[np.float32]:
-            begin = codes + row * nbytes
+            begin = codes + row * (stride or nbytes)
             blocks = (nbytes - offset) // 4 and -(-count // QUANTISED_BLOCK)
             return dequantised(
                 Quantised(_elements(begin, count, form), _elements(begin + offset, blocks, DTYPES["float32"]))
@@ -342,7 +344,9 @@ class DeviceDouble:
         if count:
             with self._issuing():
                 self._gpu.rule("misaligned", not (codes % 16 or dst % dtype.itemsize), "codes or elements")
-                self._gpu.use(stream, [(codes, rows * nbytes)], (dst, count * dtype.itemsize), run)
+                self._gpu.use(
+                    stream, [(codes, (rows - 1) * (stride or nbytes) + nbytes)], (dst, count * dtype.itemsize), run
+                )
 
     def compile(self, calls: Sequence[IssuedCall]) -> Callable[[], None]:
         return functools.partial(issue, self, calls)

@@ -64,6 +64,8 @@ def check_calls(rank: int, size: int) -> None:
     check_of_group(dist.group.WORLD, rank, size, share)
     check_future()
     check_ddp_hook(rank)
+    check_reducer(rank)
+    check_fsdp(rank, size)
     stats = un.torch.communicator().stats()
     assert sum(each.sent_nbytes for each in stats.on_device.by_ipc.values()) > 0
 
@@ -87,16 +89,49 @@ def check_future() -> None:
 
 
 def check_ddp_hook(rank: int) -> None:
-    """Gradients on a GPU are averaged there, and those that are compressed are averaged on the host."""
-    with un.torch.communicator().dup() as world:
-        for compression in (None, "bfloat16"):
-            gradients = on_gpu(torch.full((4,), rank * 2.0))
-            bucket = mock.Mock(buffer=mock.Mock(return_value=gradients), index=mock.Mock(return_value=0))
-            with mock.patch("unisono.frameworks.torch.work.Future", HostFuture):
-                result = un.torch.ddp_hook(world, compression)(None, bucket).wait()
-            assert values_of(result) == [1.0] * 4
-            # The nbytes of the first bucket, and nothing of the second one.
-            assert sum(each.sent_nbytes for each in world.stats().on_device.by_ipc.values()) == 16
+    """Gradients on a GPU are averaged there, compressed or not, and nothing is copied to the host."""
+    with un.torch.communicator().dup() as world, mock.patch.object(torch.Tensor, "cpu", refuse_copy):
+        for compression in (None, "bfloat16", "int8"):
+            hook = un.torch.ddp_hook(world, compression)
+            for value in (2.0, 4.0):
+                gradients = on_gpu(torch.full((4,), rank * value))
+                bucket = mock.Mock(buffer=mock.Mock(return_value=gradients), index=mock.Mock(return_value=0))
+                with mock.patch("unisono.frameworks.torch.work.Future", HostFuture):
+                    result = hook(None, bucket).wait()
+                assert values_of(result) == [value / 2] * 4, values_of(result)
+
+
+def check_reducer(rank: int) -> None:
+    """The gradient engine averages gradients on a GPU there, and writes them into the tensors that it got."""
+    with un.torch.communicator().dup() as world, mock.patch.object(torch.Tensor, "cpu", refuse_copy):
+        for compression in (None, "bfloat16", "int8"):
+            with un.GradientReducer(world, compression=compression) as reducer:
+                for step in range(2):
+                    gradients = {name: on_gpu(torch.full(shape, rank * 2.0 + step)) for name, shape in SHAPES.items()}
+                    for name, gradient in gradients.items():
+                        reducer.ready(name, gradient)
+                    reduced = reducer.finish()
+                    assert all(reduced[name] is gradient for name, gradient in gradients.items())
+                    for name, shape in SHAPES.items():
+                        assert values_of(reduced[name]) == torch.full(shape, 1.0 + step).tolist()
+
+
+def check_fsdp(rank: int, size: int) -> None:
+    """The collectives for FSDP2 take tensors on a GPU without a copy on the host."""
+    with mock.patch.object(torch.Tensor, "cpu", refuse_copy):
+        whole, share = on_gpu(torch.zeros(2 * size)), on_gpu(torch.full((2,), float(rank)))
+        un.torch.AllGather()(whole, share, dist.group.WORLD)
+        assert values_of(whole) == [0.0, 0.0, 1.0, 1.0]
+        un.torch.ReduceScatter()(share, whole, dist.group.WORLD, dist.ReduceOp.SUM)
+        assert values_of(share) == [2.0 * rank] * 2
+
+
+SHAPES = {"weight": (3, 5), "bias": (2,)}
+
+
+def refuse_copy(tensor: Any, *_: Any, **__: Any) -> Any:
+    """Stand in for `Tensor.cpu`."""
+    raise AssertionError("a tensor was copied to the host")
 
 
 def check_of_group(group: Any, rank: int, size: int, share: Any) -> None:

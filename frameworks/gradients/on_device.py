@@ -1,0 +1,363 @@
+"""Gradients in the memory of a GPU: packed into buckets, reduced and unpacked there. The host waits for nothing.
+
+Theory of operation
+-------------------
+The reducer has a `Workspace` on the device. Its stream waits for the stream on which the program uses a gradient. When
+the last gradient of a bucket has been passed, one kernel packs all gradients of the bucket. Each bucket communicator
+(`Lane`) has a stream of its own, which waits for the kernel. So backward goes on meanwhile, and so do other buckets.
+When a step is handed out, one kernel unpacks all gradients, and the current streams of the program wait for it.
+
+With compression, a bucket travels as codes with fewer bits (`transports.cuda.quantised_form`), and what rounding loses
+is added to the next gradients. Each rank owns a part of the bucket. A rank quantises the part of each owner, the ranks
+exchange the parts, and each owner adds up what it received, in float32, and quantises the result for all. A thread of
+the lane issues these steps in their order, because each one needs the one before, and so all ranks issue them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from unisono import Communicator, UsageError
+from unisono.collectives.arrays.device_detection import on_device
+from unisono.collectives.device.adapters import DeviceArrays
+from unisono.collectives.device.workspace import Vector, Workspace
+from unisono.dtypes import DTYPES
+from unisono.errors import TransportUnavailableError
+from unisono.frameworks.arrays import FlatArray, flatten
+from unisono.frameworks.gradients.layout import Gradient
+from unisono.frameworks.pending import Pending
+from unisono.transports.cuda.device import Extent
+from unisono.transports.cuda.devices import device_of
+from unisono.transports.cuda.quantised_form import QUANTISED_BLOCK, quantised_nbytes
+
+_COMPRESSIBLE = ("float16", "bfloat16", "float32")
+
+
+class DeviceGradient(NamedTuple):
+    """A gradient on a GPU, as `FlatArray` is one on the host.
+
+    Attributes:
+        flat: a numpy array at the address on the device; its elements may not be used.
+        shape: the shape of the gradient.
+        array: the array that the program passed.
+        memory: knows the streams on which the program uses the array, and keeps its memory alive.
+        put_back: copies a packed copy to the array, on the current stream of the program.
+        changed: returns whether the program has written the array since, if its library counts writes.
+    """
+
+    flat: Any
+    shape: tuple[int, ...]
+    array: Any
+    memory: DeviceArrays
+    put_back: Callable[[], None]
+    changed: Callable[[], bool]
+
+
+class GradientMemory:
+    """Where the gradients of a reducer are: on the host, or on one device, which the first gradient decides.
+
+    Attributes:
+        workspace: the workspace on the device; None for the host.
+    """
+
+    def __init__(self) -> None:
+        self.workspace: Workspace | None = None
+        self._is_on_host = False
+
+    def flatten(self, array: Any, name: str) -> FlatArray | DeviceGradient:
+        """Return a gradient that the program passes, in the form that a step memory takes.
+
+        Raises:
+            UsageError: it cannot be used, or other gradients of this reducer are elsewhere.
+        """
+        lent = self.taken(array, name)
+        if lent is None:
+            if self.workspace is not None:
+                raise UsageError(f"{name} is on the host, and others are on a GPU: use a reducer for each of the two")
+            self._is_on_host = True
+            return flatten(array, name)
+        return lent
+
+    def taken(self, array: Any, name: str) -> DeviceGradient | None:
+        """Return a gradient on a GPU; None for arrays on the host, and where the driver cannot be used."""
+        return self._on_device(array, name) if on_device(array) else None
+
+    def name(self) -> str:
+        """Return the kind of memory, on which the ranks agree."""
+        return "host" if self.workspace is None else "device"
+
+    def open(self, ordinal: int) -> Workspace:
+        """Use the device of this number.
+
+        Raises:
+            TransportUnavailableError: it cannot be used.
+        """
+        self.workspace = self.workspace or Workspace(device_of(ordinal))
+        return self.workspace
+
+    def close(self) -> None:
+        """Free the memory on the device. The reducer has dropped all that lies there."""
+        if self.workspace is not None:
+            self.workspace.close()
+        self.workspace = None
+
+    def _on_device(self, array: Any, name: str) -> DeviceGradient | None:
+        """Return a gradient on a device, behind whose stream the workspace is ordered; None without a driver."""
+        memory = DeviceArrays()
+        try:
+            operand = memory.source(array, name, any_order=False)
+        except TransportUnavailableError:  # torch copies its tensors to the host by its own means
+            return None
+        if self._is_on_host:
+            raise UsageError(f"{name} is on a GPU, and others are on the host: use a reducer for each of the two")
+        if self.workspace is not None and self.workspace.device is not memory.device:
+            raise UsageError(f"{name} is on cuda:{memory.device.ordinal}, and others are on another GPU")
+        workspace = self.open(memory.device.ordinal)
+        for stream in memory.streams():
+            workspace.order(workspace.stream, stream)
+        version = getattr(array, "_version", None)
+        packed = memory.owners[-1] if operand.is_packed else None
+        return DeviceGradient(
+            operand.flat,
+            operand.shape,
+            array,
+            memory,
+            (lambda: None) if packed is None else (lambda: array.__setitem__(Ellipsis, packed)),
+            lambda: getattr(array, "_version", None) != version,
+        )
+
+
+class DeviceBuckets:
+    """The gradients of one step that are to be packed, and those that are to be unpacked."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._packs: dict[int, list[Extent]] = {}
+        self._unpacks: list[Extent] = []
+        self._delivered: list[DeviceGradient] = []
+
+    def begin(self) -> None:
+        """Forget the gradients of the last step."""
+        self._packs, self._unpacks, self._delivered = {}, [], []
+
+    def put(self, lent: DeviceGradient, slot: Vector, buckets: Iterable[tuple[int, Vector]]) -> None:
+        """Note which part of a gradient goes to each of its buckets."""
+        source = lent.flat.ctypes.data
+        for index, bucket in buckets:
+            begin = max(slot.pointer, bucket.pointer)
+            end = min(slot.pointer + slot.nbytes, bucket.pointer + bucket.nbytes)
+            if begin < end:
+                self._packs.setdefault(index, []).append(Extent(begin, source + begin - slot.pointer, end - begin))
+
+    def pack(self, index: int) -> None:
+        """Issue the kernel that packs a bucket."""
+        self._workspace.copy_extents(self._packs.pop(index, ()))
+
+    def write_back(self, lent: DeviceGradient, reduced: Vector) -> Any:
+        """Note that a result is to be unpacked; return the array in which it will be."""
+        if not lent.flat.flags.writeable:
+            return reduced.copy()
+        self._unpacks.append(Extent(lent.flat.ctypes.data, reduced.pointer, reduced.nbytes))
+        self._delivered.append(lent)
+        return lent.array
+
+    def deliver(self) -> None:
+        """Issue the kernel that unpacks the results, and let the streams of the program wait for it."""
+        delivered, self._delivered = self._delivered, []
+        self._workspace.copy_extents(self._unpacks)
+        self._unpacks = []
+        for stream in dict.fromkeys(stream for lent in delivered for stream in lent.memory.streams()):
+            self._workspace.order(stream, self._workspace.stream)
+        for lent in delivered:
+            lent.put_back()
+
+
+def is_compressible_on_device(dtype: str) -> bool:
+    """Return whether kernels can compress floats of a dtype."""
+    return dtype in _COMPRESSIBLE
+
+
+def check_compressible_on_device(gradients: Iterable[Gradient], compression: str) -> None:
+    """Check that kernels can compress all gradients.
+
+    Raises:
+        UsageError: one has another dtype; the message names it.
+    """
+    for gradient in gradients:
+        if not is_compressible_on_device(gradient.dtype):
+            raise UsageError(
+                f"the gradient of {gradient.name!r} is of {gradient.dtype}, which a GPU does not compress to "
+                f"{compression}: convert it to one of {', '.join(_COMPRESSIBLE)}, or pass it to another reducer"
+            )
+
+
+class Lane:
+    """A bucket communicator for buckets on a device: its stream, and a thread that issues compressed reductions."""
+
+    def __init__(self, communicator: Communicator, workspace: Workspace) -> None:
+        self.communicator, self.workspace = communicator, workspace
+        self.stream = workspace.new_stream()
+        self.thread = ThreadPoolExecutor(1, "unisono-gradients")
+
+    def start(self, run: Callable[[], object]) -> LaneReduction:
+        """Let the thread issue a reduction, behind the work that the stream of the workspace has now."""
+        self.workspace.order(self.stream, self.workspace.stream)
+        return LaneReduction(self, self.thread.submit(run))
+
+    def close(self) -> None:
+        """End the thread. The communicator has been closed, so its calls have ended."""
+        self.thread.shutdown()
+
+
+class LaneReduction:
+    """A reduction on a lane, which is a `Pending`. It has ended when all of it has been issued to the device."""
+
+    def __init__(self, lane: Lane, future: Future[object]) -> None:
+        self._lane, self._future = lane, future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until all has been issued, and let the stream of the workspace wait for its end on the device."""
+        self._future.result(timeout_s)
+        self._lane.workspace.order(self._lane.workspace.stream, self._lane.stream)
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        self._future.add_done_callback(lambda _: callback(self))
+
+
+def reduction_on(
+    lane: Lane, memory: Vector, residual: Vector | None, form: str | None, op: str, timeout_s: float | None
+) -> Callable[[], Pending]:
+    """Return a function that starts the reduction of a bucket in place; its residual is None without compression."""
+    memory = memory.on(lane.stream)
+    if residual is None or form is None:
+        run = lane.communicator.plan("allreduce", memory, op=op, out=memory, timeout_s=timeout_s)
+    else:
+        reduction = _ByCodes if DTYPES[form].itemsize == 1 else _InNarrowFloats
+        run = reduction(lane, memory, residual.on(lane.stream), form, op, timeout_s).run
+    return lambda: lane.start(run)
+
+
+class _InNarrowFloats:
+    """The reduction of a bucket in float16 or bfloat16: one allreduce, which adds up in float32 and rounds once."""
+
+    def __init__(
+        self, lane: Lane, memory: Vector, residual: Vector, form: str, op: str, timeout_s: float | None
+    ) -> None:
+        self._lane, self._memory, self._residual = lane, memory, residual
+        self._form, self._dtype = DTYPES[form], DTYPES[memory.dtype.name]
+        wire = lane.workspace.zeros(memory.size, form)
+        lane.workspace.order(lane.stream, lane.workspace.stream)
+        self._wire = wire.on(lane.stream)
+        self._allreduce = lane.communicator.plan("allreduce", self._wire, op=op, out=self._wire, timeout_s=timeout_s)
+
+    def run(self) -> None:
+        device, memory, wire, stream = self._lane.workspace.device, self._memory, self._wire, self._lane.stream
+        device.quantise(
+            wire.pointer, memory.pointer, self._residual.pointer, memory.size, self._dtype, self._form, stream
+        )
+        self._allreduce()
+        device.dequantise(memory.pointer, wire.pointer, 1, memory.size, self._dtype, self._form, 1, stream)
+
+
+class _Part(NamedTuple):
+    """The part of a bucket that a rank owns: the index of its first element, and the number of its elements."""
+
+    first: int
+    elements: int
+
+
+class _ByCodes:
+    """The reduction of a bucket in codes of 8 bits: an alltoall of codes to their owners, and an allgather of sums."""
+
+    def __init__(
+        self, lane: Lane, memory: Vector, residual: Vector, form: str, op: str, timeout_s: float | None
+    ) -> None:
+        world, workspace = lane.communicator, lane.workspace
+        self._lane, self._memory, self._residual, self._rank = lane, memory, residual, world.rank
+        self._form, self._dtype = DTYPES[form], DTYPES[memory.dtype.name]
+        self._weight = world.size if op == "avg" else 1
+        part = -(-memory.size // (world.size * QUANTISED_BLOCK)) * QUANTISED_BLOCK
+        starts = [min(memory.size, owner * part) for owner in range(world.size + 1)]
+        self._parts = [_Part(begin, end - begin) for begin, end in pairwise(starts)]
+        self._row_nbytes = quantised_nbytes(self._form, part)
+        nbytes = world.size * self._row_nbytes
+        # Zeros, because the rows of shorter parts have bytes that no kernel writes.
+        wire, received = (workspace.zeros(nbytes, np.uint8) for _ in range(2))
+        own, total = workspace.zeros(self._row_nbytes, np.uint8), workspace.zeros(part, np.float32)
+        workspace.order(lane.stream, workspace.stream)
+        self._wire, self._received, self._own, self._total = (
+            vector.on(lane.stream) for vector in (wire, received, own, total)
+        )
+        self._alltoall = world.plan("alltoall", self._wire, out=self._received, timeout_s=timeout_s)
+        self._allgather = world.plan("allgather", self._own, out=self._wire, timeout_s=timeout_s)
+
+    def run(self) -> None:
+        self._quantise_for_owners()
+        self._alltoall()
+        self._sum_own_part()
+        self._allgather()
+        self._dequantise_from_owners()
+
+    def _quantise_for_owners(self) -> None:
+        for owner, part in enumerate(self._parts):
+            self._lane.workspace.device.quantise(
+                self._wire.pointer + owner * self._row_nbytes,
+                self._element(self._memory, part),
+                self._element(self._residual, part),
+                part.elements,
+                self._dtype,
+                self._form,
+                self._lane.stream,
+            )
+
+    def _sum_own_part(self) -> None:
+        device, stream, part = self._lane.workspace.device, self._lane.stream, self._parts[self._rank]
+        device.dequantise(
+            self._total.pointer,
+            self._received.pointer,
+            len(self._parts),
+            part.elements,
+            DTYPES["float32"],
+            self._form,
+            self._weight,
+            stream,
+            stride=self._row_nbytes,
+        )
+        # Only the owner knows what this rounding loses, so it adds all of it to its own next gradient.
+        device.quantise(
+            self._own.pointer,
+            self._total.pointer,
+            self._element(self._residual, part),
+            part.elements,
+            DTYPES["float32"],
+            self._form,
+            stream,
+            feeds=False,
+            weight=float(self._weight),
+        )
+
+    def _dequantise_from_owners(self) -> None:
+        for owner, part in enumerate(self._parts):
+            self._lane.workspace.device.dequantise(
+                self._element(self._memory, part),
+                self._wire.pointer + owner * self._row_nbytes,
+                1,
+                part.elements,
+                self._dtype,
+                self._form,
+                1,
+                self._lane.stream,
+            )
+
+    @staticmethod
+    def _element(vector: Vector, part: _Part) -> int:
+        itemsize: int = vector.dtype.itemsize
+        return vector.pointer + part.first * itemsize
