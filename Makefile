@@ -95,7 +95,7 @@ keras: $(STAMPS)/torch-$(KEY) $(STAMPS)/jax-$(KEY) ## Test what works with Keras
 cuda-versions: $(STAMPS)/cuda-$(KEY) ## Run the tests of the GPU's driver with the oldest bindings of CUDA 12 and 13, in .cuda/
 	@$(BIN)/python scripts/cuda_environment.py $(CUDA_VERSIONS)
 
-cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
+cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC and NCCL's binding to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
 
 ucx: $(STAMPS)/ucx-$(KEY) ## Add UCX to .venv, so that the tests of messages by it run
 
@@ -231,7 +231,7 @@ UCX := ucxx-cu13==0.52.*
 
 # By one call of pip, which builds the library once.
 $(STAMPS)/everything-$(KEY): $(TOOLS)
-	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[cuda,demo,dev,docs]" --group disassembler $(TORCH) $(JAX) $(UCX)
+	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[cuda,demo,dev,docs,nccl]" --group disassembler $(TORCH) $(JAX) $(UCX)
 	@touch $(foreach name,cuda demo dev docs everything jax torch ucx,$(STAMPS)/$(name)-$(KEY))
 
 $(STAMPS)/torch-$(KEY): $(STAMPS)/dev-$(KEY)
@@ -251,7 +251,7 @@ $(STAMPS)/fuzz-$(KEY): $(STAMPS)/dev-$(KEY)
 	@touch $@
 
 $(STAMPS)/cuda-$(KEY): $(STAMPS)/dev-$(KEY)
-	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[cuda]" --group disassembler
+	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[cuda,nccl]" --group disassembler
 	@touch $@
 
 $(STAMPS)/%-$(KEY): $(TOOLS)

@@ -55,7 +55,7 @@ class Stage(NamedTuple):
 TESTS = tuple(
     str(ROOT / "tests" / name)
     for name in (
-        *("transports/test_cuda_driver.py", "transports/test_gpu_collectives.py"),
+        *("transports/test_cuda_driver.py", "transports/test_gpu_collectives.py", "transports/test_nccl.py"),
         *("collectives/test_device_contract.py", "collectives/test_gpu_arrays.py"),
     )
 )

@@ -10,6 +10,7 @@
 `reductions/`   elementwise reductions, and the wire formats of compressed gradients
 `ucx/`, `mpi/`  the libraries UCX and MPI
 `cuda/`         collectives between GPUs by CUDA IPC
+`nccl/`         collectives between GPUs by NCCL
 `native/`       the C++ core, `unisono.transports._core`
 
 Authors of transports import the names of `__all__` from here. Import the core as ``from unisono.transports import

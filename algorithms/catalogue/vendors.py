@@ -11,11 +11,24 @@ from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.algorithms.ir.plan import Partition, Plan
 
 MPI_NATIVE = "mpi.native"
+NCCL_NATIVE = "nccl.native"
 
-_MPI_STANDARD = (
-    "Message Passing Interface Forum, MPI: A Message-Passing Interface Standard, Version 4.1, 2023, sections 6.12 "
-    "(nonblocking collective operations)"
-)
+_REFERENCES = {
+    MPI_NATIVE: (
+        "Message Passing Interface Forum, MPI: A Message-Passing Interface Standard, Version 4.1, 2023, sections 6.12 "
+        "(nonblocking collective operations)"
+    ),
+    NCCL_NATIVE: "NVIDIA, NVIDIA Collective Communications Library, https://docs.nvidia.com/deeplearning/nccl/user-guide",
+}
+# What ranks that lack a library need.
+NEEDS = {
+    MPI_NATIVE: "needs ranks that start by its library: see un.init(mpi_comm=)",
+    NCCL_NATIVE: "needs arrays on a GPU",
+}
+# NCCL has no counts of rows.
+_VARYING = {MPI_NATIVE}
+# The collectives that a library lacks.
+_LACKING = {MPI_NATIVE: frozenset[str](), NCCL_NATIVE: frozenset({"barrier", "scan", "exscan"})}
 
 
 class Unplanned:
@@ -30,21 +43,23 @@ class Unplanned:
         return Plan(self._collective, self._name, size, rank, root, Partition(0), Partition(0))
 
 
+def _algorithm(collective: str, name: str) -> Algorithm:
+    return Algorithm(
+        collective=collective,
+        name=name,
+        build=Unplanned(collective, name),
+        cost=None,
+        reference=_REFERENCES[name],
+        commutative_only=True,
+        same_bits=False,
+        segmentable=False,
+        varying=name in _VARYING and CONTRACTS[collective].varying is not None,
+        vendor=True,
+    )
+
+
 # Collective → name → algorithm, as in the registry.
 VENDORS: dict[str, dict[str, Algorithm]] = {
-    collective: {
-        MPI_NATIVE: Algorithm(
-            collective=collective,
-            name=MPI_NATIVE,
-            build=Unplanned(collective, MPI_NATIVE),
-            cost=None,
-            reference=_MPI_STANDARD,
-            commutative_only=True,
-            same_bits=False,
-            segmentable=False,
-            varying=CONTRACTS[collective].varying is not None,
-            vendor=True,
-        )
-    }
+    collective: {name: _algorithm(collective, name) for name in NEEDS if collective not in _LACKING[name]}
     for collective in CONTRACTS
 }

@@ -29,13 +29,14 @@ import numpy as np
 from unisono import log
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.catalogue.variants import parsed
+from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.algorithms.ir.contracts import CONTRACTS, Contract, Cut
 from unisono.autograph import unconverted
 from unisono.collectives.arrays import adapters, operands
 from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.arrays.operands import HOST, LISTS, Memory, Operand, list_of
 from unisono.collectives.calls.executable import CheckedCalls, CustomOpCall, DeviceCall, ExecutableCall, HostCall
-from unisono.collectives.calls.planning import AlgorithmLike, CallPlanner, CallSpec, HostLayout
+from unisono.collectives.calls.planning import AlgorithmLike, CallPlanner, CallSpec, HostLayout, as_request
 from unisono.collectives.calls.prepared import BoundArray, PreparedCall
 from unisono.collectives.calls.shapes import Layout, checked_rows, layout_of, layout_of_share
 from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG
@@ -301,7 +302,7 @@ class Dispatcher:
         return call if self._verifier is None else self._verifier.verified(call)
 
     def _check_on_device(self, singles: Sequence[CallArguments], gathered: type[Any] | None) -> DeviceCall:
-        prepare = self._reducer.prepare if is_by_function(singles[0].op) else self._planned
+        prepare = self._reducer.prepare if is_by_function(singles[0].op) else self._planned_on_device
         calls = self._devices.calls
         checked = calls.prepared(lambda memory: prepare(self._bind(singles, memory), gathered))
         return DeviceCall(calls, checked, self._check_usable)
@@ -313,9 +314,19 @@ class Dispatcher:
             operands.check_apart([(array.source, array.target) for array in arrays])
         return arrays
 
-    def _planned(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> PreparedCall:
-        """Return the one call on these arrays, with its plan."""
-        call = self._planner.find(*(array.spec for array in arrays))
+    def _planned_on_device(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> PreparedCall:
+        """Return the one call on these arrays. The plan of a call that NCCL carries out only serves to check it."""
+        specs = [array.spec for array in arrays]
+        is_by_nccl = as_request(specs[0].algorithm).algorithm == NCCL_NATIVE
+        return self._planned(
+            arrays, gathered, [spec._replace(algorithm="auto") for spec in specs] if is_by_nccl else specs
+        )
+
+    def _planned(
+        self, arrays: Sequence[BoundArray], gathered: type[Any] | None, specs: Sequence[CallSpec] | None = None
+    ) -> PreparedCall:
+        """Return the one call on these arrays, with its plan; `specs` replaces the specs of the arrays."""
+        call = self._planner.find(*(specs or (array.spec for array in arrays)))
         if any(array.is_in_place for array in arrays):
             _check_in_place(call)
         return PreparedCall(arrays, gathered, call)

@@ -28,16 +28,18 @@ from functools import partial
 from typing import Any
 from weakref import WeakMethod, finalize
 
+from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue
 from unisono.collectives.calls.work import Works
 from unisono.collectives.device.adapters import DeviceArrays
+from unisono.collectives.device.by_nccl import ByNccl, asks_for_nccl, check_for_nccl
 from unisono.collectives.device.contracts import HostCalls, Route
 from unisono.collectives.device.routes import ByIpc, Staged
 from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DeviceWork, keep_late
 from unisono.deadlines import Deadline
-from unisono.errors import UnisonoError, UsageError
+from unisono.errors import TransportUnavailableError, UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports.contracts.executor import Executor, Operation
 from unisono.transports.contracts.transport import Traffic
@@ -74,6 +76,8 @@ class DeviceCalls:
         self._links: Executor | None = None
         self._staged: Staged | None = None
         self._by_ipc: ByIpc | None = None
+        self._nccl_links: Executor | None = None
+        self._by_nccl: ByNccl | None = None
         self._arriving: deque[Arrival] = deque()
         self._is_stopped = False
         # If the program never closes the communicator, arrays that the device still uses must not be freed either.
@@ -89,10 +93,13 @@ class DeviceCalls:
 
         Raises:
             UsageError: an array is on another device than those of earlier calls, or a stream is being captured.
+            NoAlgorithmError: the call names `nccl.native`, and NCCL cannot carry it out.
         """
         memory, device = call.memory, call.memory.device
         streams = memory.streams()
-        self._set_up(device)
+        if asks_for_nccl(call):
+            check_for_nccl(call)
+        self._set_up(device, with_nccl=asks_for_nccl(call))
         announced = self._calls.announcing(*(array.spec for array in call.checked.arrays))
         announcement = self._executor.start(announced, None, None)
         announcement.run_in_background(limit_s)
@@ -142,15 +149,18 @@ class DeviceCalls:
                 self._arriving.popleft()
         keep_late(self._arriving)
         self._works.drop_ended()
-        for route in (self._by_ipc, self._staged):
-            if route is not None:
-                route.close(deadline)
-        if self._links is not None:
-            self._links.close()
-        self._by_ipc = self._staged = self._links = None
+        for route in self._routes():
+            route.close(deadline)
+        for links in (self._links, self._nccl_links):
+            if links is not None:
+                links.close()
+        self._by_ipc = self._by_nccl = self._staged = self._links = self._nccl_links = None
 
-    def _set_up(self, device: Device) -> None:
-        """Create the links and the staged route at the first call; sends nothing."""
+    def _routes(self) -> list[Route]:
+        return [route for route in (self._by_ipc, self._by_nccl, self._staged) if route is not None]
+
+    def _set_up(self, device: Device, *, with_nccl: bool) -> None:
+        """Create the links and the staged route at the first call that needs them; sends nothing."""
         if self._device is None:
             self._device = device
             make_spare = self._make_spare()
@@ -163,6 +173,8 @@ class DeviceCalls:
                 f"the arrays are on cuda:{device.ordinal}, but this communicator uses cuda:{self._device.ordinal}: "
                 "pass arrays on that device, or make another communicator by dup()"
             )
+        if with_nccl and self._nccl_links is None:
+            self._nccl_links = self._executor.subgroup(range(self._executor.size))
 
     def _keep(self, arrival: Arrival) -> None:
         """Keep the arrays of a call alive until the device has done the call."""
@@ -180,11 +192,16 @@ class DeviceCalls:
     ) -> None:
         """Issue all work of a call; blocks while other ranks are needed."""
         try:
-            self._route_of(call, deadline).issue(call, ready, arrival.event, deadline)
-            announcement.wait(deadline.remaining_s())
+            if asks_for_nccl(call):
+                announcement.wait(deadline.remaining_s())  # NCCL hangs if a rank makes another call
+            route = self._route_of(call, deadline)
+            refusal = route.refuses(call)
+            if refusal is None:
+                route.issue(call, ready, arrival.event, deadline)
+                announcement.wait(deadline.remaining_s())
         except UnisonoError as error:
-            if self._by_ipc is not None:
-                self._by_ipc.fail(error)
+            for route in self._routes():
+                route.fail(error)
             if not self._is_stopped:
                 self._executor.fail(error)
             raise
@@ -195,14 +212,20 @@ class DeviceCalls:
             arrival.is_issued = True
             for event in ready:
                 arrival.device.end_event(event)
+        if refusal is not None:  # on all ranks, so the communicator can be used
+            raise TransportUnavailableError(f"{NCCL_NATIVE} cannot be used here: {refusal}")
 
     def _is_intact(self) -> bool:
-        return self._by_ipc is None or self._by_ipc.is_intact()
+        return all(route.is_intact() for route in self._routes())
 
     def _route_of(self, call: CheckedDeviceCall, deadline: Deadline) -> Route:
-        """Return the route of a call, the same on all ranks. At the first call, they find out if CUDA IPC works."""
+        """Return the route of a call, the same on all ranks. At its first call, they find out if a route works."""
         assert self._staged is not None, "`_set_up` has run"
         assert self._device is not None, "`_set_up` has run"
+        if asks_for_nccl(call):
+            assert self._nccl_links is not None, "`_set_up` has run"
+            self._by_nccl = self._by_nccl or ByNccl(self._nccl_links, self._calls, self._device, deadline)
+            return self._by_nccl
         if self._links is not None and self._by_ipc is None:
             self._by_ipc = ByIpc(self._links, self._calls, self._device, deadline.remaining_s())
         return self._by_ipc if self._by_ipc is not None and self._by_ipc.refuses(call) is None else self._staged

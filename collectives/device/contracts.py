@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 from unisono.collectives.calls.planning import CallSpec
 from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
+from unisono.errors import UnisonoError
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import Event
 
@@ -39,6 +40,12 @@ class Route(Protocol):
         Raises:
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed.
         """
+
+    def fail(self, error: UnisonoError) -> None:
+        """End all calls of this route on this rank: streams that wait for other ranks go on."""
+
+    def is_intact(self) -> bool:
+        """Return whether calls end with their results: no stream went on without those of other ranks."""
 
     def close(self, deadline: Deadline) -> None:
         """Release streams and memory once the device has done the issued work.

@@ -1,4 +1,4 @@
-"""The two routes of a call between devices: over CUDA IPC, and staged through the host.
+"""Two routes of a call between devices: over CUDA IPC, and staged through the host. `by_nccl` has a third one.
 
 A route issues the work of a call to streams of its own. The work waits for events of the caller, and another event is
 recorded behind it. One thread at a time issues the calls of a communicator, in the same order on all ranks.
@@ -74,19 +74,17 @@ class ByIpc:
         operation = self._collectives.start(
             planned.signature,
             planned.extents[0],
-            _address(array.source),
-            _address(array.target),
+            address_of(array.source),
+            address_of(array.target),
             self._stream,
             as_request(array.spec.algorithm).algorithm,
         )
         operation.wait(deadline.remaining_s())
 
     def fail(self, error: UnisonoError) -> None:
-        """End all calls of this route: streams that wait for other ranks go on."""
         self._collectives.fail(error)
 
     def is_intact(self) -> bool:
-        """Return whether calls end with their results: no stream went on without those of other ranks."""
         return self._collectives.is_intact()
 
     def traffic(self) -> Mapping[int, Traffic]:
@@ -118,6 +116,12 @@ class Staged:
     def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         segments = [segment for array in call.checked.arrays for segment in self._segments(array, call, deadline)]
         self._staging.run(segments, ready, finished, deadline)
+
+    def fail(self, error: UnisonoError) -> None:
+        """Do nothing: no stream of this route waits for another rank."""
+
+    def is_intact(self) -> bool:
+        return True
 
     def copied_nbytes(self) -> tuple[int, int]:
         """Return how many bytes have been copied to the host, and from the host."""
@@ -159,7 +163,8 @@ class Staged:
         self._host._call_on_host(spec, x, out, segment.counts, deadline.remaining_s())
 
 
-def _address(array: AnyArray | None) -> int:
+def address_of(array: AnyArray | None) -> int:
+    """Return the address of an array on a device; 0 without an array."""
     return 0 if array is None else array.ctypes.data
 
 

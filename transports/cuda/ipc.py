@@ -31,6 +31,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from unisono.algorithms.catalogue.registry import algorithms_of, find
 from unisono.algorithms.ir.plan import Plan
@@ -340,10 +341,17 @@ class DeviceCollectives:
             self._traffic[peer] = more + self._traffic.get(peer, Traffic(NAME))
 
 
+class Watched(Protocol):
+    """Calls on a device that end only if somebody looks for failures."""
+
+    def watch(self) -> bool:
+        """Look for failures, and end waiting work after one; return whether the device is idle."""
+
+
 class Watch:
     """A thread that calls ``collectives.watch()`` while the device works. It does not keep `collectives` alive."""
 
-    def __init__(self, collectives: DeviceCollectives) -> None:
+    def __init__(self, collectives: Watched) -> None:
         self._collectives = weakref.ref(collectives)
         self._is_needed = threading.Event()
         self._is_ended = False

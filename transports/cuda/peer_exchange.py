@@ -58,7 +58,7 @@ class PeerExchange:
         self.channels: list[Channel] = []
         self._rank, self._device = executor.rank, device
         self._timeout_s = timeout_s
-        self._exchange: Callable[[Any], list[Any]] = lambda mine: _exchange(executor, mine, timeout_s)
+        self._exchange: Callable[[Any], list[Any]] = lambda mine: exchange(executor, mine, timeout_s)
         self.in_one_process = self.by_flags = False
         self.refusal: str | None
         with contextlib.ExitStack() as created:
@@ -163,7 +163,7 @@ def _board(facts: Any, size: int) -> Board:
     return board
 
 
-def _exchange(executor: Executor, mine: Any, timeout_s: float) -> list[Any]:
+def exchange(executor: Executor, mine: Any, timeout_s: float) -> list[Any]:
     """Return the values of all ranks, which must be representable as JSON."""
     encoded = json.dumps(mine).encode()
     if len(encoded) > _FACTS_NBYTES:

@@ -21,6 +21,7 @@ from unisono.algorithms.catalogue.algorithm import Algorithm, Cost, Order
 from unisono.algorithms.catalogue.host_crossing import Crossing
 from unisono.algorithms.catalogue.registry import candidates_of, check_variant, find
 from unisono.algorithms.catalogue.variants import SEGMENT, Variant, parsed
+from unisono.algorithms.catalogue.vendors import NEEDS
 from unisono.algorithms.composition.host_levels import Hosts, Levels, levels_of
 from unisono.algorithms.composition.phases import Composition, PhaseKind, total
 from unisono.algorithms.ir.contracts import CONTRACTS
@@ -480,7 +481,7 @@ _MAPPABLE = ("shm", "local")
 
 def _refusal(algorithm: Algorithm, question: Question, is_named: bool) -> str | None:
     unsupported = algorithm.supports(question.size)
-    vendor = dict(question.vendors).get(algorithm.name, "needs ranks that start by its library: see un.init(mpi_comm=)")
+    vendor = dict(question.vendors).get(algorithm.name, NEEDS.get(algorithm.name))
     reasons = (
         (algorithm.vendor and vendor is not None, vendor),
         (

@@ -1,0 +1,93 @@
+"""The route of calls on GPU arrays by NCCL, for calls that ask for the algorithm `nccl.native`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
+from unisono.collectives.calls.planning import CallPlanner, CallSpec, as_request
+from unisono.collectives.calls.prepared import BoundArray
+from unisono.collectives.device.routes import address_of
+from unisono.collectives.device.work import CheckedDeviceCall
+from unisono.deadlines import Deadline
+from unisono.errors import NoAlgorithmError, UnisonoError, UsageError
+from unisono.operations import operation
+from unisono.transports.contracts.executor import Executor
+from unisono.transports.cuda.device import Device, Event
+from unisono.transports.nccl.collectives import NcclCollectives
+from unisono.transports.nccl.refusals import refusal
+
+
+def asks_for_nccl(call: CheckedDeviceCall) -> bool:
+    """Return whether a call names `nccl.native`."""
+    return as_request(call.checked.arrays[0].spec.algorithm).algorithm == NCCL_NATIVE
+
+
+def check_for_nccl(call: CheckedDeviceCall) -> None:
+    """Check a call that asks for NCCL, before any other rank hears of it.
+
+    Raises:
+        NoAlgorithmError: NCCL cannot carry it out as Unisono defines it.
+        UsageError: it would overwrite its input before NCCL has read it.
+    """
+    for array in call.checked.arrays:
+        spec = array.spec
+        if (reason := _refusal(spec)) is not None:
+            raise NoAlgorithmError(f"{NCCL_NATIVE} {reason}", operation=spec.collective)
+        if spec.collective == "alltoall" and address_of(array.source) == address_of(array.target) != 0:
+            raise UsageError(f"{NCCL_NATIVE} has no alltoall in place: pass another out", operation=spec.collective)
+
+
+def _refusal(spec: CallSpec, version: int | None = None) -> str | None:
+    assert spec.dtype is not None, "a call on a device has an array"
+    request = as_request(spec.algorithm)
+    if spec.layout is not None and spec.layout.rows is not None:
+        return "has no vector collectives"
+    if request.reproducible or request.accumulate is not None:
+        return "promises neither an order of contributions nor how often it rounds"
+    reduced = [] if spec.op is None else [(spec.dtype, operation(spec.op))]
+    return refusal(spec.collective, reduced, version)
+
+
+class ByNccl:
+    """The route by NCCL. Every rank of the communicator creates it at the same point, where the ranks meet."""
+
+    def __init__(self, executor: Executor, calls: CallPlanner, device: Device, deadline: Deadline) -> None:
+        self._calls = calls
+        self._device = device
+        self._collectives = NcclCollectives(executor, device, deadline)
+        self._stream = device.new_stream()
+
+    def refuses(self, call: CheckedDeviceCall) -> str | None:
+        reasons = (_refusal(array.spec, self._collectives.version) for array in call.checked.arrays)
+        return self._collectives.refusal or next((reason for reason in reasons if reason is not None), None)
+
+    def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
+        for event in ready:
+            self._device.wait(self._stream, event)
+        try:
+            for array in call.checked.arrays:
+                self._issue_array(array, deadline)
+        finally:
+            self._device.record(finished, self._stream)
+
+    def _issue_array(self, array: BoundArray, deadline: Deadline) -> None:
+        planned = self._calls.find(array.spec._replace(algorithm="auto"))
+        self._collectives.issue(
+            planned.signature,
+            planned.extents[0],
+            address_of(array.source),
+            address_of(array.target),
+            self._stream,
+            deadline,
+        )
+
+    def fail(self, error: UnisonoError) -> None:
+        self._collectives.fail(error)
+
+    def is_intact(self) -> bool:
+        return self._collectives.is_intact()
+
+    def close(self, deadline: Deadline) -> None:
+        if self._collectives.close(deadline):
+            self._device.end_stream(self._stream)
