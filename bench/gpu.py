@@ -77,6 +77,7 @@ STAGES = (
     Stage("kernels", 60, "kernels", (), _SMALL_KERNELS),
     Stage("variants", 30, "variants", (), _SMALL_VARIANTS),
     Stage("sanitizer", 30, "sanitizer", (), _SMALL_SANITIZER),
+    Stage("issue", 20, "issue", (), ("--sizes", "1K", "--calls", "3")),
     *(
         Stage(f"threads-{ranks}", 15, "threads", ("--ranks", str(ranks)), ("--ranks", str(ranks), *_SMALL_THREADS))
         for ranks in (2, 4, 8)

@@ -4,6 +4,7 @@ A stage prints each result at once as a record, one line of JSON, so that little
 
 - `machine.py`: the machine, its packages, and the checks of `unisono doctor`.
 - `suite.py`, `outcomes.py`: the tests that use a GPU. `sanitizer.py`: reductions under compute-sanitizer.
+- `issue.py`: how long the host is busy until a call has been issued.
 - `variants.py`: the speed of variants of kernels, so that the best ones can be kept.
 - `kernels.py`, `threads.py`, `processes.py`: the speed of kernels, and of allreduce among threads and processes.
 - `gpu.py`, `records.py`: what stages share.

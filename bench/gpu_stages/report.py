@@ -19,8 +19,9 @@ from unisono.program import begin
 _MET = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]not measured[/]"}
 
 
-_KINDS = ("machine", "probe", "kernel", "variant", "allreduce")
+_KINDS = ("machine", "probe", "kernel", "variant", "issue", "allreduce")
 _VARIANT = ("dtype", "op", "k", "nbytes", "variant")
+_ISSUE = ("ranks", "nbytes")
 _CASE = ("placement", "ranks", "nbytes")
 
 
@@ -37,6 +38,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
         _pivot("Allreduce float32, µs", by_kind["allreduce"], _CASE, "library", _time),
         _pivot("Allreduce float32 on the device, µs", by_kind["allreduce"], _CASE, "library", _device_time),
         _pivot("Allreduce float32 until issued, µs", by_kind["allreduce"], _CASE, "library", _host_time),
+        _pivot("Allreduce of processes, µs that the host is busy", by_kind["issue"], _ISSUE, "way", _host_time),
         _plain("Not measured", _failures(records), ("what", "failure")),
         _targets(records),
     ]

@@ -201,6 +201,7 @@ class CallPlanner:
         self._host_layout = host_layout
         self._options = options
         self._calls: dict[tuple[CallSpec, ...], Call] = {}
+        self._announcing: dict[tuple[CallSpec, ...], Call] = {}
 
     def find(self, *specs: CallSpec) -> Call:
         """Return the call of this spec. Several specs, which differ only in arrays and ops, become one fused call.
@@ -235,9 +236,15 @@ class CallPlanner:
 
     def announcing(self, *specs: CallSpec) -> Call:
         """Return a barrier with the signature of a call on a device, whose elements travel by other means."""
-        call = self.find(CallSpec("barrier", algorithm="auto"))
-        signature = _signature(specs, call.signature.algorithm, call.segments)
-        return replace(call, signature=replace(signature, memory="device"))
+        barrier = self.find(CallSpec("barrier", algorithm="auto"))
+        call = self._announcing.get(specs)
+        if call is None or call.plan is not barrier.plan:
+            if len(self._announcing) >= _MOST_CALLS:
+                self._announcing.clear()
+            signature = _signature(specs, barrier.signature.algorithm, barrier.segments)
+            call = replace(barrier, signature=replace(signature, memory="device"))
+            self._announcing[specs] = call
+        return call
 
     def predicted_s(self, spec: CallSpec) -> float:
         """Return the predicted seconds of a call; 0 if the options force an algorithm of unknown cost."""

@@ -93,6 +93,13 @@ def test_gpu_variants_stage_records_each_variant_in_each_grid(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("on_double")
+def test_gpu_issue_stage_measures_programs_beside_python(tmp_path: Path) -> None:
+    found = records(run_stages("issue", tmp_path / "results.json"), "issue")
+    assert [(each["way"], each["nbytes"]) for each in found] == [("programs", 1024), ("Python", 1024)]
+    assert all(each["host_us"] > 0 for each in found)
+
+
+@pytest.mark.usefixtures("on_double")
 def test_gpu_threads_stage_measures_ranks_that_are_threads(tmp_path: Path) -> None:
     document = run_stages("threads-2", tmp_path / "results.json")
     found = records(document, "allreduce")

@@ -33,6 +33,7 @@ from unisono.testing.device_arrays import DoubleArray, device_double, read
 from unisono.testing.device_double import DeviceDouble, DeviceTrapError, Gpu
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Stream
+from unisono.transports.executors.native import NativeExecutor
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -156,6 +157,24 @@ def later_work(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
 def test_device_works_order_the_stream_and_synchronize_the_host(ranks: NativeRanks) -> None:
     total = np.arange(3000.0).sum()
     assert ranks.run_calls(on_double, later_work) == [[2 * total, total, total]] * 2
+
+
+def compiled_by_calls(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[int]:
+    """Return how many calls on the host were compiled by each of some calls on device arrays."""
+    x, y = (DoubleArray(gpu, np.ones(count, np.float32), stream) for count in (3, 4))
+    compile_anew, counts = NativeExecutor._compile_anew, []
+    with mock.patch.object(NativeExecutor, "_compile_anew", autospec=True, side_effect=compile_anew) as compiled:
+        for array in (x, x, y, x, y):
+            before = compiled.call_count
+            comm.allreduce(array)
+            counts.append(compiled.call_count - before)
+    return counts
+
+
+def test_repeated_device_calls_are_announced_without_compiling_again(by_ipc: NativeRanks) -> None:
+    for first, *others in by_ipc.run_calls(on_double, compiled_by_calls):
+        assert first >= 1
+        assert others == [0, 1, 0, 0]
 
 
 def overtaken(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:

@@ -37,12 +37,12 @@ def use_driver() -> None:
 
 
 @contextlib.contextmanager
-def cuda_bench() -> Iterator[Bench]:
+def cuda_bench(*, native: bool = True) -> Iterator[Bench]:
     """Yield a bench over a `CudaDevice`."""
     use_driver()
     from unisono.transports.cuda.driver import CudaDevice
 
-    bench = Bench(CudaDevice())
+    bench = Bench(CudaDevice(native=native))
     yield bench
     bench.close()
 

@@ -74,8 +74,13 @@ _POINTER_ATTRIBUTES = (
 class CudaDevice:
     """The GPU number `ordinal` of this process; the contract is that of `device.Device`."""
 
-    def __init__(self, ordinal: int = 0) -> None:
+    def __init__(self, ordinal: int = 0, *, native: bool = True) -> None:
         """Open the device and retain its primary context.
+
+        Args:
+            ordinal: its number in this process.
+            native: whether native code makes calls that are made again, if the driver has all functions that it needs;
+                otherwise Python makes them.
 
         Raises:
             TransportUnavailableError: the driver, the device or the compiler cannot be used. The message says
@@ -102,9 +107,10 @@ class CudaDevice:
         self._launcher = Launcher(driver, (major, minor), multiprocessors, user_cache(os.environ))
         context = driver("cuDevicePrimaryCtxRetain", self._device)
         self._context = CurrentContext(driver, context)
-        self._programs: NativePrograms | None = None  # without it, Python makes all calls
-        with contextlib.suppress(RuntimeError):
-            self._programs = NativePrograms(driver, context, self._launcher, self._address_of, self._failure_of)
+        self._programs: NativePrograms | None = None
+        if native:
+            with contextlib.suppress(RuntimeError):
+                self._programs = NativePrograms(driver, context, self._launcher, self._address_of, self._failure_of)
         self._tables = Tables(self)
         self._aborted = False
         self._pool = MemoryPool(driver, self._context, ordinal) if pools else None
