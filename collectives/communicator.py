@@ -164,8 +164,9 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         Using it is the same as calling the method named `collective` with these arguments. Each use reads the current
         elements of `x`. It overwrites and returns `out`, or the array that `plan` made for the result. With
         ``wait=False`` it returns a `Work`, which must end before the next use. `plan` itself is not a call: ranks may
-        mix persistent calls and methods, if all of them make the same calls in the same order. A persistent call keeps
-        its arrays alive, and only one thread at a time may use it.
+        mix persistent calls and methods, if all of them make the same calls in the same order. But on GPU arrays, all
+        ranks use the same persistent call. A persistent call keeps its arrays alive, and only one thread at a time may
+        use it.
 
         The arguments and defaults are those of the method. But an `x` that is read must be contiguous, and in C order
         if its rows are distributed over the ranks.

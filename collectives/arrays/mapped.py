@@ -7,6 +7,7 @@ import math
 import mmap
 import operator
 from collections.abc import Sequence
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -23,8 +24,16 @@ from unisono.transports.reductions.definition import numpy_dtype
 _log = log.get("calls")
 
 
-def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:
-    """Return a new numpy array in memory that other ranks on this host read directly.
+@overload
+def empty(shape: int | Sequence[int], dtype: DTypeLike, device: None = None) -> AnyArray: ...
+
+
+@overload
+def empty(shape: int | Sequence[int], dtype: DTypeLike, device: str) -> Any: ...
+
+
+def empty(shape: int | Sequence[int], dtype: DTypeLike, device: str | None = None) -> Any:
+    """Return a new array in memory that other ranks on this host read directly: of numpy, or on a GPU.
 
     Collectives, sends and receives take the array like any other, in whole or as a contiguous view, on some ranks or on
     all. When a rank sends from it to a rank of the same host, the receiver reads the elements there, without a copy on
@@ -40,22 +49,33 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:
     In a forked child, the array becomes private memory: the parent does not see the child's writes. The child sees the
     parent's writes in each page that the child has not written.
 
+    With a `device`, the array is in memory of that GPU, and its elements are undefined. It is an array of CuPy if that
+    is installed and has the dtype, and else one with ``__cuda_array_interface__`` and ``__dlpack__``. Persistent calls
+    (`Communicator.plan`) let other ranks of the host read it where it lies. Its memory is freed when the array has
+    gone, and all communicators whose persistent calls have used it are closed.
+
     Args:
         shape: a number of elements, or the extent of each dimension.
         dtype: the dtype of the elements, one that collectives take.
+        device: None for memory of the host, or a GPU of this process: ``"cuda"`` for the first one, or ``"cuda:N"``.
 
     Returns:
-        A writable array of zeros in C order. It begins at a multiple of 64 bytes (in fact at a page). The system
-        provides the memory in whole pages, when they are first touched. Each array holds one file descriptor, so use
-        this for arrays of 100 KiB and more, made once and used often.
+        On the host, a writable array of zeros in C order. It begins at a multiple of 64 bytes (in fact at a page). The
+        system provides the memory in whole pages, when they are first touched. Each array holds one file descriptor, so
+        use this for arrays of 100 KiB and more, made once and used often.
 
     Raises:
-        UsageError: `shape` is not a shape, or elements of `dtype` cannot be sent.
+        UsageError: `shape` is not a shape, elements of `dtype` cannot be sent, or there is no such `device`.
+        TransportUnavailableError: the GPU cannot be used here, or has too little memory.
         MemoryError: the system does not have that much memory.
     """
     extents = _extents(shape)
     element = _element(dtype)
     nbytes = math.prod(extents) * element.itemsize
+    if device is not None:
+        from unisono.collectives.device import registered_arrays
+
+        return registered_arrays.empty(extents, element, device)
     if nbytes == 0:
         return np.empty(extents, element)
     if nbytes > np.iinfo(np.intp).max:

@@ -157,9 +157,11 @@ class DeviceCall(ExecutableCall):
         return self._calls.start(self._call, limit_s, here=False)
 
     def persist(self, limit_s: float) -> Callable[..., Any]:
+        call = self._calls.lasting(self._call)
+
         def again(wait: bool = True) -> Any:
             self._check_usable()
-            work = self._calls.start(self._call, limit_s, here=wait)
+            work = self._calls.start(call, limit_s, here=wait)
             return work.wait() if wait else work
 
         return again

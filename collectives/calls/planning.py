@@ -201,7 +201,7 @@ class CallPlanner:
         self._host_layout = host_layout
         self._options = options
         self._calls: dict[tuple[CallSpec, ...], Call] = {}
-        self._announcing: dict[tuple[CallSpec, ...], Call] = {}
+        self._announcing: dict[tuple[int, tuple[CallSpec, ...]], Call] = {}
 
     def find(self, *specs: CallSpec) -> Call:
         """Return the call of this spec. Several specs, which differ only in arrays and ops, become one fused call.
@@ -234,16 +234,20 @@ class CallPlanner:
         algorithm = f"{exchange.collective} {call.signature.algorithm}"
         return replace(call, signature=_signature((spec,), algorithm, call.segments))
 
-    def announcing(self, *specs: CallSpec) -> Call:
-        """Return a barrier with the signature of a call on a device, whose elements travel by other means."""
+    def announcing(self, *specs: CallSpec, plan: int = 0) -> Call:
+        """Return a barrier with the signature of a call on a device, whose elements travel by other means.
+
+        A persistent call has a number `plan`, on which all ranks must agree too.
+        """
         barrier = self.find(CallSpec("barrier", algorithm="auto"))
-        call = self._announcing.get(specs)
+        call = self._announcing.get((plan, specs))
         if call is None or call.plan is not barrier.plan:
             if len(self._announcing) >= _MOST_CALLS:
                 self._announcing.clear()
             signature = _signature(specs, barrier.signature.algorithm, barrier.segments)
-            call = replace(barrier, signature=replace(signature, memory="device"))
-            self._announcing[specs] = call
+            memory = f"device, as plan {plan}" if plan else "device"
+            call = replace(barrier, signature=replace(signature, memory=memory))
+            self._announcing[plan, specs] = call
         return call
 
     def predicted_s(self, spec: CallSpec) -> float:

@@ -9,6 +9,7 @@
 - `segments`: how a staged call is cut into segments
 - `point_to_point`: messages
 - `adapters`: the table of libraries for GPU arrays
+- `registered_arrays`: `un.empty` on a GPU
 - `workspace`: memory and streams for work between calls, such as on gradients
 - `result_array`: a GPU array of Unisono's own, for results
 """

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakMethod, finalize
@@ -37,7 +38,7 @@ from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.by_nccl import ByNccl, asks_for_nccl, check_for_nccl
 from unisono.collectives.device.contracts import HostCalls, Route
 from unisono.collectives.device.routes import ByIpc, Staged
-from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DeviceWork, keep_late
+from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DevicePlan, DeviceWork, keep_late
 from unisono.deadlines import Deadline
 from unisono.errors import TransportUnavailableError, UnisonoError, UsageError
 from unisono.options import Options
@@ -80,6 +81,7 @@ class DeviceCalls:
         self._by_nccl: ByNccl | None = None
         self._arriving: deque[Arrival] = deque()
         self._is_stopped = False
+        self._plans = 0  # the number of persistent calls that have been used
         # If the program never closes the communicator, arrays that the device still uses must not be freed either.
         finalize(self, keep_late, self._arriving).atexit = False
 
@@ -100,7 +102,7 @@ class DeviceCalls:
         if asks_for_nccl(call):
             check_for_nccl(call)
         self._set_up(device, with_nccl=asks_for_nccl(call))
-        announced = self._calls.announcing(*(array.spec for array in call.checked.arrays))
+        announced = self._calls.announcing(*(array.spec for array in call.checked.arrays), plan=self._number_of(call))
         announcement = self._executor.start(announced, None, None)
         announcement.run_in_background(limit_s)
         ready = [_recorded(device, stream) for stream in streams]
@@ -117,6 +119,10 @@ class DeviceCalls:
         check = partial(self._executor.check, name)
         work = DeviceWork(self._works, operation, limit_s, call.checked.finish, arrival, check, self._is_intact)
         return self._works.keep(work)
+
+    def lasting(self, call: CheckedDeviceCall) -> CheckedDeviceCall:
+        """Return a call that can be started again and again on the same arrays, as all ranks do."""
+        return replace(call, plan=DevicePlan())
 
     def route(self, collective: str) -> str:
         """Describe, for `explain`, how GPU arrays travel in a collective; an empty text before the first call."""
@@ -175,6 +181,15 @@ class DeviceCalls:
             )
         if with_nccl and self._nccl_links is None:
             self._nccl_links = self._executor.subgroup(range(self._executor.size))
+
+    def _number_of(self, call: CheckedDeviceCall) -> int:
+        """Return the number of a persistent call, which has a new one at its first use; 0 for any other call."""
+        if call.plan is None:
+            return 0
+        if not call.plan.number:
+            self._plans += 1
+            call.plan.number = self._plans
+        return call.plan.number
 
     def _keep(self, arrival: Arrival) -> None:
         """Keep the arrays of a call alive until the device has done the call."""

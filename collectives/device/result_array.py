@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class DeviceArray:
 
     def __init__(
         self,
-        memory: DeviceMemory,
+        memory: Memory,
         shape: tuple[int, ...],
         strides: tuple[int, ...],
         dtype: np.dtype[Any],
@@ -95,6 +95,24 @@ class DeviceArray:
         return lend_by_dlpack(self, self._memory.pointer, self.__dlpack_device__())
 
 
+class Memory(Protocol):
+    """Device memory of an array; see `DeviceMemory`."""
+
+    @property
+    def device(self) -> Device:
+        """The device."""
+
+    @property
+    def pointer(self) -> int:
+        """The address there."""
+
+    def lend(self, stream: Stream | None) -> None:
+        """Note that `stream` uses the memory; None for a stream that is not known."""
+
+    def order(self, later: Stream, earlier: Stream) -> None:
+        """Make later work of one stream, which uses the memory, wait for the work that the other stream has now."""
+
+
 class DeviceMemory:
     """Device memory for work on `stream`, freed when no object refers to this one any more.
 
@@ -124,11 +142,16 @@ class DeviceMemory:
     def order(self, later: Stream, earlier: Stream) -> None:
         """Make later work of one stream, which uses the memory, wait for the work that the other stream has now."""
         self.lend(later)
-        if later != earlier:
-            event = self.device.new_event()
-            self.device.record(event, earlier)
-            self.device.wait(later, event)
-            self.device.end_event(event)
+        order_streams(self.device, later, earlier)
+
+
+def order_streams(device: Device, later: Stream, earlier: Stream) -> None:
+    """Make later work of one stream wait for the work that the other stream has now."""
+    if later != earlier:
+        event = device.new_event()
+        device.record(event, earlier)
+        device.wait(later, event)
+        device.end_event(event)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda import staging
 from unisono.transports.cuda.device import Device, Event
 from unisono.transports.cuda.ipc import DeviceCollectives
+from unisono.transports.cuda.shown_arrays import Shown
 from unisono.transports.cuda.staging import Piece
 from unisono.transports.reductions.definition import numpy_dtype
 
@@ -64,12 +65,21 @@ class ByIpc:
         for event in ready:
             self._device.wait(self._stream, event)
         try:
-            for array in call.checked.arrays:
-                self._issue_array(array, deadline)
+            for array, shown in zip(call.checked.arrays, self._shown(call, deadline), strict=True):
+                self._issue_array(array, shown, deadline)
         finally:
             self._device.record(finished, self._stream)
 
-    def _issue_array(self, array: BoundArray, deadline: Deadline) -> None:
+    def _shown(self, call: CheckedDeviceCall, deadline: Deadline) -> Sequence[Shown | None]:
+        """Return for each array where the ranks read those of others; at the first use of a plan, they agree on it."""
+        if call.plan is None:
+            return [None] * len(call.checked.arrays)
+        if call.plan.shown is None:
+            pieces = [(_piece(array.source), _piece(array.target)) for array in call.checked.arrays]
+            call.plan.shown = self._collectives.agree(pieces, deadline.remaining_s())
+        return call.plan.shown
+
+    def _issue_array(self, array: BoundArray, shown: Shown | None, deadline: Deadline) -> None:
         planned = self._calls.find(array.spec)
         operation = self._collectives.start(
             planned.signature,
@@ -78,6 +88,7 @@ class ByIpc:
             address_of(array.target),
             self._stream,
             as_request(array.spec.algorithm).algorithm,
+            shown,
         )
         operation.wait(deadline.remaining_s())
 
@@ -166,6 +177,10 @@ class Staged:
 def address_of(array: AnyArray | None) -> int:
     """Return the address of an array on a device; 0 without an array."""
     return 0 if array is None else array.ctypes.data
+
+
+def _piece(array: AnyArray | None) -> Piece:
+    return address_of(array), 0 if array is None else array.nbytes
 
 
 def _pieces(array: AnyArray | None, runs: Sequence[Run], itemsize: int, *, is_kept: bool = False) -> list[Piece]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from unisono.collectives.device.adapters import DeviceArrays
 from unisono.deadlines import Deadline
 from unisono.transports.contracts.executor import Operation
 from unisono.transports.cuda.device import Device, Event, is_over
+from unisono.transports.cuda.shown_arrays import Shown
 from unisono.transports.cuda.staging import await_event
 
 Result = TypeVar("Result")
@@ -19,10 +20,25 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class CheckedDeviceCall:
-    """A call whose arguments this rank has checked, and its GPU arrays."""
+    """A call whose arguments this rank has checked, and its GPU arrays; a persistent call has a plan."""
 
     checked: CheckedCall
     memory: DeviceArrays
+    plan: DevicePlan | None = None
+
+
+@dataclass(slots=True)
+class DevicePlan:
+    """What the ranks have agreed on about a persistent call, at its first use.
+
+    Attributes:
+        number: counts the persistent calls of a communicator that have been used; 0 before the first use. The same
+            number means the same persistent call on all ranks.
+        shown: for each array, where the ranks read the arrays of others; None before the first use over CUDA IPC.
+    """
+
+    number: int = 0
+    shown: Sequence[Shown | None] | None = None
 
 
 class Arrival:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -184,6 +187,37 @@ def check_capture(world: un.Communicator, library: str) -> list[str]:
     return failures
 
 
+def check_plans(world: un.Communicator, library: str) -> list[str]:
+    """Use plans on arrays of `un.empty` and of a library, in all mixtures; return the wrong results."""
+    wrong = []
+    with cuda_bench() as bench, world.dup() as comm:
+        device = bench.device
+        pinned = device.pin(4 * N).view(np.float32)
+        with patch.dict(sys.modules, {} if library == "cupy" else {"cupy": None}):
+            registered = [un.empty(N, "float32", device="cuda") for _ in range(2)]
+        others = [InterfaceArray(bench, np.zeros(N, np.float32), int(LEGACY_STREAM)) for _ in range(2)]
+        for mixture in itertools.product((True, False), repeat=2):
+            is_registered = mixture if comm.rank == 0 else mixture[::-1]
+            x, out = (registered[i] if is_registered[i] else others[i] for i in range(2))
+            plan = comm.plan("allreduce", x, out=out)
+            for turn in range(3):
+                pinned[:] = turn + comm.rank
+                device.copy(_pointer(x), pinned.ctypes.data, 4 * N, LEGACY_STREAM)
+                plan()
+                bench.finish(LEGACY_STREAM)
+                found = bench.values(_pointer(out), pinned)
+                expected = comm.size * turn + comm.size * (comm.size - 1) // 2
+                wrong += [f"{mixture}, turn {turn}: {found[:1]} is not {expected}"] if (found != expected).any() else []
+            del plan
+        device.unpin(pinned.view(np.uint8))
+        del registered, others, x, out
+    return wrong
+
+
+def _pointer(array: Any) -> int:
+    return int(array.__cuda_array_interface__["data"][0])
+
+
 @pytest.fixture(params=LIBRARIES)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
@@ -205,6 +239,11 @@ def test_calls_on_gpu_arrays_are_right_on_every_stream(library: str, transports:
 def test_gradients_on_a_gpu_are_averaged_and_compressed_there(library: str, transports: str) -> None:
     options = un.Options(transports=transports)
     assert un.launch(check_gradients, 2, library, options=options, timeout_s=DEADLINE_S) == [[]] * 2
+
+
+def test_plans_on_registered_arrays_are_right(library: str) -> None:
+    options = un.Options(transports="cuda_ipc,shm")
+    assert un.launch(check_plans, 2, library, options=options, timeout_s=DEADLINE_S) == [[]] * 2
 
 
 def test_calls_on_gpu_arrays_leave_a_capture_in_another_thread_alone(library: str) -> None:

@@ -5,6 +5,7 @@
   `context`: makes the context of a device current. `memory_pool`: memory that streams take and give.
 - `ipc`: `DeviceCollectives`, the `cuda_ipc` transport. `executor`: issues a plan to a stream.
 - `peer_exchange`, `peer_board`, `host_memory`: the ranks of a host find each other's device memory.
+- `registered_memory`: memory that other processes may open. `shown_arrays`: arrays there that ranks show each other.
 - `channel`: slabs and signals (flags or events) between devices. `layout`: the memory of a call.
 - `issued_calls`: work that is issued again, as data. `native_programs`: the same, compiled for native code.
 - `ipc_probe`: tests whether IPC works.

@@ -36,6 +36,7 @@ from unisono.transports.cuda.device import Device, Stream
 from unisono.transports.cuda.issued_calls import IssuedCall, Method
 from unisono.transports.cuda.layout import Layout, Place
 from unisono.transports.cuda.peer_board import mark_of
+from unisono.transports.cuda.shown_arrays import Shown
 from unisono.transports.executors.lane import Lane, Posted
 
 ABLE: tuple[type, ...] = (Copy, Reduce, Read, ReadReduce, Signal, Wait)
@@ -70,7 +71,8 @@ class Bound:
         extent: elements, dtype and operation.
         segments: the number of segments, over which the plan runs one after the other.
         layouts: the memory of each rank.
-        direct: whether ranks read each other's arrays instead of images.
+        direct: whether ranks of one process read each other's arrays instead of images.
+        shown: the addresses in this process of arrays that are read where they lie.
         repeats: issue segments again, by what decides about them besides this object. Over flags, the same calls issue
             the same segment: with the same arrays, slabs and stream, only the numbers of flags differ.
     """
@@ -81,6 +83,7 @@ class Bound:
     segments: int
     layouts: Sequence[Layout]
     direct: bool
+    shown: Shown | None = None
     repeats: dict[tuple[object, ...], Repeat] = field(default_factory=dict)
 
     @property
@@ -107,7 +110,14 @@ class Bound:
         return traffic
 
 
-def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: int, in_one_process: bool) -> Bound:
+def bind(
+    rank: int,
+    plans: Sequence[Plan],
+    extent: Extent | None,
+    most_nbytes: int,
+    in_one_process: bool,
+    shown: Shown | None = None,
+) -> Bound:
     """Return a call bound to memory. It has the fewest segments whose exposed blocks fit a slab of `most_nbytes`.
 
     A slab is the device memory of a rank that the other ranks can read.
@@ -118,6 +128,7 @@ def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: i
         extent: elements of INPUT and OUTPUT, dtype and operation; None for a barrier.
         most_nbytes: the largest slab. It is exceeded only if one element of each block does not fit.
         in_one_process: whether all ranks are in this process.
+        shown: the addresses of arrays of all ranks that are read where they lie. All ranks show the same ones.
     """
     extent = extent or _TOKEN
     lifted = extent.op is not None and extent.op.factor is not None
@@ -127,7 +138,8 @@ def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: i
     def has_image(owner: int, buffer: Buffer, block: int) -> bool:
         if buffer is Buffer.SCRATCH or (buffer is Buffer.INPUT and lifted):
             return True
-        return not direct and (buffer, block) in exposed[owner]
+        is_shown = direct or (shown is not None and shown[owner][buffer])
+        return not is_shown and (buffer, block) in exposed[owner]
 
     def layouts(segments: int) -> list[Layout]:
         shape = Shape(extent.elements, {})
@@ -140,7 +152,7 @@ def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: i
     while (nbytes := max(layout.nbytes for layout in of_ranks)) > most_nbytes and segments < max(extent.elements):
         segments = min(max(segments + 1, -(-segments * nbytes // most_nbytes)), max(extent.elements))
         of_ranks = layouts(segments)
-    return Bound(rank, plans, extent, segments, of_ranks, direct)
+    return Bound(rank, plans, extent, segments, of_ranks, direct, shown)
 
 
 class SegmentRun:
@@ -300,7 +312,8 @@ class SegmentRun:
             return self._operands[place.buffer] + place.offset
         if place.image >= 0:
             return self._channel.slab(owner) + place.image
-        return self._channel.operands(owner)[place.buffer] + place.offset
+        operands = self._channel.operands(owner) if self._bound.shown is None else self._bound.shown[owner]
+        return operands[place.buffer] + place.offset
 
     def _reads_own(self, place: Place) -> bool:
         """Return whether this rank reads a block from the caller's array."""

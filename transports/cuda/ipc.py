@@ -49,7 +49,9 @@ from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Stream, is_over
 from unisono.transports.cuda.executor import ABLE, Bound, Repeat, SegmentRun, bind
 from unisono.transports.cuda.issued_calls import IssuedCall
-from unisono.transports.cuda.peer_exchange import PeerExchange
+from unisono.transports.cuda.peer_exchange import PeerExchange, exchange
+from unisono.transports.cuda.registered_memory import registry_of
+from unisono.transports.cuda.shown_arrays import Piece, Shown, ShownArrays
 from unisono.transports.executors.plan_checks import check_plan, check_reads
 from unisono.transports.executors.polling import pauses_of_polling, wait_by_polling
 
@@ -99,6 +101,7 @@ class DeviceCollectives:
         self._bound: dict[tuple[object, ...], Bound] = {}
         self._started: deque[DeviceOperation] = deque()
         self._traffic: dict[int, Traffic] = {}
+        self._shown: list[ShownArrays] = []
         self._failure: UnisonoError | None = None
         self._has_released = False
         self._is_closed = False
@@ -130,6 +133,7 @@ class DeviceCollectives:
         target: int,
         stream: Stream,
         algorithm: str | None = None,
+        shown: Shown | None = None,
     ) -> DeviceOperation:
         """Start a call on flat contiguous arrays; does not block.
 
@@ -143,6 +147,7 @@ class DeviceCollectives:
             target: the address of OUTPUT, which may be that of INPUT; ignored if the call has none.
             stream: the stream to issue to.
             algorithm: an algorithm over mapped memory; None: choose one.
+            shown: the result of `agree` for these arrays; None if they are read by images.
 
         Raises:
             UsageError: this object is closed, or the call is refused.
@@ -155,13 +160,35 @@ class DeviceCollectives:
                 raise UsageError(reason, operation=str(signature))
             self.check(str(signature))
             name = algorithm or self._chosen(signature.collective, extent)
-            bound = self._bind(signature, extent, name)
+            bound = self._bind(signature, extent, name, shown)
             operation = DeviceOperation(self, bound, signature, (source, target), stream)
             self._started.append(operation)
             self.progress()
             if self._watch is not None:
                 self._watch.begin()
             return operation
+
+    def agree(self, calls: Sequence[tuple[Piece, Piece]], timeout_s: float) -> Sequence[Shown | None]:
+        """Show the other ranks the arrays of some calls, as far as they are registered.
+
+        All ranks call this at the same point. Ranks of one process read each other's arrays anyway.
+
+        Args:
+            calls: the address and bytes of INPUT and OUTPUT of each call. They stay valid until `close`.
+            timeout_s: how long each of two exchanges may take.
+
+        Returns:
+            For each call the argument `shown` of `start`.
+
+        Raises:
+            PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: an exchange failed.
+        """
+        if self._peers.in_one_process:
+            return [None] * len(calls)
+        executor = self.executor
+        shown = ShownArrays(executor.rank, registry_of(self.device), lambda mine: exchange(executor, mine, timeout_s))
+        self._shown.append(shown)
+        return shown.agree(calls)
 
     def progress(self) -> None:
         """Issue what can be issued of the started calls. On an error, end the communicator on all ranks."""
@@ -260,6 +287,8 @@ class DeviceCollectives:
     def _release(self, patience_s: float, timeout_s: float) -> None:
         for channel in self.channels:
             channel.close_peers()
+        for arrays in self._shown:
+            arrays.close_peers()
         if not self._until(self.device.has_released, timeout_s):
             return  # other work of this process goes on, and peers may not free what is still open here
         boards = self._peers.boards
@@ -284,6 +313,8 @@ class DeviceCollectives:
         with self._releasing:
             for channel in self.channels:
                 channel.free()
+            for arrays in self._shown:
+                arrays.free()
         for board in self._peers.boards:
             board.close()
         assert self._side is not None
@@ -325,15 +356,15 @@ class DeviceCollectives:
             self._plans[place] = plans
         return self._plans[place]
 
-    def _bind(self, signature: Signature, extent: Extent | None, name: str) -> Bound:
+    def _bind(self, signature: Signature, extent: Extent | None, name: str, shown: Shown | None) -> Bound:
         lifted = extent is not None and extent.op is not None and extent.op.factor is not None
-        place = signature.collective, name, signature.root, extent, lifted
+        place = signature.collective, name, signature.root, extent, lifted, shown
         if place not in self._bound or lifted:
             if len(self._bound) >= _MOST_BOUND:
                 self._bound.clear()
             plans = self._plans_of(signature.collective, name, signature.root or 0)
             in_one_process = self._peers.in_one_process
-            self._bound[place] = bind(self.executor.rank, plans, extent, self._slab_nbytes, in_one_process)
+            self._bound[place] = bind(self.executor.rank, plans, extent, self._slab_nbytes, in_one_process, shown)
         return self._bound[place]
 
     def _count(self, bound: Bound) -> None:
