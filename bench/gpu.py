@@ -55,8 +55,9 @@ class Stage(NamedTuple):
 TESTS = tuple(
     str(ROOT / "tests" / name)
     for name in (
-        *("transports/test_cuda_driver.py", "transports/test_gpu_collectives.py", "transports/test_nccl.py"),
-        *("collectives/test_device_contract.py", "collectives/test_gpu_arrays.py"),
+        *("transports/test_cuda_driver.py", "transports/test_cuda_programs.py", "transports/test_nccl.py"),
+        *("transports/test_gpu_collectives.py", "collectives/test_device_contract.py"),
+        "collectives/test_gpu_arrays.py",
     )
 )
 _SMALL_KERNELS = ("--sizes", "4K,100", "--dtypes", "float32", "--sources", "2,3", "--flush", "4096")

@@ -127,7 +127,8 @@ def test_program_ends_at_a_failed_call_as_python_does(
         with monkeypatch.context() as patch:
             patch.setenv(fake_cuda.FAIL, f"{call}={code}")
             patch.setenv(fake_cuda.LOG, str(log))
-            outcome = error_of(again)
+            kind, text = error_of(again)
+        outcome = kind, text.partition(" is not a valid CUresult")[0]  # which some versions of the binding append
         issued = [line for line in lines_of(log) if not line.startswith("cuCtx")]
         seen.append((outcome, issued, calls.numbers(), bench.device._context.is_lost))  # type: ignore[attr-defined]
         assert int(bench.device._driver("cuCtxGetCurrent")) == int(before)  # type: ignore[attr-defined]
