@@ -350,7 +350,9 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         reduced = [(DTYPES[dtype], operation(op))]
         name, varying = VECTOR_CALLS.get(collective, collective), collective in VECTOR_CALLS
         explanation = explain(self._planner.question(name, nbytes, reduced, request, varying=varying), self.tuner_state)
-        return replace(explanation, links=self._executor.links(), on_device=self._devices.route(name))
+        return replace(
+            explanation, links=self._executor.links(), on_device=self._devices.route(name, nbytes, DTYPES[dtype])
+        )
 
     def stats(self) -> Statistics:
         """Return counters: traffic by peer and transport, collective calls, and bytes of arrays on a GPU.

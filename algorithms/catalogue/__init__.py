@@ -9,6 +9,7 @@ flat.py           the table of the algorithms that are not composed, and of the 
 registry.py       the table of all algorithms, and look-ups by name
 registration.py   `un.algorithm`: proves and registers an algorithm of a user
 costs.py          costs in closed form
+on_devices.py     which algorithms over mapped memory GPUs run, and which of them by a rule
 host_crossing.py  the part of a cost that lies between hosts
 references.py     the papers that algorithms and costs are taken from
 variants.py       algorithms with parameters as text, such as "knomial(radix=3)"

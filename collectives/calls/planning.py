@@ -24,7 +24,8 @@ from unisono.options import Options
 from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.contracts.call import Argument, Call, Extent, Signature, VendorRefusal
-from unisono.tuning.decide.choice import NO_STATE, Choice, Question, TunerState, choose
+from unisono.tuning.decide.choice import NO_STATE, Choice, Explanation, Question, TunerState, choose
+from unisono.tuning.decide.device_routes import LINK, explain_route
 from unisono.tuning.decide.model import shown
 
 _log = log.get("tuning")
@@ -296,6 +297,41 @@ class CallPlanner:
             ),
             dtype="narrow" if any(dtype.accumulate != dtype.name for dtype, _ in reduced) else "plain",
         )
+
+    def explain_route(
+        self,
+        collective: str,
+        nbytes: int,
+        dtype: DType | None,
+        algorithm: str | None,
+        refusals: Mapping[str, str | None],
+    ) -> Explanation:
+        """Explain the route of a call on arrays of a GPU; see `device_routes.explain_route`.
+
+        Args:
+            collective: its name in the registry.
+            nbytes: the bytes of the whole vector.
+            dtype: the dtype of the elements.
+            algorithm: the route that the call forces, if any.
+            refusals: by name, the reason why the ranks cannot take a route; None if they can.
+
+        Raises:
+            NoAlgorithmError: the forced route is refused or unknown, or all routes are.
+        """
+        hosts, link = self._host_layout.hosts, self._host_layout.link
+        is_narrow = dtype is not None and dtype.accumulate != dtype.name
+        question = Question(
+            collective=collective,
+            nbytes=nbytes,
+            size=self._size,
+            link=link if len(hosts) > 1 else LINK,
+            algorithm=algorithm or "auto",
+            hosts=hosts,
+            dtype="narrow" if is_narrow else "plain",
+            memory="device",
+        )
+        with _core.DefaultFloatEnvironment():
+            return explain_route(question, refusals, self.tuner_state)
 
     def _preferred(self, collective: str, nbytes: int) -> str:
         """Return the algorithm that the options force, if the collective has it, and otherwise "auto"."""

@@ -40,6 +40,7 @@ from unisono.collectives.device.contracts import HostCalls, Route
 from unisono.collectives.device.routes import ByIpc, Staged
 from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DevicePlan, DeviceWork, keep_late
 from unisono.deadlines import Deadline
+from unisono.dtypes import DType
 from unisono.errors import TransportUnavailableError, UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports.contracts.executor import Executor, Operation
@@ -124,14 +125,20 @@ class DeviceCalls:
         """Return a call that can be started again and again on the same arrays, as all ranks do."""
         return replace(call, plan=DevicePlan())
 
-    def route(self, collective: str) -> str:
-        """Describe, for `explain`, how GPU arrays travel in a collective; an empty text before the first call."""
+    def route(self, collective: str, nbytes: int, dtype: DType) -> str:
+        """Describe, for `explain`, how GPU arrays travel in a call; an empty text before the first call."""
         if self._staged is None:
             return ""
         if self._by_ipc is None:
             return "staged through the host, as cuda_ipc is not among the transports"
         refusal = self._by_ipc.refuses_collective(collective)
-        return "cuda_ipc" if refusal is None else f"staged through the host, as {refusal}"
+        if refusal is not None:
+            return f"staged through the host, as {refusal}"
+        explanation = self._by_ipc.explain(collective, nbytes, dtype)
+        choice, candidates = explanation.choice, explanation.candidates
+        times = [f"{each.algorithm} {each.measured_s * 1e6:.1f} us" for each in candidates if each.measured_s]
+        way = "staged through the host" if choice.algorithm == "staged" else f"cuda_ipc by {choice.algorithm}"
+        return f"{way}, chosen by tier {choice.tier!r}{(times and ', measured: ' + ', '.join(times)) or ''}"
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the bytes moved over CUDA IPC, by peer."""
@@ -243,7 +250,9 @@ class DeviceCalls:
             return self._by_nccl
         if self._links is not None and self._by_ipc is None:
             self._by_ipc = ByIpc(self._links, self._calls, self._device, deadline.remaining_s())
-        return self._by_ipc if self._by_ipc is not None and self._by_ipc.refuses(call) is None else self._staged
+        by_ipc = self._by_ipc
+        is_able = by_ipc is not None and by_ipc.refuses(call) is None and by_ipc.takes(call)
+        return by_ipc if by_ipc is not None and is_able else self._staged
 
 
 def _recorded(device: Device, stream: Stream) -> Event:

@@ -15,6 +15,7 @@ from weakref import WeakMethod
 
 from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.work import Works
+from unisono.dtypes import DType
 from unisono.options import Options
 from unisono.records import record
 from unisono.transports.contracts.executor import Executor
@@ -65,9 +66,9 @@ class Devices:
         """The messages."""
         return self._parts().messages
 
-    def route(self, collective: str) -> str:
-        """Return `DeviceCalls.route(collective)`, or an empty text before the first call on a GPU array."""
-        return "" if self._parts_if_any is None else self._parts_if_any.calls.route(collective)
+    def route(self, collective: str, nbytes: int, dtype: DType) -> str:
+        """Return `DeviceCalls.route`, or an empty text before the first call on a GPU array."""
+        return "" if self._parts_if_any is None else self._parts_if_any.calls.route(collective, nbytes, dtype)
 
     def statistics(self) -> DeviceStatistics:
         """Return how many bytes calls and messages on GPU arrays have moved so far."""

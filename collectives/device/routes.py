@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from unisono.algorithms.catalogue.on_devices import ROUTES
 from unisono.collectives.calls.planning import CallPlanner, CallSpec, as_request
 from unisono.collectives.calls.prepared import BoundArray
 from unisono.collectives.custom_ops.functions import is_by_function
@@ -16,6 +17,7 @@ from unisono.collectives.device.contracts import HostCalls
 from unisono.collectives.device.segments import Run, Segment, segments_of
 from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
+from unisono.dtypes import DType
 from unisono.errors import UnisonoError
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.contracts.executor import Executor
@@ -26,9 +28,13 @@ from unisono.transports.cuda.ipc import DeviceCollectives
 from unisono.transports.cuda.shown_arrays import Shown
 from unisono.transports.cuda.staging import Piece
 from unisono.transports.reductions.definition import numpy_dtype
+from unisono.tuning.decide.choice import Explanation
+from unisono.tuning.decide.device_routes import LINK, routes_of
 
 # Bytes of the whole vector that are staged at once.
 SEGMENT_NBYTES = 4 << 20
+# The most calls whose choice of the tuner is kept.
+_MOST_CHOSEN = 256
 
 
 class ByIpc:
@@ -39,6 +45,7 @@ class ByIpc:
         self._device = device
         self._collectives = DeviceCollectives(executor, device, timeout_s=timeout_s)
         self._stream = device.new_stream()
+        self._chosen: dict[CallSpec, str] = {}
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:
         return next((reason for array in call.checked.arrays if (reason := self.refuses_spec(array.spec))), None)
@@ -60,6 +67,28 @@ class ByIpc:
         )
         refusal = next((reason for applies, reason in reasons if applies), None)
         return refusal or self._collectives.refuses(spec.collective, request.algorithm)
+
+    def takes(self, call: CheckedDeviceCall) -> bool:
+        """Return whether the tuner chooses this route for a call that it does not refuse. It is equal on all ranks."""
+        return not any(self._choice(array.spec) in ROUTES for array in call.checked.arrays)
+
+    def explain(self, collective: str, nbytes: int, dtype: DType | None, algorithm: str | None = None) -> Explanation:
+        """Return the routes of a call, and the tuner's choice; raises as `CallPlanner.explain_route` does."""
+        refusals = {
+            name: self._collectives.refuses(collective, name) if transport == LINK else None
+            for name, transport in routes_of(collective).items()
+        }
+        return self._calls.explain_route(collective, nbytes, dtype, algorithm, refusals)
+
+    def _choice(self, spec: CallSpec) -> str:
+        """Return the algorithm for an array, or the name of another route."""
+        if spec not in self._chosen:
+            if len(self._chosen) >= _MOST_CHOSEN:
+                self._chosen.clear()
+            nbytes = spec.layout.whole * spec.dtype.itemsize if spec.layout and spec.dtype else 0
+            forced = as_request(spec.algorithm).algorithm
+            self._chosen[spec] = self.explain(spec.collective, nbytes, spec.dtype, forced).choice.algorithm
+        return self._chosen[spec]
 
     def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         for event in ready:
@@ -87,7 +116,7 @@ class ByIpc:
             address_of(array.source),
             address_of(array.target),
             self._stream,
-            as_request(array.spec.algorithm).algorithm,
+            self._choice(array.spec),
             shown,
         )
         operation.wait(deadline.remaining_s())

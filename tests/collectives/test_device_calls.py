@@ -516,7 +516,10 @@ def without_handles(world: un.Communicator) -> tuple[str, bool, bool]:
 
 def test_explain_says_what_carries_device_arrays(ranks: NativeRanks) -> None:
     way, by_ipc, by_host = ranks.run_calls(on_double, route_of_a_call)[0]
-    assert (way == "cuda_ipc", "not among the transports" in way) == (by_ipc, by_host)
+    assert (way == "cuda_ipc by one_shot, chosen by tier 'rule'", "not among the transports" in way) == (
+        by_ipc,
+        by_host,
+    )
     assert by_ipc != by_host
 
 

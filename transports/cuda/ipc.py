@@ -33,7 +33,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from unisono.algorithms.catalogue.registry import algorithms_of, find
+from unisono.algorithms.catalogue.on_devices import mapped_names, usual_on_devices
+from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.plan import Plan
 from unisono.errors import (
     AbortedError,
@@ -59,9 +60,6 @@ NAME = "cuda_ipc"
 # Each segment of a call costs the host about as much as a small call, so long calls have few.
 SLAB_NBYTES = 512 << 20
 _FIRST_SLAB_NBYTES = 2 << 20
-# Up to this many bytes of all contributions together, it is faster that every rank reads all of them than to
-# synchronise once more.
-_ONE_SHOT_NBYTES = 1 << 20
 # The pause between two looks for failures while the device works.
 _WATCH_S = 0.01
 # The most repeats that are kept of a bound call.
@@ -116,7 +114,7 @@ class DeviceCollectives:
         """
         if self.refusal is not None:
             return self.refusal
-        names = _mapped(collective) if algorithm is None else [algorithm]
+        names = mapped_names(collective) if algorithm is None else [algorithm]
         if not names:
             return f"there is no {collective} over mapped memory"
         try:
@@ -159,7 +157,8 @@ class DeviceCollectives:
             if (reason := self.refuses(signature.collective, algorithm)) is not None:
                 raise UsageError(reason, operation=str(signature))
             self.check(str(signature))
-            name = algorithm or self._chosen(signature.collective, extent)
+            nbytes = 0 if extent is None else extent.elements[0] * extent.dtype.itemsize
+            name = algorithm or usual_on_devices(signature.collective, nbytes, self.executor.size) or ""
             bound = self._bind(signature, extent, name, shown)
             operation = DeviceOperation(self, bound, signature, (source, target), stream)
             self._started.append(operation)
@@ -333,13 +332,6 @@ class DeviceCollectives:
             if pause is not None:
                 time.sleep(pause)
         return False
-
-    def _chosen(self, collective: str, extent: Extent | None) -> str:
-        names = _mapped(collective)
-        if collective != "allreduce" or extent is None:
-            return names[0]
-        nbytes = extent.elements[0] * extent.dtype.itemsize * self.executor.size
-        return "one_shot" if nbytes <= _ONE_SHOT_NBYTES else "two_shot"
 
     def _plans_of(self, collective: str, name: str, root: int) -> Sequence[Plan]:
         """Return the plans of all ranks; raises an error with the reason of `refuses`."""
@@ -544,8 +536,3 @@ class DeviceOperation:
         me = members[self._owner.executor.rank]
         peer = awaited[0] if awaited else None
         return CollectiveTimeoutError(f"rank {me} waited {self._timeout_s:g} s for {ranks} in {self.name}", peer=peer)
-
-
-def _mapped(collective: str) -> list[str]:
-    """Return the names of the algorithms over mapped memory."""
-    return [name for name, algorithm in algorithms_of(collective).items() if algorithm.mapped]

@@ -1,6 +1,7 @@
 """Decides which algorithm a call uses.
 
 - `choice.py`: the tuner's choice for a question, with all candidates and their refusals.
+- `device_routes.py`: the choice for arrays on a GPU: CUDA IPC with one of its algorithms, or staged.
 - `forced_rules.py`: rules that force algorithms by collective and size.
 - `lint.py`: finds suspicious decisions and times in a decision table.
 - `model.py`: predicts times by closed-form costs of algorithms.

@@ -88,6 +88,7 @@ class Question:
         vendors: the library algorithms that the ranks can use, each with the reason why it cannot run this call, or
             None if it can.
         dtype: the class of dtypes: "narrow" if elements are combined in a wider type, else "plain".
+        memory: where the arrays are, "host" or "device"; see `device_routes` for the latter.
     """
 
     collective: str
@@ -104,6 +105,7 @@ class Question:
     order: Order | None = None
     vendors: tuple[tuple[str, str | None], ...] = ()
     dtype: str = "plain"
+    memory: str = "host"
 
     @property
     def ranks_per_host(self) -> int:
@@ -222,13 +224,13 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
         UsageError: `hosts` does not name every rank exactly once, or the algorithm has no such parameters.
     """
     forced = None if question.algorithm == "auto" else _forced(question)
-    reading = _reading(question, state)
+    reading = reading_of(question, state)
     times = reading.times_s if reading else {}
     named = [*([forced] if forced else []), *_variants_of(reading)]
     rows = dict.fromkeys([*(Variant(each.name) for each in looked_at(question)), *named])
     candidates = sorted(
         (candidate(row, question, state, times.get(str(row)), row in named) for row in rows),
-        key=_sort_key,
+        key=candidate_key,
     )
     best, tier = _best(candidates, forced, reading)
     if best.refusal is not None and forced:
@@ -259,7 +261,7 @@ def _why_not_forced(forced: Candidate, candidates: Sequence[Candidate], question
     return f"{reason}; {', '.join(names)}{' and ' if names else ''}{last} can carry out this {question.collective}"
 
 
-def _sort_key(each: Candidate) -> tuple[bool, bool, float]:
+def candidate_key(each: Candidate) -> tuple[bool, bool, float]:
     """Return the sort key of a candidate: refused ones come last, measured ones before predicted ones, then by time."""
     return each.refusal is not None, each.measured_s is None, each.measured_s or each.predicted_s or 0.0
 
@@ -294,11 +296,17 @@ def _context(question: Question, state: TunerState) -> Any:
     from unisono.tuning.measure.measurement_log import Context
 
     return Context(
-        state.machine, question.collective, question.link, question.dtype, question.size, question.ranks_per_host
+        state.machine,
+        question.collective,
+        question.link,
+        question.dtype,
+        question.size,
+        question.ranks_per_host,
+        question.memory,
     )
 
 
-def _reading(question: Question, state: TunerState) -> Reading | None:
+def reading_of(question: Question, state: TunerState) -> Reading | None:
     """Return the reading of the decision table, or None if there is none or the model is the better source.
 
     The model is better than a reading that was interpolated between numbers of ranks if whole calls were calibrated

@@ -34,7 +34,7 @@ class Context(NamedTuple):
         dtype: the class of dtypes: "plain" or "narrow".
         ranks: the number of ranks.
         ranks_per_host: the largest number of ranks on one host.
-        memory: where the arrays are; always "host".
+        memory: where the arrays are: "host" or "device".
     """
 
     machine: str

@@ -21,6 +21,7 @@ from unisono.dtypes import DTYPES
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import Options, parse_nbytes
 from unisono.tuning.decide.choice import Candidate, Choice, Explanation, Question, TunerState, builder_params, explain
+from unisono.tuning.decide.device_routes import LINK, explain_route, routes_of
 from unisono.tuning.decide.forced_rules import forced
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import LINKS, at_level
@@ -52,6 +53,13 @@ def _nbytes(context: click.Context, parameter: click.Parameter, text: str | None
     "--table", type=click.Path(dir_okay=False, path_type=Path), help="Decision table.  [default: UNISONO_TABLE]"
 )
 @click.option("--topology", type=click.Path(dir_okay=False, path_type=Path), help="Simulate on a described machine.")
+@click.option(
+    "--memory",
+    type=click.Choice(["host", "device"]),
+    default="host",
+    show_default=True,
+    help="Where the arrays are; device: on a GPU of each rank, by the times of a table.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 @load_option
 def command(
@@ -66,6 +74,7 @@ def command(
     algorithm: str | None,
     table: Path | None,
     topology: Path | None,
+    memory: str,
     as_json: bool,
 ) -> None:
     """Explain which algorithm runs COLLECTIVE, and why; for example: unisono explain allreduce 1MiB -n 4.
@@ -96,6 +105,7 @@ def command(
         hosts=hosts,
         crowd=max(1.0, max(map(len, hosts), default=1) / _cores()),
         dtype="plain" if DTYPES[dtype].accumulate == dtype else "narrow",
+        memory=memory,
     )
     explanation, place, source = _explained(question, topology, str(table or options.table))
     if as_json:
@@ -111,6 +121,17 @@ def command(
 
 def _explained(question: Question, topology: Path | None, table: str) -> tuple[Explanation, str, str]:
     """Return the explanation, the place of its ranks, and the source of its times."""
+    if question.memory == "device":
+        if topology is not None:
+            raise UsageError("times on GPUs are measured, and not simulated: omit --topology")
+        able = dict.fromkeys(routes_of(question.collective))
+        on_device = dataclasses.replace(question, link=question.link if len(question.hosts) > 1 else LINK)
+        explanation = explain_route(on_device, able, _tuner_state(Path(table) if table else None))
+        return (
+            explanation,
+            f"on GPUs, {_place(on_device)}",
+            "times on GPUs come from a table; without one, a rule decides",
+        )
     if topology is None:
         explanation = explain(question, _tuner_state(Path(table) if table else None))
         return explanation, _place(question), _source(explanation)

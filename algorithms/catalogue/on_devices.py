@@ -1,0 +1,25 @@
+"""The ways that calls on GPU arrays take: algorithms over mapped memory and others, and a rule that chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unisono.algorithms.catalogue.registry import algorithms_of
+
+# The routes besides algorithms over mapped memory, by the name that tables have, with their transport.
+ROUTES: Mapping[str, str] = {"staged": "the host"}
+# Up to this many bytes of all contributions together, it is faster that every rank reads all of them than to
+# synchronise once more.
+_ONE_SHOT_NBYTES = 1 << 20
+
+
+def mapped_names(collective: str) -> list[str]:
+    """Return the names of the algorithms over mapped memory."""
+    return [name for name, algorithm in algorithms_of(collective).items() if algorithm.mapped]
+
+
+def usual_on_devices(collective: str, nbytes: int, size: int) -> str | None:
+    """Return the algorithm for vectors of `nbytes` on `size` ranks by a rule; None if there is none."""
+    if collective == "allreduce" and nbytes:
+        return "one_shot" if nbytes * size <= _ONE_SHOT_NBYTES else "two_shot"
+    return next(iter(mapped_names(collective)), None)
