@@ -64,11 +64,11 @@ _SMALL_KERNELS = ("--sizes", "4K,100", "--dtypes", "float32", "--sources", "2,3"
 _SMALL_VARIANTS = ("--size", "4K", "--dtypes", "float32", "--ops", "sum", "--sources", "2", "--flush", "4096")
 _SMALL_SANITIZER = ("--counts", "1,100", "--sources", "2,3")
 _SMALL_THREADS = ("--sizes", "1K,4K", "--calls", "3", "--held", "4096")
-_SMALL_PROCESSES = ("--libraries", "unisono", "--sizes", "1K", "--seconds", "0.01", "--deadline", "70")
+_SMALL_PROCESSES = ("--libraries", "unisono,unisono plans", "--sizes", "1K", "--seconds", "0.01", "--deadline", "70")
 # For each number of ranks, the time limit and the libraries. Each library takes seconds to start.
 _PROCESSES = (
-    (2, 70, "unisono,gloo,symm_mem two-shot,symm_mem one-shot,nccl,MPI staged"),
-    (4, 50, "unisono,gloo,symm_mem two-shot"),
+    (2, 75, "unisono,unisono plans,gloo,symm_mem two-shot,symm_mem one-shot,nccl,MPI staged"),
+    (4, 55, "unisono,unisono plans,gloo,symm_mem two-shot"),
     (8, 40, "unisono,gloo"),
 )
 

@@ -34,6 +34,7 @@ LIBRARIES = {
     library.name: library
     for library in (
         Library(OURS, "unisono_cuda", UNISONO_RUN, "UNISONO_RANK", binds=False),
+        Library("unisono plans", "unisono_cuda_plan", UNISONO_RUN, "UNISONO_RANK", binds=False),
         _torch("gloo", "gloo", **MOST),
         _torch("symm_mem one-shot", "one_shot", **MOST),
         _torch("symm_mem two-shot", "two_shot"),

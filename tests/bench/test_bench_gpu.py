@@ -161,9 +161,12 @@ def test_outcomes_of_tests_survive_the_deadline_of_their_stage(tmp_path: Path) -
 
 @pytest.mark.usefixtures("on_double")
 def test_gpu_processes_stage_measures_ranks_that_are_processes(tmp_path: Path) -> None:
-    (found,) = records(run_stages("processes-2", tmp_path / "results.json"), "allreduce")
-    assert (found["library"], found["nbytes"], found["ranks"]) == ("unisono", 1024, 2)
-    assert found["median_us"] > 0
+    found = records(run_stages("processes-2", tmp_path / "results.json"), "allreduce")
+    assert [(each["library"], each["nbytes"], each["ranks"]) for each in found] == [
+        ("unisono", 1024, 2),
+        ("unisono plans", 1024, 2),
+    ]
+    assert all(each.get("median_us", 0) > 0 for each in found), found
 
 
 @pytest.mark.usefixtures("on_double")
@@ -174,7 +177,7 @@ def test_gpu_stage_ends_with_code_1_when_unisono_fails(tmp_path: Path, monkeypat
         "machine": "code 0",
         "processes-2": "code 1",
     }
-    (failed,) = records(document, "allreduce")
+    failed, _ = records(document, "allreduce")
     assert "NO_DEVICE" in failed["failure"]
 
 
