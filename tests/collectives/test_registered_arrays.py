@@ -160,6 +160,27 @@ def test_plans_on_registered_arrays_need_no_images(
     assert by_images - direct == saved * 4 * N
 
 
+def of_several_arrays(world: un.Communicator) -> list[Any]:
+    """Use a plan on a list of arrays, of which one is registered on one rank, without waiting for the calls."""
+    with device_double(world.rank) as gpu:
+        with world.dup() as comm:
+            arrays = [
+                array_of(gpu, np.full(N, value, np.float32), comm.rank == index) for index, value in ((0, 1), (1, 2))
+            ]
+            plan = comm.plan("allreduce", arrays, out=arrays)
+            for _ in range(3):
+                plan(wait=False).wait()
+            found = [np.unique(elements(gpu, array)).tolist() for array in arrays]
+            del plan
+        del arrays
+        gc.collect()
+    return found
+
+
+def test_plans_on_several_arrays_agree_on_each(two: NativeRanks) -> None:
+    assert two.run_calls(of_several_arrays) == [[[8.0], [16.0]]] * 2
+
+
 # --- agreement -------------------------------------------------------------------------------------------------------
 
 
