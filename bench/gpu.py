@@ -64,6 +64,7 @@ _SMALL_KERNELS = ("--sizes", "4K,100", "--dtypes", "float32", "--sources", "2,3"
 _SMALL_VARIANTS = ("--size", "4K", "--dtypes", "float32", "--ops", "sum", "--sources", "2", "--flush", "4096")
 _SMALL_SANITIZER = ("--counts", "1,100", "--sources", "2,3")
 _SMALL_THREADS = ("--sizes", "1K,4K", "--calls", "3", "--held", "4096")
+_SMALL_ROUTES = ("--sizes", "1K,4K", "--rounds", "2", "--flush", "4096")
 _SMALL_PROCESSES = ("--libraries", "unisono,unisono plans", "--sizes", "1K", "--seconds", "0.01", "--deadline", "70")
 # For each number of ranks, the time limit and the libraries. Each library takes seconds to start.
 _PROCESSES = (
@@ -82,6 +83,10 @@ STAGES = (
     *(
         Stage(f"threads-{ranks}", 15, "threads", ("--ranks", str(ranks)), ("--ranks", str(ranks), *_SMALL_THREADS))
         for ranks in (2, 4, 8)
+    ),
+    *(
+        Stage(f"routes-{ranks}", 20, "routes", ("--ranks", str(ranks)), ("--ranks", str(ranks), *_SMALL_ROUTES))
+        for ranks in (2, 4)
     ),
     *(
         Stage(

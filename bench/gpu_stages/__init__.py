@@ -7,6 +7,7 @@ A stage prints each result at once as a record, one line of JSON, so that little
 - `issue.py`: how long the host is busy until a call has been issued.
 - `variants.py`: the speed of variants of kernels, so that the best ones can be kept.
 - `kernels.py`, `threads.py`, `processes.py`: the speed of kernels, and of allreduce among threads and processes.
+- `routes.py`: the ways that an allreduce takes, and a decision table of them.
 - `gpu.py`, `records.py`: what stages share.
 - `report.py`, `targets.py`: tables of a run, and its targets.
 """

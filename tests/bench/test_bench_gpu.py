@@ -27,6 +27,7 @@ from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda.kernel_catalogue import reduction
 from unisono.transports.host.core_distance import Placement
+from unisono.tuning.decide.table import loaded
 
 MIB = 1 << 20
 DEADLINE_S = 100
@@ -70,6 +71,18 @@ def test_gpu_machine_stage_records_packages_and_usable_features(tmp_path: Path) 
     assert probed["sealed memory"]
     assert probed["CUDA IPC"]
     assert {target["met"] for target in document["targets"]} == {None}
+
+
+@pytest.mark.usefixtures("on_double")
+def test_gpu_routes_stage_writes_a_table_of_the_ways_of_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    document = run_stages("routes-2", tmp_path / "results.json")
+    assert [stage["ended"] for stage in document["stages"]] == ["code 0"], document["stages"]
+    ways = {(record["route"], record["nbytes"]) for record in records(document, "route")}
+    assert ways == {(way, nbytes) for way in ("one_shot", "two_shot", "staged") for nbytes in (1024, 4096)}
+    table = loaded(tmp_path / "gpu-table-2.json")
+    assert [(each.collective, each.ranks, each.memory) for each in table.decisions] == [("allreduce", 2, "device")]
+    assert all(seconds for times in next(iter(table.decisions.values())).times_s.values() for seconds in times)
 
 
 @pytest.mark.usefixtures("on_double")

@@ -107,6 +107,10 @@ EXCEPTIONS = {
     "bench/gpu_stages/machine.py": {
         "unisono.cli": "it describes a machine without a calibration as `unisono doctor` does",
     },
+    "bench/gpu_stages/routes.py": {
+        "unisono.algorithms.catalogue.on_devices": "the ways that are measured",
+        "unisono.tuning": "the stage writes a decision table, which no public name does",
+    },
     "bench/gpu_stages/threads.py": {
         "unisono.transports.contracts": "what the transport takes",
         "unisono.transports.cuda": "ranks that are threads of one process share a GPU; a launcher makes only processes",
