@@ -204,6 +204,11 @@ class CallPlanner:
         self._calls: dict[tuple[CallSpec, ...], Call] = {}
         self._announcing: dict[tuple[int, tuple[CallSpec, ...]], Call] = {}
 
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each host."""
+        return self._host_layout.hosts
+
     def find(self, *specs: CallSpec) -> Call:
         """Return the call of this spec. Several specs, which differ only in arrays and ops, become one fused call.
 

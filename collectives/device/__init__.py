@@ -5,6 +5,7 @@
 - `work`: the works of these calls
 - `contracts`: the protocols between calls and routes
 - `routes`: CUDA IPC, and staging through the host
+- `across_hosts`: GPUs reduce within a host, and links join the hosts
 - `by_nccl`: NCCL, for calls that name it
 - `segments`: how a staged call is cut into segments
 - `point_to_point`: messages

@@ -34,6 +34,7 @@ from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue
 from unisono.collectives.calls.work import Works
+from unisono.collectives.device.across_hosts import AcrossHosts, Rails, refuses_hosts
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.by_nccl import ByNccl, asks_for_nccl, check_for_nccl
 from unisono.collectives.device.contracts import HostCalls, Route
@@ -78,6 +79,9 @@ class DeviceCalls:
         self._links: Executor | None = None
         self._staged: Staged | None = None
         self._by_ipc: ByIpc | None = None
+        self._local: Executor | None = None
+        self._make_across: Callable[[float], AcrossHosts] | None = None
+        self._across: AcrossHosts | None = None
         self._nccl_links: Executor | None = None
         self._by_nccl: ByNccl | None = None
         self._arriving: deque[Arrival] = deque()
@@ -129,8 +133,12 @@ class DeviceCalls:
         """Describe, for `explain`, how GPU arrays travel in a call; an empty text before the first call."""
         if self._staged is None:
             return ""
-        if self._by_ipc is None:
-            return "staged through the host, as cuda_ipc is not among the transports"
+        if self._across is not None and (reason := self._across.refuses_collective(collective)) is None:
+            return "cuda_ipc within each host, and staged through the host between hosts"
+        if self._across is not None:
+            return f"staged through the host, as {reason}"
+        if self._by_ipc is None:  # only calls that name NCCL, or none, have met yet
+            return "" if (reason := self._no_links()) is None else f"staged through the host, as {reason}"
         refusal = self._by_ipc.refuses_collective(collective)
         if refusal is not None:
             return f"staged through the host, as {refusal}"
@@ -142,11 +150,15 @@ class DeviceCalls:
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the bytes moved over CUDA IPC, by peer."""
-        return {} if self._by_ipc is None else self._by_ipc.traffic()
+        route = self._across or self._by_ipc
+        return {} if route is None else route.traffic()
 
     def staged_nbytes(self) -> tuple[int, int]:
         """Return how many bytes have been copied to the host, and from the host."""
-        return (0, 0) if self._staged is None else self._staged.copied_nbytes()
+        to_host, to_device = (0, 0) if self._staged is None else self._staged.copied_nbytes()
+        if self._across is None:
+            return to_host, to_device
+        return to_host + self._across.to_host_nbytes, to_device + self._across.to_device_nbytes
 
     def stop(self) -> None:
         """Note that the communicator is being closed: a call that fails from now on no longer fails the other ranks."""
@@ -164,13 +176,15 @@ class DeviceCalls:
         self._works.drop_ended()
         for route in self._routes():
             route.close(deadline)
-        for links in (self._links, self._nccl_links):
+        for links in (self._links, self._local, self._nccl_links):
             if links is not None:
                 links.close()
-        self._by_ipc = self._by_nccl = self._staged = self._links = self._nccl_links = None
+        self._by_ipc = self._across = self._by_nccl = self._staged = None
+        self._make_across = None
+        self._links = self._local = self._nccl_links = None
 
     def _routes(self) -> list[Route]:
-        return [route for route in (self._by_ipc, self._by_nccl, self._staged) if route is not None]
+        return [route for route in (self._by_ipc, self._across, self._by_nccl, self._staged) if route is not None]
 
     def _set_up(self, device: Device, *, with_nccl: bool) -> None:
         """Create the links and the staged route at the first call that needs them; sends nothing."""
@@ -178,9 +192,15 @@ class DeviceCalls:
             self._device = device
             make_spare = self._make_spare()
             assert make_spare is not None, "the communicator is making a call"
-            self._staged = Staged(self._executor, make_spare(), device)
-            if self._options.allows_cuda_ipc:
+            spare = make_spare()
+            self._staged = Staged(self._executor, spare, device)
+            if self._no_links() is None:
                 self._links = self._executor.subgroup(range(self._executor.size))
+                if len(self._calls.hosts) > 1:
+                    rails = Rails(self._calls.hosts, self._executor.rank)
+                    self._local = self._executor.subgroup(rails.local)
+                    rail = spare.subgroup(rails.rail)
+                    self._make_across = partial(AcrossHosts, self._links, self._local, spare, rail, rails, device)
         if self._device is not device:
             raise UsageError(
                 f"the arrays are on cuda:{device.ordinal}, but this communicator uses cuda:{self._device.ordinal}: "
@@ -248,11 +268,20 @@ class DeviceCalls:
             assert self._nccl_links is not None, "`_set_up` has run"
             self._by_nccl = self._by_nccl or ByNccl(self._nccl_links, self._calls, self._device, deadline)
             return self._by_nccl
+        if self._make_across is not None:
+            self._across = self._across or self._make_across(deadline.remaining_s())
+            return self._across if self._across.refuses(call) is None else self._staged
         if self._links is not None and self._by_ipc is None:
             self._by_ipc = ByIpc(self._links, self._calls, self._device, deadline.remaining_s())
         by_ipc = self._by_ipc
         is_able = by_ipc is not None and by_ipc.refuses(call) is None and by_ipc.takes(call)
         return by_ipc if by_ipc is not None and is_able else self._staged
+
+    def _no_links(self) -> str | None:
+        """Return the reason why no ranks of this communicator use each other's device memory; None if they try."""
+        if not self._options.allows_cuda_ipc:
+            return "cuda_ipc is not among the transports"
+        return refuses_hosts(self._calls.hosts) if len(self._calls.hosts) > 1 else None
 
 
 def _recorded(device: Device, stream: Stream) -> Event:

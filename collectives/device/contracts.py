@@ -24,6 +24,9 @@ class HostCalls(Protocol):
     ) -> None:
         """Make a call on flat numpy arrays, with the collective, op, root and algorithm of `spec` (not its layout)."""
 
+    def subgroup(self, ranks: Sequence[int], /) -> HostCalls:
+        """Return a communicator of these ranks, which call it all."""
+
 
 class Route(Protocol):
     """A way in which the data of a call gets from the devices of some ranks to those of others."""

@@ -1,4 +1,4 @@
-"""Two routes of a call between devices: over CUDA IPC, and staged through the host. `by_nccl` has a third one.
+"""Two routes of a call between devices: over CUDA IPC, and staged through the host. Other modules have two more.
 
 A route issues the work of a call to streams of its own. The work waits for events of the caller, and another event is
 recorded behind it. One thread at a time issues the calls of a communicator, in the same order on all ranks.
