@@ -331,9 +331,11 @@ class GradientReducer:
             gradients = agreement.agree(self._control, facts, own, None, zeros=False) if own else ()
             if not gradients:
                 return
+            device = state.get("device")  # states of earlier versions lack it
+            self._replanner.is_on_device = device is not None
             self._replanner.restore(state["bucket_nbytes"])
-            if state["device"] is not None:
-                self._where.open(state["device"])
+            if device is not None:
+                self._where.open(device)
             self._pool = self._new_pool(gradients, state["turns"])
             if self._pool.residuals is not None:
                 self._pool.residuals.write(state["residuals"])

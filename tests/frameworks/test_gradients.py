@@ -595,6 +595,7 @@ def interrupted(world: Any, arguments: dict[str, Any], restart_after: int | None
         found.append({name: array.copy() for name, array in reducer.finish().items()})
         if step == restart_after:
             state = reducer.state_dict()
+            del state["device"]  # as in states of earlier versions
             reducer.close()
             reducer = un.GradientReducer(world, bucket_nbytes=1 << 12, **arguments)
             reducer.load_state_dict(state)
