@@ -88,6 +88,7 @@ STAGES = (
         Stage(f"routes-{ranks}", 20, "routes", ("--ranks", str(ranks)), ("--ranks", str(ranks), *_SMALL_ROUTES))
         for ranks in (2, 4)
     ),
+    Stage("hosts-4", 30, "hosts", (), ("--sizes", "1K,4K", "--rounds", "2")),
     *(
         Stage(
             f"processes-{ranks}",

@@ -113,6 +113,15 @@ def test_gpu_issue_stage_measures_programs_beside_python(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("on_double")
+def test_gpu_hosts_stage_measures_ranks_of_two_hosts_beside_staging(tmp_path: Path) -> None:
+    found = records(run_stages("hosts-4", tmp_path / "results.json"), "allreduce")
+    assert [(each["library"], each["nbytes"]) for each in found] == [
+        (library, nbytes) for library in ("unisono", "unisono staged") for nbytes in (1024, 4096)
+    ]
+    assert all(each["median_us"] > 0 and each["placement"] == "two hosts" for each in found)
+
+
+@pytest.mark.usefixtures("on_double")
 def test_gpu_threads_stage_measures_ranks_that_are_threads(tmp_path: Path) -> None:
     document = run_stages("threads-2", tmp_path / "results.json")
     found = records(document, "allreduce")

@@ -18,7 +18,7 @@ from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
 
 import unisono as un
-from unisono.collectives.calls.planning import HostLayout
+from unisono.bench.gpu_stages.hosts import on_hosts
 from unisono.collectives.device import across_hosts
 from unisono.testing.device_arrays import DoubleArray, device_double, read
 from unisono.testing.device_double import DeviceTrapError
@@ -34,12 +34,6 @@ WAY = "cuda_ipc,shm"
 def ranks() -> Iterator[NativeRanks]:
     with NativeRanks(4, WAY) as started:
         yield started
-
-
-def on_hosts(world: un.Communicator, hosts: tuple[tuple[int, ...], ...]) -> un.Communicator:
-    """Return a communicator whose ranks count as those of several hosts."""
-    layout = HostLayout(hosts, "tcp", near="shm")
-    return world._child(world._executor.subgroup(range(world.size)), layout, world._options)
 
 
 def values_of(rank: int, count: int, dtype: str) -> Any:

@@ -22,6 +22,8 @@ from support.device_contract import Bench
 from support.gpu_ranks import InterfaceArray, cuda_bench
 
 import unisono as un
+from unisono.bench.gpu_stages.hosts import on_hosts
+from unisono.collectives.device import across_hosts
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM
@@ -214,6 +216,23 @@ def check_plans(world: un.Communicator, library: str) -> list[str]:
     return wrong
 
 
+def check_hosts(world: un.Communicator, library: str) -> list[str]:
+    """Make calls among ranks that count as those of two hosts, with several segments; return what went wrong."""
+    wrong = []
+    with cuda_bench() as bench, on_hosts(world, ((0, 1), (2, 3))) as comm:
+        across_hosts.SEGMENT_NBYTES = N
+        arrays = LIBRARIES[library](bench)
+        for turn, op in enumerate(("sum", "avg")):
+            x = arrays.array(np.full(N + turn, comm.rank + 1, np.float32))
+            result = arrays.values(comm.allreduce(x, op))
+            expected = 10 if op == "sum" else 2.5
+            wrong += [f"{op}: {result[:1]} is not {expected}"] if (result != expected).any() else []
+            del x
+        way = comm.explain("allreduce", 4 * N).on_device
+        wrong += [] if "within each host" in way else [way]
+    return wrong
+
+
 def _pointer(array: Any) -> int:
     return int(array.__cuda_array_interface__["data"][0])
 
@@ -239,6 +258,11 @@ def test_calls_on_gpu_arrays_are_right_on_every_stream(library: str, transports:
 def test_gradients_on_a_gpu_are_averaged_and_compressed_there(library: str, transports: str) -> None:
     options = un.Options(transports=transports)
     assert un.launch(check_gradients, 2, library, options=options, timeout_s=DEADLINE_S) == [[]] * 2
+
+
+def test_allreduce_across_hosts_is_right(library: str) -> None:
+    options = un.Options(transports="cuda_ipc,shm")
+    assert un.launch(check_hosts, 4, library, options=options, timeout_s=DEADLINE_S) == [[]] * 4
 
 
 def test_plans_on_registered_arrays_are_right(library: str) -> None:
