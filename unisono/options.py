@@ -158,6 +158,8 @@ class Options:
             then, or the network between the hosts.
         tcp_streams: the number of connections between two ranks, at most 16. They share large messages, for networks
             that one connection does not fill.
+        gpu_blocks: the most blocks of threads that a kernel of a call on GPU arrays uses, so that other kernels run beside
+            it; 0 for as many as the GPU runs at a time. NCCL's name for this is CTAs.
         warn_after_s: seconds after which a rank logs that a call has not ended, and for which rank it waits. Each call
             that takes as long is logged once. An infinite number means never. A message whose own time limit is
             infinite is not logged, because the program awaits it at all times.
@@ -200,6 +202,7 @@ class Options:
     heartbeat_timeout_s: float = 3.0
     tcp_streams: int = 1
     tcp_checksum: bool = False
+    gpu_blocks: int = 0
     verify_results: bool = False
     tls: str = "auto"
     tls_certificate: str = ""
@@ -311,6 +314,7 @@ FIELDS: dict[str, Field] = {
     "heartbeat_timeout_s": _SECONDS,
     "tcp_streams": Field(_number_or_text(int), _integer(1, MOST_TCP_STREAMS, f"a number from 1 to {MOST_TCP_STREAMS}")),
     "tcp_checksum": Field(_switch, _flag),
+    "gpu_blocks": Field(_number_or_text(int), _integer(0, None, "a number of blocks, or 0 for no limit")),
     "verify_results": Field(_switch, _flag),
     "tls": Field(str, _one_of("auto", "on", "off")),
     "tls_certificate": Field(str, _path_or_none),

@@ -272,7 +272,9 @@ class DeviceCalls:
             self._across = self._across or self._make_across(deadline.remaining_s())
             return self._across if self._across.refuses(call) is None else self._staged
         if self._links is not None and self._by_ipc is None:
-            self._by_ipc = ByIpc(self._links, self._calls, self._device, deadline.remaining_s())
+            self._by_ipc = ByIpc(
+                self._links, self._calls, self._device, deadline.remaining_s(), self._options.gpu_blocks
+            )
         by_ipc = self._by_ipc
         is_able = by_ipc is not None and by_ipc.refuses(call) is None and by_ipc.takes(call)
         return by_ipc if by_ipc is not None and is_able else self._staged

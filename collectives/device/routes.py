@@ -40,11 +40,13 @@ _MOST_CHOSEN = 256
 class ByIpc:
     """The route over CUDA IPC. Every rank of the communicator creates it at the same point, where the ranks meet."""
 
-    def __init__(self, executor: Executor, calls: CallPlanner, device: Device, timeout_s: float) -> None:
+    def __init__(
+        self, executor: Executor, calls: CallPlanner, device: Device, timeout_s: float, most_blocks: int = 0
+    ) -> None:
         self._calls = calls
         self._device = device
-        self._collectives = DeviceCollectives(executor, device, timeout_s=timeout_s)
-        self._stream = device.new_stream()
+        self._collectives = DeviceCollectives(executor, device, timeout_s=timeout_s, most_blocks=most_blocks)
+        self._stream = device.new_stream(most_blocks)
         self._chosen: dict[CallSpec, str] = {}
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,6 +20,9 @@ from unisono.errors import CollectiveTimeoutError, UnisonoError
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda.device import Allocation, Device, Event, Extent, Stream, is_over
 from unisono.transports.cuda.staging import await_event
+
+if TYPE_CHECKING:
+    from unisono.collectives.communicator import Communicator
 
 # How long `Workspace.close` and copies to the host wait for the device.
 _FAREWELL_S = 2.0
@@ -143,9 +146,9 @@ class Workspace:
         self._ending: deque[_Ending] = deque()
         self._lock = threading.Lock()
 
-    def new_stream(self) -> Stream:
-        """Return one more stream, which ends with the workspace."""
-        stream = self.device.new_stream()
+    def stream_for(self, communicator: Communicator) -> Stream:
+        """Return one more stream, which ends with the workspace; its kernels go beside calls of a communicator."""
+        stream = self.device.new_stream(communicator._options.gpu_blocks)
         self._streams.append(stream)
         return stream
 

@@ -201,7 +201,7 @@ class Lane:
 
     def __init__(self, communicator: Communicator, workspace: Workspace) -> None:
         self.communicator, self.workspace = communicator, workspace
-        self.stream = workspace.new_stream()
+        self.stream = workspace.stream_for(communicator)
         self.thread = ThreadPoolExecutor(1, "unisono-gradients")
 
     def start(self, run: Callable[[], object]) -> LaneReduction:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import fake_cuda
+from support.array_kinds import WithCudaInterface
 from support.deadlines import DEADLINE_S
 from support.device_contract import Bench
 from support.device_ranks import WAIT_S, DeviceCall
@@ -88,6 +89,28 @@ def test_calls_on_the_same_arrays_are_issued_again_by_few_driver_calls(
         # Three signals and three waits for signals; copies of the input and the result into the slab, and of the rest
         # out of the other one; one kernel; a wait before and a record behind. Python changes the context for each.
         assert counts == [2 + 12 if way == "native" else 3 * 12] * 2
+
+
+def call_with_few_blocks(world: un.Communicator, log: Path) -> list[int]:
+    """Call an allreduce by two routes of issue; return the blocks of its kernels."""
+    with cuda_bench() as bench:
+        os.environ[fake_cuda.LOG] = str(log)
+        x = WithCudaInterface(np.empty(100_000, np.float32), data=(bench.memory(np.ones(100_000, np.float32)), False))
+        for _ in range(3):  # by Python, compiled, and again
+            world.allreduce(x)
+        world.close()
+    return [int(line.split()[3]) for line in log.read_text().splitlines() if line.split()[1] == "cuLaunchKernel"]
+
+
+@pytest.mark.skipif(fake_cuda.has_gpu(), reason="needs the double of the driver")
+@pytest.mark.parametrize(("most", "blocks"), [(0, 13), (2, 2)])
+def test_kernels_use_at_most_the_blocks_of_the_options(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int, blocks: int
+) -> None:
+    fake_cuda.use(monkeypatch, [reduction(DTYPES["float32"], OPERATIONS["sum"], 2)])
+    options = un.Options(gpu_blocks=most)
+    (used,) = {tuple(each) for each in un.launch(call_with_few_blocks, 2, tmp_path / "log", options=options)}
+    assert set(used) == {blocks}
 
 
 def lose_a_rank(world: un.Communicator, say: Any, when: str) -> None:

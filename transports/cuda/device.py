@@ -186,8 +186,11 @@ class Device(Protocol):
         """Return whether memory of the device `uuid`, which may be this one, can be opened and used here."""
         ...
 
-    def new_stream(self) -> Stream:
-        """Return a new stream, which does not synchronise with the default stream."""
+    def new_stream(self, most_blocks: int = 0) -> Stream:
+        """Return a new stream, which does not synchronise with the default stream.
+
+        Its kernels use at most `most_blocks` blocks of threads, so that others run beside them; 0 for no limit.
+        """
         ...
 
     def end_stream(self, stream: Stream) -> None:

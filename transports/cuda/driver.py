@@ -196,11 +196,15 @@ class CudaDevice:
 
     # --- streams and events ----------------------------------------------------------------------------------------
 
-    def new_stream(self) -> Stream:
+    def new_stream(self, most_blocks: int = 0) -> Stream:
         flag = self._driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return Stream(self._driver.number_of(self._issue("cuStreamCreate", int(flag))))
+        stream = Stream(self._driver.number_of(self._issue("cuStreamCreate", int(flag))))
+        if most_blocks:
+            self._launcher.most_blocks[stream] = most_blocks
+        return stream
 
     def end_stream(self, stream: Stream) -> None:
+        self._launcher.most_blocks.pop(stream, None)
         self._destroy("cuStreamDestroy", stream)
 
     def is_capturing(self, stream: Stream) -> bool:

@@ -76,6 +76,7 @@ class DeviceCollectives:
         device: this rank's device.
         timeout_s: how long the exchange may take.
         slab_nbytes: the largest size of a slab; each rank has two.
+        most_blocks: the most blocks of a kernel on the stream of this object; see `Device.new_stream`.
 
     Attributes:
         refusal: why these ranks cannot use it; None if they can. Equal on all of them.
@@ -84,13 +85,21 @@ class DeviceCollectives:
         PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the exchange failed.
     """
 
-    def __init__(self, executor: Executor, device: Device, *, timeout_s: float, slab_nbytes: int = SLAB_NBYTES) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        device: Device,
+        *,
+        timeout_s: float,
+        slab_nbytes: int = SLAB_NBYTES,
+        most_blocks: int = 0,
+    ) -> None:
         self.executor, self.device = executor, device
         self._slab_nbytes = slab_nbytes
         self._peers = PeerExchange(executor, device, min(slab_nbytes, _FIRST_SLAB_NBYTES), timeout_s)
         self.refusal = self._peers.refusal
         self.channels = self._peers.channels
-        self._side = None if self.refusal else device.new_stream()
+        self._side = None if self.refusal else device.new_stream(most_blocks)
         self._fork = None if self.refusal else device.new_event()
         self._lock = threading.RLock()
         self._releasing = threading.Lock()  # held while flags are released or freed

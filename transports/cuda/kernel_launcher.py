@@ -158,7 +158,11 @@ class _Loaded(NamedTuple):
 
 
 class Launcher:
-    """Launches kernels on one device. The device's context must be current during each call."""
+    """Launches kernels on one device. The device's context must be current during each call.
+
+    Attributes:
+        most_blocks: the most blocks of a kernel on some streams.
+    """
 
     def __init__(self, driver: Driver, capability: tuple[int, int], multiprocessors: int, folder: Path | None) -> None:
         """Create a launcher for a device.
@@ -177,24 +181,26 @@ class Launcher:
         self._multiprocessors = multiprocessors
         self._folder = folder
         self._loaded: dict[Any, _Loaded] = {}
+        self.most_blocks: dict[int, int] = {}
         require_suitable(driver.version, version(), self._target)
 
     def launch(self, launch: Launch, stream: int) -> None:
         """Launch a kernel: issue it to `stream`."""
-        function, blocks, threads = self._prepared(launch)
+        function, blocks, threads = self._prepared(launch, stream)
         values, types = zip(*launch.parameters, strict=True)
         self._driver("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0)
 
-    def prepared(self, launch: Launch) -> tuple[int, int, int]:
-        """Return the number of the function of a kernel, the number of blocks to launch, and of threads of each."""
-        function, blocks, threads = self._prepared(launch)
+    def prepared(self, launch: Launch, stream: int) -> tuple[int, int, int]:
+        """Return the number of the function of a kernel, and the numbers of blocks and of their threads on `stream`."""
+        function, blocks, threads = self._prepared(launch, stream)
         return self._driver.number_of(function), blocks, threads
 
-    def _prepared(self, launch: Launch) -> tuple[Any, int, int]:
+    def _prepared(self, launch: Launch, stream: int) -> tuple[Any, int, int]:
         loaded = self._loaded.get(launch.key)
         if loaded is None:
             loaded = self._loaded[launch.key] = self._load(launch.kernel())
-        blocks = max(1, min(-(-launch.units // loaded.threads), loaded.most_blocks))
+        most = min(loaded.most_blocks, self.most_blocks.get(stream, loaded.most_blocks))
+        blocks = max(1, min(-(-launch.units // loaded.threads), most))
         return loaded.function, blocks, loaded.threads
 
     def _load(self, kernel: Kernel) -> _Loaded:

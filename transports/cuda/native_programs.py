@@ -95,7 +95,7 @@ class NativePrograms:
     ) -> None:
         launch = reduction_launch(dst, (as_pointers(sources),), len(sources), count, dtype, op, divisor)
         if launch.units:
-            function, blocks, threads = self._launcher.prepared(launch)
+            function, blocks, threads = self._launcher.prepared(launch, stream)
             program.launch(function, blocks, threads, list(map(packed, launch.parameters)), stream)
 
     def _add_raise(

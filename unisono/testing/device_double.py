@@ -179,7 +179,7 @@ class DeviceDouble:
     def can_reach(self, uuid: str) -> bool:
         return uuid == self.uuid or uuid in self._gpu.reaches
 
-    def new_stream(self) -> Stream:
+    def new_stream(self, most_blocks: int = 0) -> Stream:
         with self._issuing():
             return self._gpu.new_stream()
 
