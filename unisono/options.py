@@ -158,8 +158,8 @@ class Options:
             then, or the network between the hosts.
         tcp_streams: the number of connections between two ranks, at most 16. They share large messages, for networks
             that one connection does not fill.
-        gpu_blocks: the most blocks of threads that a kernel of a call on GPU arrays uses, so that other kernels run beside
-            it; 0 for as many as the GPU runs at a time. NCCL's name for this is CTAs.
+        gpu_blocks: the most blocks of threads that a kernel of a call on GPU arrays uses, so that other kernels run
+            beside it; 0 for as many as the GPU runs at a time. NCCL calls blocks CTAs.
         warn_after_s: seconds after which a rank logs that a call has not ended, and for which rank it waits. Each call
             that takes as long is logged once. An infinite number means never. A message whose own time limit is
             infinite is not logged, because the program awaits it at all times.

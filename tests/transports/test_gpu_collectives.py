@@ -103,14 +103,15 @@ def call_with_few_blocks(world: un.Communicator, log: Path) -> list[int]:
 
 
 @pytest.mark.skipif(fake_cuda.has_gpu(), reason="needs the double of the driver")
-@pytest.mark.parametrize(("most", "blocks"), [(0, 13), (2, 2)])
+@pytest.mark.parametrize("most", [0, 2])
 def test_kernels_use_at_most_the_blocks_of_the_options(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int, blocks: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int
 ) -> None:
     fake_cuda.use(monkeypatch, [reduction(DTYPES["float32"], OPERATIONS["sum"], 2)])
     options = un.Options(gpu_blocks=most)
-    (used,) = {tuple(each) for each in un.launch(call_with_few_blocks, 2, tmp_path / "log", options=options)}
-    assert set(used) == {blocks}
+    for used in un.launch(call_with_few_blocks, 2, tmp_path / "log", options=options, timeout_s=DEADLINE_S):
+        assert len(used) >= 3
+        assert set(used) == {2} if most else min(used) > 2
 
 
 def lose_a_rank(world: un.Communicator, say: Any, when: str) -> None:
