@@ -68,7 +68,7 @@ _SMALL_ROUTES = ("--sizes", "1K,4K", "--rounds", "2", "--flush", "4096")
 _SMALL_PROCESSES = ("--libraries", "unisono,unisono plans", "--sizes", "1K", "--seconds", "0.01", "--deadline", "70")
 # For each number of ranks, the time limit and the libraries. Each library takes seconds to start.
 _PROCESSES = (
-    (2, 75, "unisono,unisono plans,gloo,symm_mem two-shot,symm_mem one-shot,nccl,MPI staged"),
+    (2, 75, "unisono,unisono plans,gloo,symm_mem two-shot,symm_mem one-shot,nccl,nccl.native,MPI staged"),
     (4, 55, "unisono,unisono plans,gloo,symm_mem two-shot"),
     (8, 40, "unisono,gloo"),
 )

@@ -24,6 +24,7 @@ An adapter has:
 
 - `unisono_api.py`, `unisono_empty.py`, `unisono_cuda.py`: Unisono on arrays of numpy, of `un.empty` and of a GPU.
   `unisono_cuda_plan.py`: plans on arrays of a GPU that ranks read where they lie.
+  `unisono_cuda_nccl.py`: calls on arrays of a GPU that NCCL carries out.
 - `mpi.py`, `mpi_cuda.py`, `oneccl.py`, `torch_distributed.py`, `torch_cuda.py`: the peers.
 - `jax_programs.py`: allreduces in programs of JAX, by Unisono, Gloo and mpi4jax.
 - `bare_copy.py`, `bare_tcp.py`: bounds that no library can be below.

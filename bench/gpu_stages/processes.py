@@ -39,6 +39,7 @@ LIBRARIES = {
         _torch("symm_mem one-shot", "one_shot", **MOST),
         _torch("symm_mem two-shot", "two_shot"),
         _torch("nccl", "nccl"),
+        Library("nccl.native", "unisono_cuda_nccl", UNISONO_RUN, "UNISONO_RANK", variables=SHARED_GPU, binds=False),
         Library("MPI staged", "mpi_cuda", MPIRUN, "OMPI_COMM_WORLD_RANK", variables={**AS_ROOT, **MOST}, binds=False),
     )
 }
@@ -63,7 +64,7 @@ def _no_refusal() -> None:
 
 
 # Functions that say why a library cannot be measured; starting it to see that takes seconds.
-REFUSALS = {"nccl": _nccl_refusal, "MPI staged": _mpi_refusal}
+REFUSALS = {"nccl": _nccl_refusal, "nccl.native": _nccl_refusal, "MPI staged": _mpi_refusal}
 
 
 class RowPrinter:

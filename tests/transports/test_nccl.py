@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
@@ -25,6 +26,7 @@ from support.native_ranks import Job
 from support.outcomes import error_of
 
 import unisono as un
+from unisono.bench.adapters import unisono_cuda_nccl
 from unisono.collectives.arrays.dlpack import typestr
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, operation
@@ -315,3 +317,24 @@ def test_an_error_of_nccl_ends_the_communicator_with_its_name(monkeypatch: pytes
     assert outcomes[0][0] == "InternalError"
     assert "NCCL failed in all_reduce" in outcomes[0][1]
     assert outcomes[1][0] in ("AbortedError", "InternalError")
+
+
+# --- measurements ----------------------------------------------------------------------------------------------------
+
+
+def measured_call(world: un.Communicator, log: str) -> tuple[bool, bool]:
+    """Make a call as the benchmark does; return whether its result is right, and whether NCCL has made it."""
+    os.environ[fake_nccl.LOG] = f"{log}.{world.rank}"
+    with gpu(), mock.patch.object(un, "init", return_value=world):
+        adapter = unisono_cuda_nccl.connect()
+        x = adapter.memory.place(np.full(COUNT, world.rank + 1, np.float32))
+        out = adapter.memory.empty(COUNT, np.dtype(np.float32))
+        adapter.call("allreduce", x, out)()
+        is_right = bool((adapter.memory.fetch(out, slice(0, COUNT)) == 3).all())
+        world.close()
+    return is_right, "AllReduce" in Path(f"{log}.{world.rank}").read_text()
+
+
+@pytest.mark.skipif(fake_cuda.has_gpu(), reason="needs the doubles")
+def test_benchmark_measures_calls_that_nccl_carries_out(tmp_path: Path) -> None:
+    assert un.launch(measured_call, 2, str(tmp_path / "log"), timeout_s=DEADLINE_S) == [(True, True)] * 2
