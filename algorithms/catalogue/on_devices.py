@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unisono.algorithms.catalogue.registry import algorithms_of
+from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 
 # The routes besides algorithms over mapped memory, by the name that tables have, with their transport.
-ROUTES: Mapping[str, str] = {"staged": "the host"}
+STAGED = "staged"
+ROUTES: Mapping[str, str] = {STAGED: "the host", NCCL_NATIVE: "NCCL"}
 # Up to this many bytes of all contributions together, it is faster that every rank reads all of them than to
 # synchronise once more.
 _ONE_SHOT_NBYTES = 1 << 20

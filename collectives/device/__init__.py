@@ -6,7 +6,8 @@
 - `contracts`: the protocols between calls and routes
 - `routes`: CUDA IPC, and staging through the host
 - `across_hosts`: GPUs reduce within a host, and links join the hosts
-- `by_nccl`: NCCL, for calls that name it
+- `by_nccl`: NCCL, for calls that name it or for which a decision table chooses it
+- `nccl_refusals`: the calls that NCCL cannot carry out
 - `segments`: how a staged call is cut into segments
 - `point_to_point`: messages
 - `adapters`: the table of libraries for GPU arrays

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
-from unisono.collectives.calls.planning import CallPlanner, CallSpec, as_request
+from unisono.collectives.calls.planning import CallPlanner, as_request
 from unisono.collectives.calls.prepared import BoundArray
+from unisono.collectives.device.nccl_refusals import refusal_by_nccl
 from unisono.collectives.device.routes import address_of
 from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
 from unisono.errors import NoAlgorithmError, UnisonoError, UsageError
-from unisono.operations import operation
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.cuda.device import Device, Event
 from unisono.transports.nccl.collectives import NcclCollectives
-from unisono.transports.nccl.refusals import refusal
 
 
 def asks_for_nccl(call: CheckedDeviceCall) -> bool:
@@ -32,21 +31,10 @@ def check_for_nccl(call: CheckedDeviceCall) -> None:
     """
     for array in call.checked.arrays:
         spec = array.spec
-        if (reason := _refusal(spec)) is not None:
+        if (reason := refusal_by_nccl(spec)) is not None:
             raise NoAlgorithmError(f"{NCCL_NATIVE} {reason}", operation=spec.collective)
         if spec.collective == "alltoall" and address_of(array.source) == address_of(array.target) != 0:
             raise UsageError(f"{NCCL_NATIVE} has no alltoall in place: pass another out", operation=spec.collective)
-
-
-def _refusal(spec: CallSpec, version: int | None = None) -> str | None:
-    assert spec.dtype is not None, "a call on a device has an array"
-    request = as_request(spec.algorithm)
-    if spec.layout is not None and spec.layout.rows is not None:
-        return "has no vector collectives"
-    if request.reproducible or request.accumulate is not None:
-        return "promises neither an order of contributions nor how often it rounds"
-    reduced = [] if spec.op is None else [(spec.dtype, operation(spec.op))]
-    return refusal(spec.collective, reduced, version)
 
 
 class ByNccl:
@@ -59,7 +47,7 @@ class ByNccl:
         self._stream = device.new_stream()
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:
-        reasons = (_refusal(array.spec, self._collectives.version) for array in call.checked.arrays)
+        reasons = (refusal_by_nccl(array.spec, self._collectives.version) for array in call.checked.arrays)
         return self._collectives.refusal or next((reason for reason in reasons if reason is not None), None)
 
     def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:

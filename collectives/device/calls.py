@@ -29,6 +29,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakMethod, finalize
 
+from unisono.algorithms.catalogue.on_devices import STAGED
 from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.prepared import CheckedCall
@@ -145,7 +146,8 @@ class DeviceCalls:
         explanation = self._by_ipc.explain(collective, nbytes, dtype)
         choice, candidates = explanation.choice, explanation.candidates
         times = [f"{each.algorithm} {each.measured_s * 1e6:.1f} us" for each in candidates if each.measured_s]
-        way = "staged through the host" if choice.algorithm == "staged" else f"cuda_ipc by {choice.algorithm}"
+        ways = {STAGED: "staged through the host", NCCL_NATIVE: "NCCL"}
+        way = ways.get(choice.algorithm, f"cuda_ipc by {choice.algorithm}")
         return f"{way}, chosen by tier {choice.tier!r}{(times and ', measured: ' + ', '.join(times)) or ''}"
 
     def traffic(self) -> Mapping[int, Traffic]:
@@ -206,7 +208,7 @@ class DeviceCalls:
                 f"the arrays are on cuda:{device.ordinal}, but this communicator uses cuda:{self._device.ordinal}: "
                 "pass arrays on that device, or make another communicator by dup()"
             )
-        if with_nccl and self._nccl_links is None:
+        if (with_nccl or self._calls.tuner_state.table is not None) and self._nccl_links is None:
             self._nccl_links = self._executor.subgroup(range(self._executor.size))
 
     def _number_of(self, call: CheckedDeviceCall) -> int:
@@ -234,9 +236,7 @@ class DeviceCalls:
     ) -> None:
         """Issue all work of a call; blocks while other ranks are needed."""
         try:
-            if asks_for_nccl(call):
-                announcement.wait(deadline.remaining_s())  # NCCL hangs if a rank makes another call
-            route = self._route_of(call, deadline)
+            route = self._route_of(call, announcement, deadline)
             refusal = route.refuses(call)
             if refusal is None:
                 route.issue(call, ready, arrival.event, deadline)
@@ -260,14 +260,12 @@ class DeviceCalls:
     def _is_intact(self) -> bool:
         return all(route.is_intact() for route in self._routes())
 
-    def _route_of(self, call: CheckedDeviceCall, deadline: Deadline) -> Route:
+    def _route_of(self, call: CheckedDeviceCall, announcement: Operation, deadline: Deadline) -> Route:
         """Return the route of a call, the same on all ranks. At its first call, they find out if a route works."""
         assert self._staged is not None, "`_set_up` has run"
         assert self._device is not None, "`_set_up` has run"
         if asks_for_nccl(call):
-            assert self._nccl_links is not None, "`_set_up` has run"
-            self._by_nccl = self._by_nccl or ByNccl(self._nccl_links, self._calls, self._device, deadline)
-            return self._by_nccl
+            return self._nccl(announcement, deadline)
         if self._make_across is not None:
             self._across = self._across or self._make_across(deadline.remaining_s())
             return self._across if self._across.refuses(call) is None else self._staged
@@ -276,8 +274,22 @@ class DeviceCalls:
                 self._links, self._calls, self._device, deadline.remaining_s(), self._options.gpu_blocks
             )
         by_ipc = self._by_ipc
-        is_able = by_ipc is not None and by_ipc.refuses(call) is None and by_ipc.takes(call)
-        return by_ipc if by_ipc is not None and is_able else self._staged
+        if by_ipc is None or by_ipc.refuses(call) is not None:
+            return self._staged
+        if by_ipc.choice(call) == NCCL_NATIVE:
+            by_nccl = self._nccl(announcement, deadline)
+            if (reason := by_nccl.refuses(call)) is None:
+                return by_nccl
+            by_ipc.refuse(NCCL_NATIVE, reason)
+        return self._staged if by_ipc.choice(call) else by_ipc
+
+    def _nccl(self, announcement: Operation, deadline: Deadline) -> ByNccl:
+        """Return the route by NCCL, where the ranks meet at its first call."""
+        assert self._device is not None, "`_set_up` has run"
+        assert self._nccl_links is not None, "`_set_up` has run"
+        announcement.wait(deadline.remaining_s())  # NCCL hangs if a rank makes another call
+        self._by_nccl = self._by_nccl or ByNccl(self._nccl_links, self._calls, self._device, deadline)
+        return self._by_nccl
 
     def _no_links(self) -> str | None:
         """Return the reason why no ranks of this communicator use each other's device memory; None if they try."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
-from unisono.algorithms.catalogue.on_devices import ROUTES
+from unisono.algorithms.catalogue.on_devices import ROUTES, STAGED
+from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.collectives.calls.planning import CallPlanner, CallSpec, as_request
 from unisono.collectives.calls.prepared import BoundArray
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.contracts import HostCalls
+from unisono.collectives.device.nccl_refusals import refusal_by_nccl
 from unisono.collectives.device.segments import Run, Segment, segments_of
 from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
@@ -48,6 +51,7 @@ class ByIpc:
         self._collectives = DeviceCollectives(executor, device, timeout_s=timeout_s, most_blocks=most_blocks)
         self._stream = device.new_stream(most_blocks)
         self._chosen: dict[CallSpec, str] = {}
+        self._refused: dict[str, str] = {}  # other routes
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:
         return next((reason for array in call.checked.arrays if (reason := self.refuses_spec(array.spec))), None)
@@ -70,17 +74,41 @@ class ByIpc:
         refusal = next((reason for applies, reason in reasons if applies), None)
         return refusal or self._collectives.refuses(spec.collective, request.algorithm)
 
-    def takes(self, call: CheckedDeviceCall) -> bool:
-        """Return whether the tuner chooses this route for a call that it does not refuse. It is equal on all ranks."""
-        return not any(self._choice(array.spec) in ROUTES for array in call.checked.arrays)
+    def choice(self, call: CheckedDeviceCall) -> str:
+        """Return the name in `ROUTES` of the route that the tuner chooses for a call, equal on all ranks; "" for this.
 
-    def explain(self, collective: str, nbytes: int, dtype: DType | None, algorithm: str | None = None) -> Explanation:
-        """Return the routes of a call, and the tuner's choice; raises as `CallPlanner.explain_route` does."""
+        The arrays of a call travel by one route, and are staged if the tuner chooses different ones.
+        """
+        chosen = {choice if (choice := self._choice(array.spec)) in ROUTES else "" for array in call.checked.arrays}
+        return chosen.pop() if len(chosen) == 1 else STAGED
+
+    def refuse(self, route: str, reason: str) -> None:
+        """Choose `route` for no call from now on, on all ranks."""
+        self._refused[route] = reason
+        self._chosen.clear()
+
+    def explain(
+        self,
+        collective: str,
+        nbytes: int,
+        dtype: DType | None,
+        algorithm: str | None = None,
+        more: Mapping[str, str] = MappingProxyType({}),
+    ) -> Explanation:
+        """Return the routes of a call, and the tuner's choice; raises as `CallPlanner.explain_route` does.
+
+        Args:
+            collective: its name in the registry.
+            nbytes: the bytes of the whole vector.
+            dtype: the dtype of the elements.
+            algorithm: the route that the call forces, if any.
+            more: why this call cannot take some other routes.
+        """
         refusals = {
-            name: self._collectives.refuses(collective, name) if transport == LINK else None
+            name: self._collectives.refuses(collective, name) if transport == LINK else self._refused.get(name)
             for name, transport in routes_of(collective).items()
         }
-        return self._calls.explain_route(collective, nbytes, dtype, algorithm, refusals)
+        return self._calls.explain_route(collective, nbytes, dtype, algorithm, {**refusals, **more})
 
     def _choice(self, spec: CallSpec) -> str:
         """Return the algorithm for an array, or the name of another route."""
@@ -89,7 +117,9 @@ class ByIpc:
                 self._chosen.clear()
             nbytes = spec.layout.whole * spec.dtype.itemsize if spec.layout and spec.dtype else 0
             forced = as_request(spec.algorithm).algorithm
-            self._chosen[spec] = self.explain(spec.collective, nbytes, spec.dtype, forced).choice.algorithm
+            reason = refusal_by_nccl(spec)
+            more = {} if reason is None else {NCCL_NATIVE: reason}
+            self._chosen[spec] = self.explain(spec.collective, nbytes, spec.dtype, forced, more).choice.algorithm
         return self._chosen[spec]
 
     def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
