@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 import unisono as un
-from unisono.algorithms.catalogue.on_devices import ROUTES, mapped_names
+from unisono.algorithms.catalogue.on_devices import STAGED, mapped_names
+from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.bench.gpu_stages.gpu import Clock, Gpu
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.sizes import parse_sizes
+from unisono.transports.nccl.collectives import SHARED_GPU_VARIABLE
 from unisono.tuning.decide.device_routes import LINK
 from unisono.tuning.decide.table import compiled, dumped, to_json
 from unisono.tuning.machine.fingerprint import fingerprint
@@ -30,7 +32,7 @@ COLLECTIVE = "allreduce"
 TIMEOUT_S = 60.0
 CALLS = 4  # between two events
 MOST_ONE_SHOT_NBYTES = 16 << 20  # beyond this size it is too slow to be chosen
-TRANSPORTS = {LINK: "cuda_ipc,shm", ROUTES["staged"]: "shm"}
+BY_IPC, STAGING = "cuda_ipc,shm", "shm"
 
 
 def times_of(world: un.Communicator, names: list[str], sizes: list[int], rounds: int, flush_nbytes: int) -> Any:
@@ -45,7 +47,7 @@ def times_of(world: un.Communicator, names: list[str], sizes: list[int], rounds:
         for name in names:
             if name == "one_shot" and nbytes > MOST_ONE_SHOT_NBYTES:
                 continue
-            forced = None if name in ROUTES else name
+            forced = None if name == STAGED else name
 
             def calls(part: Any = part, forced: str | None = forced) -> None:
                 for _ in range(CALLS):
@@ -64,11 +66,14 @@ def times_of(world: un.Communicator, names: list[str], sizes: list[int], rounds:
 def measured(ranks: int, sizes: list[int], rounds: int, flush_nbytes: int) -> dict[tuple[str, int], list[float]]:
     """Return the seconds of each round by route and size, measured by ranks that are processes."""
     found: dict[tuple[str, int], list[float]] = {}
-    names_by_transport = {TRANSPORTS[LINK]: mapped_names(COLLECTIVE), TRANSPORTS[ROUTES["staged"]]: ["staged"]}
-    for transports, names in names_by_transport.items():
+    os.environ[SHARED_GPU_VARIABLE] = "1"  # the ranks may have to share a GPU
+    for names, transports in ((mapped_names(COLLECTIVE), BY_IPC), ([STAGED], STAGING), ([NCCL_NATIVE], BY_IPC)):
         options = un.Options(transports=transports)
         arguments = (names, sizes, rounds, flush_nbytes)
-        found |= un.launch(times_of, ranks, *arguments, options=options, timeout_s=TIMEOUT_S)[0]
+        try:
+            found |= un.launch(times_of, ranks, *arguments, options=options, timeout_s=TIMEOUT_S)[0]
+        except un.TransportUnavailableError as error:  # of NCCL; the others go on
+            sys.stderr.write(f"{', '.join(names)}: {error}\n")
     return found
 
 

@@ -30,9 +30,14 @@ from unisono.bench.adapters import unisono_cuda_nccl
 from unisono.collectives.arrays.dlpack import typestr
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, operation
+from unisono.transports.cuda.kernel_catalogue import reduction
 from unisono.transports.nccl import library
 from unisono.transports.nccl.collectives import SHARED_GPU_VARIABLE, refusal_of_all
 from unisono.transports.nccl.refusals import COLLECTIVES, refusal
+from unisono.tuning.decide.device_routes import LINK
+from unisono.tuning.decide.table import compiled, dumped, to_json
+from unisono.tuning.machine.fingerprint import fingerprint
+from unisono.tuning.measure.measurement_log import Context, Measurement
 
 pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
 pytest.importorskip("nccl.bindings", reason="the binding of NCCL is not installed: make cuda")
@@ -234,6 +239,49 @@ def test_missing_bindings_are_named_with_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr(library, "_BINDINGS", {"no.such.binding": library._Nccl4py})
     with pytest.raises(un.TransportUnavailableError, match=r"no.such.binding.*pip install 'unisono\[nccl\]'"):
         library.loaded()
+
+
+# --- the tuner's choice ----------------------------------------------------------------------------------------------
+
+
+def table_for_nccl(path: Path) -> Path:
+    """Write a decision table by which NCCL is the fastest for an allreduce of two ranks."""
+    context = Context(fingerprint(), "allreduce", LINK, "plain", 2, 2, "device")
+    times_s = {"nccl.native": 1e-5, "two_shot": 2e-5}
+    measurements = [
+        Measurement(context, name, nbytes, *[seconds] * 5, rounds=3)
+        for name, seconds in times_s.items()
+        for nbytes in (1 << 10, 1 << 20)
+    ]
+    path.write_text(dumped(to_json(compiled(measurements))))
+    return path
+
+
+def call_by_table(world: un.Communicator, variables: dict[int, dict[str, str]]) -> str:
+    """Make calls that do not name an algorithm, of which NCCL lacks one; return the route of the other."""
+    os.environ.update(variables.get(world.rank, {}))
+    with gpu() as bench:
+        x = array(bench, np.full(COUNT, world.rank + 1, np.int32))
+        assert (values_of(bench, world.allreduce(x, timeout_s=DEADLINE_S)) == 3).all()
+        assert (values_of(bench, world.allreduce(x, "bxor", timeout_s=DEADLINE_S)) == 3).all()
+        route = world.explain("allreduce", 4 * COUNT, dtype="int32").on_device
+        world.close()
+    return route
+
+
+@pytest.mark.skipif(fake_cuda.has_gpu(), reason="needs the doubles")
+@pytest.mark.parametrize(("variables", "by_nccl"), [({}, True), ({1: {SHARED_GPU_VARIABLE: "0"}}, False)])
+def test_table_chooses_nccl_where_it_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[int, dict[str, str]], by_nccl: bool
+) -> None:
+    fake_cuda.use(monkeypatch, [reduction(DTYPES["int32"], OPERATIONS[op], 2) for op in ("sum", "bxor")])
+    monkeypatch.setenv(fake_nccl.LOG, str(tmp_path / "log"))
+    options = un.Options(table=str(table_for_nccl(tmp_path / "table.json")))
+    for route in un.launch(call_by_table, 2, variables, options=options, timeout_s=DEADLINE_S):
+        assert route.startswith("NCCL" if by_nccl else "cuda_ipc by two_shot")
+    log = tmp_path / "log"
+    calls = log.read_text().splitlines() if log.exists() else []
+    assert sum(call.startswith("ncclAllReduce") for call in calls) == 2 * by_nccl
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
