@@ -112,6 +112,8 @@ EXCEPTIONS = {
     },
     "bench/gpu_stages/routes.py": {
         "unisono.algorithms.catalogue.on_devices": "the ways that are measured",
+        "unisono.algorithms.catalogue.vendors.NCCL_NATIVE": "as above",
+        "unisono.transports.nccl.collectives.SHARED_GPU_VARIABLE": "NCCL refuses ranks that share a GPU without it",
         "unisono.tuning": "the stage writes a decision table, which no public name does",
     },
     "bench/gpu_stages/threads.py": {

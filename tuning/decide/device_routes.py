@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono.algorithms.catalogue.on_devices import ROUTES, STAGED, mapped_names, usual_on_devices
+from unisono.algorithms.catalogue.on_devices import ROUTES, mapped_names, usual_on_devices
+from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.errors import NoAlgorithmError
 from unisono.tuning.decide.choice import (
     NO_STATE,
@@ -57,7 +58,9 @@ def explain_route(question: Question, refusals: Mapping[str, str | None], state:
         name, tier = able[0], reading.tier if reading else ""
     else:
         usual = usual_on_devices(question.collective, question.nbytes, question.size) or ""
-        name, tier = usual if usual in able or STAGED not in able else STAGED, "rule"
+        # NCCL is only chosen by times, because the ranks would have to meet in it first.
+        others = [each for each in able if each != NCCL_NATIVE]
+        name, tier = usual if usual in able or not others else others[0], "rule"
     if name not in able:
         reason = refusals.get(name, "is no route of this collective on a GPU")
         raise NoAlgorithmError(f"{name} {reason}; able: {', '.join(able) or 'none'}")
