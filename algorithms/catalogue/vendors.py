@@ -12,23 +12,34 @@ from unisono.algorithms.ir.plan import Partition, Plan
 
 MPI_NATIVE = "mpi.native"
 NCCL_NATIVE = "nccl.native"
+# NCCL within each host, and Unisono's links between hosts.
+NCCL_WITHIN_HOSTS = "nccl.within_hosts"
+BY_NCCL = frozenset({NCCL_NATIVE, NCCL_WITHIN_HOSTS})
 
 _REFERENCES = {
     MPI_NATIVE: (
         "Message Passing Interface Forum, MPI: A Message-Passing Interface Standard, Version 4.1, 2023, sections 6.12 "
         "(nonblocking collective operations)"
     ),
-    NCCL_NATIVE: "NVIDIA, NVIDIA Collective Communications Library, https://docs.nvidia.com/deeplearning/nccl/user-guide",
+    **dict.fromkeys(
+        BY_NCCL,
+        "NVIDIA, NVIDIA Collective Communications Library, https://docs.nvidia.com/deeplearning/nccl/user-guide",
+    ),
 }
 # What ranks that lack a library need.
 NEEDS = {
     MPI_NATIVE: "needs ranks that start by its library: see un.init(mpi_comm=)",
     NCCL_NATIVE: "needs arrays on a GPU",
+    NCCL_WITHIN_HOSTS: "needs arrays on GPUs of several hosts",
 }
 # NCCL has no counts of rows.
 _VARYING = {MPI_NATIVE}
 # The collectives that a library lacks.
-_LACKING = {MPI_NATIVE: frozenset[str](), NCCL_NATIVE: frozenset({"barrier", "scan", "exscan"})}
+_LACKING = {
+    MPI_NATIVE: frozenset[str](),
+    NCCL_NATIVE: frozenset({"barrier", "scan", "exscan"}),
+    NCCL_WITHIN_HOSTS: frozenset(CONTRACTS) - {"allreduce"},
+}
 
 
 class Unplanned:

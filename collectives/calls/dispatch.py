@@ -29,7 +29,7 @@ import numpy as np
 from unisono import log
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.catalogue.variants import parsed
-from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
+from unisono.algorithms.catalogue.vendors import BY_NCCL
 from unisono.algorithms.ir.contracts import CONTRACTS, Contract, Cut
 from unisono.autograph import unconverted
 from unisono.collectives.arrays import adapters, operands
@@ -317,7 +317,7 @@ class Dispatcher:
     def _planned_on_device(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> PreparedCall:
         """Return the one call on these arrays. The plan of a call that NCCL carries out only serves to check it."""
         specs = [array.spec for array in arrays]
-        is_by_nccl = as_request(specs[0].algorithm).algorithm == NCCL_NATIVE
+        is_by_nccl = as_request(specs[0].algorithm).algorithm in BY_NCCL
         return self._planned(
             arrays, gathered, [spec._replace(algorithm="auto") for spec in specs] if is_by_nccl else specs
         )

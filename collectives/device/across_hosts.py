@@ -25,7 +25,7 @@ An average is a sum in both phases. Each rank divides its part when it is back o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from unisono.collectives.calls.planning import CallSpec, as_request
 from unisono.collectives.calls.prepared import BoundArray
@@ -40,7 +40,7 @@ from unisono.operations import OPERATIONS, Lower, Op, operation
 from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
-from unisono.transports.cuda.device import Allocation, Device, Event
+from unisono.transports.cuda.device import Allocation, Device, Event, Stream
 from unisono.transports.cuda.ipc import DeviceCollectives
 from unisono.transports.cuda.peer_exchange import exchange
 from unisono.transports.cuda.staging import Pinned, await_event
@@ -58,7 +58,63 @@ def refuses_hosts(hosts: Hosts) -> str | None:
     sizes = {len(ranks) for ranks in hosts}
     if len(sizes) > 1:
         return f"the hosts have different numbers of ranks: {', '.join(map(str, map(len, hosts)))}"
+    if len(hosts) < 2:
+        return "all ranks are on one host"
     return "each host has one rank" if sizes == {1} else None
+
+
+class Within(Protocol):
+    """Collectives of the GPUs of one host.
+
+    Attributes:
+        refusal: why the ranks of the host cannot use them; None if they can. Equal on all of them.
+    """
+
+    refusal: str | None
+
+    def issue(
+        self, signature: Signature, extent: Extent, source: int, target: int, stream: Stream, deadline: Deadline
+    ) -> None:
+        """Issue a call on flat contiguous arrays to a stream; blocks while other ranks are needed for that."""
+
+    def check(self, operation: str) -> None:
+        """Raise the error that prevents a new call, if any."""
+
+    def fail(self, error: UnisonoError) -> None:
+        """End the communicator with `error` on all ranks; streams go on."""
+
+    def is_intact(self) -> bool:
+        """Return whether calls end with their results."""
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        """Return the bytes that are known to have been moved, by rank of the host."""
+
+    def close(self, deadline: Deadline) -> bool:
+        """End this rank's part; return whether the device's work is done."""
+
+
+class ByMappedMemory:
+    """Calls within a host over CUDA IPC."""
+
+    def __init__(self, executor: Executor, device: Device, deadline: Deadline) -> None:
+        self._collectives = DeviceCollectives(
+            executor, device, timeout_s=deadline.remaining_s(), slab_nbytes=_SLAB_NBYTES
+        )
+        self.refusal = self._collectives.refusal
+        self.check, self.fail = self._collectives.check, self._collectives.fail
+        self.is_intact, self.traffic = self._collectives.is_intact, self._collectives.traffic
+
+    def issue(
+        self, signature: Signature, extent: Extent, source: int, target: int, stream: Stream, deadline: Deadline
+    ) -> None:
+        self._collectives.start(signature, extent, source, target, stream).wait(deadline.remaining_s())
+
+    def close(self, deadline: Deadline) -> bool:
+        return self._collectives.close(deadline.remaining_s())
+
+
+# Creates the collectives of a host; all of its ranks call it at the same point.
+MakeWithin: TypeAlias = "Callable[[Executor, Device, Deadline], Within]"
 
 
 class Rails:
@@ -84,7 +140,9 @@ class AcrossHosts:
         host, rail: communicators of all ranks, and of this rank's rail, which make no other calls at the same time.
         rails: the place of this rank.
         device: the device of the arrays.
-        timeout_s: how long the ranks may take to meet.
+        within: creates the collectives of a host.
+        name: the algorithm that a call must name to take this route; None if it must name none.
+        deadline: when the ranks must have met.
 
     Attributes:
         refusal: why these ranks cannot use it; None if they can. Equal on all of them.
@@ -99,15 +157,17 @@ class AcrossHosts:
         rail: HostCalls,
         rails: Rails,
         device: Device,
-        timeout_s: float,
+        within: MakeWithin,
+        name: str | None,
+        deadline: Deadline,
     ) -> None:
+        self._name = name
         self._size, self._local, self._rails = links.size, local, rails
         self._host, self._rail = host, rail
         self._device = device
-        self._reducing = DeviceCollectives(local, device, timeout_s=timeout_s, slab_nbytes=_SLAB_NBYTES)
-        self._gathering = DeviceCollectives(local, device, timeout_s=timeout_s, slab_nbytes=_SLAB_NBYTES)
+        self._reducing, self._gathering = within(local, device, deadline), within(local, device, deadline)
         mine = self._reducing.refusal or self._gathering.refusal
-        reasons = exchange(links, mine and f"on the host of rank {rails.local[0]}, {mine}", timeout_s)
+        reasons = exchange(links, mine and f"on the host of rank {rails.local[0]}, {mine}", deadline.remaining_s())
         self.refusal: str | None = next((reason for reason in reasons if reason is not None), None)
         self._inward, self._outward = device.new_stream(), device.new_stream()
         self._slots = (_Slot(device), _Slot(device))
@@ -131,7 +191,7 @@ class AcrossHosts:
                 request.reproducible or request.accumulate is not None,
                 "only the host supports reproducible=True and accumulate",
             ),
-            (request.algorithm not in (None, "auto"), f"{request.algorithm} is named"),
+            (request.algorithm not in (self._name, self._name or "auto"), f"{request.algorithm} is named"),
         )
         refusal = next((reason for applies, reason in reasons if applies), None)
         return refusal or self.refuses_collective(spec.collective)
@@ -178,8 +238,7 @@ class AcrossHosts:
             op = reduction.partial
             signature = Signature("reduce_scatter", reduction.dtype.name, (segment.length,), "C", op.name, None, "", 1)
             extent = Extent((segment.length, segment.part), reduction.dtype, op)
-            operation = self._reducing.start(signature, extent, source, slot.pointer, self._inward)
-            operation.wait(deadline.remaining_s())
+            self._reducing.issue(signature, extent, source, slot.pointer, self._inward, deadline)
             source = slot.pointer
         self._device.copy(slot.address, source, nbytes, self._inward)
         self._device.record(slot.fetched, self._inward)
@@ -191,13 +250,13 @@ class AcrossHosts:
         nbytes = segment.part * itemsize
         self._await(slot.fetched, deadline)
         values = slot.host.of(nbytes).view(numpy_dtype(reduction.dtype))
-        spec, target = reduction.spec, reduction.target + segment.first * itemsize
+        spec, target = reduction.spec._replace(algorithm=None), reduction.target + segment.first * itemsize
         self.to_device_nbytes += nbytes
         if segment.ways == 1:
             self._host._call_on_host(spec, values, values, None, deadline.remaining_s())
             self._device.copy(target, slot.address, nbytes, self._outward)
         else:
-            between = spec._replace(op=reduction.between, algorithm=None)
+            between = spec._replace(op=reduction.between)
             self._rail._call_on_host(between, values, values, None, deadline.remaining_s())
             self._device.copy(slot.pointer, slot.address, nbytes, self._outward)
             self._gather(segment, slot.pointer, target, reduction, deadline)
@@ -209,8 +268,7 @@ class AcrossHosts:
             self._device.reduce(part, [part], segment.part, dtype, reduction.op, self._size, self._outward)
         signature = Signature("allgather", dtype.name, (segment.part,), "C", None, None, "", 1)
         extent = Extent((segment.part, segment.length), dtype, None)
-        operation = self._gathering.start(signature, extent, part, target, self._outward)
-        operation.wait(deadline.remaining_s())
+        self._gathering.issue(signature, extent, part, target, self._outward, deadline)
 
     def _await(self, event: Event, deadline: Deadline) -> None:
         """Block until an event has happened, and raise the error of another rank that became known meanwhile.
@@ -248,7 +306,7 @@ class AcrossHosts:
         return total
 
     def close(self, deadline: Deadline) -> None:
-        are_over = [each.close(deadline.remaining_s()) for each in (self._reducing, self._gathering)]
+        are_over = [each.close(deadline) for each in (self._reducing, self._gathering)]
         if not all(are_over):
             return  # what the device still uses may not be freed
         try:

@@ -35,9 +35,9 @@ from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue
 from unisono.collectives.calls.work import Works
-from unisono.collectives.device.across_hosts import AcrossHosts, Rails, refuses_hosts
+from unisono.collectives.device.across_hosts import AcrossHosts, ByMappedMemory, Rails, refuses_hosts
 from unisono.collectives.device.adapters import DeviceArrays
-from unisono.collectives.device.by_nccl import ByNccl, asks_for_nccl, check_for_nccl
+from unisono.collectives.device.by_nccl import ByNccl, check_for_nccl, named_of_nccl
 from unisono.collectives.device.contracts import HostCalls, Route
 from unisono.collectives.device.routes import ByIpc, Staged
 from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DevicePlan, DeviceWork, keep_late
@@ -49,6 +49,7 @@ from unisono.transports.contracts.executor import Executor, Operation
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Event, Stream
 from unisono.transports.cuda.staging import await_event
+from unisono.transports.nccl.collectives import NcclCollectives
 
 # How long `close` waits for the device.
 _FAREWELL_S = 2.0
@@ -81,8 +82,9 @@ class DeviceCalls:
         self._staged: Staged | None = None
         self._by_ipc: ByIpc | None = None
         self._local: Executor | None = None
-        self._make_across: Callable[[float], AcrossHosts] | None = None
+        self._make_across: Callable[..., AcrossHosts] | None = None
         self._across: AcrossHosts | None = None
+        self._across_by_nccl: AcrossHosts | None = None
         self._nccl_links: Executor | None = None
         self._by_nccl: ByNccl | None = None
         self._arriving: deque[Arrival] = deque()
@@ -105,9 +107,10 @@ class DeviceCalls:
         """
         memory, device = call.memory, call.memory.device
         streams = memory.streams()
-        if asks_for_nccl(call):
-            check_for_nccl(call)
-        self._set_up(device, with_nccl=asks_for_nccl(call))
+        named = named_of_nccl(call)
+        if named is not None:
+            check_for_nccl(call, self._calls.hosts)
+        self._set_up(device, with_nccl=named == NCCL_NATIVE)
         announced = self._calls.announcing(*(array.spec for array in call.checked.arrays), plan=self._number_of(call))
         announcement = self._executor.start(announced, None, None)
         announcement.run_in_background(limit_s)
@@ -158,9 +161,10 @@ class DeviceCalls:
     def staged_nbytes(self) -> tuple[int, int]:
         """Return how many bytes have been copied to the host, and from the host."""
         to_host, to_device = (0, 0) if self._staged is None else self._staged.copied_nbytes()
-        if self._across is None:
-            return to_host, to_device
-        return to_host + self._across.to_host_nbytes, to_device + self._across.to_device_nbytes
+        for route in (self._across, self._across_by_nccl):
+            if route is not None:
+                to_host, to_device = to_host + route.to_host_nbytes, to_device + route.to_device_nbytes
+        return to_host, to_device
 
     def stop(self) -> None:
         """Note that the communicator is being closed: a call that fails from now on no longer fails the other ranks."""
@@ -181,12 +185,13 @@ class DeviceCalls:
         for links in (self._links, self._local, self._nccl_links):
             if links is not None:
                 links.close()
-        self._by_ipc = self._across = self._by_nccl = self._staged = None
+        self._by_ipc = self._across = self._across_by_nccl = self._by_nccl = self._staged = None
         self._make_across = None
         self._links = self._local = self._nccl_links = None
 
     def _routes(self) -> list[Route]:
-        return [route for route in (self._by_ipc, self._across, self._by_nccl, self._staged) if route is not None]
+        routes = (self._by_ipc, self._across, self._across_by_nccl, self._by_nccl, self._staged)
+        return [route for route in routes if route is not None]
 
     def _set_up(self, device: Device, *, with_nccl: bool) -> None:
         """Create the links and the staged route at the first call that needs them; sends nothing."""
@@ -196,13 +201,12 @@ class DeviceCalls:
             assert make_spare is not None, "the communicator is making a call"
             spare = make_spare()
             self._staged = Staged(self._executor, spare, device)
-            if self._no_links() is None:
-                self._links = self._executor.subgroup(range(self._executor.size))
-                if len(self._calls.hosts) > 1:
-                    rails = Rails(self._calls.hosts, self._executor.rank)
-                    self._local = self._executor.subgroup(rails.local)
-                    rail = spare.subgroup(rails.rail)
-                    self._make_across = partial(AcrossHosts, self._links, self._local, spare, rail, rails, device)
+            self._links = self._executor.subgroup(range(self._executor.size))
+            if refuses_hosts(self._calls.hosts) is None:
+                rails = Rails(self._calls.hosts, self._executor.rank)
+                self._local = self._executor.subgroup(rails.local)
+                rail = spare.subgroup(rails.rail)
+                self._make_across = partial(AcrossHosts, self._links, self._local, spare, rail, rails, device)
         if self._device is not device:
             raise UsageError(
                 f"the arrays are on cuda:{device.ordinal}, but this communicator uses cuda:{self._device.ordinal}: "
@@ -255,7 +259,7 @@ class DeviceCalls:
             for event in ready:
                 arrival.device.end_event(event)
         if refusal is not None:  # on all ranks, so the communicator can be used
-            raise TransportUnavailableError(f"{NCCL_NATIVE} cannot be used here: {refusal}")
+            raise TransportUnavailableError(f"{named_of_nccl(call)} cannot be used here: {refusal}")
 
     def _is_intact(self) -> bool:
         return all(route.is_intact() for route in self._routes())
@@ -264,12 +268,21 @@ class DeviceCalls:
         """Return the route of a call, the same on all ranks. At its first call, they find out if a route works."""
         assert self._staged is not None, "`_set_up` has run"
         assert self._device is not None, "`_set_up` has run"
-        if asks_for_nccl(call):
+        named = named_of_nccl(call)
+        if named == NCCL_NATIVE:
             return self._nccl(announcement, deadline)
+        if named is not None:
+            assert self._make_across is not None, "`check_for_nccl` has run"
+            announcement.wait(deadline.remaining_s())  # NCCL hangs if a rank makes another call
+            self._across_by_nccl = self._across_by_nccl or self._make_across(NcclCollectives, named, deadline)
+            return self._across_by_nccl
+        if self._no_links() is not None:
+            return self._staged
         if self._make_across is not None:
-            self._across = self._across or self._make_across(deadline.remaining_s())
+            self._across = self._across or self._make_across(ByMappedMemory, None, deadline)
             return self._across if self._across.refuses(call) is None else self._staged
-        if self._links is not None and self._by_ipc is None:
+        assert self._links is not None, "`_set_up` has run"
+        if self._by_ipc is None:
             self._by_ipc = ByIpc(
                 self._links, self._calls, self._device, deadline.remaining_s(), self._options.gpu_blocks
             )

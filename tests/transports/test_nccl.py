@@ -27,7 +27,9 @@ from support.outcomes import error_of
 
 import unisono as un
 from unisono.bench.adapters import unisono_cuda_nccl
+from unisono.bench.gpu_stages.hosts import on_hosts
 from unisono.collectives.arrays.dlpack import typestr
+from unisono.collectives.device import across_hosts
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, operation
 from unisono.transports.cuda.kernel_catalogue import reduction
@@ -152,6 +154,34 @@ def call_with_options(world: un.Communicator) -> None:
 
 def test_nccl_takes_the_arguments_of_other_algorithms() -> None:
     un.launch(call_with_options, 3, timeout_s=DEADLINE_S)
+
+
+def call_across_hosts(world: un.Communicator) -> None:
+    """Reduce among ranks that count as those of two hosts, by NCCL within hosts, in several segments."""
+    arguments = {**BY_NCCL, "algorithm": "nccl.within_hosts"}
+    across_hosts.SEGMENT_NBYTES = 4 * COUNT
+    with gpu() as bench, on_hosts(world, ((0, 1), (2, 3))) as comm:
+        for count, dtype, op in (
+            (3 * COUNT + 1, np.int32, "sum"),
+            (2 * COUNT, np.float32, "avg"),
+            (1, np.int32, "max"),
+        ):
+            x = np.arange(count).astype(dtype) * (world.rank + 1)
+            result = values_of(bench, comm.allreduce(array(bench, x), op, **arguments))
+            np.testing.assert_array_equal(result, world.allreduce(x, op), f"{count} {op}")
+        assert comm.stats().on_device.to_host_nbytes > 0
+        kind, text = error_of(lambda: world.allreduce(array(bench, x), **arguments))
+        assert (kind, "all ranks are on one host" in text) == ("NoAlgorithmError", True)
+
+
+def test_nccl_reduces_within_hosts_and_unisono_between_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kernels = [reduction(DTYPES["float32"], OPERATIONS["avg"], 1)]
+    fake_cuda.use(monkeypatch, kernels)
+    monkeypatch.setenv(fake_nccl.LOG, str(tmp_path / "log"))
+    un.launch(call_across_hosts, 4, timeout_s=DEADLINE_S)
+    if not fake_cuda.has_gpu():
+        calls = (tmp_path / "log").read_text()
+        assert calls.count("ncclReduceScatter") == calls.count("ncclAllGather") == 4 * (3 + 2)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, TransportUnavailableError, UnisonoError
 from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
+from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Stream, is_over
 from unisono.transports.cuda.ipc import Watch
 from unisono.transports.cuda.peer_exchange import exchange
@@ -158,6 +159,14 @@ class NcclCollectives:
         self._until_ready(name, deadline)
         self._device.record(self._last, stream)
         self._watch.begin()
+
+    def check(self, operation: str) -> None:
+        """Raise the error that prevents a new call, if any."""
+        self._executor.check(operation)
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        """Return nothing, because NCCL does not say what it has moved."""
+        return {}
 
     def fail(self, error: UnisonoError) -> None:
         """End the communicator with `error` on all ranks, and NCCL's work on this one."""
