@@ -26,7 +26,7 @@ from unisono.dtypes import DTYPES
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.operations import OPERATIONS, Op
 from unisono.testing.device_double import Gpu
-from unisono.transports.cuda import ipc
+from unisono.transports.cuda import ipc, peer_exchange
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -44,6 +44,18 @@ COUNTS = (0, 1, 7, 1000)
 SEED = 7
 PATIENCE_S = 20.0
 WHY = "they have no peer access, or CUDA_VISIBLE_DEVICES hides it from this process"
+
+
+def exchange_texts(executor: Any) -> None:
+    """Exchange values of different lengths, some of them long."""
+    for count in (0, 1, 100_000):
+        values = peer_exchange.exchange(executor, ["x" * count * executor.rank], WAIT_S)
+        assert [len(text) for (text,) in values] == [count * rank for rank in range(executor.size)]
+
+
+def test_ranks_exchange_values_of_any_length() -> None:
+    with NativeRanks(3, "shm") as ranks:
+        ranks.run(exchange_texts)
 
 
 def calls_of_all(size: int) -> list[DeviceCall]:

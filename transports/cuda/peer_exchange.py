@@ -20,7 +20,7 @@ from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.binding import Shape
 from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
-from unisono.errors import InternalError, TransportUnavailableError
+from unisono.errors import TransportUnavailableError
 from unisono.transports.contracts.call import Call, Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.cuda.channel import Channel
@@ -28,9 +28,6 @@ from unisono.transports.cuda.device import Device
 from unisono.transports.cuda.host_memory import Handle, HostMemory
 from unisono.transports.cuda.peer_board import CHANNELS, Board
 from unisono.transports.executors.polling import pauses_of_polling
-
-# The size of a rank's description of itself, padded. Most of it are the events of its channels.
-_FACTS_NBYTES = 1 << 14
 
 
 class PeerExchange:
@@ -164,19 +161,28 @@ def _board(facts: Any, size: int) -> Board:
 
 
 def exchange(executor: Executor, mine: Any, timeout_s: float) -> list[Any]:
-    """Return the values of all ranks, which must be representable as JSON."""
+    """Return the values of all ranks, which must be representable as JSON.
+
+    Raises:
+        PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the exchange failed.
+    """
     encoded = json.dumps(mine).encode()
-    if len(encoded) > _FACTS_NBYTES:
-        raise InternalError(f"a rank's description of its device has {len(encoded)} bytes, more than {_FACTS_NBYTES}")
-    sent = np.frombuffer(encoded.ljust(_FACTS_NBYTES), np.uint8)
-    received = np.empty(executor.size * sent.size, np.uint8)
+    # Ranks do not know how long the texts of others are. So they exchange the lengths first.
+    lengths = _allgather(executor, np.array([len(encoded)], np.uint64).view(np.uint8), timeout_s).view(np.uint64)
+    texts = _allgather(executor, np.frombuffer(encoded.ljust(int(lengths.max())), np.uint8), timeout_s)
+    return [json.loads(row.tobytes()) for row in texts]
+
+
+def _allgather(executor: Executor, mine: Any, timeout_s: float) -> Any:
+    """Return the bytes of all ranks, as rows of equal length."""
+    received = np.empty((executor.size, mine.size), np.uint8)
     plan = find("allgather", "direct").build(executor.size, executor.rank)
-    elements = sent.size, received.size
+    elements = mine.size, received.size
     call = Call(
-        Signature("allgather", "uint8", (sent.size,), "C", None, None, plan.algorithm, 1),
+        Signature("allgather", "uint8", (mine.size,), "C", None, None, plan.algorithm, 1),
         plan,
         Shape(elements, {}),
         (Extent(elements, DTYPES["uint8"], None),),
     )
-    executor.run(call, sent, received, timeout_s)
-    return [json.loads(row.tobytes()) for row in received.reshape(executor.size, -1)]
+    executor.run(call, mine, received.reshape(-1), timeout_s)
+    return received
