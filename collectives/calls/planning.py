@@ -14,6 +14,7 @@ from unisono import log
 from unisono.algorithms.catalogue.algorithm import Order
 from unisono.algorithms.catalogue.registry import candidates_of, check_known, find
 from unisono.algorithms.catalogue.variants import is_rules
+from unisono.algorithms.catalogue.vendors import BY_NCCL
 from unisono.algorithms.ir.binding import Shape
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.collectives.calls.shapes import Layout, counts_of
@@ -338,7 +339,20 @@ class CallPlanner:
         with _core.DefaultFloatEnvironment():
             return explain_route(question, refusals, self.tuner_state)
 
+    def of_nccl(self, spec: CallSpec) -> str | None:
+        """Return the algorithm of NCCL that a call on a GPU array names, or that the options force; None if none."""
+        name = as_request(spec.algorithm).algorithm
+        if name is None:
+            nbytes = spec.layout.whole * spec.dtype.itemsize if spec.layout and spec.dtype else 0
+            name = self._forced(spec.collective, nbytes)
+        return name if name in BY_NCCL else None
+
     def _preferred(self, collective: str, nbytes: int) -> str:
+        """Return the algorithm for arrays on the host that the options force, if any, and otherwise "auto"."""
+        name = self._forced(collective, nbytes)
+        return "auto" if name in BY_NCCL else name
+
+    def _forced(self, collective: str, nbytes: int) -> str:
         """Return the algorithm that the options force, if the collective has it, and otherwise "auto"."""
         name = self._options.algorithm
         if is_rules(name):

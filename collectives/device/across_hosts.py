@@ -191,7 +191,7 @@ class AcrossHosts:
                 request.reproducible or request.accumulate is not None,
                 "only the host supports reproducible=True and accumulate",
             ),
-            (request.algorithm not in (self._name, self._name or "auto"), f"{request.algorithm} is named"),
+            (request.algorithm not in (None, self._name or "auto"), f"{request.algorithm} is named"),
         )
         refusal = next((reason for applies, reason in reasons if applies), None)
         return refusal or self.refuses_collective(spec.collective)

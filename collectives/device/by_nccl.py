@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.algorithms.catalogue.vendors import BY_NCCL, NCCL_NATIVE, NCCL_WITHIN_HOSTS
-from unisono.collectives.calls.planning import CallPlanner, as_request
+from unisono.algorithms.catalogue.vendors import NCCL_NATIVE, NCCL_WITHIN_HOSTS
+from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.prepared import BoundArray
 from unisono.collectives.device.across_hosts import refuses_hosts
 from unisono.collectives.device.nccl_refusals import refusal_by_nccl
@@ -18,20 +18,13 @@ from unisono.transports.cuda.device import Device, Event
 from unisono.transports.nccl.collectives import NcclCollectives
 
 
-def named_of_nccl(call: CheckedDeviceCall) -> str | None:
-    """Return the algorithm of NCCL that a call names; None if it names none."""
-    name = as_request(call.checked.arrays[0].spec.algorithm).algorithm
-    return name if name in BY_NCCL else None
-
-
-def check_for_nccl(call: CheckedDeviceCall, hosts: Sequence[Sequence[int]]) -> None:
-    """Check a call that names an algorithm of NCCL, before any other rank hears of it.
+def check_for_nccl(call: CheckedDeviceCall, name: str, hosts: Sequence[Sequence[int]]) -> None:
+    """Check a call by the algorithm `name` of NCCL, before any other rank hears of it.
 
     Raises:
         NoAlgorithmError: NCCL cannot carry it out as Unisono defines it.
         UsageError: it would overwrite its input before NCCL has read it.
     """
-    name = named_of_nccl(call)
     if name == NCCL_WITHIN_HOSTS and (reason := refuses_hosts(hosts)) is not None:
         raise NoAlgorithmError(f"{name} cannot run: {reason}")
     for array in call.checked.arrays:

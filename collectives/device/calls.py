@@ -37,7 +37,7 @@ from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue
 from unisono.collectives.calls.work import Works
 from unisono.collectives.device.across_hosts import AcrossHosts, ByMappedMemory, Rails, refuses_hosts
 from unisono.collectives.device.adapters import DeviceArrays
-from unisono.collectives.device.by_nccl import ByNccl, check_for_nccl, named_of_nccl
+from unisono.collectives.device.by_nccl import ByNccl, check_for_nccl
 from unisono.collectives.device.contracts import HostCalls, Route
 from unisono.collectives.device.routes import ByIpc, Staged
 from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DevicePlan, DeviceWork, keep_late
@@ -107,9 +107,9 @@ class DeviceCalls:
         """
         memory, device = call.memory, call.memory.device
         streams = memory.streams()
-        named = named_of_nccl(call)
+        named = self._of_nccl(call)
         if named is not None:
-            check_for_nccl(call, self._calls.hosts)
+            check_for_nccl(call, named, self._calls.hosts)
         self._set_up(device, with_nccl=named == NCCL_NATIVE)
         announced = self._calls.announcing(*(array.spec for array in call.checked.arrays), plan=self._number_of(call))
         announcement = self._executor.start(announced, None, None)
@@ -259,7 +259,7 @@ class DeviceCalls:
             for event in ready:
                 arrival.device.end_event(event)
         if refusal is not None:  # on all ranks, so the communicator can be used
-            raise TransportUnavailableError(f"{named_of_nccl(call)} cannot be used here: {refusal}")
+            raise TransportUnavailableError(f"{self._of_nccl(call)} cannot be used here: {refusal}")
 
     def _is_intact(self) -> bool:
         return all(route.is_intact() for route in self._routes())
@@ -268,7 +268,7 @@ class DeviceCalls:
         """Return the route of a call, the same on all ranks. At its first call, they find out if a route works."""
         assert self._staged is not None, "`_set_up` has run"
         assert self._device is not None, "`_set_up` has run"
-        named = named_of_nccl(call)
+        named = self._of_nccl(call)
         if named == NCCL_NATIVE:
             return self._nccl(announcement, deadline)
         if named is not None:
@@ -295,6 +295,9 @@ class DeviceCalls:
                 return by_nccl
             by_ipc.refuse(NCCL_NATIVE, reason)
         return self._staged if by_ipc.choice(call) else by_ipc
+
+    def _of_nccl(self, call: CheckedDeviceCall) -> str | None:
+        return self._calls.of_nccl(call.checked.arrays[0].spec)
 
     def _nccl(self, announcement: Operation, deadline: Deadline) -> ByNccl:
         """Return the route by NCCL, where the ranks meet at its first call."""

@@ -184,6 +184,34 @@ def test_nccl_reduces_within_hosts_and_unisono_between_them(monkeypatch: pytest.
         assert calls.count("ncclReduceScatter") == calls.count("ncclAllGather") == 4 * (3 + 2)
 
 
+def call_by_options(world: un.Communicator) -> None:
+    """Call without naming an algorithm: plans, groups and calls in flight beside calls on the host."""
+    with gpu() as bench:
+        x, out = array(bench, np.full(COUNT, world.rank + 1.0)), array(bench, np.zeros(COUNT))
+        plan = world.plan("allreduce", x, out=out)
+        for _ in range(3):
+            plan()
+        assert (values_of(bench, out) == 3).all()
+        with world.group():
+            works = [world.allreduce(x), world.broadcast(x, root=1)]
+        assert [values_of(bench, each.wait())[0] for each in works] == [3, 2]
+        on_gpu, on_host = world.allreduce(x, wait=False), world.allreduce(np.ones(3), wait=False)
+        assert (values_of(bench, on_gpu.wait())[0], on_host.wait()[0]) == (3, 2)
+        world.barrier()
+        world.close()
+
+
+@pytest.mark.parametrize("rules", ["nccl.native", "allreduce:0-=nccl.native;broadcast:1-=nccl.native"])
+def test_options_let_nccl_carry_out_calls_on_gpu_arrays_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rules: str
+) -> None:
+    monkeypatch.setenv(fake_nccl.LOG, str(tmp_path / "log"))
+    un.launch(call_by_options, 2, options=un.Options(algorithm=rules), timeout_s=DEADLINE_S)
+    if not fake_cuda.has_gpu():
+        calls = (tmp_path / "log").read_text()
+        assert (calls.count("ncclAllReduce"), calls.count("ncclBroadcast")) == (2 * 5, 2)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
