@@ -196,9 +196,11 @@ class NcclCollectives:
             self._abort()
         with self._lock:
             comm, self._comm = self._comm, None
-            if comm is not None and self._is_intact:
-                with suppress(UnisonoError):
-                    comm.destroy()
+        if comm is not None and self._is_intact:
+            # NCCL waits here until all ranks of the host have come, and some may never close.
+            ending = threading.Thread(target=_destroy, args=[comm], name="unisono-nccl-end", daemon=True)
+            ending.start()
+            ending.join(deadline.remaining_s())
         self._device.end_event(self._last)
         return is_over(self._device, self._last)
 
@@ -241,6 +243,11 @@ class NcclCollectives:
                 self._is_intact = False
                 with suppress(UnisonoError):
                     comm.abort()
+
+
+def _destroy(comm: Comm) -> None:
+    with suppress(UnisonoError):
+        comm.destroy()
 
 
 def _introduce(rank: int, uuid: str) -> tuple[Library | None, dict[str, object]]:
