@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 import pytest
 from support import fake_cuda, fake_nccl
-from support.deadlines import DEADLINE_S
+from support.deadlines import DEADLINE_S, eventually
 from support.device_contract import Bench
 from support.gpu_ranks import cuda_bench
 from support.native_ranks import Job
@@ -357,6 +358,11 @@ def call_until_lost(world: un.Communicator, say: Any, when: str) -> None:
         say(error_of(lambda: world.allreduce(x, **BY_NCCL))[0])
         with contextlib.suppress(un.UnisonoError):
             world.close()
+        say(
+            eventually(
+                lambda: not any("nccl" in thread.name or "watch" in thread.name for thread in threading.enumerate())
+            )
+        )
 
 
 @pytest.mark.parametrize("when", ["first", "later"])
@@ -365,6 +371,7 @@ def test_a_rank_that_dies_is_a_lost_peer(when: str, tmp_path: Path) -> None:
         assert job.hear_all() == ["ready"] * 2
         job.signal(1, signal.SIGKILL)
         assert job.hear(0) == "PeerLostError"
+        assert job.hear(0), "a thread of NCCL stays"
 
 
 def shrink_and_go_on(world: un.Communicator, say: Any) -> None:

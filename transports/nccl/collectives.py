@@ -185,23 +185,30 @@ class NcclCollectives:
 
     def close(self, deadline: Deadline) -> bool:
         """End this rank's part; return whether the device's work is done. It waits for that until `deadline`."""
-        if self._comm is None:
+        if self.refusal is not None:
             return True
         self._watch.end()
-        for pause_s in pauses_of_polling():
-            if self.watch() or deadline.has_passed():
-                break
-            time.sleep(pause_s or 0.0)
-        if not is_over(self._device, self._last):
+        if not self._is_idle_by(deadline):
             self._abort()
         with self._lock:
             comm, self._comm = self._comm, None
-        if comm is not None and self._is_intact:
+        if comm is not None:
             # NCCL waits here until all ranks of the host have come, and some may never close.
             ending = threading.Thread(target=_destroy, args=[comm], name="unisono-nccl-end", daemon=True)
             ending.start()
             ending.join(deadline.remaining_s())
-        self._device.end_event(self._last)
+        is_idle = is_over(self._device, self._last)
+        if is_idle:
+            self._device.end_event(self._last)
+        return is_idle
+
+    def _is_idle_by(self, deadline: Deadline) -> bool:
+        """Wait until the device has done its work, and look for failures meanwhile; return whether it has in time."""
+        for pause_s in pauses_of_polling():
+            self.watch()
+            if is_over(self._device, self._last) or deadline.has_passed():
+                break
+            time.sleep(pause_s or 0.0)
         return is_over(self._device, self._last)
 
     def _arguments(self, signature: Signature, extent: Extent, source: int, target: int, stream: Stream) -> _Arguments:
