@@ -28,6 +28,7 @@ from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda import staging
 from unisono.transports.cuda.device import Device, Event
 from unisono.transports.cuda.ipc import DeviceCollectives
+from unisono.transports.cuda.replays import Replays
 from unisono.transports.cuda.shown_arrays import Shown
 from unisono.transports.cuda.staging import Piece
 from unisono.transports.reductions.definition import numpy_dtype
@@ -126,8 +127,10 @@ class ByIpc:
         for event in ready:
             self._device.wait(self._stream, event)
         try:
-            for array, shown in zip(call.checked.arrays, self._shown(call, deadline), strict=True):
-                self._issue_array(array, shown, deadline)
+            shown = self._shown(call, deadline)
+            replays = [None] * len(shown) if call.plan is None else call.plan.replays
+            for each in zip(call.checked.arrays, shown, replays, strict=True):
+                self._issue_array(*each, deadline)
         finally:
             self._device.record(finished, self._stream)
 
@@ -138,9 +141,10 @@ class ByIpc:
         if call.plan.shown is None:
             pieces = [(_piece(array.source), _piece(array.target)) for array in call.checked.arrays]
             call.plan.shown = self._collectives.agree(pieces, deadline.remaining_s())
+            call.plan.replays = [self._collectives.new_replays() for _ in pieces]
         return call.plan.shown
 
-    def _issue_array(self, array: BoundArray, shown: Shown | None, deadline: Deadline) -> None:
+    def _issue_array(self, array: BoundArray, shown: Shown | None, replays: Replays | None, deadline: Deadline) -> None:
         planned = self._calls.find(array.spec)
         operation = self._collectives.start(
             planned.signature,
@@ -150,6 +154,7 @@ class ByIpc:
             self._stream,
             self._choice(array.spec),
             shown,
+            replays,
         )
         operation.wait(deadline.remaining_s())
 

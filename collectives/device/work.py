@@ -12,6 +12,7 @@ from unisono.collectives.device.adapters import DeviceArrays
 from unisono.deadlines import Deadline
 from unisono.transports.contracts.executor import Operation
 from unisono.transports.cuda.device import Device, Event, is_over
+from unisono.transports.cuda.replays import Replays
 from unisono.transports.cuda.shown_arrays import Shown
 from unisono.transports.cuda.staging import await_event
 
@@ -35,10 +36,12 @@ class DevicePlan:
         number: counts the persistent calls of a communicator that have been used; 0 before the first use. The same
             number means the same persistent call on all ranks.
         shown: for each array, where the ranks read the arrays of others; None before the first use over CUDA IPC.
+        replays: for each array, its graphs; None if it has none.
     """
 
     number: int = 0
     shown: Sequence[Shown | None] | None = None
+    replays: Sequence[Replays | None] = ()
 
 
 class Arrival:

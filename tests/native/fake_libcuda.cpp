@@ -19,7 +19,8 @@
 // context: the number of the thread, the name and the arguments.
 //
 // A forked child of a process that has used the driver gets NOT_INITIALIZED from every call. While a thread captures a
-// graph, calls that are unsafe then fail and end the capture, unless their thread has another capture mode.
+// graph, calls that are unsafe then fail and end the capture, unless their thread has another capture mode. Work on a
+// stream that is captured runs when the graph is launched. Events order no work in graphs.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -59,6 +60,7 @@ enum Result {
   already_registered = 712,
   capture_unsupported = 900,
   capture_invalidated = 901,
+  capture_isolation = 905,
 };
 
 enum class Kind { device, pooled, managed, pinned, opened, registered };
@@ -122,6 +124,7 @@ struct Capture {
   std::thread::id thread;
   int mode;
   bool is_valid;
+  std::vector<Task> work = {};
 };
 enum CaptureMode { global = 0, thread_local_mode = 1, relaxed = 2 };
 
@@ -132,6 +135,7 @@ struct State {
   std::set<void*> streams;
   std::map<void*, Capture> capturing;
   std::map<void*, Event> events;
+  std::map<void*, std::vector<Task>> graphs;  // also those that can be launched
   std::map<void*, Kernel> functions;
   std::map<void*, std::deque<Task>> queues;  // by stream; the default streams are one
   std::set<void*> modules;
@@ -227,6 +231,11 @@ void run_ready() {
 }
 
 void enqueue(void* stream, std::function<void()> run, std::function<bool()> is_ready = [] { return true; }) {
+  const auto capture = state().capturing.find(stream);
+  if (capture != state().capturing.end()) {
+    capture->second.work.push_back({std::move(is_ready), std::move(run)});
+    return;
+  }
   state().queues[queue_of(stream)].push_back({std::move(is_ready), std::move(run)});
   run_ready();
 }
@@ -544,9 +553,32 @@ static int cu_stream_end_capture(void* stream, void** graph) {
   *graph = nullptr;
   const auto found = state().capturing.find(stream);
   CHECK(found != state().capturing.end(), invalid_value)
-  const bool is_valid = found->second.is_valid;
+  const Capture capture = found->second;
   state().capturing.erase(found);
-  return is_valid ? success : capture_invalidated;
+  CHECK(capture.is_valid, capture_invalidated)
+  *graph = malloc(1);
+  state().graphs[*graph] = capture.work;
+  return success;
+}
+static int cu_graph_instantiate(void** executable, void* graph, uint64_t flags) {
+  ENTER_UNSAFE("cuGraphInstantiate")
+  CHECK(state().graphs.count(graph) != 0, invalid_handle)
+  CHECK(flags == 0, invalid_value)
+  *executable = malloc(1);
+  state().graphs[*executable] = state().graphs[graph];
+  return success;
+}
+static int cu_graph_destroy(void* graph) {
+  ENTER_CONTEXT("cuGraphDestroy")
+  CHECK(state().graphs.erase(graph) == 1, invalid_handle)
+  free(graph);
+  return success;
+}
+static int cu_graph_launch(void* graph, void* stream) {
+  ENTER_ISSUE("cuGraphLaunch", number(graph), number(stream))
+  CHECK(state().graphs.count(graph) != 0 && is_stream(stream), invalid_handle)
+  for (const Task& task : state().graphs[graph]) enqueue(stream, task.run, task.is_ready);
+  return success;
 }
 static int cu_thread_exchange_stream_capture_mode(int* mode) {
   CHECK(0 <= *mode && *mode <= CaptureMode::relaxed, invalid_value)
@@ -556,6 +588,7 @@ static int cu_thread_exchange_stream_capture_mode(int* mode) {
 static int cu_stream_wait_event(void* stream, void* event, unsigned) {
   ENTER_ISSUE("cuStreamWaitEvent", number(stream), number(event))
   CHECK(is_stream(stream) && state().events.count(event) != 0, invalid_handle)
+  CHECK(state().capturing.count(stream) == 0, capture_isolation)
   const auto records = state().events[event].records;
   enqueue(stream, [] {}, [records, bound = records->issued] { return records->happened >= bound; });
   return success;
@@ -595,6 +628,7 @@ static int cu_event_destroy(void* event) {
 static int cu_event_record(void* event, void* stream) {
   ENTER_ISSUE("cuEventRecord", number(event), number(stream))
   CHECK(is_stream(stream) && state().events.count(event) != 0, invalid_handle)
+  if (state().capturing.count(stream) != 0) return success;
   const auto records = state().events[event].records;
   enqueue(stream, [records, number = ++records->issued] { records->happened = number; });
   return success;
@@ -791,6 +825,11 @@ const std::map<std::string, void*>& calls() {
       {"cuStreamIsCapturing", untyped(cu_stream_is_capturing)},
       {"cuStreamBeginCapture", untyped(cu_stream_begin_capture)},
       {"cuStreamEndCapture", untyped(cu_stream_end_capture)},
+      {"cuGraphInstantiate", untyped(cu_graph_instantiate)},
+      {"cuGraphInstantiateWithFlags", untyped(cu_graph_instantiate)},
+      {"cuGraphDestroy", untyped(cu_graph_destroy)},
+      {"cuGraphExecDestroy", untyped(cu_graph_destroy)},
+      {"cuGraphLaunch", untyped(cu_graph_launch)},
       {"cuThreadExchangeStreamCaptureMode", untyped(cu_thread_exchange_stream_capture_mode)},
       {"cuStreamWaitEvent", untyped(cu_stream_wait_event)},
       {"cuEventCreate", untyped(cu_event_create)},

@@ -274,6 +274,47 @@ def check_the_host_releases_streams_that_wait_for_flags(bench: Bench) -> None:
     device.end_event(after)
 
 
+def check_graphs_issue_their_work_again(bench: Bench) -> None:
+    device, stream, third = bench.device, bench.stream, 2**64 // 3
+    assert device.has_graphs()
+    flags, dtype, op, k = device.new_flags(1), *REDUCTIONS[0]
+    nbytes = N * DTYPES[dtype].itemsize
+    rows, target = [bench.zeros(N, dtype) for _ in range(k)], bench.memory(np.full(N, 9, dtype))
+    graphs = [
+        device.capture(
+            [
+                IssuedCall("raise_flag", (flags, 0, part * third + 1, stream)),
+                IssuedCall("await_flag", (flags, 0, part * third + 1, stream)),
+                IssuedCall("copy", (rows[0], rows[1], nbytes, stream)),
+                IssuedCall("reduce", (target, rows, N, DTYPES[dtype], operation(op), k, stream)),
+            ],
+            stream,
+        )
+        for part in range(3)
+    ]
+    assert (bench.values(target, np.zeros(N, dtype)) == 9).all(), "a capture issues nothing"
+    for number in range(5):
+        device.copy(rows[1], bench.memory(np.full(N, number, dtype)), nbytes, stream)
+        device.launch(graphs[number % 3], stream)
+        assert (bench.values(target, np.zeros(N, dtype)) == 2 * number).all()
+    for graph in graphs:
+        device.end_graph(graph)
+    device.end_flags(flags)
+
+
+def check_flags_are_compared_cyclically(bench: Bench) -> None:
+    device, after, third = bench.device, bench.device.new_event(), 2**64 // 3
+    flags = device.new_flags(1)
+    for number in (1, third + 1, 2 * third + 1, 1):
+        device.await_flag(flags, 0, number, bench.stream)
+        device.record(after, bench.stream)
+        assert not device.done(after), number
+        device.release_flags(flags, number + third // 4)
+        bench.wait_until(lambda: device.done(after))
+    device.end_flags(flags)
+    device.end_event(after)
+
+
 def check_compiled_calls_are_made_again_in_order(bench: Bench) -> None:
     device, event, counters = bench.device, bench.device.new_event(), Counters(2)
     flags = device.new_flags(2)

@@ -116,15 +116,15 @@ class DeviceRank:
             assert time.monotonic() < deadline, "the stream hangs"
             time.sleep(0.0002)
 
-    def start(self, call: DeviceCall, source: int, target: int) -> Any:
-        """Start `call` on the arrays at two device addresses."""
+    def start(self, call: DeviceCall, source: int, target: int, replays: Any = None) -> Any:
+        """Start `call` on the arrays at two device addresses; as a use of a persistent call if it has `replays`."""
         extent = None
         if call.collective != "barrier":
             extent = Extent(call.lengths(self.size), DTYPES[call.dtype], call.operation(self.rank))
         shape = None if extent is None else (call.count,)
         op = call.op or "sum" if call.reduces else None
         signature = Signature(call.collective, call.dtype, shape, "C", op, call.root, call.algorithm or "", 1)
-        return self.collectives.start(signature, extent, source, target, self.stream, call.algorithm)
+        return self.collectives.start(signature, extent, source, target, self.stream, call.algorithm, replays=replays)
 
     def operands(self, call: DeviceCall) -> tuple[int, int]:
         """Return the device addresses of INPUT, with the elements of `call`, and of OUTPUT."""

@@ -109,6 +109,53 @@ def test_program_makes_the_driver_calls_of_python_with_one_change_of_context(
     assert len(seen["python"]) == 3 * len(calls.calls)
 
 
+def in_graph(calls: Calls) -> list[IssuedCall]:
+    """Return the calls that a graph can have, with constant numbers."""
+    return [
+        IssuedCall(call.method, tuple(1 if isinstance(each, NextNumber) else each for each in call.arguments))
+        for call in calls.calls
+        if call.method not in ("wait", "record")
+    ]
+
+
+@only_double
+def test_graph_is_launched_by_one_call_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bench: Bench, calls: Calls
+) -> None:
+    log, graph = tmp_path / "log", bench.device.capture(in_graph(calls), bench.stream)
+    with monkeypatch.context() as patch:
+        patch.setenv(fake_cuda.LOG, str(log))
+        bench.device.launch(graph, bench.stream)
+    push, launch, pop = lines_of(log)
+    assert launch.split() == ["cuGraphLaunch", str(graph.handle), str(bench.stream)]
+    assert (push, pop) == ("cuCtxPushCurrent", "cuCtxPopCurrent")
+    bench.device.end_graph(graph)
+
+
+@only_double
+@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuLaunchKernel", "cuGraphInstantiate"])
+def test_failed_capture_of_a_graph_leaves_a_usable_stream(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench, calls: Calls, call: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("FAKE_CUDA_FAIL", f"{call}=2")
+        kind, text = error_of(lambda: bench.device.capture(in_graph(calls), bench.stream))
+    assert (kind, call in text) == ("TransportUnavailableError", True)
+    assert not bench.device.is_capturing(bench.stream)
+    bench.finish(bench.stream)
+
+
+@only_double
+@pytest.mark.parametrize(("call", "code"), [("cuStreamWaitValue64", 900), ("cuGraphInstantiate", 801)])
+def test_device_whose_driver_takes_no_flags_in_graphs_has_no_graphs(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench, call: str, code: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("FAKE_CUDA_FAIL", f"{call}={code}")
+        assert not bench.device.has_graphs()
+    assert driver.CudaDevice().has_graphs()
+
+
 CALLS = ("cuStreamWaitEvent", "cuMemcpyAsync", "cuStreamWriteValue64", "cuStreamWaitValue64", "cuLaunchKernel")
 
 

@@ -8,6 +8,7 @@
 - `registered_memory`: memory that other processes may open. `shown_arrays`: arrays there that ranks show each other.
 - `channel`: slabs and signals (flags or events) between devices. `layout`: the memory of a call.
 - `issued_calls`: work that is issued again, as data. `native_programs`: the same, compiled for native code.
+  `replays`: the same, as graphs, for persistent calls.
 - `ipc_probe`: tests whether IPC works.
 - `staging`: the slower way, through pinned host memory. `pinned_pool`: such memory, used again.
 - `reaper`: a thread that releases memory, because the driver then waits for all work of the process.

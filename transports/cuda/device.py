@@ -20,7 +20,11 @@ A stream raises a flag after its work, and a stream of the owner waits until the
 
 - A wait may be issued before the flag is raised, so the host of neither process has to look at anything.
 - If the process that should raise a flag has died, the owner releases its own flags, and its streams go on.
-- One stream at a time raises a flag, to a higher number each time.
+- One stream at a time raises a flag, to a higher number each time. Numbers have 64 bits and are compared cyclically:
+  `a` is above `b` if ``0 < (a - b) % 2**64 < 2**63``.
+
+Devices with *graphs* keep work on one stream as a graph, and issue all of it again by one call. Its flags have the same
+numbers each time.
 
 `CudaDevice` (`driver.py`) is the real device. The tests use a hostile one on host memory: it does all work as late and
 in as bad an order as the rules allow, and reports every violation of them.
@@ -85,6 +89,13 @@ class Flags:
 
 
 @dataclass(frozen=True, slots=True)
+class Graph:
+    """Work that a device issues again as a whole."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
 class PointerFacts:
     """The driver's information about an address.
 
@@ -126,7 +137,7 @@ class Device(Protocol):
 
     Every method raises `TransportUnavailableError` if the device cannot do it, with the reason, and `InternalError` if
     the driver fails. After `abort`, all methods raise `AbortedError`, except `done` and those that return resources:
-    `free`, `give`, `close`, `unpin`, `end_stream`, `end_event`, `end_flags` and `release_flags`.
+    `free`, `give`, `close`, `unpin`, `end_stream`, `end_event`, `end_flags`, `end_graph` and `release_flags`.
 
     A device may fail for good, for example because a kernel of the program has ended its context. Then all methods
     raise `TransportUnavailableError`, except those that return resources, which do nothing. No work is under way then.
@@ -267,8 +278,28 @@ class Device(Protocol):
         """Make work that is issued to `stream` from now on wait until an own flag is at least `number`."""
         ...
 
-    def release_flags(self, flags: Flags) -> None:
-        """Set all own flags to `RELEASED` now, by the host. A stream of another process may still set them back."""
+    def release_flags(self, flags: Flags, number: int = RELEASED) -> None:
+        """Set all own flags to `number` now, by the host. A stream of another process may still set them back."""
+        ...
+
+    def has_graphs(self) -> bool:
+        """Return whether work with flags can be captured into graphs."""
+        ...
+
+    def capture(self, calls: Sequence[IssuedCall], stream: Stream) -> Graph:
+        """Return a graph of calls of this device; nothing is issued.
+
+        All calls are work on `stream` with constant arguments: no records of events, and no waits for them. `stream`
+        is from `new_stream`, and nothing else is issued to it meanwhile.
+        """
+        ...
+
+    def launch(self, graph: Graph, stream: Stream) -> None:
+        """Issue the work of a graph to `stream`, behind the work that was issued before."""
+        ...
+
+    def end_graph(self, graph: Graph) -> None:
+        """Release a graph. Work of it that is under way goes on."""
         ...
 
     def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:

@@ -32,6 +32,7 @@ from unisono.transports.cuda.device import (
     Event,
     Extent,
     Flags,
+    Graph,
     PointerFacts,
     Stream,
 )
@@ -103,6 +104,7 @@ class CudaDevice:
             )
         )
         self._has_flags = bool(has_waits and registers)
+        self._has_graphs: bool | None = None  # unknown
         self._flags: dict[int, _MappedFlags] = {}
         self._launcher = Launcher(driver, (major, minor), multiprocessors, user_cache(os.environ))
         context = driver("cuDevicePrimaryCtxRetain", self._device)
@@ -269,10 +271,49 @@ class CudaDevice:
         at_least = int(self._driver.api.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
         self._issue("cuStreamWaitValue64", stream, self._address_of(flags, index), number, at_least)
 
-    def release_flags(self, flags: Flags) -> None:
+    def release_flags(self, flags: Flags, number: int = RELEASED) -> None:
         words = self._flags[flags.address].memory.view.cast("Q")
         for index in range(flags.count):
-            words[index] = RELEASED
+            words[index] = number
+
+    def has_graphs(self) -> bool:
+        if self._has_graphs is None:
+            self._has_graphs = self._has_flags and self._captures_flags()
+        return self._has_graphs
+
+    def capture(self, calls: Sequence[IssuedCall], stream: Stream) -> Graph:
+        self._issue("cuStreamBeginCapture", stream, self._driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            issue(self, calls)
+        except BaseException:
+            with contextlib.suppress(UnisonoError):  # the stream may be used again in any case
+                self._call("cuGraphDestroy", self._call("cuStreamEndCapture", stream))
+            raise
+        graph = self._call("cuStreamEndCapture", stream)
+        try:
+            return Graph(int(self._call("cuGraphInstantiate", graph, 0)))
+        finally:
+            self._call("cuGraphDestroy", graph)
+
+    def launch(self, graph: Graph, stream: Stream) -> None:
+        self._issue("cuGraphLaunch", graph.handle, stream)
+
+    def end_graph(self, graph: Graph) -> None:
+        self._destroy("cuGraphExecDestroy", graph.handle)
+
+    def _captures_flags(self) -> bool:
+        """Return whether the driver takes flags in graphs, by capturing some."""
+        flags, stream = self.new_flags(1), self.new_stream()
+        calls = [IssuedCall("raise_flag", (flags, 0, 1, stream)), IssuedCall("await_flag", (flags, 0, 1, stream))]
+        try:
+            self.end_graph(self.capture(calls, stream))
+        except (TransportUnavailableError, UsageError, InternalError):
+            self._require_running()
+            return False
+        finally:
+            self.end_stream(stream)
+            self.end_flags(flags)
+        return True
 
     def _address_of(self, flags: Flags, index: int) -> int:
         """Return the address of a flag on the device."""

@@ -58,7 +58,7 @@ _FORKED = (
 # that capture fail. None of ours is a part of a capture, so they are made in the relaxed mode, which allows them.
 _UNSAFE_IN_CAPTURES = {
     *("cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost", "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"),
-    *("cuEventQuery", "cuModuleLoadData", "cuMemHostRegister", "cuMemHostUnregister"),
+    *("cuEventQuery", "cuModuleLoadData", "cuMemHostRegister", "cuMemHostUnregister", "cuGraphInstantiate"),
 }
 
 # Calls whose result differs by driver and container where processes are isolated from each other.

@@ -158,6 +158,8 @@ def bind(
 class SegmentRun:
     """The run of a plan over one segment of a call, on one stream and one channel.
 
+    Without a device, it issues nothing, and only `issued` is of use. That needs flags.
+
     Attributes:
         issued: the calls of the device that have issued it so far.
     """
@@ -169,7 +171,7 @@ class SegmentRun:
         segment: int,
         operands: tuple[int, int],
         members: Sequence[int],
-        device: Device,
+        device: Device | None,
         channel: Channel,
         stream: Stream,
     ) -> None:
@@ -216,7 +218,8 @@ class SegmentRun:
 
     def _issue(self, method: Method, *arguments: Any) -> None:
         call = IssuedCall(method, arguments)
-        call.issue(self._device)
+        if self._device is not None:
+            call.issue(self._device)
         self.issued.append(call)
 
     def waits_for(self) -> set[int]:

@@ -12,6 +12,9 @@ drives it. Calls are issued one after the other, in the order in which they were
 Repeats. Over flags, the calls of the device that issue a segment are kept. A later call on the same arrays makes them
 again without its plan, by native code if the device has it (`CudaDevice.compile`).
 
+Graphs. Later uses of a persistent call are replays of a graph (`replays`), if all devices have graphs, the call has one
+segment, and its contributions have no factor.
+
 Slabs. Memory that is not exported is copied through slabs. A call that does not fit into a slab runs over segments, on
 two channels alternately. Odd segments have a stream of their own, so that copies of one segment overlap with kernels of
 another.
@@ -31,6 +34,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from unisono.algorithms.catalogue.on_devices import mapped_names, usual_on_devices
@@ -47,11 +51,13 @@ from unisono.errors import (
 from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
+from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Stream, is_over
 from unisono.transports.cuda.executor import ABLE, Bound, Repeat, SegmentRun, bind
 from unisono.transports.cuda.issued_calls import IssuedCall
 from unisono.transports.cuda.peer_exchange import PeerExchange, exchange
 from unisono.transports.cuda.registered_memory import registry_of
+from unisono.transports.cuda.replays import Replays
 from unisono.transports.cuda.shown_arrays import Piece, Shown, ShownArrays
 from unisono.transports.executors.plan_checks import check_plan, check_reads
 from unisono.transports.executors.polling import pauses_of_polling, wait_by_polling
@@ -109,6 +115,7 @@ class DeviceCollectives:
         self._started: deque[DeviceOperation] = deque()
         self._traffic: dict[int, Traffic] = {}
         self._shown: list[ShownArrays] = []
+        self._replays: list[Replays] = []
         self._failure: UnisonoError | None = None
         self._has_released = False
         self._is_closed = False
@@ -141,6 +148,7 @@ class DeviceCollectives:
         stream: Stream,
         algorithm: str | None = None,
         shown: Shown | None = None,
+        replays: Replays | None = None,
     ) -> DeviceOperation:
         """Start a call on flat contiguous arrays; does not block.
 
@@ -155,6 +163,7 @@ class DeviceCollectives:
             stream: the stream to issue to.
             algorithm: an algorithm over mapped memory; None: choose one.
             shown: the result of `agree` for these arrays; None if they are read by images.
+            replays: from `new_replays`, for a persistent call on these arrays.
 
         Raises:
             UsageError: this object is closed, or the call is refused.
@@ -169,7 +178,8 @@ class DeviceCollectives:
             nbytes = 0 if extent is None else extent.elements[0] * extent.dtype.itemsize
             name = algorithm or usual_on_devices(signature.collective, nbytes, self.executor.size) or ""
             bound = self._bind(signature, extent, name, shown)
-            operation = DeviceOperation(self, bound, signature, (source, target), stream)
+            replays = replays if replays is not None and replays.takes(bound) else None
+            operation = DeviceOperation(self, bound, signature, (source, target), stream, replays)
             self._started.append(operation)
             self.progress()
             if self._watch is not None:
@@ -197,6 +207,18 @@ class DeviceCollectives:
         shown = ShownArrays(executor.rank, registry_of(self.device), lambda mine: exchange(executor, mine, timeout_s))
         self._shown.append(shown)
         return shown.agree(calls)
+
+    def new_replays(self) -> Replays | None:
+        """Return the argument `replays` of `start` for a new persistent call; None if it has no graphs.
+
+        All ranks call this in the same order.
+        """
+        flags = self._peers.graph_flags
+        number = None if flags is None else flags.new_call()
+        if flags is None or number is None:
+            return None
+        self._replays.append(Replays(flags, self.device, number))
+        return self._replays[-1]
 
     def progress(self) -> None:
         """Issue what can be issued of the started calls. On an error, end the communicator on all ranks."""
@@ -244,6 +266,8 @@ class DeviceCollectives:
             self._has_released = True
             for channel in self.channels:
                 channel.release()
+            if self._peers.graph_flags is not None:
+                self._peers.graph_flags.release()
 
     def failure(self) -> UnisonoError | None:
         """Return the error that has ended the communicator, if any."""
@@ -293,10 +317,11 @@ class DeviceCollectives:
         return self._is_over
 
     def _release(self, patience_s: float, timeout_s: float) -> None:
-        for channel in self.channels:
-            channel.close_peers()
-        for arrays in self._shown:
-            arrays.close_peers()
+        for replays in self._replays:
+            replays.end()
+        flags = self._peers.graph_flags
+        for shared in (*self.channels, *self._shown, *(() if flags is None else (flags,))):
+            shared.close_peers()
         if not self._until(self.device.has_released, timeout_s):
             return  # other work of this process goes on, and peers may not free what is still open here
         boards = self._peers.boards
@@ -319,10 +344,9 @@ class DeviceCollectives:
 
     def _free(self) -> None:
         with self._releasing:
-            for channel in self.channels:
-                channel.free()
-            for arrays in self._shown:
-                arrays.free()
+            flags = self._peers.graph_flags
+            for shared in (*self.channels, *self._shown, *(() if flags is None else (flags,))):
+                shared.free()
         for board in self._peers.boards:
             board.close()
         assert self._side is not None
@@ -423,8 +447,10 @@ class DeviceOperation:
         signature: Signature,
         operands: tuple[int, int],
         stream: Stream,
+        replays: Replays | None = None,
     ) -> None:
         self.bound, self.name = bound, str(signature)
+        self._replays = replays
         self._signature = signature
         self._owner = owner
         self._operands = operands
@@ -492,13 +518,8 @@ class DeviceOperation:
         channel, stream = self._owner.channels[index], self._streams[index]
         key = self._next, self._operands, stream, channel.generation
         self._next += 1
-        if channel.by_flags and (repeat := self.bound.repeats.get(key)) is not None:
-            try:
-                repeat()
-            except BaseException:
-                with suppress(UnisonoError):
-                    self._owner.device.record(channel.last, stream)
-                raise
+        if (again := self._again(key, channel, stream)) is not None:
+            self._issue_again(again, channel, stream)
             return True
         self._keys[index] = key
         self._running[index] = SegmentRun(
@@ -507,17 +528,37 @@ class DeviceOperation:
             self._next - 1,
             self._operands,
             self._owner.executor.members,
-            self._owner.device,
+            None if self._replays is not None else self._owner.device,
             channel,
             stream,
         )
         return True
 
+    def _again(self, key: tuple[object, ...], channel: Channel, stream: Stream) -> Callable[[], None] | None:
+        """Return what issues a segment again; None if it must be issued by its plan."""
+        if self._replays is not None:
+            return partial(self._replays.replay, channel, stream) if self._replays.has(key) else None
+        return self.bound.repeats.get(key) if channel.by_flags else None
+
+    def _issue_again(self, again: Callable[[], None], channel: Channel, stream: Stream) -> None:
+        try:
+            again()
+        except BaseException:
+            with suppress(UnisonoError):
+                self._owner.device.record(channel.last, stream)
+            raise
+
     def _end_segments(self) -> bool:
         """Continue the running segments; return whether one has ended."""
-        ended = [channel for channel, run in self._running.items() if run.advance()]
-        for channel in ended:
-            self._keep(self._keys.pop(channel), self._running.pop(channel).issued)
+        ended = [index for index, run in self._running.items() if run.advance()]
+        for index in ended:
+            key, issued = self._keys.pop(index), self._running.pop(index).issued
+            if self._replays is None:
+                self._keep(key, issued)
+            else:
+                self._replays.keep(key, issued)
+                channel, stream = self._owner.channels[index], self._streams[index]
+                self._issue_again(partial(self._replays.replay, channel, stream), channel, stream)
         return bool(ended)
 
     def _keep(self, key: tuple[object, ...], issued: Sequence[IssuedCall]) -> None:

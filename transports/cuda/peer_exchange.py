@@ -27,6 +27,7 @@ from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device
 from unisono.transports.cuda.host_memory import Handle, HostMemory
 from unisono.transports.cuda.peer_board import CHANNELS, Board
+from unisono.transports.cuda.replays import MOST_RANKS, GraphFlags
 from unisono.transports.executors.polling import pauses_of_polling
 
 
@@ -43,6 +44,7 @@ class PeerExchange:
         refusal: why the ranks cannot use each other's memory; None if they can.
         in_one_process: whether all ranks are threads of this process.
         by_flags: whether flags order the ranks' streams, and not events.
+        graph_flags: the flags for graphs; None if persistent calls of these ranks are issued without graphs.
         boards: the boards of all ranks, if they can.
         channels: the channels between them, if they can.
 
@@ -53,6 +55,7 @@ class PeerExchange:
     def __init__(self, executor: Executor, device: Device, slab_nbytes: int, timeout_s: float) -> None:
         self.boards: list[Board] = []
         self.channels: list[Channel] = []
+        self.graph_flags: GraphFlags | None = None
         self._rank, self._device = executor.rank, device
         self._timeout_s = timeout_s
         self._exchange: Callable[[Any], list[Any]] = lambda mine: exchange(executor, mine, timeout_s)
@@ -67,6 +70,7 @@ class PeerExchange:
         self.in_one_process = all(local)
         # Ranks of one process read each other's arrays, whose addresses the host must see before each call.
         self.by_flags = not self.in_one_process and all(description["flags"] for description in descriptions)
+        self._by_graphs = self.by_flags and all(each["graphs"] for each in descriptions) and len(local) <= MOST_RANKS
         offers, refusal = self._offers_of_all(lambda: self._offer(self._board, descriptions, local, slab_nbytes))
         if refusal is None:
             _, refusal = self._offers_of_all(lambda: self._open_peers(offers))
@@ -107,25 +111,31 @@ class PeerExchange:
         for number in range(CHANNELS):
             self.channels.append(Channel(number, self._rank, self.boards, local, self._device, self.by_flags))
             self.channels[-1].reserve(slab_nbytes)
-        return [channel.offer() for channel in self.channels]
+        if self._by_graphs:
+            self.graph_flags = GraphFlags(self._rank, len(descriptions), self._device)
+        return [shared.offer() for shared in self._shared()]
+
+    def _shared(self) -> list[Channel | GraphFlags]:
+        """Return what ranks open of each other."""
+        return [*self.channels, *([] if self.graph_flags is None else [self.graph_flags])]
 
     def _open_peers(self, offers: Sequence[Any]) -> None:
         """Open the memory, and the flags or events, that the other ranks offer."""
-        for peer, of_channels in enumerate(offers):
-            for channel, offer in zip(self.channels, of_channels, strict=True):
+        for peer, of_peer in enumerate(offers):
+            for shared, offer in zip(self._shared(), of_peer, strict=True):
                 if peer != self._rank:
-                    channel.open_peer(peer, offer)
+                    shared.open_peer(peer, offer)
 
     def _close(self) -> None:
         """Close everything, and free it once no rank has it open any more. Memory that one still has open is kept."""
-        for channel in self.channels:
-            channel.close_peers()
+        for shared in self._shared():
+            shared.close_peers()
         if all(self._exchange(self._has_released())):
-            for channel in self.channels:
-                channel.free()
+            for shared in self._shared():
+                shared.free()
         for board in self.boards:
             board.close()
-        self.channels, self.boards = [], []
+        self.channels, self.boards, self.graph_flags = [], [], None
 
     def _has_released(self) -> bool:
         """Wait until the device has released the memory of other ranks; return whether it has in time."""
@@ -138,11 +148,12 @@ class PeerExchange:
 
 
 def _place(device: Device) -> dict[str, Any]:
-    """Return this rank's process and device, and whether the device has flags.
+    """Return this rank's process and device, and whether the device has flags and graphs.
 
     The process has a token, because containers reuse process ids.
     """
-    return {"process": _process_token(os.getpid()), "uuid": device.uuid, "flags": device.has_flags()}
+    able = {"flags": device.has_flags(), "graphs": device.has_graphs()}
+    return {"process": _process_token(os.getpid()), "uuid": device.uuid, **able}
 
 
 @functools.cache

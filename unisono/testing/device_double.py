@@ -43,16 +43,19 @@ from unisono.transports.cuda.device import (
     Event,
     Extent,
     Flags,
+    Graph,
     PointerFacts,
     Stream,
 )
 from unisono.transports.cuda.host_memory import HANDLE_NBYTES
-from unisono.transports.cuda.issued_calls import IssuedCall, issue
+from unisono.transports.cuda.issued_calls import IssuedCall, NextNumber, issue
 from unisono.transports.cuda.quantised_form import QUANTISED_BLOCK, quantised_nbytes, scales_offset
 from unisono.transports.reductions.definition import lift, numpy_dtype, reduce_into
 
 __all__ = ["DeviceDouble", "DeviceTrapError", "Gpu"]
 
+# What a graph may issue, all on the stream that is the last argument.
+_CAPTURED = ("copy", "reduce", "lift", "raise_flag", "await_flag")
 _LASTING = (LEGACY_STREAM, THREAD_STREAM, SIDE_STREAM)
 
 
@@ -69,6 +72,7 @@ class Gpu(GpuState):
         gives_up: whether records of an ended process count as having happened; otherwise work after them never runs.
         flags: whether streams can raise flags and wait for them.
         pool: whether the device has a pool of memory that streams take and give.
+        graphs: whether work with flags can be captured into graphs.
     """
 
     def device(self, ordinal: int = 0) -> DeviceDouble:
@@ -116,7 +120,8 @@ class Gpu(GpuState):
             ]
             own = [f"stream {handle}" for handle, _ in self._streams if handle not in _LASTING]
             flags = [f"{page.count} flags" for page in self._flags.values()]
-            return [*memory, *own, *(f"event {handle}" for handle in self._events), *flags]
+            graphs = [f"graph {handle}" for handle in self._graphs]
+            return [*memory, *own, *(f"event {handle}" for handle in self._events), *flags, *graphs]
 
     def close(self) -> None:
         """Stop, and raise a trap that has not been raised yet."""
@@ -243,9 +248,30 @@ class DeviceDouble:
         with self._issuing():
             self._gpu.await_flag(flags, index, number, stream)
 
-    def release_flags(self, flags: Flags) -> None:
+    def release_flags(self, flags: Flags, number: int = RELEASED) -> None:
         with self._gpu.lock:
-            self._gpu.flag_page(flags).release(RELEASED)
+            self._gpu.flag_page(flags).release(number)
+
+    def has_graphs(self) -> bool:
+        return self._gpu.has_graphs
+
+    def capture(self, calls: Sequence[IssuedCall], stream: Stream) -> Graph:
+        with self._issuing():
+            if not self._gpu.has_graphs:
+                raise DeviceTrapError("the device has no graphs")
+            for call in calls:
+                is_constant = not any(isinstance(each, NextNumber) for each in call.arguments)
+                if call.method not in _CAPTURED or call.arguments[-1] != stream or not is_constant:
+                    raise DeviceTrapError(f"{call} was captured")
+            return self._gpu.new_graph(calls)
+
+    def launch(self, graph: Graph, stream: Stream) -> None:
+        with self._issuing():
+            for method, arguments in self._gpu.graph(graph):
+                getattr(self, method)(*arguments[:-1], stream)
+
+    def end_graph(self, graph: Graph) -> None:
+        self._give_back(self._gpu.end_graph, graph)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
         if not nbytes:

@@ -23,15 +23,16 @@ from unisono.testing.device_streams import Schedule, StreamState, Work
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import (
     LEGACY_STREAM,
-    RELEASED,
     THREAD_STREAM,
     Allocation,
     Event,
     Flags,
+    Graph,
     PointerFacts,
     Stream,
 )
 from unisono.transports.cuda.host_memory import Handle
+from unisono.transports.cuda.issued_calls import IssuedCall
 
 LENIENCIES = {
     "eager": "work is done when it is issued",
@@ -95,6 +96,7 @@ class GpuState:
         gives_up: bool = True,
         flags: bool = True,
         pool: bool = True,
+        graphs: bool = True,
     ) -> None:
         if unknown := set(lenient) - set(LENIENCIES):
             raise ValueError(f"there are no such leniencies: {', '.join(unknown)}")
@@ -102,7 +104,9 @@ class GpuState:
         self._gives_up = gives_up
         self.has_flags = flags
         self.has_pool = pool
+        self.has_graphs = flags and graphs
         self._flags: dict[int, FlagPage] = {}
+        self._graphs: dict[int, Sequence[IssuedCall]] = {}
         self.lock = threading.RLock()
         self.is_lost = False
         self._lenient = frozenset(lenient)
@@ -420,8 +424,10 @@ class GpuState:
             clock.update(on.clock)
 
         def run() -> None:
-            now = page.number(index)
-            self.rule("flags_fall", now >= RELEASED or number > now, f"a flag is set from {now} to {number}")
+            rises = number != page.number(index) and not page.is_reached(index, number)
+            self.rule(
+                "flags_fall", rises or page.is_released(index), f"a flag is set from {page.number(index)} to {number}"
+            )
             page.set(index, number, clock)
 
         self.issue(stream, run, order, touches=frozenset({page.address}))
@@ -433,7 +439,7 @@ class GpuState:
             raise DeviceTrapError("a stream waits for a flag of another process, which nobody could release")
 
         def order() -> None:
-            if page.number(index) >= RELEASED:
+            if page.is_released(index):
                 on.is_released = True
             join(on.clock, page.clock(index, number))
 
@@ -441,10 +447,29 @@ class GpuState:
             stream,
             lambda: None,
             order,
-            lambda: page.number(index) >= number,
+            lambda: page.is_reached(index, number),
             frozenset({page.address}),
             is_late=True,
         )
+
+    # Graphs.
+
+    def new_graph(self, calls: Sequence[IssuedCall]) -> Graph:
+        """Return a new graph of calls of a device."""
+        graph = Graph(next(self._handles))
+        self._graphs[graph.handle] = tuple(calls)
+        return graph
+
+    def graph(self, graph: Graph) -> Sequence[IssuedCall]:
+        """Return the calls of a graph."""
+        if graph.handle not in self._graphs:
+            raise DeviceTrapError("there is no such graph, or it has been given back")
+        return self._graphs[graph.handle]
+
+    def end_graph(self, graph: Graph) -> None:
+        """Release a graph."""
+        self.graph(graph)
+        del self._graphs[graph.handle]
 
     def _add_flags(self, page: FlagPage) -> Flags:
         self._flags[page.address] = page

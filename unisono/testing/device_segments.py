@@ -27,9 +27,12 @@ _SLOT_WORDS = 2048
 _SLOTS = 1024
 _ISSUED, _HAPPENED, _ENDED, _LATE, _CLOCK = 0, 1, 2, 3, 4
 
-# A flag has its number, followed by the clocks of the last raises, each behind the number of that raise.
+# A flag has its number, the count of its raises, and whether it was released. The clocks of the last raises follow,
+# each behind the number of that raise.
+_NUMBER, _RAISED, _RELEASED, _FLAG_CLOCKS = 0, 1, 2, 3
 _RAISES, _RAISE_WORDS = 8, 512
-_FLAG_WORDS = 1 + _RAISES * _RAISE_WORDS
+_FLAG_WORDS = _FLAG_CLOCKS + _RAISES * _RAISE_WORDS
+_CYCLE = 1 << 64
 
 
 class Segment:
@@ -223,24 +226,36 @@ class FlagPage:
 
     def number(self, index: int) -> int:
         """Return the number of a flag."""
-        return int(self._words(index)[0])
+        return int(self._words(index)[_NUMBER]) % _CYCLE
+
+    def is_reached(self, index: int, number: int) -> bool:
+        """Return whether a flag is at least `number`, compared cyclically."""
+        return (self.number(index) - number) % _CYCLE < _CYCLE // 2
+
+    def is_released(self, index: int) -> bool:
+        """Return whether the host has ever released a flag."""
+        return bool(self._words(index)[_RELEASED])
 
     def set(self, index: int, number: int, clock: Clock) -> None:
         """Set a flag, by a stream with this clock."""
-        raised = self._raise(index, number)
+        words = self._words(index)
+        raised = self._raise(index, int(words[_RAISED]))
         store_clock(raised[1:], clock)
-        raised[0] = number
-        self._words(index)[0] = number
+        raised[0] = _signed(number)
+        words[_RAISED] += 1
+        words[_NUMBER] = _signed(number)
 
     def clock(self, index: int, number: int) -> Clock:
         """Return the clock of the raise to `number`; an empty one if it is not known any more."""
-        raised = self._raise(index, number)
-        return load_clock(raised[1:]) if int(raised[0]) == number else {}
+        count = int(self._words(index)[_RAISED])
+        last = (self._raise(index, at) for at in range(count - 1, max(-1, count - 1 - _RAISES), -1))
+        return next((load_clock(raised[1:]) for raised in last if int(raised[0]) == _signed(number)), {})
 
     def release(self, number: int) -> None:
-        """Set all flags to a number beyond all raises."""
+        """Set all flags to a number, by the host."""
         for index in range(self.count):
-            self._words(index)[0] = number
+            self._words(index)[_RELEASED] = 1
+            self._words(index)[_NUMBER] = _signed(number)
 
     def close(self) -> None:
         """Unmap the flags."""
@@ -249,8 +264,8 @@ class FlagPage:
     def _words(self, index: int) -> Words:
         return _words(self._mapped, index * _FLAG_WORDS * 8, _FLAG_WORDS)
 
-    def _raise(self, index: int, number: int) -> Words:
-        start = 1 + number % _RAISES * _RAISE_WORDS
+    def _raise(self, index: int, count: int) -> Words:
+        start = _FLAG_CLOCKS + count % _RAISES * _RAISE_WORDS
         return self._words(index)[start : start + _RAISE_WORDS]
 
 
@@ -268,6 +283,11 @@ def has_ended(process: int) -> bool:
         return bool(poller.poll(0))
     finally:
         os.close(descriptor)
+
+
+def _signed(number: int) -> int:
+    """Return a number of 64 bits as words store it."""
+    return (number + _CYCLE // 2) % _CYCLE - _CYCLE // 2
 
 
 def _page_up(nbytes: int) -> int:
