@@ -181,9 +181,9 @@ class DeviceCollectives:
             replays = replays if replays is not None and replays.takes(bound) else None
             operation = DeviceOperation(self, bound, signature, (source, target), stream, replays)
             self._started.append(operation)
-            self.progress()
             if self._watch is not None:
-                self._watch.begin()
+                self._watch.begin()  # first, because the driver may hold up this thread while it issues
+            self.progress()
             return operation
 
     def agree(self, calls: Sequence[tuple[Piece, Piece]], timeout_s: float) -> Sequence[Shown | None]:
