@@ -178,7 +178,7 @@ def test_ranks_end_when_the_launcher_or_the_connection_is_lost(ssh: Ssh, lost: s
     if lost == "launcher":
         os.killpg(launcher.pid, signal.SIGKILL)
     else:
-        (connection,) = processes(lambda words: words[:1] == ["ssh"] and "host1" in words)
+        (connection,) = processes(lambda words: words[:3] == ssh.command.split() and "host1" in words)
         os.kill(connection, signal.SIGKILL)
     output, errors = launcher.communicate(timeout=DEADLINE_S)
     assert eventually(lambda: not ranks()), (output, errors)

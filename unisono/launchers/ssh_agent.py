@@ -26,6 +26,8 @@ from unisono.transports.host.bind_address import address_for
 
 # The time to end all ranks after the launcher has been lost.
 _END_S = 2.0
+# The ranks of another host may start, and fail, a little before this host knows that all hosts have met.
+_MEETING_S = 5.0
 
 
 def main() -> None:
@@ -43,7 +45,7 @@ class _Agent:
         self._output = os.dup(1)
         os.dup2(2, 1)
         self._keep_waiting: Callable[[], bool] = lambda: True
-        self._has_met = False
+        self._met = threading.Event()  # all hosts have met
 
     def run(self) -> None:
         try:
@@ -98,7 +100,7 @@ class _Agent:
 
     def _meet(self, node: Node, share: Share, timeout_s: float) -> NodeStore:
         store = NodeStore(node, share, timeout_s, partial(self._send, "store"))
-        self._has_met = True
+        self._met.set()
         return store
 
     def _obey(self, job: LocalJob) -> None:
@@ -106,7 +108,9 @@ class _Agent:
         try:
             for line in self._input:
                 name, value = decoded(line, TO_AGENT)
-                if not self._has_met and name in ("forward", "kill", "end_after_failure"):
+                if name in ("forward", "kill") and not self._met.is_set():
+                    break
+                if name == "end_after_failure" and not self._met.wait(_MEETING_S):
                     break
                 if name in ("forward", "pass_on"):
                     getattr(job, name)(value)
@@ -116,7 +120,7 @@ class _Agent:
                     getattr(job, name)()
         except (ProtocolError, OSError):
             pass
-        if self._has_met:
+        if self._met.is_set():
             job.kill()
             time.sleep(_END_S)
         os._exit(1)  # the main thread still waits for another host, or for ranks that cannot be killed
