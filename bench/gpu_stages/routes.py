@@ -78,7 +78,7 @@ def measured(ranks: int, sizes: list[int], rounds: int, flush_nbytes: int) -> di
 
 
 def as_measurement(ranks: int, name: str, nbytes: int, times_s: list[float]) -> Measurement:
-    """Return the times of a route in the form of which tables are made."""
+    """Return the times of a route as a measurement, from which decision tables are compiled."""
     context = Context(fingerprint(), COLLECTIVE, LINK, "plain", ranks, ranks, "device")
     median_s, low_s, high_s = statistics.median(times_s), min(times_s), max(times_s)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

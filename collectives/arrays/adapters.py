@@ -259,7 +259,7 @@ LIBRARIES: tuple[ArrayLibrary, ...] = (
     ArrayLibrary("numpy", "ndarray", lambda: _NUMPY),
     ArrayLibrary("torch", "Tensor", _torch, is_on_gpu=lambda x: x.is_cuda),
     ArrayLibrary("cupy", "ndarray", is_on_gpu=lambda _: True),
-    # Whoever asks for the interface of such an array becomes a user of its memory.
+    # A program that reads the interface of such an array may use its memory from then on.
     ArrayLibrary("unisono.collectives.device.result_array", "DeviceArray", is_on_gpu=lambda _: True),
     ArrayLibrary("jax", "Array", lambda: _JAX),
     ArrayLibrary("jax.core", "Tracer", lambda: _JAX),

@@ -287,7 +287,7 @@ class DeviceCalls:
                 self._links, self._calls, self._device, deadline.remaining_s(), self._options.gpu_blocks
             )
         by_ipc = self._by_ipc
-        if by_ipc is None or by_ipc.refuses(call) is not None:
+        if by_ipc.refuses(call) is not None:
             return self._staged
         if by_ipc.choice(call) == NCCL_NATIVE:
             by_nccl = self._nccl(announcement, deadline)

@@ -208,7 +208,7 @@ class Workspace:
             self.device.end_event(event)
 
     def close(self) -> None:
-        """Free all memory that no object uses, once the device is done. What it still uses is kept.
+        """Free all memory that no object uses, once the device has done its work. Keep the memory of unfinished work.
 
         Memory that the program uses longer is freed by later workspaces, or when the process ends.
         """

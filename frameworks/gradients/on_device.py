@@ -133,7 +133,7 @@ class GradientMemory:
 
 
 class DeviceBuckets:
-    """The gradients of one step that are to be packed, and those that are to be unpacked."""
+    """The gradients of one step that wait to be packed into buckets, and the results that wait to be unpacked."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -159,7 +159,7 @@ class DeviceBuckets:
         self._workspace.copy_extents(self._packs.pop(index, ()))
 
     def write_back(self, lent: DeviceGradient, reduced: Vector) -> Any:
-        """Note that a result is to be unpacked; return the array in which it will be."""
+        """Note a result for `deliver` to unpack; return the array that will hold it."""
         if not lent.flat.flags.writeable:
             return reduced.copy()
         self._unpacks.append(Extent(lent.flat.ctypes.data, reduced.pointer, reduced.nbytes))

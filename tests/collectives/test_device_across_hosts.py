@@ -1,4 +1,4 @@
-"""Allreduce of arrays on GPU doubles across hosts: results, faults in each phase, and what is staged, with reasons."""
+"""Allreduce of arrays on GPU doubles across hosts: results, faults in each phase, and reasons for staging."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_each_rank_multiplies_its_contribution_once(ranks: NativeRanks) -> None:
     assert ranks.run_calls(premultiplied) == [[10.0] * 9] * 4
 
 
-# --- what is staged -------------------------------------------------------------------------------------------------
+# --- calls that are staged -------------------------------------------------------------------------------------------
 
 
 def refused(world: un.Communicator, hosts: Any, arguments: Any, own_device: bool) -> tuple[bool, str, bool]:

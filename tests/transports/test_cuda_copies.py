@@ -94,7 +94,7 @@ def forward(
 
 
 def backward(run: Run, blocks: int, values: Any, codes: Any, scales: Any, rows: int = 1, divisor: int = 1) -> None:
-    """Run the kernel on rows of which the codes and scales begin at those given, and lie in one array of bytes."""
+    """Run the kernel on rows in one array of bytes; the first codes and scales begin at the arguments."""
     stride = codes.strides[0] if codes.ndim == 2 else 0
     numbers = (ctypes.c_uint64(number) for number in (rows, stride, divisor, values.size))
     run(blocks, address(values), address(codes), address(scales), *numbers)

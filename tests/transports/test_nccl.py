@@ -317,7 +317,7 @@ def table_for_nccl(path: Path) -> Path:
 
 
 def call_by_table(world: un.Communicator, variables: dict[int, dict[str, str]]) -> str:
-    """Make calls that do not name an algorithm, of which NCCL lacks one; return the route of the other."""
+    """Make two calls without an algorithm, of which NCCL lacks the second; return the route of the first."""
     os.environ.update(variables.get(world.rank, {}))
     with gpu() as bench:
         x = array(bench, np.full(COUNT, world.rank + 1, np.int32))

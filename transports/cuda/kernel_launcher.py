@@ -101,7 +101,7 @@ def reduction_launch(
 
 
 def scaling_launch(dst: int, src: int, factor: bytes, count: int, dtype: DType) -> Launch:
-    """Return the launch of a multiplication by a factor, whose bytes are given."""
+    """Return the launch of a multiplication by a factor; `factor` holds its bytes."""
     parameters = (as_pointer(dst), as_pointer(src), as_scalar(factor), as_number(count))
     return Launch(("lift", dtype.name), lambda: scaling(dtype), _packs(count * dtype.itemsize), parameters)
 

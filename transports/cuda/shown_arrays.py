@@ -50,7 +50,7 @@ class ShownArrays:
         try:
             for index, call in enumerate(calls):
                 shown.append(tuple(self._addresses(rank, offers[rank][index], call) for rank in range(len(offers))))
-        except TransportUnavailableError:  # what is open already stays so until the end
+        except TransportUnavailableError:  # memory that has been opened stays open until the end
             shown.clear()
         return shown if all(self._exchange(bool(shown))) else [None] * len(calls)
 
