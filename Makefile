@@ -12,6 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 STAMPS := .venv/stamps
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+# What compiles the native core, or takes long to load, says how far it is.
+INSTALL = @scripts/pip_install.sh $(BIN)/python --no-build-isolation -Ccmake.define.UNISONO_WERROR=$(WERROR) --editable
 NATIVE := $(shell find transports/native -type f | LC_ALL=C sort)
 # A stamp names the state of the project that it was made for, so that no clock and no checkout can confuse it.
 KEY := $(shell cat pyproject.toml CMakeLists.txt $(NATIVE) | sha256sum | cut -c1-16)
@@ -46,6 +48,9 @@ SCALE ?= 1
 PYTEST ?=
 # Processes in which tests run at the same time; 0 runs them one by one. Many tests wait for most of their time.
 WORKERS ?= 3
+# Whether warnings of the compiler are errors in the build of the module. All targets share that build, so that no target
+# compiles again what another one has compiled. `.ci/run` says ON; a user's compiler may be newer than ours.
+WERROR ?= OFF
 # How long each fuzzing target runs: the seconds, or else its share of this number of executions. And whether the counts of instructions are recorded anew.
 FUZZ_S ?= 6
 EXECUTIONS ?=
@@ -59,11 +64,11 @@ setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all to
 
 everything: $(STAMPS)/everything-$(KEY) ## Make .venv with everything: setup, torch, jax, cuda, ucx, docs and demo in one call of pip
 
-demo: $(STAMPS)/demo-$(KEY) ## Train on real data with 1 and 4 ranks, then measure allreduce
+demo: $(STAMPS)/demo-$(KEY) ## Train on real data with 1 rank and with a rank per core, then measure allreduce
 	@$(BIN)/python examples/demo.py
 
 # Tests that are named begin at once.
-test: $(STAMPS)/dev-$(KEY) $(if $(PYTEST),,lint) ## Build with warnings as errors, lint and run all tests, or only PYTEST="tests/tuning"
+test: $(STAMPS)/dev-$(KEY) $(if $(PYTEST),,lint) ## Build, lint and run all tests, or only PYTEST="tests/tuning"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not packaging and not slow" $(PYTEST)
 
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
@@ -209,9 +214,6 @@ $(TOOLS):
 	@find $(STAMPS) -type f -not -name '*-$(KEY)' -delete
 	@touch $@
 
-# Warnings are errors for those who change the code, not for those who only use it with a compiler newer than ours.
-$(STAMPS)/dev-$(KEY) $(STAMPS)/cuda-$(KEY) $(STAMPS)/everything-$(KEY): CONFIG := -Ccmake.define.UNISONO_WERROR=ON
-
 # The version is fixed because the newest brings gigabytes that no test here needs.
 TORCH := torch==2.13.0
 # The tests whose results depend on the version of torch.
@@ -231,7 +233,7 @@ UCX := ucxx-cu13==0.52.*
 
 # By one call of pip, which builds the library once.
 $(STAMPS)/everything-$(KEY): $(TOOLS)
-	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[cuda,demo,dev,docs,nccl]" --group disassembler $(TORCH) $(JAX) $(UCX)
+	$(INSTALL) ".[cuda,nccl]" --group dev --group docs --group disassembler $(TORCH) $(JAX) $(UCX)
 	@touch $(foreach name,cuda demo dev docs everything jax torch ucx,$(STAMPS)/$(name)-$(KEY))
 
 $(STAMPS)/torch-$(KEY): $(STAMPS)/dev-$(KEY)
@@ -251,9 +253,9 @@ $(STAMPS)/fuzz-$(KEY): $(STAMPS)/dev-$(KEY)
 	@touch $@
 
 $(STAMPS)/cuda-$(KEY): $(STAMPS)/dev-$(KEY)
-	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[cuda,nccl]" --group disassembler
+	$(INSTALL) ".[cuda,nccl]" --group disassembler
 	@touch $@
 
 $(STAMPS)/%-$(KEY): $(TOOLS)
-	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[$*]"
+	$(INSTALL) . --group $*
 	@touch $@

@@ -1,10 +1,11 @@
-"""The demonstration of `make demo`: the same training with one rank and with four, then the time of an allreduce.
+"""The demonstration of `make demo`: the same training with one rank and with a rank per core, then an allreduce.
 
 It exits with 1 if a loss curve, the accuracy or a sum is wrong.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import bandwidth
@@ -17,14 +18,15 @@ from rich.table import Table
 
 import unisono as un
 
-RANKS = (1, 4)
+CORES = len(os.sched_getaffinity(0))
+RANKS = (1, min(max(CORES, 2), 8))  # at most 8, because each rank gets a share of a batch of 96 images
 TRANSPORTS = ("shm", "tcp")
 TOLERANCE = 1e-9  # of the loss, in float64: more ranks only change the order of sums
 LEAST_ACCURACY = 0.95
 TIMEOUT_S = 60.0
 BARS = "▁▂▃▄▅▆▇█"
 EPOCH_DONE = "epoch done"
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # per rank, so that one rank and four compute alike
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # per rank, so that one rank and many compute alike
 
 console = Console()
 
@@ -59,16 +61,29 @@ def compare(histories: dict[int, digits.History]) -> None:
     console.print("\n[bold]Loss by epoch[/bold] (the height is its logarithm)")
     for ranks, history in histories.items():
         first, last = history.losses[0], history.losses[-1]
-        console.print(
-            f"  {named(ranks)} {sparkline(history.losses)} {first:.3f} → {last:.5f} in {history.seconds:.2f} s",
-            highlight=False,
-        )
+        console.print(f"  {named(ranks)} {sparkline(history.losses)} {first:.3f} → {last:.5f}", highlight=False)
     one, many = (np.array(histories[ranks].losses) for ranks in RANKS)
     difference = float(np.abs(one - many).max())
     check(f"the loss curves differ by {difference:.1e}, at most {TOLERANCE:g}", difference <= TOLERANCE)
     for ranks, history in histories.items():
         text = f"{named(ranks)}: {history.accuracy:.1%} of unseen images are recognised, above {LEAST_ACCURACY:.0%}"
         check(text, history.accuracy > LEAST_ACCURACY)
+
+
+def show_speed(histories: dict[int, digits.History]) -> None:
+    """Show the images per second of each training, and why more ranks are not faster where they are not."""
+    console.print("\n[bold]Speed[/bold]")
+    for ranks, history in histories.items():
+        speed = f"{history.images_per_second:,.0f} images/s"
+        console.print(f"  {named(ranks)} {history.seconds:.2f} s, {speed}", highlight=False)
+    one, many = (histories[ranks].seconds for ranks in RANKS)
+    if many < one:
+        console.print(f"  {RANKS[1]} ranks are {one / many:.1f} times as fast as one", highlight=False)
+    elif RANKS[1] > CORES:
+        console.print(f"  {RANKS[1]} ranks share {CORES} core here: they gain time where each has a core of its own")
+    else:
+        load = os.getloadavg()[0]
+        console.print(f"  no gain: other programs use the cores (load {load:.1f} on {CORES} cores); try again later")
 
 
 def named(ranks: int) -> str:
@@ -117,7 +132,10 @@ def check(statement: str, holds: bool) -> None:
 
 def main() -> None:
     """Run the demonstration."""
-    compare({ranks: train(ranks) for ranks in RANKS})
+    histories = {ranks: train(ranks) for ranks in RANKS}
+    compare(histories)
+    show_speed(histories)
+    console.print()
     show_bandwidth()
 
 

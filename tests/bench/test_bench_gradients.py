@@ -26,7 +26,7 @@ def test_exposed_share_is_relative_to_steps_without_overlap() -> None:
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.parametrize("what", SHORT)
 def test_gradients_benchmark_removes_its_namespaces_after_measuring(what: str, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn", reason="pip install 'unisono[demo]'")
+    pytest.importorskip("sklearn", reason="pip install --group demo")
     if what == "lag" and not Path("/dev/net/tun").exists():
         pytest.skip("there is no /dev/net/tun")
     output = tmp_path / "found.jsonl"

@@ -17,7 +17,7 @@ from unisono.data_parallel import first_difference
 from unisono.launchers.launch import Pool
 
 pytest.importorskip("torch", reason="make torch installs what these tests need")
-pytest.importorskip("sklearn", reason="pip install 'unisono[demo]'")
+pytest.importorskip("sklearn", reason="pip install --group demo")
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_gradients.py"
 
