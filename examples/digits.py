@@ -34,7 +34,7 @@ TEST_IMAGES = 360
 
 @dataclass(frozen=True)
 class History:
-    """The result of training: the mean loss of each epoch, the accuracy on unseen images, the seconds, and the images of an epoch."""
+    """The result of training: mean loss per epoch, accuracy on unseen images, seconds, and images per epoch."""
 
     losses: list[float]
     accuracy: float
