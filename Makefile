@@ -125,7 +125,8 @@ lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/mypy examples/*.py tests/typing/*.py
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/clang-format --dry-run -Werror $(filter-out %/c_api.h,$(filter %.h %.cpp,$(NATIVE))) tests/native/*.h tests/native/*.cpp \
+	@echo "clang-format --dry-run -Werror (C++ and CUDA)"
+	@$(BIN)/clang-format --dry-run -Werror $(filter-out %/c_api.h,$(filter %.h %.cpp,$(NATIVE))) tests/native/*.h tests/native/*.cpp \
 	  tests/native/fuzz/*.h tests/native/fuzz/*.cpp transports/cuda/kernels/*.cuh
 
 # Warnings are judged by the ordinary build: gcc adds its own about what the thread sanitizer cannot follow.
