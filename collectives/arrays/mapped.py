@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import mmap
 import operator
@@ -16,6 +15,7 @@ from unisono import log
 from unisono.collectives.arrays.operands import check_dtype
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
+from unisono.once import once_per_process
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.host.system_limits import unavailable
@@ -96,7 +96,7 @@ def _zeros(nbytes: int) -> memoryview:
         raise MemoryError(f"an array of {nbytes} bytes: {error.strerror}") from error
 
 
-@functools.cache
+@once_per_process
 def _warn_of_ordinary_memory(text: str) -> None:
     _log.warning("%s", text)
 

@@ -20,7 +20,7 @@ VOCABULARY = (
     *("unisono.deadlines", "unisono.foreign", "unisono.html_page", "unisono.log", "unisono.autograph"),
 )
 # The modules for processes, their children and their standard streams, which any layer with I/O may import.
-OF_PROCESSES = ("unisono.forks", "unisono.processes", "unisono.program", "unisono.streams")
+OF_PROCESSES = ("unisono.forks", "unisono.once", "unisono.processes", "unisono.program", "unisono.streams")
 _OUTSIDE = ("unisono.entry_points", "typing_extensions.dataclass_transform")
 LAYERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
 PUBLIC = tuple(f"unisono.{name}" for name in unisono.__all__)

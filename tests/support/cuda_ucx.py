@@ -15,6 +15,7 @@ from support.cuda_on_host import COMPILER, ROOT, built_library
 from support.deadlines import DEADLINE_S
 
 import unisono as un
+from unisono.once import once_per_process
 from unisono.testing.device_arrays import device_double
 from unisono.transports.ucx import library as ucx
 
@@ -64,7 +65,7 @@ def cuda_support() -> Iterator[None]:
 @functools.cache
 def _messenger_of(before: Any) -> Any:
     """Return the function that creates the one messenger of this process, for the UCX with CUDA support."""
-    return functools.cache(before.__wrapped__)
+    return once_per_process(before.__wrapped__)
 
 
 def joined(world: un.Communicator, store: str, transports: str = "ucx") -> un.Communicator:

@@ -4,7 +4,7 @@
 - `devices`: the devices that this process has opened. `driver_errors`: calls of the driver, and their errors.
   `context`: makes the context of a device current. `memory_pool`: memory that streams take and give.
 - `ipc`: `DeviceCollectives`, the `cuda_ipc` transport. `executor`: issues a plan to a stream.
-- `peer_exchange`, `peer_board`, `host_memory`: the ranks of a host find each other's device memory.
+- `peer_exchange`, `peer_board`, `host_memory`, `process_token`: the ranks of a host find each other's device memory.
 - `registered_memory`: memory that other processes may open. `shown_arrays`: arrays there that ranks show each other.
 - `channel`: slabs and signals (flags or events) between devices. `layout`: the memory of a call.
 - `issued_calls`: work that is issued again, as data. `native_programs`: the same, compiled for native code.

@@ -11,7 +11,6 @@ import ctypes
 import functools
 import mmap
 import os
-import secrets
 import struct
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -56,12 +55,13 @@ from unisono.transports.cuda.kernel_launcher import (
 )
 from unisono.transports.cuda.memory_pool import MemoryPool
 from unisono.transports.cuda.native_programs import NativePrograms
+from unisono.transports.cuda.process_token import TOKEN_NBYTES, process_token
 from unisono.transports.cuda.reaper import Reaper
 from unisono.transports.reductions.definition import factor_of
 
 _HANDLE_NBYTES = 64
 # The exporting process, the size of the memory, and the driver's handle.
-_HANDLE = struct.Struct(f"16sQ{_HANDLE_NBYTES}s")
+_HANDLE = struct.Struct(f"{TOKEN_NBYTES}sQ{_HANDLE_NBYTES}s")
 # How long an allocation that finds no memory waits for memory that is being given back.
 _MEMORY_S = 2.0
 
@@ -159,7 +159,7 @@ class CudaDevice:
 
     def export(self, allocation: Allocation) -> bytes:
         handle = self._issue("cuIpcGetMemHandle", allocation.pointer)
-        return _HANDLE.pack(_process(), allocation.nbytes, _bytes_of(handle))
+        return _HANDLE.pack(process_token(), allocation.nbytes, _bytes_of(handle))
 
     def open(self, handle: bytes) -> Allocation:
         api = self._driver.api
@@ -222,7 +222,7 @@ class CudaDevice:
         return Event(self._driver.number_of(self._issue("cuEventCreate", flags)))
 
     def export_event(self, event: Event) -> bytes:
-        return _HANDLE.pack(_process(), 0, _bytes_of(self._issue("cuIpcGetEventHandle", event.handle)))
+        return _HANDLE.pack(process_token(), 0, _bytes_of(self._issue("cuIpcGetEventHandle", event.handle)))
 
     def open_event(self, handle: bytes) -> Event:
         _, opaque = _opened(handle, self._driver.api.CUipcEventHandle())
@@ -460,16 +460,6 @@ def _unmap(driver: Driver, context: CurrentContext, memory: HostMemory) -> None:
     memory.close()
 
 
-def _process() -> bytes:
-    """Return a token that no other process has, not even a forked child."""
-    return _token_of(os.getpid())
-
-
-@functools.cache
-def _token_of(process: int) -> bytes:
-    return secrets.token_bytes(16)
-
-
 def _uuid(driver: Driver, device: Any) -> str:
     uuid: bytes = driver("cuDeviceGetUuid", device).bytes
     return uuid.hex()
@@ -484,7 +474,7 @@ def _opened(handle: bytes, opaque: Any) -> tuple[int, Any]:
     if len(handle) != _HANDLE.size:
         raise InternalError(f"a handle of a device has {_HANDLE.size} bytes, and this one has {len(handle)}")
     process, nbytes, opaque_bytes = _HANDLE.unpack(handle)
-    if process == _process():
+    if process == process_token():
         raise TransportUnavailableError("the process that exported a handle cannot open it")
     ctypes.memmove(opaque.getPtr(), opaque_bytes, _HANDLE_NBYTES)
     return nbytes, opaque

@@ -6,9 +6,7 @@ All ranks get the same result. If one of them cannot take part, all learn why; t
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +25,7 @@ from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device
 from unisono.transports.cuda.host_memory import Handle, HostMemory
 from unisono.transports.cuda.peer_board import CHANNELS, Board
+from unisono.transports.cuda.process_token import process_token
 from unisono.transports.cuda.replays import MOST_RANKS, GraphFlags
 from unisono.transports.executors.polling import pauses_of_polling
 
@@ -148,18 +147,9 @@ class PeerExchange:
 
 
 def _place(device: Device) -> dict[str, Any]:
-    """Return this rank's process and device, and whether the device has flags and graphs.
-
-    The process has a token, because containers reuse process ids.
-    """
+    """Return this rank's process and device, and whether the device has flags and graphs."""
     able = {"flags": device.has_flags(), "graphs": device.has_graphs()}
-    return {"process": _process_token(os.getpid()), "uuid": device.uuid, **able}
-
-
-@functools.cache
-def _process_token(process: int) -> str:
-    """Return a token that no other process has. The argument makes a forked child get one of its own."""
-    return secrets.token_hex(16)
+    return {"process": process_token().hex(), "uuid": device.uuid, **able}
 
 
 def _board(facts: Any, size: int) -> Board:

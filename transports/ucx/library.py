@@ -17,7 +17,6 @@ Some of UCX's own transports are excluded, unless the user names transports by `
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import re
@@ -27,6 +26,7 @@ from typing import Any
 
 from unisono import log
 from unisono.errors import TransportUnavailableError
+from unisono.once import once_per_process
 from unisono.transports import _core
 from unisono.transports.contracts.call import MemoryType
 from unisono.transports.host.listening_ports import listening
@@ -56,7 +56,7 @@ def open_messenger(interface: str = "") -> _core.Messenger:
     Raises:
         TransportUnavailableError: UCX cannot be used here; the message says what to do.
     """
-    return _messenger(os.getpid(), interface)
+    return _messenger(interface)
 
 
 def check_entered() -> None:
@@ -102,9 +102,9 @@ def library_path() -> str:
     return loaded[1]
 
 
-@functools.cache
-def _messenger(process: int, interface: str) -> _core.UcxMessenger:
-    """Return the messenger of the process with this id, because a forked child must not use its parent's."""
+@once_per_process
+def _messenger(interface: str) -> _core.UcxMessenger:
+    """Return the messenger of this process: a forked child must not use its parent's."""
     with warning_of_listeners():
         return _messenger_with(settings(interface))
 

@@ -19,8 +19,6 @@ A step costs some tens of microseconds of Python. The links between all ranks ar
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +26,7 @@ from typing import Any, Protocol
 
 from unisono.deadlines import Deadline
 from unisono.errors import TransportUnavailableError
+from unisono.once import once_per_process
 from unisono.transports.message.framed import FramedTransport
 from unisono.transports.message.plugin import Bootstrap
 from unisono.transports.ucx.library import imported, settings, unusable, warning_of_listeners
@@ -225,9 +224,9 @@ class _Workers:
         self._idle.append(worker)
 
 
-@functools.cache
-def _workers(process: int) -> _Workers:
-    """Return the workers of the process with this id, because a forked child must not use its parent's."""
+@once_per_process
+def _workers() -> _Workers:
+    """Return the workers of this process: a forked child must not use its parent's."""
     workers = _Workers()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(workers))  # never collected, not even when the interpreter ends
     return workers
@@ -342,7 +341,7 @@ def open_links(bootstrap: Bootstrap) -> FramedTransport:
         TransportUnavailableError: no package of UCX can be used here; the message says what to do.
     """
     package, ucx = imported()
-    workers = _workers(os.getpid())
+    workers = _workers()
     try:
         with warning_of_listeners():
             worker = workers.take(lambda: _CORES[package](ucx))
