@@ -58,7 +58,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests engines tensorflow jax jax-versions keras cuda cuda-versions mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package wheel bench compared-bench campaign leaks gpu peers docs clean help
+.PHONY: setup everything demo test torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests engines tensorflow jax jax-versions keras cuda cuda-versions mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package wheel bench compared-bench campaign leaks gpu gpu-wheel peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -191,6 +191,15 @@ leaks: $(STAMPS)/dev-$(KEY) ## Count what 10,000 communicators, a million calls 
 
 gpu: ## Build, test and measure everything on a machine with a GPU (GPU="--only kernels")
 	@$(PYTHON) bench/gpu.py $(GPU)
+
+# A wheel for the Python of a machine that has a GPU and neither a network nor the time for a build. The folder gpu/ travels.
+gpu-wheel: ## Build the wheel that make gpu takes along into gpu/ (PYTHON=python3.12)
+	test -x build/gpu-wheel/bin/pip || $(PYTHON) -m venv build/gpu-wheel
+	build/gpu-wheel/bin/python -m pip -qq --disable-pip-version-check install "pip>=25.1"
+	build/gpu-wheel/bin/python -m pip -qq --disable-pip-version-check install --group build
+	PATH="$(abspath build/gpu-wheel/bin):$$PATH" build/gpu-wheel/bin/python -m pip -q --disable-pip-version-check wheel --no-deps \
+	  --no-build-isolation -w gpu .
+	@ls gpu/*.whl
 
 peers: $(STAMPS)/bench-$(KEY) ## Install the libraries to measure against, each in its own environment
 	@$(BIN)/python -m unisono.bench.peers install $(PEERS)

@@ -1,12 +1,16 @@
 """Runs everything that needs a GPU, in one call and without a network: ``make gpu``, or this file by its path.
 
-It needs Python with cuda-bindings, NVRTC, numpy, ml_dtypes, click, rich, cloudpickle and pytest. To build the native
-core, it needs scikit-build-core, nanobind, cmake and a compiler. torch, CuPy and MPI are used if they are installed.
+It needs Python with cuda-bindings, NVRTC, numpy, ml_dtypes, click, rich, cloudpickle, pytest, pytest-timeout and
+hypothesis. To build the native core, it needs scikit-build-core, nanobind, cmake and a compiler. torch, CuPy, MPI,
+nccl4py and pytest-xdist are used if they are installed, also from folders in PYTHONPATH.
 
-It builds in a scratch environment that sees the packages of the current one, and then runs stages (`gpu_stages/`). With
-``--wheel`` it installs that wheel instead, and compiles nothing but kernels. Each stage has processes of its own and a
-deadline, so a hang or a crash costs only that stage. Results are written after each stage, and the records of a stage
-as they come. At the end, it prints tables, and whether the targets are met.
+It builds in a scratch environment that sees the packages of the current one, and then runs stages (`gpu_stages/`), the
+most important ones first. With ``--wheel`` it installs that wheel instead, and compiles nothing but kernels. Each stage
+has processes of its own and a deadline, so a hang or a crash costs only that stage. Results are written after each
+stage, and the records of a stage as they come. At the end, it prints tables, and whether the targets are met.
+
+Without a GPU that works, it ends after the stage that describes the machine. The double of the driver, which the tests
+use elsewhere, counts as a GPU only with ``--small``.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import contextlib
 import ctypes
 import datetime
 import json
+import math
 import os
 import signal
 import site
@@ -30,12 +35,14 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 FORMAT = 1
-BUDGET_S = 360.0
 DYING_S = 5.0  # the wait for a killed process, which the driver can keep for longer
 REPORT_S = 30.0
 BUILD_S = 150.0  # without the build, nothing is measured
+INSTALL_S = 20.0
 SAID_LINES = 15  # the lines of a stage's own output that are kept
 PACKAGE = "unisono.bench.gpu_stages"
+# The environment variable of a run on a real GPU, in which the double of the driver may stand for none.
+REAL_GPU = "FAKE_CUDA_FORBIDDEN"
 
 
 class Stage(NamedTuple):
@@ -51,55 +58,91 @@ class Stage(NamedTuple):
     small: tuple[str, ...] = ()
 
 
-# The tests are named, because collecting all of the project's takes longer than running these.
-TESTS = tuple(
-    str(ROOT / "tests" / name)
-    for name in (
-        *("transports/test_cuda_driver.py", "transports/test_cuda_programs.py", "transports/test_nccl.py"),
-        *("transports/test_gpu_collectives.py", "collectives/test_device_contract.py"),
-        "collectives/test_gpu_arrays.py",
-    )
+def _tests(*names: str) -> tuple[str, ...]:
+    """Return arguments for tests, which are named because collecting all of the project's takes longer than a stage."""
+    return tuple(str(ROOT / "tests" / name) for name in names)
+
+
+_CONTRACT, _DRIVER = "collectives/test_device_contract.py", "transports/test_cuda_driver.py"
+TESTS = _tests(_CONTRACT, _DRIVER, "transports/test_cuda_programs.py", "transports/test_gpu_collectives.py")
+# A test that hangs costs its own time only.
+_OF_TESTS = ("--timeout", "40", "--workers", "4")
+_SMALL_TESTS = _tests(
+    f"{_DRIVER}::test_device_knows_its_name_uuid_and_reachable_devices",
+    f"{_CONTRACT}::test_memory_and_events_are_shared_by_processes[driver]",
+    f"{_CONTRACT}::test_flags_order_processes_on_the_driver",
 )
+_ARRAYS = "collectives/test_gpu_arrays.py"
+_SMALL_ARRAYS = _tests(f"{_ARRAYS}::test_plans_on_registered_arrays_are_right")
+_NCCL = "transports/test_nccl.py"
+_SMALL_NCCL = _tests(f"{_NCCL}::test_missing_bindings_are_named_with_what_to_install")
+_KERNELS = ("--sizes", "256M", "--dtypes", "float32,bfloat16,float8_e4m3fn", "--sources", "2,4,8")
 _SMALL_KERNELS = ("--sizes", "4K,100", "--dtypes", "float32", "--sources", "2,3", "--flush", "4096")
 _SMALL_VARIANTS = ("--size", "4K", "--dtypes", "float32", "--ops", "sum", "--sources", "2", "--flush", "4096")
 _SMALL_SANITIZER = ("--counts", "1,100", "--sources", "2,3")
 _SMALL_THREADS = ("--sizes", "1K,4K", "--calls", "3", "--held", "4096")
 _SMALL_ROUTES = ("--sizes", "1K,4K", "--rounds", "2", "--flush", "4096")
 _SMALL_PROCESSES = ("--libraries", "unisono,unisono plans", "--sizes", "1K", "--seconds", "0.01", "--deadline", "70")
-# For each number of ranks, the time limit and the libraries. Each library takes seconds to start.
-_PROCESSES = (
-    (2, 75, "unisono,unisono plans,gloo,symm_mem two-shot,symm_mem one-shot,nccl,nccl.native,MPI staged"),
-    (4, 55, "unisono,unisono plans,gloo,symm_mem two-shot"),
-    (8, 40, "unisono,gloo"),
-)
 
-STAGES = (
-    Stage("machine", 30, "machine"),
-    Stage("tests", 120, "suite", TESTS, (f"{TESTS[0]}::test_device_knows_its_name_uuid_and_reachable_devices",)),
-    Stage("kernels", 60, "kernels", (), _SMALL_KERNELS),
-    Stage("variants", 30, "variants", (), _SMALL_VARIANTS),
-    Stage("sanitizer", 30, "sanitizer", (), _SMALL_SANITIZER),
-    Stage("issue", 20, "issue", (), ("--sizes", "1K", "--calls", "3")),
-    *(
-        Stage(f"threads-{ranks}", 15, "threads", ("--ranks", str(ranks)), ("--ranks", str(ranks), *_SMALL_THREADS))
-        for ranks in (2, 4, 8)
-    ),
-    *(
-        Stage(f"routes-{ranks}", 20, "routes", ("--ranks", str(ranks)), ("--ranks", str(ranks), *_SMALL_ROUTES))
-        for ranks in (2, 4)
-    ),
-    Stage("hosts-4", 30, "hosts", (), ("--sizes", "1K,4K", "--rounds", "2")),
-    *(
-        Stage(
-            f"processes-{ranks}",
-            budget_s,
-            "processes",
-            ("--ranks", str(ranks), "--libraries", libraries),
-            ("--ranks", str(ranks), *_SMALL_PROCESSES),
-        )
-        for ranks, budget_s, libraries in _PROCESSES
-    ),
+
+def _threads(ranks: int) -> Stage:
+    of_ranks = ("--ranks", str(ranks))
+    return Stage(f"threads-{ranks}", 15, "threads", of_ranks, (*of_ranks, *_SMALL_THREADS))
+
+
+def _routes(ranks: int) -> Stage:
+    of_ranks = ("--ranks", str(ranks))
+    return Stage(f"routes-{ranks}", 30, "routes", of_ranks, (*of_ranks, *_SMALL_ROUTES))
+
+
+def _processes(ranks: int, budget_s: float, libraries: str, name: str = "processes") -> Stage:
+    """Return a stage that measures libraries among processes. Each library takes seconds to start."""
+    of_ranks = ("--ranks", str(ranks))
+    arguments = (*of_ranks, "--libraries", libraries)
+    return Stage(f"{name}-{ranks}", budget_s, "processes", arguments, (*of_ranks, *_SMALL_PROCESSES))
+
+
+# A first run on a GPU, in the order of what must be known before the rest means anything.
+FIRST = (
+    Stage("machine", 20, "machine"),
+    Stage("tests", 80, "suite", (*TESTS, *_OF_TESTS), (*_SMALL_TESTS, "--workers", "2")),
+    Stage("arrays", 80, "suite", (*_tests(_ARRAYS), *_OF_TESTS), _SMALL_ARRAYS),
+    Stage("kernels", 45, "kernels", _KERNELS, _SMALL_KERNELS),
+    Stage("issue", 15, "issue", (), ("--sizes", "1K", "--calls", "3")),
+    _threads(2),
+    _routes(2),
+    _processes(2, 70, "unisono,unisono plans,gloo,symm_mem two-shot"),
+    Stage("sanitizer", 40, "sanitizer", (), _SMALL_SANITIZER),
 )
+REST = (
+    Stage("kernels-more", 40, "kernels", ("--sources", "3,5,6,7"), _SMALL_KERNELS),
+    Stage("variants", 30, "variants", (), _SMALL_VARIANTS),
+    _threads(4),
+    _threads(8),
+    _routes(4),
+    Stage("hosts-4", 30, "hosts", (), ("--sizes", "1K,4K", "--rounds", "2")),
+    _processes(4, 55, "unisono,unisono plans,gloo,symm_mem two-shot"),
+    _processes(8, 40, "unisono,gloo"),
+    Stage("nccl-tests", 60, "suite", (*_tests(_NCCL), *_OF_TESTS), _SMALL_NCCL),
+    _processes(2, 60, "unisono,unisono plans,symm_mem one-shot,nccl,nccl.native,MPI staged", "rivals"),
+)
+STAGES = (*FIRST, *REST)
+GROUPS = {"first": FIRST, "rest": REST}
+
+
+def stages_of(names: str) -> list[Stage]:
+    """Return the stages that `names` lists with commas between, in their order of importance; all for "".
+
+    Raises:
+        ValueError: a name is neither that of a stage nor that of a group.
+    """
+    by_name = {stage.name: (stage,) for stage in STAGES} | GROUPS
+    chosen = names.split(",") if names else list(GROUPS)
+    unknown = [name for name in chosen if name not in by_name]
+    if unknown:
+        raise ValueError(f"there is no stage {', '.join(unknown)}; there are {', '.join(by_name)}")
+    wanted = {stage.name for name in chosen for stage in by_name[name]}
+    return [stage for stage in STAGES if stage.name in wanted]
 
 
 class Ended(NamedTuple):
@@ -211,7 +254,8 @@ class Run:
         print(f"{name} … ", end="", flush=True)  # noqa: T201
         ended = run_until(command, limit_s, environ, self.folder, self._lines)
         how = f"ended by its deadline of {limit_s:.0f} s" if ended.code is None else f"code {ended.code}"
-        print(f"{how}, {ended.seconds:.1f} s", flush=True)  # noqa: T201
+        last = ended.errors.strip().splitlines()[-1:] if ended.code else []
+        print(f"{how}, {ended.seconds:.1f} s", *last, sep=": ", flush=True)  # noqa: T201
         self.document["records"] += _records(ended.output)
         self._keep(name, ended.seconds, how, ended.errors)
         return ended.code == 0
@@ -257,20 +301,23 @@ def environment_kept(folder: Path) -> tuple[Path, bool]:
     return (python, True) if mark.exists() else (environment(folder), False)
 
 
-def settings(environ: Mapping[str, str], scratch: str) -> dict[str, str]:
+def settings(environ: Mapping[str, str], scratch: str, *, allows_double: bool = False) -> dict[str, str]:
     """Return the environment of all stages: the user's settings are dropped, and kernels are compiled again.
 
-    Tools of the build that are installed as packages, such as ninja, lie beside Python.
+    Tools of the build that are installed as packages, such as ninja, lie beside Python. Folders of PYTHONPATH hold
+    packages that a machine without a network has been given; the tree is none, because it has no compiled core.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith(("UNISONO_", "PYTHON"))}
-    tools = os.pathsep.join((str(Path(sys.executable).parent), environ.get("PATH", os.defpath)))
-    jobs = str(len(os.sched_getaffinity(0)))
+    folders = [Path(folder).resolve() for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    path = os.pathsep.join(str(folder) for folder in folders if folder != ROOT)
     return {
         **kept,
-        "PATH": tools,
-        "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), environ.get("PATH", os.defpath))),
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0))),
         "XDG_CACHE_HOME": scratch,
         "PYTHONUNBUFFERED": "1",
+        **({"PYTHONPATH": path} if path else {}),
+        **({} if allows_double else {REAL_GPU: "1"}),
     }
 
 
@@ -288,14 +335,14 @@ def build_command(python: Path, folder: Path) -> list[str | Path]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the stages; the exit code is 1 if one of them failed, or a target is missed."""
     options = _parsed(arguments)
-    out: Path = options.out or _default_out(os.environ)
+    out: Path = (options.out or _default_out(os.environ)).absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
-    chosen = [stage for stage in STAGES if not options.only or stage.name in options.only.split(",")]
+    chosen = stages_of(options.only)
     with tempfile.TemporaryDirectory(prefix="unisono-gpu-") as scratch:
         folder = Path(scratch)
         # The tree has no compiled core, and would hide the package of a wheel.
-        run = Run(out, options.budget, folder if options.wheel else ROOT)
-        environ = settings(os.environ, scratch)
+        run = Run(out, options.budget, folder)
+        environ = settings(os.environ, scratch, allows_double=options.small)
         python, is_good = options.python, True
         if python is None:
             python, is_good = _installed(run, options, folder, environ)
@@ -304,11 +351,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The stage that describes the machine runs in any case; it needs no build.
         for stage in chosen if is_good else [stage for stage in chosen if stage.module == "machine"]:
             words = stage.small if options.small else stage.arguments
-            is_good &= run.stage(
-                stage.name, stage.budget_s, [python, "-m", f"{PACKAGE}.{stage.module}", *words], environ
-            )
+            command = [python, "-m", f"{PACKAGE}.{stage.module}", *words]
+            has_passed = run.stage(stage.name, stage.budget_s, command, environ)
+            is_good &= has_passed
+            if stage.module == "machine" and not has_passed:
+                break  # it fails where there is no GPU that works
         shown = subprocess.run(
-            [python, "-m", f"{PACKAGE}.report", out.absolute()],
+            [python, "-m", f"{PACKAGE}.report", out],
             cwd=run.folder,
             env=environ,
             timeout=REPORT_S,
@@ -329,7 +378,7 @@ def _installed(run: Run, options: argparse.Namespace, folder: Path, environ: dic
     if is_installed:
         return python, True
     command = install_command(python, options.wheel) if options.wheel else build_command(python, folder)
-    is_good = run.stage("build", BUILD_S, command, environ)
+    is_good = run.stage("build", INSTALL_S if options.wheel else BUILD_S, command, environ)
     if is_good:
         (where / "installed").touch()
     return python, is_good
@@ -342,15 +391,21 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         help="where to write the results (default: gpu.json in $OUT, or bench/results/gpu-DATE.json)",
     )
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all stages together")
-    parser.add_argument("--only", default="", help=f"stages, with commas between: {', '.join(s.name for s in STAGES)}")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds for all stages together")
+    names = ", ".join((*GROUPS, *(stage.name for stage in STAGES)))
+    parser.add_argument("--only", default="", help=f"stages or groups of stages, with commas between: {names}")
     parser.add_argument(
         "--wheel", type=Path, help="a wheel of this tree for this Python, to install instead of building"
     )
     parser.add_argument("--keep", type=Path, help="an environment to make there and keep, which later runs use again")
     parser.add_argument("--python", help="a Python that has this tree installed; nothing is built then")
     parser.add_argument("--small", action="store_true", help="sizes that show whether everything runs, and no speed")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    try:
+        stages_of(options.only)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
 
 
 if __name__ == "__main__":

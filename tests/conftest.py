@@ -18,8 +18,9 @@ from unisono.launchers import process
 
 SHARED_MEMORY = Path("/dev/shm")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-# Killed ranks of MPI libraries and UCX leave files with these prefixes there. Unisono puts no file there.
-LIBRARY_PREFIXES = ("mpich_shm_", "sm_segment.", "ucx_shm_")
+# Killed ranks of MPI libraries, of UCX and of the GPU's driver leave files with these prefixes there. Unisono puts no
+# file there.
+LIBRARY_PREFIXES = ("mpich_shm_", "sm_segment.", "ucx_shm_", "cuda.shm.")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from unisono.bench.gpu_stages import nccl
 from unisono.bench.gpu_stages.gpu import windows
 
 # Environment variables: the way, and the largest number of bytes for which it is fast enough to be measured.
 WAY = "BENCH_TORCH_WAY"
 MOST = "BENCH_MOST_NBYTES"
-SEVERAL_RANKS_OF_A_GPU = (2, 30)  # the first version of NCCL that supports them
 
 
 class TorchMemory:
@@ -60,8 +60,9 @@ class TorchCudaAdapter:
             raise RuntimeError("torch sees no GPU")
         torch.cuda.set_device(0)
         self.version = f"{self._way} of torch {torch.__version__}"
-        if self._way == "nccl" and torch.cuda.nccl.version() < SEVERAL_RANKS_OF_A_GPU:
-            raise RuntimeError(f"NCCL {torch.cuda.nccl.version()} supports only one rank of a GPU; 2.30 supports more")
+        # torch.cuda.nccl.version() would be the version that torch was compiled with.
+        if self._way == "nccl" and (refusal := nccl.refusal()) is not None:
+            raise RuntimeError(refusal)
         symmetric = self._way.endswith("_shot")
         self._distributed.init_process_group("nccl" if self._way == "nccl" else "gloo")
         self.size = self._distributed.get_world_size()

@@ -80,9 +80,9 @@ class Gpu:
         self.device.free(Allocation(vector.pointer, vector.nbytes))
 
     def fill(self, vector: Vector, pattern: Any) -> None:
-        """Write the array `pattern` into `vector`, repeatedly if it is shorter."""
-        raw = np.ascontiguousarray(pattern).view(np.uint8)
-        for start in range(0, min(raw.nbytes, vector.nbytes), self._pinned.nbytes):
+        """Write the array `pattern` into `vector`, repeatedly if it is shorter, and its begin if it is longer."""
+        raw = np.ascontiguousarray(pattern).view(np.uint8)[: vector.nbytes]
+        for start in range(0, raw.nbytes, self._pinned.nbytes):
             part = raw[start : start + self._pinned.nbytes]
             self._pinned[: part.nbytes] = part
             self.device.copy(vector.pointer + start, self._pinned.ctypes.data, part.nbytes, STREAM)

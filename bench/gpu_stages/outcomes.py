@@ -12,6 +12,12 @@ from typing import Any
 VARIABLE = "BENCH_OUTCOMES_FD"
 
 
+def pytest_configure(config: Any) -> None:
+    """Leave the records to the process that starts others, which gets their reports."""
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.unregister(name=__name__)
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     """Write the outcome of a test: after its call, or when its setup or teardown does not pass."""
     if report.when == "call" or report.outcome != "passed":

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.metadata
 import importlib.util
 import math
 import shutil
 import sys
 
-from unisono.bench.adapters.torch_cuda import SEVERAL_RANKS_OF_A_GPU
 from unisono.bench.driver import Driver, Settings
+from unisono.bench.gpu_stages import nccl
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.peers import AS_ROOT, UNISONO_RUN, Library
 from unisono.bench.report import Row, rows
@@ -45,15 +43,6 @@ LIBRARIES = {
 }
 
 
-def _nccl_refusal() -> str | None:
-    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            version = importlib.metadata.version(name)
-            is_enough = tuple(map(int, version.split(".")[:2])) >= SEVERAL_RANKS_OF_A_GPU
-            return None if is_enough else f"NCCL {version} supports only one rank of a GPU; 2.30 supports more"
-    return "NCCL is not installed as a package"
-
-
 def _mpi_refusal() -> str | None:
     has_mpi4py = importlib.util.find_spec("mpi4py") is not None
     return None if shutil.which("mpirun") and has_mpi4py else "mpirun or mpi4py is not installed"
@@ -64,7 +53,7 @@ def _no_refusal() -> None:
 
 
 # Functions that say why a library cannot be measured; starting it to see that takes seconds.
-REFUSALS = {"nccl": _nccl_refusal, "nccl.native": _nccl_refusal, "MPI staged": _mpi_refusal}
+REFUSALS = {"nccl": nccl.refusal, "nccl.native": nccl.refusal, "MPI staged": _mpi_refusal}
 
 
 class RowPrinter:

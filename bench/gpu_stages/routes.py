@@ -1,7 +1,11 @@
 """Measures the ways that an allreduce between processes takes on GPUs, and writes a decision table of the times.
 
 The ways are the algorithms over CUDA IPC, and staging. The time of a call is that between two events of the device,
-around several calls, on the slowest rank. The table goes to `gpu-table-RANKS.json` beside the other results.
+around several calls, on the slowest rank. Long copies hold up the device until the calls have been issued, so that the
+time is the device's and not the host's; staged calls need no such copies, because the host waits in each of them.
+
+The table goes to `gpu-table-RANKS.json` beside the other results. Where ranks share a GPU, the table says so, because
+its times hold only there: all bytes of all ranks go through one memory.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import datetime
 import os
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,7 @@ from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.bench.gpu_stages.gpu import Clock, Gpu
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.sizes import parse_sizes
+from unisono.transports.cuda.driver import CudaDevice
 from unisono.transports.nccl.collectives import SHARED_GPU_VARIABLE
 from unisono.tuning.decide.device_routes import LINK
 from unisono.tuning.decide.table import compiled, dumped, to_json
@@ -31,8 +37,16 @@ from unisono.tuning.measure.measurement_log import Context, Measurement
 COLLECTIVE = "allreduce"
 TIMEOUT_S = 60.0
 CALLS = 4  # between two events
+# The time for which the device is held up, in multiples of the time that the host needs to issue the calls.
+HELD_TIMES = 2.0
 MOST_ONE_SHOT_NBYTES = 16 << 20  # beyond this size it is too slow to be chosen
 BY_IPC, STAGING = "cuda_ipc,shm", "shm"
+
+
+def shared_gpu(world: un.Communicator) -> str:
+    """Return the name of the GPU that ranks share; "" if each has its own."""
+    device = CudaDevice()
+    return device.name if len(set(world.allgather_object(device.uuid))) < world.size else ""
 
 
 def times_of(world: un.Communicator, names: list[str], sizes: list[int], rounds: int, flush_nbytes: int) -> Any:
@@ -54,10 +68,13 @@ def times_of(world: un.Communicator, names: list[str], sizes: list[int], rounds:
                     world.allreduce(part, out=part, algorithm=forced)
 
             calls()
+            started = time.perf_counter()
+            calls()
+            held_ms = 0.0 if name == STAGED else HELD_TIMES * (time.perf_counter() - started) * 1e3
             own = []
             for _ in range(rounds):
                 world.barrier()
-                own.append(clock.milliseconds(calls) / CALLS / 1e3)
+                own.append(clock.milliseconds(calls, held_ms=held_ms) / CALLS / 1e3)
             slowest = np.max(world.allgather_object(own), axis=0)
             found[name, nbytes] = [float(seconds) for seconds in slowest]
     return found
@@ -100,14 +117,18 @@ def main() -> int:
     parser.add_argument("--flush", type=int, default=64 << 20, help="the bytes that are written before a measurement")
     options = parser.parse_args()
     times = measured(options.ranks, list(options.sizes), options.rounds, options.flush)
+    if not times:
+        sys.stderr.write("no route could be measured\n")
+        return 1
+    gpu = un.launch(shared_gpu, options.ranks, timeout_s=TIMEOUT_S)[0]
     measurements = [as_measurement(options.ranks, *place, times_s) for place, times_s in times.items()]
     for each in measurements:
         about = {"ranks": options.ranks, "route": each.variant, "nbytes": each.nbytes, "rounds": each.rounds}
         tell("route", **about, device_us=each.median_s * 1e6, least_us=each.low_s * 1e6, greatest_us=each.high_s * 1e6)
     path = _default_folder() / f"gpu-table-{options.ranks}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dumped(to_json(compiled(measurements))))
-    tell("table", ranks=options.ranks, path=str(path))
+    path.write_text(dumped(to_json(compiled(measurements), shared_gpu=gpu)))
+    tell("table", ranks=options.ranks, path=str(path), shared_gpu=gpu)
     return 0
 
 

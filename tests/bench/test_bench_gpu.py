@@ -16,16 +16,28 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from support import fake_cuda
+from support import fake_cuda, fake_nccl
 from support.cuda_on_host import libraries_of
 
 from unisono.bench import gpu
 from unisono.bench.driver import Sample, Settings
-from unisono.bench.gpu_stages import kernels, processes, report, targets, variants
+from unisono.bench.gpu_stages import (
+    kernels,
+    machine,
+    nccl,
+    processes,
+    report,
+    routes,
+    sanitizer,
+    suite,
+    targets,
+    variants,
+)
 from unisono.bench.gpu_stages.gpu import windows
 from unisono.dtypes import DTYPES
+from unisono.errors import TransportUnavailableError
 from unisono.operations import OPERATIONS
-from unisono.transports.cuda.kernel_catalogue import reduction
+from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS, dequantise, quantise, reduction, scaling
 from unisono.transports.host.core_distance import Placement
 from unisono.tuning.decide.table import loaded
 
@@ -35,14 +47,17 @@ FLOAT, SUM = DTYPES["float32"], OPERATIONS["sum"]
 KERNELS = (
     *(reduction(FLOAT, SUM, k) for k in (2, 3)),
     *(reduction(FLOAT, SUM, 2, variant) for variant in variants.OF_OPS["sum"]),
+    *(scaling(FLOAT), COPY_EXTENTS),
 )
+BY_WARPS = [make(FLOAT, DTYPES[form]) for form in sanitizer.FORMS for make in (quantise, dequantise)]
 
 
 @pytest.fixture
 def on_double(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: make cuda")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda.folder()), prepend=os.pathsep)
-    monkeypatch.setenv(fake_cuda.KERNELS, os.pathsep.join(map(str, libraries_of(KERNELS))))
+    libraries = [*libraries_of(KERNELS), *libraries_of(BY_WARPS, "-DUNISONO_WARPS")]
+    monkeypatch.setenv(fake_cuda.KERNELS, os.pathsep.join(map(str, libraries)))
 
 
 def run_stages(names: str, out: Path) -> dict[str, Any]:
@@ -74,7 +89,9 @@ def test_gpu_machine_stage_records_packages_and_usable_features(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("on_double")
-def test_gpu_routes_stage_writes_a_table_of_the_ways_of_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_routes_stage_writes_a_table_that_says_if_ranks_shared_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     document = run_stages("routes-2", tmp_path / "results.json")
     assert [stage["ended"] for stage in document["stages"]] == ["code 0"], document["stages"]
@@ -83,6 +100,37 @@ def test_gpu_routes_stage_writes_a_table_of_the_ways_of_calls(tmp_path: Path, mo
     table = loaded(tmp_path / "gpu-table-2.json")
     assert [(each.collective, each.ranks, each.memory) for each in table.decisions] == [("allreduce", 2, "device")]
     assert all(seconds for times in next(iter(table.decisions.values())).times_s.values() for seconds in times)
+    assert json.loads((tmp_path / "gpu-table-2.json").read_text())["shared_gpu"] == machine.DOUBLE
+    assert f"ranks that shared one GPU ({machine.DOUBLE}): they hold only there" in caplog.text
+
+
+def test_gpu_routes_stage_fails_when_nothing_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TransportUnavailableError("no GPU")
+
+    monkeypatch.setattr(routes.un, "launch", refuse)
+    monkeypatch.setattr(sys, "argv", ["routes"])
+    assert routes.main() == 1
+    assert "no route could be measured" in capsys.readouterr().err
+
+
+def test_package_holds_no_table_of_ranks_that_shared_a_gpu() -> None:
+    folders = [folder.resolve() for folder in gpu.ROOT.glob("unisono/*") if folder.is_dir()]
+    files = [path for folder in folders for path in folder.rglob("*.json") if gpu.RESULTS not in path.parents]
+    assert not [path for path in files if '"shared_gpu"' in path.read_text()]
+
+
+def test_version_of_nccl_is_that_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, version, is_refused in (("22809", (2, 28), True), ("23007", (2, 30), False)):
+        monkeypatch.setenv(fake_nccl.VERSION, number)
+        monkeypatch.setattr(nccl, "_places", lambda: ["/nowhere/libnccl.so.2", str(fake_nccl.library())])
+        assert nccl.library_version() == version
+        assert bool(nccl.refusal()) is is_refused
+    monkeypatch.setattr(nccl, "_places", lambda: ["/nowhere/libnccl.so.2"])
+    assert nccl.library_version() is None
+    assert nccl.refusal() == "libnccl.so.2 is not installed"
 
 
 @pytest.mark.usefixtures("on_double")
@@ -134,15 +182,66 @@ def test_gpu_threads_stage_measures_ranks_that_are_threads(tmp_path: Path) -> No
 @pytest.mark.usefixtures("on_double")
 def test_gpu_sanitizer_stage_runs_reductions_and_says_which_tool_is_missing(tmp_path: Path) -> None:
     found = records(run_stages("sanitizer", tmp_path / "results.json"), "sanitizer")
-    assert [each["tool"] for each in found] == ["none", "memcheck", "racecheck"]
-    assert found[0]["found"] == ""
+    assert found[0] == {"kind": "sanitizer", "tool": "none", "found": ""}
+    assert {each["tool"] for each in found[1:]} == {"memcheck", "initcheck", "synccheck"}
 
 
 @pytest.mark.usefixtures("on_double")
-def test_gpu_tests_stage_records_the_outcome_of_each_test(tmp_path: Path) -> None:
-    (found,) = records(run_stages("tests", tmp_path / "results.json"), "test")
-    assert found["outcome"] == "passed"
-    assert found["name"].endswith("::test_device_knows_its_name_uuid_and_reachable_devices")
+def test_gpu_tests_stage_passes_outside_the_tree_and_records_each_test(tmp_path: Path) -> None:
+    document = run_stages("tests", tmp_path / "results.json")
+    found = records(document, "test")
+    assert [each["outcome"] for each in found] == ["passed"] * 3, found
+    assert {each["name"].rpartition("::")[2] for each in found} == {
+        "test_device_knows_its_name_uuid_and_reachable_devices",
+        "test_memory_and_events_are_shared_by_processes[driver]",
+        "test_flags_order_processes_on_the_driver",
+    }
+    assert [record["value"] for record in records(document, "left")] == ["0"]
+
+
+def test_tests_on_a_gpu_run_side_by_side_if_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = object()
+    for spec, workers, expected in ((found, 4, True), (found, 1, False), (None, 4, False)):
+        monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name, spec=spec: spec)
+        assert bool(suite.side_by_side(workers)) is expected
+
+
+def test_gpu_run_without_a_gpu_ends_after_the_machine(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: make cuda")
+    if fake_cuda.has_gpu():
+        pytest.skip("this machine has a GPU")
+    out = tmp_path / "results.json"
+    assert gpu.main(["--python", sys.executable, "--out", str(out)]) == 1
+    assert [stage["name"] for stage in json.loads(out.read_text())["stages"]] == ["machine"]
+    assert "no GPU can be measured here" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("on_double")
+def test_double_of_the_driver_is_no_gpu_of_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "results.json"
+    assert gpu.main(["--python", sys.executable, "--out", str(out), "--only", "machine,issue"]) == 1
+    (stage,) = json.loads(out.read_text())["stages"]
+    assert "the driver is the double of the tests" in stage["said"][-1]
+    monkeypatch.setenv(fake_cuda.FORBIDDEN, "1")
+    assert machine.FORBIDDEN == gpu.REAL_GPU == fake_cuda.FORBIDDEN
+    with pytest.raises(RuntimeError, match="no GPU that works"):
+        fake_cuda.folder.__wrapped__()
+
+
+def test_gpu_stages_of_a_first_run_have_time_for_all_of_them() -> None:
+    assert gpu.INSTALL_S + sum(stage.budget_s for stage in gpu.FIRST) <= 500
+    assert len({stage.name for stage in gpu.STAGES}) == len(gpu.STAGES)
+    assert gpu.stages_of("") == list(gpu.STAGES)
+    assert [stage.name for stage in gpu.stages_of("kernels,machine")] == ["machine", "kernels"]
+    assert gpu.stages_of("rest") == list(gpu.REST)
+
+
+def test_unknown_gpu_stage_is_refused_with_the_names_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(["--only", "machine,kernel"])
+    said = capsys.readouterr().err
+    assert "there is no stage kernel; there are" in said
+    assert "threads-2" in said
 
 
 OUTCOMES = """
@@ -194,11 +293,8 @@ def test_gpu_processes_stage_measures_ranks_that_are_processes(tmp_path: Path) -
 @pytest.mark.usefixtures("on_double")
 def test_gpu_stage_ends_with_code_1_when_unisono_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fake_cuda.FAIL, "cuInit=100")
-    document = run_stages("processes-2,machine", tmp_path / "results.json")
-    assert {stage["name"]: stage["ended"] for stage in document["stages"]} == {
-        "machine": "code 0",
-        "processes-2": "code 1",
-    }
+    document = run_stages("processes-2", tmp_path / "results.json")
+    assert {stage["name"]: stage["ended"] for stage in document["stages"]} == {"processes-2": "code 1"}
     failed, _ = records(document, "allreduce")
     assert "NO_DEVICE" in failed["failure"]
 
@@ -210,7 +306,7 @@ def test_gpu_machine_stage_runs_even_if_the_build_fails(tmp_path: Path, monkeypa
     document = json.loads(out.read_text())
     assert [(stage["name"], stage["ended"]) for stage in document["stages"]] == [
         ("build", "code 3"),
-        ("machine", "code 0"),
+        ("machine", "code 1"),
     ]
     assert "packages" in {record["name"] for record in records(document, "machine")}
 
@@ -375,7 +471,13 @@ def test_gpu_results_go_where_the_caller_or_the_machine_expects_them(tmp_path: P
 
 
 def test_gpu_build_finds_tools_beside_python_and_uses_all_cores() -> None:
-    found = gpu.settings({"PATH": "/bin", "UNISONO_TRANSPORTS": "tcp"}, "/scratch")
+    path = os.pathsep.join(("/wheels", str(gpu.ROOT)))
+    variables = {"PATH": "/bin", "UNISONO_TRANSPORTS": "tcp", "PYTHONHOME": "/usr", "PYTHONPATH": path}
+    found = gpu.settings(variables, "/scratch")
+    assert found["PYTHONPATH"] == "/wheels"
+    assert "PYTHONHOME" not in found
+    assert found[gpu.REAL_GPU] == "1"
+    assert gpu.REAL_GPU not in gpu.settings({}, "/scratch", allows_double=True)
     assert found["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
     assert found["CMAKE_BUILD_PARALLEL_LEVEL"] == str(len(os.sched_getaffinity(0)))
     assert "UNISONO_TRANSPORTS" not in found

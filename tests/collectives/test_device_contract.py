@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support import device_contract, fake_cuda
-from support.device_contract import CHECKS, Bench, N
+from support.device_contract import CHECKS, Bench, N, driver_bench
 from support.native_ranks import NativeRanks
 
 from unisono.dtypes import DTYPES
@@ -21,12 +21,6 @@ from unisono.transports.cuda.device import Extent
 from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS, dequantise, quantise, reduction, scaling
 
 DTYPE = DTYPES["float32"]
-
-
-def driver_bench() -> Bench:
-    from unisono.transports.cuda.driver import CudaDevice
-
-    return Bench(CudaDevice())
 
 
 @pytest.fixture(params=["double", pytest.param("driver", marks=pytest.mark.gpu)])

@@ -100,6 +100,13 @@ class Bench:
 # Checks that hold on any device.
 
 
+def driver_bench() -> Bench:
+    """Return a bench over the GPU of this machine, or over the double of its driver."""
+    from unisono.transports.cuda.driver import CudaDevice
+
+    return Bench(CudaDevice())
+
+
 def check_a_stream_keeps_the_order_of_its_work(bench: Bench) -> None:
     ones, b, c = bench.memory(np.ones(N, np.uint8)), bench.zeros(), bench.zeros()
     bench.device.copy(b, ones, N, bench.stream)

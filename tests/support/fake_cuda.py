@@ -31,6 +31,8 @@ FAIL, VERSION, CAPABILITY, PEERS, KERNELS, LOST, STUCK, FLAGS, DEPTH, LOG, POOLS
     )
 )
 
+FORBIDDEN = "FAKE_CUDA_FORBIDDEN"
+
 
 @functools.cache
 def has_gpu() -> bool:
@@ -55,7 +57,13 @@ sys.exit(not (driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(cou
 
 @functools.cache
 def folder() -> Path:
-    """Compile the double if necessary; return its folder."""
+    """Compile the double if necessary; return its folder.
+
+    Raises:
+        RuntimeError: the environment variable `FORBIDDEN` says that outcomes on a double would be taken for a GPU's.
+    """
+    if os.environ.get(FORBIDDEN):
+        raise RuntimeError(f"this machine has no GPU that works, and {FORBIDDEN} forbids the double of its driver")
     library = built_library(SOURCE.read_text(), (COMPILER, *OPTIONS), BUILT)
     beside = library.with_suffix("")
     beside.mkdir(exist_ok=True)

@@ -28,6 +28,7 @@ from support.outcomes import error_of
 
 import unisono as un
 from unisono.bench.adapters import unisono_cuda_nccl
+from unisono.bench.gpu_stages import nccl
 from unisono.bench.gpu_stages.hosts import on_hosts
 from unisono.collectives.arrays.dlpack import typestr
 from unisono.collectives.device import across_hosts
@@ -52,6 +53,8 @@ COUNT = 1000
 
 @pytest.fixture(autouse=True)
 def shares_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if fake_cuda.has_gpu() and (refusal := nccl.refusal()) is not None:
+        pytest.skip(refusal)
     fake_cuda.use(monkeypatch)
     fake_nccl.library()
     monkeypatch.setenv(SHARED_GPU_VARIABLE, "1")

@@ -330,6 +330,8 @@ def from_text(text: str, name: str) -> Table:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the table {name} cannot be used: {_reason(error, number)}") from None
         decisions[context] = decision
+    if gpu := content.get("shared_gpu"):
+        _log.warning("the times of the table %s are of ranks that shared one GPU (%s): they hold only there", name, gpu)
     machines = content.get("machines", {})
     are_described = isinstance(machines, dict) and all(isinstance(each, dict) for each in machines.values())
     return Table(decisions, machines if are_described else {})
