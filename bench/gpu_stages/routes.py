@@ -27,7 +27,6 @@ from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.bench.gpu_stages.gpu import Clock, Gpu
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.sizes import parse_sizes
-from unisono.transports.cuda.driver import CudaDevice
 from unisono.transports.nccl.collectives import SHARED_GPU_VARIABLE
 from unisono.tuning.decide.device_routes import LINK
 from unisono.tuning.decide.table import compiled, dumped, to_json
@@ -45,7 +44,7 @@ BY_IPC, STAGING = "cuda_ipc,shm", "shm"
 
 def shared_gpu(world: un.Communicator) -> str:
     """Return the name of the GPU that ranks share; "" if each has its own."""
-    device = CudaDevice()
+    device = Gpu().device
     return device.name if len(set(world.allgather_object(device.uuid))) < world.size else ""
 
 

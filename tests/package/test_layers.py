@@ -116,6 +116,10 @@ EXCEPTIONS = {
         "unisono.transports.nccl.collectives.SHARED_GPU_VARIABLE": "NCCL refuses ranks that share a GPU without it",
         "unisono.tuning": "the stage writes a decision table, which no public name does",
     },
+    "bench/gpu_stages/sanitizer.py": {
+        "unisono.transports.cuda": "kernels are what is run",
+        "unisono.transports.reductions.definition": "what results of kernels are compared with",
+    },
     "bench/gpu_stages/threads.py": {
         "unisono.transports.contracts": "what the transport takes",
         "unisono.transports.cuda": "ranks that are threads of one process share a GPU; a launcher makes only processes",
