@@ -26,6 +26,9 @@ class Environment(NamedTuple):
     tests: tuple[str, ...]
 
 
+# Each optional package that is installed is seen by `unisono doctor`.
+DOCTOR = "tests/cli/test_doctor.py::test_doctor_finds_each_installed_package_usable"
+
 ENVIRONMENTS = {
     # Libraries that stand on torch. They bring gigabytes.
     "torch-clients": Environment(
@@ -47,7 +50,7 @@ ENVIRONMENTS = {
         ".tensorflow",
         ("tensorflow-cpu==2.21.0",),
         (
-            *("-k", "tensorflow or keras"),
+            *("-k", "tensorflow or keras or installed_package"),
             *(
                 f"tests/frameworks/test_{name}.py"
                 for name in (
@@ -56,18 +59,19 @@ ENVIRONMENTS = {
                 )
             ),
             "tests/collectives/test_array_adapters.py",
+            DOCTOR,
         ),
     ),
     # The backends torch and JAX of Keras. Keras imports TensorFlow on each backend if it is installed.
     "keras": Environment(
         ".keras",
         ("keras==3.15.1",),
-        ("tests/frameworks/test_keras.py", "tests/frameworks/test_transparent_keras.py"),
+        ("tests/frameworks/test_keras.py", "tests/frameworks/test_transparent_keras.py", DOCTOR),
     ),
     "engines": Environment(
         ".engines",
         ("ray[train]==2.60.0", "distributed==2026.8.0", "dask[array]==2026.8.0"),
-        ("tests/launchers/test_ray.py", "tests/launchers/test_dask.py"),
+        ("tests/launchers/test_ray.py", "tests/launchers/test_dask.py", DOCTOR),
     ),
 }
 

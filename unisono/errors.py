@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from unisono.printable import printable
+
 
 class UnisonoError(Exception):
     """The base class of all errors of Unisono.
@@ -36,8 +38,9 @@ class UnisonoError(Exception):
         sequence: int | None = None,
         buffers: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        # A peer may have written a part of the message.
+        self.message = printable(message)
+        super().__init__(self.message)
         self.rank = rank
         self.peer = peer
         self.operation = operation

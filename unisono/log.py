@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from unisono import streams
+from unisono.printable import printable
 
 if TYPE_CHECKING:
     import logging
@@ -97,7 +98,7 @@ class Log:
         try:
             logger = _settings.logger(self._subsystem)
         except OSError:  # the process has no free file descriptor, so `logging` cannot be imported
-            sys.stderr.write(f"{NAME} {message % args}\n")
+            sys.stderr.write(printable(f"{NAME} {message % args}\n"))
         else:
             # stacklevel 3: the record names the caller of `debug`, `info`, … as its place in the program.
             logger.log(_LEVELS[level], message, *args, stacklevel=3, extra=_settings.facts, **settings)
@@ -107,7 +108,7 @@ class _Stderr:
     """A stream that writes to the current `sys.stderr`, because notebooks and tests replace that."""
 
     def write(self, text: str) -> int:
-        streams.write(sys.stderr, text)
+        streams.write(sys.stderr, printable(text))
         return len(text)
 
     def flush(self) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -52,6 +53,15 @@ def test_doctor_names_reason_and_remedy_for_each_missing_package(report: dict[st
     for package in report["packages"]:
         assert package["detail"]
         assert package["usable"] or package["remedy"].startswith(("pip install ", "conda install "))
+
+
+def test_doctor_finds_each_installed_package_usable(report: dict[str, Any]) -> None:
+    packages = {finding["subject"]: finding for finding in report["packages"]}
+    installed = [package.name for package in PACKAGES if importlib.util.find_spec(package.name)]
+    unusable = {name: packages[name]["detail"] for name in installed if not packages[name]["usable"]}
+    # CuPy without a GPU's driver, mpi4py without an MPI and Keras without a backend are installed, and cannot be used.
+    assert not [name for name, detail in unusable.items() if "AttributeError" in detail or "SyntaxError" in detail]
+    assert set(unusable) <= {"cupy", "mpi4py", "keras"}, unusable
 
 
 def test_doctor_judges_each_transport_launcher_and_store(report: dict[str, Any]) -> None:

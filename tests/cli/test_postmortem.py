@@ -340,8 +340,9 @@ def test_files_that_are_cut_off_or_newer_are_named_and_other_jobs_are_not_read(t
     assert "there are dumps of bbbbbbbb-0 too" in notes
 
 
-def test_a_thousand_ranks_and_hostile_texts(tmp_path: Path) -> None:
+def test_a_thousand_ranks_and_hostile_texts_and_files(tmp_path: Path) -> None:
     text = "<script>alert(1)</script>[red]x[/]"
+    os.mkfifo(tmp_path / "unisono-aaaaaaaa-0-rank-\x1b[2J.json")
     dumps = [dump(rank, [call(0, text), call(1, text, "running")], 1000) for rank in range(1000) if rank != 7]
     report = reported(tmp_path, *dumps, dump(7, [call(0, text)], 1000))
     assert [finding.ranks for finding in report.findings] == [(7,)]
@@ -349,6 +350,15 @@ def test_a_thousand_ranks_and_hostile_texts(tmp_path: Path) -> None:
     shown = unisono("postmortem", str(tmp_path), folder=tmp_path)
     assert shown.returncode == 0
     assert text in shown.stdout
+    assert "is no regular file" in shown.stdout
+    assert "\x1b" not in shown.stdout
+
+
+def test_control_characters_of_a_dump_reach_no_terminal(tmp_path: Path) -> None:
+    reported(tmp_path, dump(0, [call(0, "\x1b]0;title\x07\x1b[2J")], 1))
+    shown = unisono("postmortem", str(tmp_path), folder=tmp_path)
+    assert r"\x1b]0;title\x07\x1b[2J" in shown.stdout
+    assert "\x1b" not in shown.stdout
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium, which Debian has as a package")

@@ -19,6 +19,7 @@ from support.deadlines import DEADLINE_S
 import unisono as un
 from unisono.transports.recorder import dumps, memory
 from unisono.transports.recorder.dumps import Dump
+from unisono.transports.recorder.live_ranks import live_ranks
 from unisono.transports.recorder.memory import Snapshot
 
 X = np.ones(8, np.float32)
@@ -184,6 +185,39 @@ def test_another_process_can_read_the_memory_and_not_write_it() -> None:
 def test_other_memory_is_refused(broken: bytes, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         memory.parse(broken)
+
+
+def memory_of(about: dict[str, object], communicators: int = 0) -> bytes:
+    """Return the memory of a rank with a description, and communicators of 65,535 ranks each."""
+    text, at = json.dumps(about).encode(), memory._HEADER.size
+    rows = b"".join(memory._COMMUNICATOR.pack(number, b"ranks 0-65534") for number in range(communicators))
+    after, end = at + len(text), at + len(text) + len(rows)
+    areas = (at, len(text), after, communicators, end, 0, end, memory._RECORD.size, 0, end, 0, communicators)
+    return memory._HEADER.pack(memory.MAGIC, memory.VERSION, 9, 0, 2, *areas, 0, 0) + text + rows
+
+
+@pytest.mark.parametrize(
+    ("about", "communicators", "nbytes", "programs"),
+    [
+        ({"program": ["\x1b[2J\x1b[31mred\x07"]}, 0, None, [[r"\x1b[2J\x1b[31mred\x07"]]),
+        ({"program": ["sparse"]}, 0, 1 << 36, []),
+        ({"program": ["crowded"]}, 20_000, None, []),
+        ({"program": ["x" * (1 << 21)]}, 0, None, []),
+    ],
+    ids=["escapes", "64 GiB", "20,000 communicators", "a long description"],
+)
+def test_the_memory_of_a_hostile_process_is_bounded_and_printable(
+    about: dict[str, object], communicators: int, nbytes: int | None, programs: list[list[str]]
+) -> None:
+    descriptor = os.memfd_create(memory.NAME)
+    try:
+        os.write(descriptor, memory_of(about, communicators))
+        if nbytes is not None:
+            os.ftruncate(descriptor, nbytes)
+        ranks = [rank for rank in live_ranks(pids=[os.getpid()]) if rank.snapshot.pid == 9]
+        assert [rank.snapshot.about["program"] for rank in ranks] == programs
+    finally:
+        os.close(descriptor)
 
 
 # --- dumps -----------------------------------------------------------------------------------------------------------

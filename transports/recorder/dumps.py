@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from unisono.foreign import checked, parsed_json
+from unisono.foreign import checked, open_regular, parsed_json, text_of_file
 from unisono.records import record
 from unisono.transports.host.whole_file import whole_file
 from unisono.transports.recorder.clocks import measured
@@ -116,8 +116,8 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     Raises:
         ValueError, OSError: as `read`. A file that is not whole may have a head.
     """
-    with open(path, encoding="utf-8", errors="replace") as file:
-        values = dict(_HEAD.findall(file.read(_MOST_OF_HEAD)))
+    with open_regular(path) as file:
+        values = dict(_HEAD.findall(file.read(_MOST_OF_HEAD).decode(errors="replace")))
     with contextlib.suppress(KeyError, ValueError):
         name, version, job, epoch, written_s = (parsed_json(values[field]) for field in _FIELDS_OF_HEAD)
         if (name, version) == (FORMAT, VERSION):
@@ -133,11 +133,7 @@ def read(path: str | os.PathLike[str]) -> Dump:
         ValueError: the file holds no dump, only a part of one, or one of a newer version. The text says which.
         OSError: the file cannot be read.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except ValueError:
-        raise ValueError(f"{path} is no text") from None
-    return parsed(text, str(path))
+    return parsed(text_of_file(path), str(path))
 
 
 def parsed(text: str, path: str) -> Dump:

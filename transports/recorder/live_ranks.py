@@ -17,6 +17,8 @@ from unisono.transports.recorder.memory import Snapshot
 
 # How many of the last calls are read. An asynchronous call that is older and still runs is not seen.
 _LAST = 64
+# The memory of a rank that keeps 4,096 calls has 1.2 MiB. Another user's process must not make root read without bound.
+_MOST_NBYTES = 64 << 20
 
 
 @record
@@ -67,10 +69,15 @@ def _processes() -> list[int]:
 
 
 def _ranks_of(pid: int) -> Iterator[LiveRank]:
+    rest = _MOST_NBYTES
     for path in open_memory(pid, memory.NAME):
-        with contextlib.suppress(OSError, ValueError):  # the process has ended, or is of another version
+        # The process has ended, is of another version, or has published what no rank publishes.
+        with contextlib.suppress(OSError, ValueError):
             with open(path, "rb") as file:
-                copy, read_ns = file.read(), time.monotonic_ns()
+                if os.fstat(file.fileno()).st_size > rest:
+                    return
+                copy, read_ns = file.read(rest), time.monotonic_ns()
+                rest -= len(copy)
             snapshot = memory.parse(copy, _LAST)
             if snapshot.about:  # else it has not met the others yet
                 yield LiveRank(pid, snapshot, read_ns, _is_stopped(pid))

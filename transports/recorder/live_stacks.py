@@ -14,6 +14,7 @@ import os
 import signal
 import time
 
+from unisono.printable import printable
 from unisono.transports.recorder.live_ranks import open_memory
 from unisono.transports.recorder.stacks import NAME
 
@@ -21,6 +22,7 @@ _ANSWER_S = 1.0
 # This file is in the stacks of Unisono's own threads.
 _OWN_LOOP = "transports/links/event_loop.py"
 _PAUSE_S = 0.01
+_MOST_NBYTES = 1 << 20
 
 
 def stack(pid: int) -> str:
@@ -40,7 +42,8 @@ def stack(pid: int) -> str:
             _signal(pid)
             _await_end(file.fileno(), before)
             file.seek(before)
-            return _of_program(file.read().decode(errors="replace")) or "no stack: the process is stopped"
+            stacks = printable(file.read(_MOST_NBYTES).decode(errors="replace"))
+            return _of_program(stacks) or "no stack: the process is stopped"
     except OSError as error:
         if error.errno == errno.EINVAL:
             return "no stack: the process is in another pid namespace"

@@ -13,6 +13,7 @@ from typing import Any
 
 from unisono.dtypes import DTYPES
 from unisono.foreign import checked, parsed_json
+from unisono.printable import printable
 from unisono.records import record
 
 MAGIC = b"\0UNISONO"
@@ -21,6 +22,10 @@ VERSION = 1
 NAME = "unisono-flight-recorder"
 # More than a store admits. A size in a damaged file or memory must not make a reader allocate without bound.
 MOST_RANKS = 1 << 16
+# The ranks of all communicators together, and the bytes of the description and the channels in the memory of one rank.
+_MOST_MEMBERS = 1 << 22
+_MOST_ABOUT_NBYTES = 1 << 20
+_MOST_CHANNELS = 1 << 16
 
 _HEADER = struct.Struct("<8sIiii12I2Q")
 _RECORD = struct.Struct("<5Q4q2Q4iI")
@@ -174,6 +179,8 @@ def parse(memory: bytes, last: int | None = None) -> Snapshot:
     check_place(rank, size)
     about_at, about_nbytes, communicators_at, slots, traffic_at, traffic_slots, *of_calls, named = areas
     records_at, record_nbytes, depth, texts_at, texts_nbytes = of_calls
+    if about_nbytes > _MOST_ABOUT_NBYTES or traffic_slots > _MOST_CHANNELS:
+        raise ValueError("the memory of a flight recorder describes more than a rank can have")
     for begin, count, each in (
         (communicators_at, min(slots, named), _COMMUNICATOR.size),
         (traffic_at, traffic_slots, _TRAFFIC.size),
@@ -211,7 +218,7 @@ class _Texts:
             return None
         begin = place % len(self._ring)
         end = self._ring.find(b"\0", begin)
-        return self._ring[begin : end if end >= 0 else None].decode(errors="replace")
+        return printable(self._ring[begin : end if end >= 0 else None].decode(errors="replace"))
 
 
 def _call(memory: bytes, texts: _Texts) -> RecordedCall | None:
@@ -247,16 +254,21 @@ def _call(memory: bytes, texts: _Texts) -> RecordedCall | None:
 
 
 def _communicators(memory: bytes, begin: int, count: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    members = 0
     for slot in range(count):
-        communicator, ranks = _COMMUNICATOR.unpack_from(memory, begin + slot * _COMMUNICATOR.size)
-        yield communicator, parse_ranks(ranks.rstrip(b"\0").decode(errors="replace"))
+        communicator, text = _COMMUNICATOR.unpack_from(memory, begin + slot * _COMMUNICATOR.size)
+        ranks = parse_ranks(text.rstrip(b"\0").decode(errors="replace"))
+        members += len(ranks)
+        if members > _MOST_MEMBERS:
+            raise ValueError(f"the communicators of a rank cannot have more than {_MOST_MEMBERS} ranks together")
+        yield communicator, ranks
 
 
 def _traffic(memory: bytes, begin: int, count: int) -> Iterator[ChannelTraffic]:
     for slot in range(count):
         used, peer, transport, *counts = _TRAFFIC.unpack_from(memory, begin + slot * _TRAFFIC.size)
         if used:
-            yield ChannelTraffic(slot, peer, transport.rstrip(b"\0").decode(errors="replace"), *counts)
+            yield ChannelTraffic(slot, peer, printable(transport.rstrip(b"\0").decode(errors="replace")), *counts)
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

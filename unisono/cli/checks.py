@@ -234,7 +234,7 @@ PACKAGES = (
     ),
     Package(
         "ucxx",
-        "import ucxx as m; from unisono.transports import ucx; print(m.__version__, 'on', ucx.report())",
+        "import ucxx as m; from unisono.transports.ucx import library; print(m.__version__, 'on', library.report())",
         "pip install ucxx-cu13",
     ),
     Package("ucp", "import ucp as m; print(m.__version__)", "conda install -c conda-forge ucx-py"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.box import ROUNDED
 from rich.table import Table
 
-from unisono.foreign import checked, parsed_json
+from unisono.foreign import checked, parsed_json, text_of_file
 from unisono.records import record
 from unisono.transports.recorder.activity import seconds_text
 
@@ -49,7 +49,7 @@ def read(directory: Path, ranks: Iterable[int]) -> dict[int, RankStatistics | No
 
 def _read(path: Path) -> RankStatistics | None:
     try:
-        return parsed(path.read_text(encoding="utf-8"))
+        return parsed(text_of_file(path))
     except (OSError, ValueError):  # the rank was killed before it wrote a line, or while it did
         return None
 

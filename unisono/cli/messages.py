@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from unisono import streams
+from unisono.printable import printable
 
 
 def tell(message: str) -> None:
     """Write ``unisono: message`` to standard error."""
-    streams.write(sys.stderr, f"unisono: {message}\n")
+    streams.write(sys.stderr, f"unisono: {printable(message)}\n")

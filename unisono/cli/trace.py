@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from unisono.errors import UsageError
+from unisono.foreign import text_of_file
 from unisono.postmortem.culprits import ranks_text
 from unisono.transports.recorder import traces
 from unisono.transports.recorder.clocks import facts_of, measured
@@ -74,7 +75,7 @@ def _said_of(clocks: Mapping[int, tuple[int, int] | None]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return traces.parsed(path.read_text(encoding="utf-8"))
+        return traces.parsed(text_of_file(path))
     except ValueError as error:
         raise UsageError(f"{str(path)!r} is no trace of Unisono, or only a part of one: {error}") from None
     except OSError as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from unisono.errors import AbortedError, PeerLostError, RendezvousError
 from unisono.launchers.process import Exit
+from unisono.printable import printable
 
 CONSEQUENCES = (PeerLostError, AbortedError, RendezvousError)
 _CONSEQUENCE_NAMES = frozenset(f"{error.__module__}.{error.__qualname__}" for error in CONSEQUENCES)
@@ -59,7 +60,7 @@ def last_error(lines: Sequence[bytes]) -> LastError | None:
     for line in plain[starts[-1] + 1 :] if starts else plain:
         match = _EXCEPTION_LINE.match(line.rstrip())
         if match:
-            kind, message = (part.decode(errors="replace") for part in (match[1], match[2] or b""))
+            kind, message = (printable(part.decode(errors="replace")) for part in (match[1], match[2] or b""))
             return LastError(kind, message)
     return None
 

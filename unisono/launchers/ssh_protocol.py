@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unisono.foreign import checked, parsed_json
+from unisono.foreign import checked, exact_json
 
 BEGINNING = b"unisono-agent\n"
 LONGEST_MESSAGE_NBYTES = 1 << 24
@@ -69,7 +69,7 @@ def decoded(line: bytes, shapes: Mapping[str, Any]) -> tuple[str, Any]:
         ProtocolError: it is not one of the messages in `shapes`.
     """
     try:
-        message = parsed_json(line)
+        message = exact_json(line)
         ((name, value),) = message.items()
         return name, checked(value, shapes[name], name)
     except (ValueError, KeyError, AttributeError) as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from unisono.errors import UsageError
+from unisono.printable import printable
 from unisono.records import record
 from unisono.transports.recorder.dumps import Dump, read, read_head
 
@@ -75,7 +76,7 @@ def _read_or_note(function: Callable[[Path], T], path: Path, notes: list[str]) -
     try:
         return function(path)
     except (ValueError, OSError) as error:
-        notes.append(f"skipped: {error}")
+        notes.append(printable(f"skipped: {error}"))
         return None
 
 
