@@ -22,6 +22,7 @@ import datetime
 import json
 import math
 import os
+import shutil
 import signal
 import site
 import subprocess
@@ -43,6 +44,16 @@ SAID_LINES = 15  # the lines of a stage's own output that are kept
 PACKAGE = "unisono.bench.gpu_stages"
 # The environment variable of a run on a real GPU, in which the double of the driver may stand for none.
 REAL_GPU = "FAKE_CUDA_FORBIDDEN"
+# The environment variable that names what devices do without (`transports/cuda/driver.py`), and the checks of `machine`
+# and premises of `probes` that it takes to do with it. Without flags, events order processes.
+WITHOUT = "BENCH_GPU_WITHOUT"
+NEEDED = (
+    ("CUDA IPC", "flags"),
+    ("a wait for a flag ends when the host writes the flag", "flags"),
+    ("a flag of one process releases a stream of another one", "flags"),
+    ("flags are compared cyclically", "graphs"),
+    ("flags in a graph wait and are written, each time the graph is launched", "graphs"),
+)
 
 
 class Stage(NamedTuple):
@@ -76,6 +87,7 @@ _ARRAYS = "collectives/test_gpu_arrays.py"
 _SMALL_ARRAYS = _tests(f"{_ARRAYS}::test_plans_on_registered_arrays_are_right")
 _NCCL = "transports/test_nccl.py"
 _SMALL_NCCL = _tests(f"{_NCCL}::test_missing_bindings_are_named_with_what_to_install")
+_SMALL_PROBES = ("--dtype", "float32", "--copy", "64K", "--rounds", "20")
 _KERNELS = ("--sizes", "256M", "--dtypes", "float32,bfloat16,float8_e4m3fn", "--sources", "2,4,8")
 _SMALL_KERNELS = ("--sizes", "4K,100", "--dtypes", "float32", "--sources", "2,3", "--flush", "4096")
 _SMALL_VARIANTS = ("--size", "4K", "--dtypes", "float32", "--ops", "sum", "--sources", "2", "--flush", "4096")
@@ -105,6 +117,7 @@ def _processes(ranks: int, budget_s: float, libraries: str, name: str = "process
 # A first run on a GPU, in the order of what must be known before the rest means anything.
 FIRST = (
     Stage("machine", 20, "machine"),
+    Stage("probes", 40, "probes", (), _SMALL_PROBES),
     Stage("tests", 80, "suite", (*TESTS, *_OF_TESTS), (*_SMALL_TESTS, "--workers", "2")),
     Stage("arrays", 80, "suite", (*_tests(_ARRAYS), *_OF_TESTS), _SMALL_ARRAYS),
     Stage("kernels", 45, "kernels", _KERNELS, _SMALL_KERNELS),
@@ -321,6 +334,16 @@ def settings(environ: Mapping[str, str], scratch: str, *, allows_double: bool = 
     }
 
 
+def refuted(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the environment that keeps the stages from what does not work here, so that they measure the rest."""
+    lacking = {lack for record in records for name, lack in NEEDED if record.get("name") == name and not _works(record)}
+    return {WITHOUT: ",".join(sorted(lacking))} if lacking else {}
+
+
+def _works(record: Mapping[str, Any]) -> bool:
+    return bool(record.get("usable", record.get("holds", True)))
+
+
 def install_command(python: Path, wheel: Path) -> list[str | Path]:
     """Return the command that installs a wheel of this tree for `python`, without a network."""
     return [python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--force-reinstall", wheel.absolute()]
@@ -343,13 +366,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The tree has no compiled core, and would hide the package of a wheel.
         run = Run(out, options.budget, folder)
         environ = settings(os.environ, scratch, allows_double=options.small)
-        python, is_good = options.python, True
+        python, is_good = options.python and os.path.abspath(shutil.which(options.python) or options.python), True
         if python is None:
             python, is_good = _installed(run, options, folder, environ)
         if not is_good:
             run.folder = ROOT
         # The stage that describes the machine runs in any case; it needs no build.
         for stage in chosen if is_good else [stage for stage in chosen if stage.module == "machine"]:
+            environ |= refuted(run.document["records"]) if stage.module != "probes" else {}
             words = stage.small if options.small else stage.arguments
             command = [python, "-m", f"{PACKAGE}.{stage.module}", *words]
             has_passed = run.stage(stage.name, stage.budget_s, command, environ)

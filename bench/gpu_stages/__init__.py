@@ -3,6 +3,7 @@
 A stage prints each result at once as a record, one line of JSON, so that little is lost if its deadline ends it.
 
 - `machine.py`: the machine, its packages, and the checks of `unisono doctor`.
+- `probes.py`: whether a driver does what the code takes for granted, and the costs of its calls.
 - `suite.py`, `outcomes.py`: the tests that use a GPU. `sanitizer.py`: reductions under compute-sanitizer.
 - `issue.py`: how long the host is busy until a call has been issued.
 - `variants.py`: the speed of variants of kernels, so that the best ones can be kept.

@@ -19,7 +19,8 @@ from unisono.program import begin
 _MET = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]not measured[/]"}
 
 
-_KINDS = ("machine", "probe", "kernel", "variant", "issue", "allreduce")
+_KINDS = ("machine", "probe", "premise", "cost", "kernel", "variant", "issue", "allreduce")
+_HOLDS = {True: "[green]confirmed[/]", False: "[red]refuted[/]"}
 _VARIANT = ("dtype", "op", "k", "nbytes", "variant")
 _ISSUE = ("ranks", "nbytes")
 _CASE = ("placement", "ranks", "nbytes")
@@ -32,6 +33,8 @@ def tables(document: dict[str, Any]) -> list[Table]:
     return [
         _plain("Machine", by_kind["machine"], ("name", "value")),
         _plain("What works", by_kind["probe"], ("name", "usable", "detail")),
+        _premises(by_kind["premise"]),
+        _plain("Costs of the driver", list(map(_cost, by_kind["cost"])), ("name", "µs", "GB/s")),
         _plain("Stages", document["stages"], ("name", "seconds", "ended")),
         _pivot("Reductions, GB/s", by_kind["kernel"], ("dtype", "k", "nbytes"), "contender", _bandwidth),
         _pivot("Variants of reductions, GB/s, by waves", by_kind["variant"], _VARIANT, "waves", _bandwidth),
@@ -58,6 +61,22 @@ def _device_time(record: Record) -> str:
 
 def _host_time(record: Record) -> str:
     return f"{record['host_us']:.1f}" if "host_us" in record else ""
+
+
+def _cost(record: Record) -> Record:
+    return {
+        "name": record["name"],
+        "µs": f"{record['us']:.2f}",
+        "GB/s": f"{record['gbps']:.0f}" if "gbps" in record else "",
+    }
+
+
+def _premises(records: Sequence[Record]) -> Table:
+    table = Table("premise", "", "figure", "what stands on it", title="Premises of the code", title_justify="left")
+    for record in records:
+        said = [escape(record[column]) for column in ("name", "figure", "premise")]
+        table.add_row(said[0], _HOLDS[record["holds"]], *said[1:])
+    return table
 
 
 def _plain(title: str, rows: Sequence[Record], columns: Sequence[str]) -> Table:

@@ -25,6 +25,7 @@ from unisono.bench.gpu_stages import (
     kernels,
     machine,
     nccl,
+    probes,
     processes,
     report,
     routes,
@@ -242,6 +243,58 @@ def test_unknown_gpu_stage_is_refused_with_the_names_that_exist(capsys: pytest.C
     said = capsys.readouterr().err
     assert "there is no stage kernel; there are" in said
     assert "threads-2" in said
+
+
+@pytest.mark.usefixtures("on_double")
+def test_gpu_probes_stage_says_which_premises_hold_and_what_calls_cost(tmp_path: Path) -> None:
+    document = run_stages("probes", tmp_path / "results.json")
+    assert [stage["ended"] for stage in document["stages"]] == ["code 0"], document["stages"]
+    premises = {record["name"]: record for record in records(document, "premise")}
+    assert set(probes.PREMISES) < set(premises), premises.keys()
+    assert {name for name, _ in gpu.NEEDED if name != "CUDA IPC"} < set(premises)
+    assert {probes.WAITING.format("cuMemFree of 2 MiB"), probes.WAITING.format("cuIpcCloseMemHandle")} < set(premises)
+    not_run = [record for record in premises.values() if record["name"].startswith("the probe of")]
+    assert not not_run, not_run
+    # What the double does about memory is its own affair; the others hold on it, so that all stages use flags.
+    needed = [name for name, _ in gpu.NEEDED if not premises.get(name, {"holds": True})["holds"]]
+    assert not needed, premises
+    costs = {record["name"]: record["us"] for record in records(document, "cost")}
+    assert {"cuLaunchKernel", "replay of a graph of 3 calls", "hand-over between processes, idle"} < set(costs)
+    assert all(us > 0 for us in costs.values()), costs
+
+
+def test_gpu_stages_do_without_what_a_driver_is_wrong_about() -> None:
+    def premise(name: str, holds: bool) -> dict[str, Any]:
+        return {"kind": "premise", "name": name, "holds": holds}
+
+    assert gpu.refuted([premise(probes.CYCLIC, True), {"kind": "probe", "name": "CUDA IPC", "usable": True}]) == {}
+    assert gpu.refuted([premise(probes.GRAPHS, False)]) == {gpu.WITHOUT: "graphs"}
+    found = [premise(probes.CYCLIC, False), {"kind": "probe", "name": "CUDA IPC", "usable": False}]
+    assert gpu.refuted(found) == {gpu.WITHOUT: "flags,graphs"}
+
+
+HAS = """
+from unisono.transports.cuda.driver import CudaDevice
+device = CudaDevice()
+print(device.has_flags(), device.has_graphs())
+"""
+
+
+@pytest.mark.usefixtures("on_double")
+def test_device_does_without_flags_or_graphs_for_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    for without, expected in (("flags", "False False"), ("graphs", "True False"), ("", "True True")):
+        monkeypatch.setenv(gpu.WITHOUT, without)
+        assert run_in(Path(sys.executable), HAS) == expected
+
+
+def test_report_says_which_premise_is_confirmed_or_refuted() -> None:
+    about = {"kind": "premise", "name": "a wait ends", "figure": "1 ms", "premise": "flags"}
+    found = [{**about, "holds": True}, {**about, "holds": False}]
+    copy, launch = ({"kind": "cost", "name": name, "us": us} for name, us in (("a copy", 2.0), ("a launch", 1.5)))
+    shown = report.tables({"records": [*found, {**copy, "gbps": 3000.0}, launch], "stages": []})
+    rows = {str(table.title): [list(column.cells) for column in table.columns] for table in shown}
+    assert rows["Premises of the code"][1] == ["[green]confirmed[/]", "[red]refuted[/]"]
+    assert rows["Costs of the driver"] == [["a copy", "a launch"], ["2.00", "1.50"], ["3000", ""]]
 
 
 OUTCOMES = """

@@ -117,6 +117,9 @@ EXCEPTIONS = {
         "unisono.transports.nccl.collectives.SHARED_GPU_VARIABLE": "NCCL refuses ranks that share a GPU without it",
         "unisono.tuning": "the stage writes a decision table, which no public name does",
     },
+    "bench/gpu_stages/probes.py": {
+        "unisono.transports.cuda": "the driver is what is asked",
+    },
     "bench/gpu_stages/sanitizer.py": {
         "unisono.transports.cuda": "kernels are what is run",
         "unisono.transports.reductions.definition": "what results of kernels are compared with",

@@ -65,6 +65,9 @@ _HANDLE = struct.Struct(f"{TOKEN_NBYTES}sQ{_HANDLE_NBYTES}s")
 # How long an allocation that finds no memory waits for memory that is being given back.
 _MEMORY_S = 2.0
 
+# The environment variable by which measurements do without "flags" or "graphs" where a driver is wrong about them.
+_WITHOUT = "BENCH_GPU_WITHOUT"
+
 _ON_HOST = 1  # CU_MEMORYTYPE_HOST
 _POINTER_ATTRIBUTES = (
     *("MEMORY_TYPE", "IS_MANAGED", "DEVICE_ORDINAL", "IS_LEGACY_CUDA_IPC_CAPABLE"),
@@ -103,8 +106,9 @@ class CudaDevice:
                 *("CAN_USE_64_BIT_STREAM_MEM_OPS", "HOST_REGISTER_SUPPORTED", "MEMORY_POOLS_SUPPORTED"),
             )
         )
-        self._has_flags = bool(has_waits and registers)
-        self._has_graphs: bool | None = None  # unknown
+        without = os.environ.get(_WITHOUT, "").split(",")
+        self._has_flags = bool(has_waits and registers) and "flags" not in without
+        self._has_graphs: bool | None = False if "graphs" in without else None  # None: unknown
         self._flags: dict[int, _MappedFlags] = {}
         self._launcher = Launcher(driver, (major, minor), multiprocessors, user_cache(os.environ))
         context = driver("cuDevicePrimaryCtxRetain", self._device)
