@@ -8,13 +8,18 @@ with its first error.
 
 In every later step all ranks reduce their `Flags`. Only if a flag is set do the ranks exchange its details. So an error
 of one rank is raised on all ranks, in the same step and with the same text, and the communicator can be used after it.
+
+A rank that lacks a gradient sets `Flags.MISSING`. Then one more small reduction tells all ranks which gradients some
+rank has, and which some rank lacks. A gradient that no rank has is left out of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntFlag
 from typing import NamedTuple
+
+import numpy as np
 
 from unisono import Communicator, MismatchError, UnisonoError, UsageError
 from unisono.frameworks.gradients.layout import Gradient
@@ -32,6 +37,7 @@ class Flags(IntFlag):
     NEW_GRADIENT = 4
     # Not sent: each rank derives it from the checksums of parameters, which travel with the flags.
     PARAMETERS_DIFFER = 8
+    MISSING = 16
 
 
 class Complaint(NamedTuple):
@@ -116,6 +122,28 @@ def agree_on_new(world: Communicator, own: Sequence[Gradient], *, zeros: bool) -
     return union
 
 
+def agree_on_missing(
+    world: Communicator, names: Collection[str], passed: Collection[str], *, zeros: bool
+) -> frozenset[str]:
+    """Return the names of the gradients that no rank has passed in a step. All ranks call it.
+
+    Args:
+        world: the ranks.
+        names: all gradients, in the same order on all ranks.
+        passed: the gradients of this rank.
+        zeros: as in `agree`.
+
+    Raises:
+        MismatchError: without `zeros`, a rank lacks a gradient that another one has.
+    """
+    own = np.array([[name in passed, name not in passed] for name in names], np.uint8)
+    of_all = world.allreduce(own, "bor").tolist()
+    torn = [name for name, (is_passed, is_lacking) in zip(names, of_all, strict=True) if is_passed and is_lacking]
+    if torn and not zeros:
+        raise_first(world, next((missing(name) for name in torn if name not in passed), None))
+    return frozenset(name for name, (is_passed, _) in zip(names, of_all, strict=True) if not is_passed)
+
+
 def _union(
     world: Communicator, first: Iterable[Gradient], of_ranks: Sequence[Sequence[Gradient]]
 ) -> tuple[Gradient, ...]:
@@ -156,11 +184,8 @@ _ADVICE = 'pass missing="zero" if a missing gradient is to count as zeros'
 
 
 def missing(name: str) -> Complaint:
-    """Return the complaint of a rank whose program has passed no gradient of this name."""
-    text = (
-        f"got no gradient of {name!r} before finish(): {_ADVICE}. If no rank has it any more, call reset() on all ranks"
-    )
-    return Complaint("MismatchError", text)
+    """Return the complaint of a rank whose program has passed no gradient of this name, as another one has."""
+    return Complaint("MismatchError", f"got no gradient of {name!r} before finish(), and another rank has: {_ADVICE}")
 
 
 def given_twice(name: str) -> Complaint:

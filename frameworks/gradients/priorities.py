@@ -62,7 +62,7 @@ class Arriving(Mapping[str, Any]):
 
     def __init__(self, memory: StepMemory, wait: Callable[[int], None]) -> None:
         self._memory, self._wait = memory, wait
-        self._names = memory.names[::-1]
+        self._names = tuple(memory.present(memory.flat))[::-1]
         self._taken: dict[str, Any] = {}
         self._is_over = False
 
@@ -73,7 +73,7 @@ class Arriving(Mapping[str, Any]):
         return iter(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._memory.flat
+        return name in self._names
 
     def __getitem__(self, name: str) -> Any:
         """Wait for a gradient and return it.
@@ -85,6 +85,8 @@ class Arriving(Mapping[str, Any]):
         """
         if name not in self._taken:
             indices = self._memory.buckets_of[name]
+            if name in self._memory.absent:
+                raise KeyError(name)
             if self._is_over:
                 raise UsageError(f"the gradient of {name!r} was not looked up before the next step began")
             for index in indices:

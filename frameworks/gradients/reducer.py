@@ -82,8 +82,8 @@ class GradientReducer:
         warmup_fraction, cooldown_fraction: the parts of `total_steps` at the beginning and at the end that have no lag.
         total_steps: the number of all steps; only needed for these fractions.
         op: "avg" or "sum".
-        missing: "error" if a rank that passes no gradient of some name makes an error; "zero" if its gradient counts as
-            zeros.
+        missing: "error" if a rank makes an error by passing no gradient of a name that another rank passes in that
+            step; "zero" if its gradient counts as zeros.
         check_finite: whether an element that is infinite or not a number, on any rank, is a `NotFiniteError`.
         teams: how many bucket communicators reduce buckets at the same time, or a `Teams`. By default, one for each
             step in flight, and one more over a network or with compression.
@@ -199,9 +199,10 @@ class GradientReducer:
 
         Returns:
             By name, the array that the program passed in this step, overwritten with the reduced gradient. If that
-            array cannot be written, or the program passed none, this is a new numpy array. If no gradients are due in
-            this step, the result is empty, and the arrays that the program passed hold zeros. On a GPU the results are
-            there when the work of the program's current stream is done.
+            array cannot be written, or the program passed none, this is a new numpy array. A gradient that no rank
+            passed in the step is not in the result. If no gradients are due in this step, the result is empty, and the
+            arrays that the program passed hold zeros. On a GPU the results are there when the work of the program's
+            current stream is done.
 
         Raises:
             MismatchError: a rank has not passed a gradient that others have, or one of another shape or dtype; or the
@@ -251,7 +252,8 @@ class GradientReducer:
             self._settle()
             flushed = []
             while self._steps.pending:
-                flushed.append({name: array.copy() for name, array in self._retire().shaped.items()})
+                memory = self._retire()
+                flushed.append({name: array.copy() for name, array in memory.present(memory.shaped).items()})
             return flushed
 
     def reset(self) -> None:
@@ -293,7 +295,8 @@ class GradientReducer:
             in_flight = []
             for memory in self._steps.pending:
                 self._steps.wait(memory)
-                in_flight.append(memory.copies())
+                self._agree_on_missing(memory)
+                in_flight.append(memory.present(memory.copies()))
             return {
                 "step": self._step,
                 "device": None if self._where.workspace is None else self._where.workspace.device.ordinal,
@@ -342,6 +345,7 @@ class GradientReducer:
             for saved in state["in_flight"]:
                 memory = self._pool.take()
                 memory.write(saved)
+                memory.leave_out(frozenset(memory.flat).difference(saved))
                 self._steps.pending.append(memory)
 
     def report(self) -> Report:
@@ -419,8 +423,8 @@ class GradientReducer:
         missing = [name for name in memory.flat if name not in memory.received]
         for name in missing:
             memory.put_zeros(name)
-            if self._settings.missing == "error":
-                memory.complain(agreement.missing(name))
+        if missing:
+            memory.flags[0] |= Flags.MISSING
         if self._replanner.sees_other_order(memory):
             memory.flags[0] |= Flags.OTHER_ORDER
         self._steps.start_rest(memory)
@@ -481,7 +485,7 @@ class GradientReducer:
         for name in memory.names[len(reduced) :]:  # the new gradients, which `_retire` has added
             reduced[name] = memory.write_back(name, memory.shaped[name])
         memory.deliver()
-        return reduced
+        return memory.present(reduced)
 
     def _retire_due(self) -> StepMemory | None:
         """Wait for the steps that are due; return a memory with the sum of their gradients, or None if none is due."""
@@ -510,9 +514,17 @@ class GradientReducer:
             agreement.raise_first(self._control, memory.complaint)
         if flags & Flags.PARAMETERS_DIFFER and self._sync_check is not None:
             self._sync_check.raise_difference(self._control)
+        self._agree_on_missing(memory)
         if flags & Flags.NEW_GRADIENT:
             self._add_new(self._pool, memory)
         return memory
+
+    def _agree_on_missing(self, memory: StepMemory) -> None:
+        """Find out which gradients no rank has passed in a step, if a rank lacks one. Its reductions have ended."""
+        if memory.joined_flags() & Flags.MISSING:
+            zeros = self._settings.missing == "zero"
+            names, passed = memory.layout.gradients, memory.received
+            memory.leave_out(agreement.agree_on_missing(self._control, names, passed, zeros=zeros))
 
     def _add_new(self, pool: StepMemoryPool, memory: StepMemory) -> None:
         """Average the new gradients of a step, and give them a place in the layout of later steps."""
@@ -541,4 +553,4 @@ def _write(memory: StepMemory, reduced: StepMemory | None) -> dict[str, Any]:
         return {}
     written = {name: memory.write_back(name, array) for name, array in reduced.shaped.items()}
     memory.deliver()
-    return written
+    return reduced.present(written)

@@ -87,6 +87,7 @@ class StepMemory(Slots):
         new: by name, the gradients that the program has passed and that are not in the layout.
         lacking: by bucket, how many of its gradients have not been passed.
         full: the buckets that lack no gradient, in the order in which they became full.
+        absent: the names of gradients that no rank has passed in this step; it is known when the flags are acted on.
         complaint: the first error of this rank in this step.
         step: the times of the training step.
         notes_ends: whether the reducer notes the end of each reduction as soon as it happens. If not, it notes the end
@@ -121,6 +122,7 @@ class StepMemory(Slots):
             self._on_device.begin()
         self.lacking = [len(bucket.names) for bucket in self.layout.buckets]
         self.full: list[int] = []
+        self.absent: frozenset[str] = frozenset()
         self.complaint: Complaint | None = None
         self.step = step
         self.notes_ends = notes_ends
@@ -217,6 +219,7 @@ class StepMemory(Slots):
 
     def add_all(self, other: StepMemory) -> None:
         """Add the gradients of another step of the same layout."""
+        self.absent &= other.absent
         if self._workspace is None:
             _add(self.flat, other.flat)
             return
@@ -236,6 +239,15 @@ class StepMemory(Slots):
         # If two ranks differ in a bit of the checksum, "bor" sets that bit in the checksum and in its complement.
         differ = Flags.PARAMETERS_DIFFER if self.flags[1] & self.flags[2] else Flags(0)
         return Flags(int(self.flags[0])) | differ
+
+    def leave_out(self, absent: frozenset[str]) -> None:
+        """Note the gradients that no rank has passed, so that results do not have them."""
+        self.absent = absent
+        self.flags[0] &= ~Flags.MISSING
+
+    def present(self, reduced: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `reduced` without the gradients that no rank has passed."""
+        return {name: gradient for name, gradient in reduced.items() if name not in self.absent}
 
     def note_new(self, name: str, lent: FlatArray | DeviceGradient) -> None:
         """Keep a gradient that is not in the layout until all ranks have agreed on it, and set its flag."""

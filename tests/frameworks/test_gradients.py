@@ -491,6 +491,30 @@ def test_missing_gradients_count_as_zeros_with_missing_zero(two: Pool) -> None:
     assert run(two, program) == [{"a": [0.5, 0.5], "b": [2.0, 2.0]}] * 2
 
 
+def sometimes(world: Any, of_steps: list[list[str]], **arguments: Any) -> list[dict[str, list[float]]]:
+    """Pass gradients of these names in each step, and return all results; those of steps in flight come last."""
+    results = []
+    with un.GradientReducer(world, **arguments) as reducer:
+        for step, names in enumerate(of_steps):
+            for name in names:
+                reducer.ready(name, np.full(2, world.rank + 2.0 * step))
+            found = reducer.finish()
+            results.append({name: found[name].tolist() for name in sorted(found)})
+        reducer.load_state_dict(reducer.state_dict())
+        results += [{name: array.tolist() for name, array in found.items()} for found in reducer.flush()]
+    return results
+
+
+@pytest.mark.parametrize("arguments", [{}, {"missing": "zero"}, {"priorities": True}, {"lag": 1}], ids=str)
+def test_gradient_that_no_rank_passes_is_left_out_of_its_step(two: Pool, arguments: dict[str, Any]) -> None:
+    of_steps = [["a", "b"], ["a"], [], ["b"], ["a", "b"], ["b"]]
+    expected = [{name: [2 * step + 0.5] * 2 for name in names} for step, names in enumerate(of_steps)]
+    if arguments.get("lag"):
+        expected.insert(0, {})
+    program = lambda world: sometimes(world, of_steps, **arguments)  # noqa: E731
+    assert run(two, program) == [expected] * 2
+
+
 def test_reducers_with_different_options_are_a_mismatch(two: Pool) -> None:
     program = lambda world: differ_at_first(world, [{"a": ONE}] * 2, lag=world.rank)  # noqa: E731
     for kind, text in run(two, program):
