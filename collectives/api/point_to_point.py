@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from unisono.collectives.arrays import operands
 from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.calls.dispatch import Dispatcher, checked_integer, fast_message
-from unisono.collectives.calls.message_handoff import ReceiveOperand, SendOperand
+from unisono.collectives.calls.message_handoff import BesideReceive, ReceiveOperand, SendOperand
 from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
 from unisono.collectives.calls.work import Work
 from unisono.deadlines import Deadline
@@ -42,6 +42,9 @@ class Messages(Dispatcher):
         self, x: ArrayOrBuffer, dest: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
     ) -> Work[None] | None:
         """Send an array to rank `dest`, which must receive it with the same tag, dtype and number of elements.
+
+        The elements travel in the order of their indices, whatever the memory order of the two arrays. The arrays must
+        have the same shape, but for axes of length 1. A flat array, which has only one other axis, fits every shape.
 
         It returns when the caller may change `x`. By then a small array has been buffered, and a large one has mostly
         been received.
@@ -107,7 +110,8 @@ class Messages(Dispatcher):
         """Receive the next message with this tag from rank `source` into `out`, and return `out`.
 
         Args:
-            out: a writable, contiguous array or buffer of the dtype and number of elements that were sent.
+            out: a writable, contiguous array or buffer of the dtype and number of elements that were sent, and of the
+                shape of the sender's array, unless one of the two is flat: see `send`.
             source: another rank, or `ANY_SOURCE`. `probe` returns the source of the next message beforehand.
             tag: as in `send`, or `ANY_TAG`. If several receives match a message, the first call gets it. After a call
                 with ``wait=False``, `Work.message` returns the source and tag.
@@ -115,7 +119,7 @@ class Messages(Dispatcher):
             wait: as in `send`. Do not read `out` before the call has ended.
 
         Raises:
-            MismatchError: the sender sent another dtype or number of elements; also raised on the other ranks.
+            MismatchError: the sender sent another dtype, number of elements or shape; also raised on the other ranks.
             PeerLostError: the source has left, or all other ranks have; also raised on the other ranks.
             UsageError, CollectiveTimeoutError, AbortedError: as in `send`.
         """
@@ -233,13 +237,16 @@ class Messages(Dispatcher):
 
     def _to_send(self, x: Any, dest: int, limit_s: float) -> SendOperand:
         """Return the operand of an array that is sent to rank `dest`."""
-        return self._devices.messages.outgoing(x, dest, limit_s) if on_device(x) else SendOperand(operands.source(x))
+        if on_device(x):
+            return self._devices.messages.outgoing(x, dest, limit_s)
+        return SendOperand(operands.source(x, any_order=False))
 
     def _to_receive(self, out: Any, source: int | None, limit_s: float) -> ReceiveOperand:
         """Return the operand of an array that receives from a rank; `source` is None for any rank."""
         if on_device(out):
             return self._devices.messages.incoming(out, source, limit_s)
-        return ReceiveOperand(operands.target(out), out)
+        target = operands.target(out)
+        return BesideReceive(target, out) if target.order == "F" else ReceiveOperand(target, out)
 
     def _source_of(self, source: int | AnySource) -> int | None:
         """Return the checked rank to receive from; None for any rank."""

@@ -249,15 +249,33 @@ def check_fit(out: Operand, x: Operand, shapes: tuple[tuple[int, ...], ...]) -> 
         raise UsageError(f"out is in {out.order} order and x in {x.order} order: they must be the same")
 
 
+def in_c_order(operand: Operand, flat: AnyArray) -> Operand:
+    """Return an operand like `operand`, whose elements are in `flat`, in C order."""
+    return Operand(flat, operand.dtype, operand.shape, "C")
+
+
+def to_memory_order(flat: AnyArray, out: Operand) -> None:
+    """Copy elements in C order to `out`, which is in Fortran order."""
+    out.flat[...] = in_fortran_order(flat, out.shape)
+
+
+def in_fortran_order(flat: AnyArray, shape: tuple[int, ...]) -> AnyArray:
+    """Return the elements of an array of this shape, which `flat` holds in C order, in Fortran order."""
+    return flat.reshape(shape).reshape(-1, order="F")
+
+
 def copy(x: Operand, out: Operand) -> None:
-    """Copy the elements of `x` to `out`, in memory order, as a message between ranks does.
+    """Copy the elements of `x` to `out`, both in C order, as a message between ranks does.
 
     Raises:
-        UsageError: the dtypes or the numbers of elements differ.
+        UsageError: the dtypes, the numbers of elements or the shapes differ.
     """
     if (x.dtype, x.flat.size) != (out.dtype, out.flat.size):
         both = f"{x.dtype.name}[{x.flat.size}] and out is {out.dtype.name}[{out.flat.size}]"
         raise UsageError(f"x is {both}: a message has the same dtype and number of elements at both ends")
+    shapes = [[length for length in operand.shape if length != 1] for operand in (x, out)]
+    if x.flat.size and all(len(shape) > 1 for shape in shapes) and shapes[0] != shapes[1]:
+        raise UsageError(f"x has shape {x.shape} and out has {out.shape}: pass arrays of one shape, or flat ones")
     out.flat[...] = x.flat
 
 

@@ -1,15 +1,23 @@
 """Operands of messages: the memory that `send` and `recv` hand to an executor.
 
+A message is the elements of an array in C order, whatever the memory order of the array at either end. So a source in
+Fortran order is packed, and the elements for a target in Fortran order are received beside it and then copied.
+
 Used by: `api/point_to_point.py`. Arrays on a GPU have operands of their own in `device/point_to_point.py`.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from unisono import log
+from unisono.collectives.arrays import operands
 from unisono.collectives.arrays.operands import Operand
 from unisono.collectives.calls.work import Work, Works
+from unisono.errors import UnisonoError
 from unisono.transports.contracts.call import MemoryType
 from unisono.transports.contracts.executor import Executor, Operation, Probe
 
@@ -31,7 +39,7 @@ class SendOperand:
     def start(self, executor: Executor, dest: int, tag: int) -> Operation:
         """Start to send the array."""
         _log.debug("send of %s to rank %d with tag %d starts", self.operand, dest, tag)
-        return executor.send(self.operand.flat, self.operand.dtype, dest, tag, self.memory)
+        return executor.send(self.operand.flat, self.operand.dtype, dest, tag, self.memory, self.operand.shape)
 
 
 class ReceiveOperand:
@@ -50,7 +58,7 @@ class ReceiveOperand:
     def start(self, executor: Executor, source: int | None, tag: int | None) -> Probe:
         """Start to receive into the array."""
         _log.debug("recv of %s from %s with %s starts", self.operand, _named("rank", source), _named("tag", tag))
-        return executor.recv(self.operand.flat, self.operand.dtype, source, tag, self.memory)
+        return executor.recv(self.operand.flat, self.operand.dtype, source, tag, self.memory, self.operand.shape)
 
     def work(self, works: Works, received: Probe, limit_s: float) -> Work[Any]:
         """Return the `Work` of `received`, a receive that has been started."""
@@ -59,6 +67,37 @@ class ReceiveOperand:
     def finish(self, received: Probe | None) -> Any:
         """Return the user's array after the receive has ended; `received` is None if this rank sent to itself."""
         return self._out
+
+
+class BesideReceive(ReceiveOperand):
+    """A `recv` into an array in Fortran order: the elements are received beside it, in C order, and then copied."""
+
+    def __init__(self, target: Operand, out: Any) -> None:
+        super().__init__(operands.in_c_order(target, np.empty_like(target.flat)), out)
+        self._target = target
+
+    def work(self, works: Works, received: Probe, limit_s: float) -> Work[Any]:
+        return works.keep(
+            _BesideWork(works, received, None, limit_s, lambda _: self.finish(received), received.message)
+        )
+
+    def finish(self, received: Probe | None) -> Any:
+        """Copy the elements to the array, and return it."""
+        operands.to_memory_order(self.operand.flat, self._target)
+        return super().finish(received)
+
+
+class _BesideWork(Work[Any]):
+    """The work of a `BesideReceive`. The array holds the elements when `done` says that the call has ended."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        if not super().done():
+            return False
+        with suppress(UnisonoError):  # `wait` raises it again
+            self.wait()
+        return True
 
 
 def _named(name: str, number: int | None) -> str:

@@ -11,7 +11,8 @@ writes to the device, it waits in the same way, because earlier work may still u
 A receive that writes to the device needs no further order: the elements are there when it has ended. A receive into
 host memory ends with a copy to the device. `Work.wait` issues this copy to the stream that is current then.
 
-Each side chooses its own way, because the messages are the same.
+Each side chooses its own way, because the messages are the same. An array in Fortran order is staged on both sides,
+because messages hold elements in C order, and the host changes the order.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from weakref import finalize
 
 import numpy as np
 
+from unisono.collectives.arrays import operands
 from unisono.collectives.arrays.operands import Operand
 from unisono.collectives.calls.message_handoff import ReceiveOperand, SendOperand
 from unisono.collectives.calls.work import Work, Works
@@ -67,7 +69,11 @@ class DeviceMessages:
         memory = DeviceArrays()
         operand = memory.source(x)
         memory_type = _memory_type(memory.device, operand)
-        if memory_type is None or not self._executor.sends_from(memory_type, dest, operand.flat.nbytes, limit_s):
+        if (
+            memory_type is None
+            or operand.order == "F"
+            or not self._executor.sends_from(memory_type, dest, operand.flat.nbytes, limit_s)
+        ):
             return SendOperand(self._host_copy(memory, operand, limit_s), MemoryType.HOST)
         _await_streams(memory, limit_s)
         return SendOperand(operand, memory_type)
@@ -82,7 +88,11 @@ class DeviceMessages:
         memory = DeviceArrays()
         target = memory.target(out)
         memory_type = _memory_type(memory.device, target)
-        if memory_type is None or not self._executor.receives_into(memory_type, source, target.flat.nbytes):
+        if (
+            memory_type is None
+            or target.order == "F"
+            or not self._executor.receives_into(memory_type, source, target.flat.nbytes)
+        ):
             return _StagedReceive(self, memory, target, out)
         _await_streams(memory, limit_s)
         return _DirectReceive(self, memory, target, out, memory_type)
@@ -100,7 +110,7 @@ class DeviceMessages:
         return pool.array(operand.flat.nbytes).view(operand.flat.dtype)
 
     def _host_copy(self, memory: DeviceArrays, operand: Operand, limit_s: float) -> Operand:
-        """Return a copy of the elements in pinned memory; waits until the device has made it."""
+        """Return a copy of the elements on the host, in C order; waits until the device has made it."""
         flat = self.pinned(operand, memory.device)
         copying = _copied(memory, flat, operand.flat, kept=flat)
         self.to_host_nbytes += flat.nbytes
@@ -109,7 +119,9 @@ class DeviceMessages:
         except CollectiveTimeoutError:
             self._keep(copying)
             raise
-        return Operand(flat, operand.dtype, operand.shape, operand.order)
+        if operand.order == "F":
+            flat = flat.reshape(operand.shape, order="F").reshape(-1)
+        return operands.in_c_order(operand, flat)
 
     def _keep(self, copying: _Copying) -> None:
         """Keep the memory that a copy reads and writes alive until it is done."""
@@ -156,12 +168,15 @@ class _StagedReceive(_DeviceReceive):
 
     def __init__(self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any) -> None:
         super().__init__(messages, memory, target, out)
-        flat = messages.pinned(target, memory.device)
-        self.operand = Operand(flat, target.dtype, target.shape, target.order)
+        self.operand = operands.in_c_order(target, messages.pinned(target, memory.device))
 
     def finish(self, received: Probe | None) -> Any:
         """Issue the copy of the received elements to the device, and return the array."""
-        self.store(self.operand.flat)
+        flat = self.operand.flat
+        if self._target.order == "F":
+            flat = self._messages.pinned(self._target, self._memory.device)
+            flat[...] = operands.in_fortran_order(self.operand.flat, self._target.shape)
+        self.store(flat)
         return super().finish(received)
 
 

@@ -104,7 +104,7 @@ def every_array(world: un.Communicator) -> int:
             else:
                 world.recv(out, peer, 1)
                 world.send(out, peer, 1)
-            assert (out.view("uint8") == np.ravel(x, "K").copy().view("uint8")).all(), (dtype, x)
+            assert (out.view("uint8") == np.ravel(x).copy().view("uint8")).all(), (dtype, x)
             seen += 1
     return seen
 

@@ -8,6 +8,7 @@ from dataclasses import astuple, field, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,6 +32,8 @@ Operand: TypeAlias = "AnyArray | Sequence[AnyArray | None] | None"
 
 
 _MOST_SHOWN = 8
+# The collective of the signatures of `send` and `recv`.
+MESSAGE = "send/recv"
 
 
 class MemoryType(IntEnum):
@@ -99,6 +102,19 @@ class Signature:
         """The first 64 bits of SHA-256 over all fields but `asked`; equal signatures have equal digests."""
         facts = repr(astuple(replace(self, asked=None)))
         return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little")
+
+    def agrees(self, other: Signature) -> bool:
+        """Return whether messages of both calls may meet: whether their digests are equal.
+
+        The two ends of a `send` and a `recv` also agree if they have as many elements, and one of their arrays is flat.
+        """
+        if self.digest == other.digest or self.collective != MESSAGE:
+            return self.digest == other.digest
+        shapes = (self.shape or (), other.shape or ())
+        return any(len(shape) == 1 for shape in shapes) and self._flat().digest == other._flat().digest
+
+    def _flat(self) -> Signature:
+        return replace(self, shape=(prod(self.shape or ()),))
 
     def __str__(self) -> str:
         """Return the call as the user wrote it: ``allreduce(float32[8], op=sum)``.

@@ -248,9 +248,18 @@ class Executor(Protocol):
         """Return whether `recv` can receive `nbytes` into `memory`, as far as is known before the channel is open."""
 
     def send(
-        self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
+        self,
+        array: AnyArray,
+        dtype: DType,
+        dest: int,
+        tag: int,
+        memory: MemoryType = MemoryType.HOST,
+        shape: Sequence[int] = (),
     ) -> Operation:
         """Start sending the flat `array` to rank `dest`. Messages of one tag arrive in the order of their sends.
+
+        `shape` is the shape of the user's array, whose elements `array` holds in C order. The receiver compares it with
+        its own, without axes of length 1. Arrays with one axis or none fit every shape of as many elements.
 
         If `memory` is not host memory, only the address of `array` is used; ask `sends_from` first.
         """
@@ -262,8 +271,9 @@ class Executor(Protocol):
         source: int | None,
         tag: int | None,
         memory: MemoryType = MemoryType.HOST,
+        shape: Sequence[int] = (),
     ) -> Probe:
-        """Start receiving the next message of `tag` from rank `source` into the flat `array`.
+        """Start receiving the next message of `tag` from rank `source` into the flat `array`; `shape` is as in `send`.
 
         None stands for any other rank, and for any tag below `FIRST_RESERVED_TAG`. If several receives accept a
         message, it goes to the one that was started first.

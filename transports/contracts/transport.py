@@ -165,8 +165,8 @@ class MessageTransport(Protocol):
     def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         """Receive the message of this identity from `peer` into `pieces`, which are contiguous bytes.
 
-        If the message has another signature digest or length, `Request.done` raises `MismatchError`, and so does every
-        other rank.
+        If the message has another length, or its signature does not agree (`Signature.agrees`), `Request.done` raises
+        `MismatchError`, and so does every other rank.
         """
 
     def arrived(self, peer: int, lane: int) -> Collection[tuple[Identity, Signature]]:

@@ -182,9 +182,15 @@ class GenericExecutor:
         return False
 
     def send(
-        self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
+        self,
+        array: AnyArray,
+        dtype: DType,
+        dest: int,
+        tag: int,
+        memory: MemoryType = MemoryType.HOST,
+        shape: Sequence[int] = (),
     ) -> Operation:
-        signature = signature_of(dtype, array.size)
+        signature = signature_of(dtype, array.size, shape)
         with self._lock:
             self._check_message(signature, dest)
             pieces = [as_bytes(checked("array", array, dtype, array.size))]
@@ -198,8 +204,9 @@ class GenericExecutor:
         source: int | None,
         tag: int | None,
         memory: MemoryType = MemoryType.HOST,
+        shape: Sequence[int] = (),
     ) -> _Receive:
-        signature = signature_of(dtype, array.size)
+        signature = signature_of(dtype, array.size, shape)
         with self._lock:
             self._check_message(signature, source)
             pieces = [as_bytes(checked("array", array, dtype, array.size))]

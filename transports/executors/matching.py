@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from unisono.dtypes import DType
 from unisono.errors import PeerLostError
-from unisono.transports.contracts.call import Signature
+from unisono.transports.contracts.call import MESSAGE, Signature
 from unisono.transports.contracts.executor import Message
 from unisono.transports.contracts.transport import FIRST_RESERVED_TAG, Identity, MessageTransport, Request
 
@@ -148,12 +149,16 @@ class Matching:
         return Identity(numbers[peer, tag] - 1, POINT_TO_POINT_LANE, tag, 0)
 
 
-def signature_of(dtype: DType, count: int) -> Signature:
-    """Return the signature of a message, on which sender and receiver must agree."""
-    return Signature("send/recv", dtype.name, (count,), "C", None, None, "direct", 1)
+def signature_of(dtype: DType, count: int, shape: Sequence[int] = ()) -> Signature:
+    """Return the signature of a message of `count` elements, on which sender and receiver must agree.
+
+    Axes of length 1 do not count, and an array without elements is flat.
+    """
+    axes = tuple(length for length in shape if length != 1) if count else ()
+    return Signature(MESSAGE, dtype.name, axes or (count,), "C", None, None, "direct", 1)
 
 
 def _message(source: int, identity: Identity, signature: Signature) -> Message:
     assert signature.dtype, "messages are of arrays"
     assert signature.shape, "messages are of arrays"
-    return Message(source, identity.group, signature.dtype, signature.shape[0])
+    return Message(source, identity.group, signature.dtype, prod(signature.shape))

@@ -398,12 +398,18 @@ class NativeExecutor:
         return self._session.channels.carries(memory, self.members[source]) if takes is None else takes
 
     def send(
-        self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
+        self,
+        array: AnyArray,
+        dtype: DType,
+        dest: int,
+        tag: int,
+        memory: MemoryType = MemoryType.HOST,
+        shape: Sequence[int] = (),
     ) -> NativeOperation:
         with self._compiling:
             self._open([(_core.SENDING_LANE, dest)])
-        request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype), memory)
-        return NativeOperation(self._failures, request, f"send({dtype.name}[{array.size}], dest={dest}, tag={tag})")
+        request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype), memory, shape)
+        return NativeOperation(self._failures, request, f"send({_shown(array, dtype, shape)}, dest={dest}, tag={tag})")
 
     def recv(
         self,
@@ -412,9 +418,10 @@ class NativeExecutor:
         source: int | None,
         tag: int | None,
         memory: MemoryType = MemoryType.HOST,
+        shape: Sequence[int] = (),
     ) -> NativeProbe:
-        request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype), memory)
-        return NativeProbe(self._failures, request, f"recv({dtype.name}[{array.size}], {_origin(source, tag)})")
+        request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype), memory, shape)
+        return NativeProbe(self._failures, request, f"recv({_shown(array, dtype, shape)}, {_origin(source, tag)})")
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> NativeProbe:
         request = self._endpoint.probe(source, tag, once)
@@ -537,6 +544,11 @@ def _description(exchange: Exchange) -> str:
 
 def _origin(source: int | None, tag: int | None) -> str:
     return f"source={'any' if source is None else source}, tag={'any' if tag is None else tag}"
+
+
+def _shown(array: AnyArray, dtype: DType, shape: Sequence[int]) -> str:
+    """Return the array of a message as its errors show it, such as ``float64[6,4]``."""
+    return f"{dtype.name}[{','.join(map(str, shape or array.shape))}]"
 
 
 def _code_of(element: np.dtype[Any]) -> int | None:

@@ -212,7 +212,7 @@ class FramedTransport:
     def _deliver(self, message: _Arrived, receive: _Receive) -> None:
         peer, me = self.members[receive.peer], self.members[self.rank]
         expected = sum(piece.nbytes for piece in receive.pieces)
-        if message.signature.digest != receive.signature.digest:
+        if not message.signature.agrees(receive.signature):
             ours, theirs = str(receive.signature), str(message.signature)
             if ours == theirs:
                 ours += f" by {receive.signature.algorithm} in {receive.signature.segments} segments"

@@ -264,7 +264,7 @@ class LocalNetwork:
 
     def _deliver(self, message: _Message, receive: _Message) -> None:
         sent, expected = message.nbytes, receive.nbytes
-        if message.signature.digest != receive.signature.digest:
+        if not message.signature.agrees(receive.signature):
             self.fail(self._mismatch(message.rank, message.signature, receive.rank, receive.signature))
             return
         if sent != expected:

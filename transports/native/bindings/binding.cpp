@@ -16,6 +16,7 @@
 #include <system_error>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "arena.h"
 #include "core_distance.h"
@@ -23,6 +24,7 @@
 #include "dtype.h"
 #include "endpoint.h"
 #include "kernels.h"
+#include "message_shape.h"
 #include "mpi_messenger.h"
 #include "plan.h"
 #include "python_call.h"
@@ -74,20 +76,23 @@ MemoryType memory_type(int number) {
   return static_cast<MemoryType>(number);
 }
 
-StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array, int memory) {
+StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array, int memory,
+                 const std::vector<std::int64_t>& shape) {
   const Buffer from(array, false);
-  auto request = nb::cast<Endpoint&>(endpoint).start(
-      Message::to_send(peer, static_cast<DType>(dtype), tag, from.data(), from.nbytes(), memory_type(memory)),
-      call_site());
+  auto request =
+      nb::cast<Endpoint&>(endpoint).start(Message::to_send(peer, static_cast<DType>(dtype), tag, from.data(),
+                                                           from.nbytes(), memory_type(memory), shape_code(shape)),
+                                          call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
 StartedCall receive(nb::object endpoint, std::optional<std::int32_t> peer, int dtype, std::optional<std::uint32_t> tag,
-                    nb::handle array, int memory) {
+                    nb::handle array, int memory, const std::vector<std::int64_t>& shape) {
   const Buffer to(array, true);
-  auto request = nb::cast<Endpoint&>(endpoint).start(
-      Message::to_receive(peer, static_cast<DType>(dtype), tag, to.data(), to.nbytes(), memory_type(memory)),
-      call_site());
+  auto request =
+      nb::cast<Endpoint&>(endpoint).start(Message::to_receive(peer, static_cast<DType>(dtype), tag, to.data(),
+                                                              to.nbytes(), memory_type(memory), shape_code(shape)),
+                                          call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
@@ -498,9 +503,10 @@ void bind_endpoint(nb::module_& module) {
            nb::arg("out_tag"), nb::arg("in_tag"), nb::arg("socket"))
       .def("start", start, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"))
       .def("run", run, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout_s"))
-      .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"), nb::arg("memory") = 0)
+      .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"), nb::arg("memory") = 0,
+           nb::arg("shape") = std::vector<std::int64_t>())
       .def("receive", receive, nb::arg("peer").none(), nb::arg("dtype"), nb::arg("tag").none(), nb::arg("array"),
-           nb::arg("memory") = 0)
+           nb::arg("memory") = 0, nb::arg("shape") = std::vector<std::int64_t>())
       .def(
           "takes",
           [](Endpoint& endpoint, std::int64_t lane, int peer, int memory, std::uint64_t nbytes) {

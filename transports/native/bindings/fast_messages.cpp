@@ -1,6 +1,6 @@
 // `MessageCalls`: sends and receives of numpy arrays with no Python between the user's call and the core.
 //
-// Anything unusual is a miss, which Python handles: an array of another class, one that is not contiguous or cannot be
+// Anything unusual is a miss, which Python handles: an array of another class, one that is not in C order or cannot be
 // written, a rank or tag that is no int or out of range, or a peer without an open channel. A miss is no error. If the
 // caller waits for the message, it is first tried for a moment with the interpreter's lock held, as small collectives
 // are (run_call). Arrays are read through numpy's public structure, because the buffer protocol would cost as much as
@@ -14,11 +14,13 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dtype.h"
+#include "message_shape.h"
 #include "started_call.h"
 
 namespace nb = nanobind;
@@ -28,11 +30,12 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// The memory of an array, whatever its memory order.
+// The memory of an array in C order.
 struct Elements {
   DType dtype;
   std::byte* data;
   std::size_t nbytes;
+  std::uint64_t shape = 0;  // its shape_code
 
   bool overlap(const Elements& other) const { return data < other.data + other.nbytes && other.data < data + nbytes; }
 };
@@ -162,7 +165,7 @@ class MessageCalls {
     const auto peer = peer_of(dest);
     const auto number = tag_of(tag);
     if (!from || !peer || !number || target_->abandoned() || !target_->reaches(*peer)) return std::nullopt;
-    return Message::to_send(*peer, from->dtype, *number, from->data, from->nbytes);
+    return Message::to_send(*peer, from->dtype, *number, from->data, from->nbytes, MemoryType::host, from->shape);
   }
 
   std::optional<Message> received(nb::handle out, nb::handle source, nb::handle tag) const {
@@ -172,21 +175,22 @@ class MessageCalls {
     const bool from_any = source.is(any_source_) && target_->size() > 1;
     const bool with_any = tag.is(any_tag_);
     if (!to || (!peer && !from_any) || (!number && !with_any) || target_->abandoned()) return std::nullopt;
-    return Message::to_receive(peer, to->dtype, number, to->data, to->nbytes);
+    return Message::to_receive(peer, to->dtype, number, to->data, to->nbytes, MemoryType::host, to->shape);
   }
 
   std::optional<Elements> elements_of(nb::handle object, bool written) const {
     if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != array_type_.ptr()) return std::nullopt;
     auto* array = reinterpret_cast<PyArrayObject*>(object.ptr());
     const int flags = PyArray_FLAGS(array);
-    if ((flags & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)) == 0) return std::nullopt;
+    if ((flags & NPY_ARRAY_C_CONTIGUOUS) == 0) return std::nullopt;
     if (written && (flags & NPY_ARRAY_WRITEABLE) == 0) return std::nullopt;
     const auto dtype = dtype_of(reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
     if (!dtype) return std::nullopt;
     std::size_t nbytes = dtype_table[static_cast<std::size_t>(*dtype)].itemsize;
-    for (int axis = 0; axis < PyArray_NDIM(array); ++axis)
-      nbytes *= static_cast<std::size_t>(PyArray_DIMS(array)[axis]);
-    return Elements{*dtype, static_cast<std::byte*>(PyArray_DATA(array)), nbytes};
+    const std::span<const npy_intp> shape(PyArray_DIMS(array), static_cast<std::size_t>(PyArray_NDIM(array)));
+    for (const npy_intp length : shape) nbytes *= static_cast<std::size_t>(length);
+    const std::uint64_t code = shape.size() < 2 ? 0 : shape_code(shape);
+    return Elements{*dtype, static_cast<std::byte*>(PyArray_DATA(array)), nbytes, code};
   }
 
   std::optional<DType> dtype_of(nb::handle descr) const {
@@ -230,12 +234,10 @@ class MessageCalls {
   // The call as errors show it.
   static std::string text_of(const Message& message) {
     const Header& header = message.posting.buffer.header;
-    const DTypeInfo& type = dtype_table[header.sequence];
-    const std::string array = std::string(type.name) + "[" + std::to_string(header.nbytes / type.itemsize) + "]";
     const std::string peer = message.peer ? std::to_string(*message.peer) : "any";
     const std::string tag = message.posting.any_tag ? "any" : std::to_string(header.group);
     const char* call = message.sends() ? "send(" : "recv(";
-    return call + array + (message.sends() ? ", dest=" : ", source=") + peer + ", tag=" + tag + ")";
+    return call + array_text(header) + (message.sends() ? ", dest=" : ", source=") + peer + ", tag=" + tag + ")";
   }
 
   nb::object endpoint_;

@@ -27,7 +27,7 @@ namespace unisono {
 
 //! Identifies a message and its call.
 struct Header {
-  std::uint64_t digest;    // hash of the call's signature, which all ranks must have alike
+  std::uint64_t digest;    // hash of the call's signature, which all ranks must have alike; point-to-point: shape_code
   std::uint64_t nbytes;    // of the payload
   std::uint32_t sequence;  // number of the call on its communicator; point-to-point: the element type
   std::uint32_t group;     // point-to-point: the tag

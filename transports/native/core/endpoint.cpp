@@ -28,8 +28,8 @@ void advance_for(Begun& begun, std::uint32_t rounds) {
   poll_until([&] { return begun.done(); }, [&] { return begun.advance(); }, rounds);
 }
 
-Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes) {
-  return {0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
+Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes, std::uint64_t shape) {
+  return {shape, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
 }
 
 // Returns the text of the call as the user wrote it.
@@ -117,17 +117,17 @@ std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, const Memory&
 }
 
 Message Message::to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
-                         MemoryType memory) {
-  return {peer, {Verb::send, {header_of(dtype, tag, nbytes), data, memory}}};
+                         MemoryType memory, std::uint64_t shape) {
+  return {peer, {Verb::send, {header_of(dtype, tag, nbytes, shape), data, memory}}};
 }
 
 Message Message::to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
-                            std::byte* data, std::size_t nbytes, MemoryType memory) {
-  return {peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes), data, memory}, !tag}};
+                            std::byte* data, std::size_t nbytes, MemoryType memory, std::uint64_t shape) {
+  return {peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes, shape), data, memory}, !tag}};
 }
 
 Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once) {
-  const MessageBuffer buffer{header_of(DType::uint8, tag.value_or(0), 0), nullptr};
+  const MessageBuffer buffer{header_of(DType::uint8, tag.value_or(0), 0, 0), nullptr};
   return {peer, {once ? Verb::probe_once : Verb::probe, buffer, !tag}};
 }
 

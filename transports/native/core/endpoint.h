@@ -64,12 +64,13 @@ struct Message {
   std::optional<std::int32_t> peer;  // empty: any rank
   Posting posting;
 
-  //! A send of `nbytes` at `data` to `peer`.
+  //! A send of `nbytes` at `data` to `peer`. `shape` is the `shape_code` of the array.
   static Message to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
-                         MemoryType memory = MemoryType::host);
+                         MemoryType memory = MemoryType::host, std::uint64_t shape = 0);
   //! A receive into `data`. Without `peer` it matches any other rank, and without `tag` any tag that is not reserved.
   static Message to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
-                            std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host);
+                            std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host,
+                            std::uint64_t shape = 0);
   //! A probe, which ends when a matching message has arrived. With `once` it ends at once, even without a message.
   static Message to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once);
 

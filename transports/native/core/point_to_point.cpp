@@ -5,16 +5,14 @@
 
 #include "dtype.h"
 #include "kernels.h"
+#include "message_shape.h"
 
 namespace unisono {
-namespace {
 
 std::string array_text(const Header& header) {
   const DTypeInfo& type = dtype_table[header.sequence];
-  return std::string(type.name) + "[" + std::to_string(header.nbytes / type.itemsize) + "]";
+  return std::string(type.name) + shape_text(header.digest, header.nbytes / type.itemsize);
 }
-
-}  // namespace
 
 PointToPoint::PointToPoint(std::vector<std::shared_ptr<Mailbox>> mailboxes, const Posting& posting)
     : mailboxes_(std::move(mailboxes)), verb_(posting.verb), buffer_(posting.buffer), any_tag_(posting.any_tag) {
@@ -185,7 +183,8 @@ PointToPoint* Mailbox::find_receive(const Header& header) {
 
 void Mailbox::check(const PointToPoint& receive, const Header& header, std::int32_t peer) {
   const Header& expected = receive.buffer_.header;
-  if (header.sequence == expected.sequence && header.nbytes == expected.nbytes) return;
+  const bool is_same_length = header.sequence == expected.sequence && header.nbytes == expected.nbytes;
+  if (is_same_length && shapes_fit(header.digest, expected.digest)) return;
   throw Mismatch(peer, -1,
                  array_text(header) + " with tag " + std::to_string(header.group) + ", where " + array_text(expected) +
                      " is to be received");

@@ -19,13 +19,16 @@ namespace unisono {
 
 class Mailbox;
 
-//! A payload to send, or memory for one to receive. The header holds type, tag and length. A payload to send must lie
-//! in memory that its channel accepts. A receive into other memory leaves the bytes on the host.
+//! A payload to send, or memory for one to receive. The header holds type, tag, length and shape. A payload to send
+//! must lie in memory that its channel accepts. A receive into other memory leaves the bytes on the host.
 struct MessageBuffer {
   Header header;
   std::byte* data;
   MemoryType memory = MemoryType::host;
 };
+
+//! Returns the array of a message as errors show it: "float64[6,4]".
+std::string array_text(const Header& header);
 
 //! What is done with a message. `probe` looks for a message without taking it until there is one, and `probe_once`
 //! looks once.
