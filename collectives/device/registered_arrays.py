@@ -54,7 +54,7 @@ class RegisteredMemory:
         weakref.finalize(self, registry.retire, block).atexit = False
 
     def lend(self, stream: Stream | None) -> None:
-        """Do nothing: the device frees this memory after all work, of whatever stream."""
+        """Do nothing: this memory is freed after all work of the process, on whatever stream."""
 
     def order(self, later: Stream, earlier: Stream) -> None:
         """Make later work of one stream wait for the work that the other stream has now."""

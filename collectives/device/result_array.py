@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from unisono.collectives.arrays.dlpack import ForeignMemory, lend_by_dlpack, packed_strides, typestr
-from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Allocation, Device, Stream
+from unisono.errors import UnisonoError
+from unisono.transports.cuda.device import LEGACY_STREAM, Allocation, Device, Event, Stream
 
 _CUDA = 2  # DLPack's device type for CUDA memory
 
@@ -19,7 +20,7 @@ class DeviceArray:
     """An array in GPU memory, with `__cuda_array_interface__` and `__dlpack__`.
 
     ``cupy.asarray``, ``torch.from_dlpack`` and similar functions use it without a copy. Its memory is freed when no
-    object refers to it any more, behind the work of the streams that have used it. These must exist until then.
+    object refers to it any more, behind the work that uses it.
 
     Attributes:
         shape, strides, dtype: the same as of a numpy array.
@@ -33,7 +34,7 @@ class DeviceArray:
         dtype: np.dtype[Any],
         stream: Stream,
     ) -> None:
-        """Create an array in the first bytes of `memory`, which is used on `stream`."""
+        """Create an array in the first bytes of `memory`, which is used on `stream`, a stream that always exists."""
         self.shape = shape
         self.strides = strides
         self.dtype = dtype
@@ -44,7 +45,9 @@ class DeviceArray:
     def empty(cls, shape: tuple[int, ...], dtype: np.dtype[Any], _: Any, device: Device, stream: Stream) -> DeviceArray:
         """Return a new array in C order, as `DeviceAdapter.empty` does."""
         memory = DeviceMemory(device, prod(shape) * dtype.itemsize, stream)
-        return cls(memory, shape, packed_strides(shape, dtype.itemsize), dtype, stream)
+        # The array may live longer than the stream of the program.
+        lasting = stream if stream == LEGACY_STREAM else device.lasting_stream()
+        return cls(memory, shape, packed_strides(shape, dtype.itemsize), dtype, lasting)
 
     def __repr__(self) -> str:
         return f"<unisono.DeviceArray {self.dtype}{list(self.shape)} on cuda:{self._memory.device.ordinal}>"
@@ -83,11 +86,23 @@ class DeviceArray:
         """Return DLPack's device type for CUDA, and the number of the device."""
         return _CUDA, self._memory.device.ordinal
 
-    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
         """Return a DLPack capsule. The consumer's `stream`, by default the legacy one, waits for the elements.
 
-        With ``stream=-1``, no stream waits.
+        With ``stream=-1``, no stream waits. The capsule is of DLPack before 1.0, which every `max_version` allows.
+
+        Raises:
+            BufferError: the consumer asks for a copy, or for another device, or DLPack has no type for the elements.
         """
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("the array exports its memory as it is, without a copy and on its device: copy it there")
         if stream == -1:
             self._memory.lend(None)
         else:
@@ -116,28 +131,30 @@ class Memory(Protocol):
 class DeviceMemory:
     """Device memory for work on `stream`, freed when no object refers to this one any more.
 
-    It is taken from the pool of the device if that has one. Then it returns behind the work of the streams that use it.
+    It is taken from the pool of the device if that has one. Calls of the library that use it keep this object until the
+    device has done them. So at the end, only the program's work may be under way. That on the legacy stream, which
+    always exists, is behind an event. Work on any other stream is not known: the stream may have been destroyed. Then
+    the memory is freed after all work of the process.
 
     Attributes:
         device, pointer: the device, and the address there.
     """
 
     def __init__(self, device: Device, nbytes: int, stream: Stream) -> None:
-        # The stream of a thread is another one in the thread that frees the memory.
-        is_taken = device.has_pool() and stream != THREAD_STREAM
+        is_taken = device.has_pool()
         allocation = device.take(nbytes, stream) if is_taken else device.allocate(max(1, nbytes))
         self.device = device
         self.pointer = allocation.pointer
-        self._users = _Users({stream} if is_taken else None)
+        self._users = _Users([recorded(device, stream)] if is_taken else [])
         # At exit nothing is freed: the driver releases all memory of the process.
         weakref.finalize(self, _free, device, allocation, self._users).atexit = False
 
     def lend(self, stream: Stream | None) -> None:
-        """Note that `stream` uses the memory; None for a stream that is not known."""
-        if stream is None or stream == THREAD_STREAM:
-            self._users.streams = None
-        elif self._users.streams is not None:
-            self._users.streams.add(stream)
+        """Note that the program uses the memory on `stream`; None for a stream that is not known."""
+        if stream == LEGACY_STREAM:
+            self._users.on_legacy = True
+        else:
+            self._users.unknown = True
 
     def order(self, later: Stream, earlier: Stream) -> None:
         """Make later work of one stream, which uses the memory, wait for the work that the other stream has now."""
@@ -145,24 +162,39 @@ class DeviceMemory:
         order_streams(self.device, later, earlier)
 
 
+def recorded(device: Device, stream: Stream) -> Event:
+    """Return a new event behind the work that a stream has now."""
+    event = device.new_event()
+    device.record(event, stream)
+    return event
+
+
 def order_streams(device: Device, later: Stream, earlier: Stream) -> None:
     """Make later work of one stream wait for the work that the other stream has now."""
     if later != earlier:
-        event = device.new_event()
-        device.record(event, earlier)
+        event = recorded(device, earlier)
         device.wait(later, event)
         device.end_event(event)
 
 
 @dataclass(slots=True)
 class _Users:
-    """The streams that use memory; None if some of them are not known."""
+    """The work that uses memory: that before `events`, on the legacy stream, and on streams that are not known."""
 
-    streams: set[Stream] | None
+    events: list[Event]
+    on_legacy: bool = False
+    unknown: bool = False
 
 
 def _free(device: Device, allocation: Allocation, users: _Users) -> None:
-    if users.streams is None:
-        device.free(allocation)
-    else:
-        device.give(allocation, users.streams)
+    if users.on_legacy and not users.unknown:
+        try:
+            users.events.append(recorded(device, LEGACY_STREAM))
+        except UnisonoError:  # a stream records a graph, or the device takes no new work
+            users.unknown = True
+    if not users.unknown:
+        device.give(allocation, users.events)
+        return
+    for event in users.events:
+        device.end_event(event)
+    device.give(allocation, None)

@@ -223,14 +223,15 @@ def results_of(comm: un.Communicator, gpu: Gpu, stream: Stream, use: str) -> lis
     """Drop results that were used in some way; return by which methods of the device their memory was given back."""
     x, other = DoubleArray(gpu, np.ones(1000), stream), gpu.device().new_stream()
     released = []
-    with (
-        mock.patch.object(Gpu, "give", lambda *args: (released.append("give"), give(*args))[1]),
-        mock.patch.object(Gpu, "release", lambda *args: (released.append("free"), release(*args))[1]),
+    with mock.patch.object(
+        Gpu, "give", lambda *args: (released.append("all work" if args[2] is None else len(args[2])), give(*args))[1]
     ):
         for _ in range(3):
             y = comm.allreduce(x)
             if use == "by a call":
                 comm.allreduce(y, out=x)
+            elif use == "on the legacy stream":
+                y.__dlpack__()
             elif use == "on another stream":
                 y.__dlpack__(stream=int(other))
                 gpu.device().copy(x.__cuda_array_interface__["data"][0], y.memory().pointer, 8, other)
@@ -247,7 +248,7 @@ def results_of(comm: un.Communicator, gpu: Gpu, stream: Stream, use: str) -> lis
     return released
 
 
-give, release = Gpu.give, Gpu.release
+give = Gpu.give
 
 
 def wait_for(device: Any, later: Stream, earlier: Stream) -> None:
@@ -257,17 +258,57 @@ def wait_for(device: Any, later: Stream, earlier: Stream) -> None:
     device.end_event(event)
 
 
-@pytest.mark.parametrize("use", ["", "by a call", "on another stream"])
-def test_device_results_return_to_the_pool_behind_their_streams(by_ipc: NativeRanks, use: str) -> None:
+@pytest.mark.parametrize(("use", "events"), [("", 1), ("by a call", 1), ("on the legacy stream", 2)])
+def test_device_results_are_freed_behind_events(by_ipc: NativeRanks, use: str, events: int) -> None:
     for released in by_ipc.run_calls(on_double, results_of, use):
-        assert "give" in released
-        assert "free" not in released
+        assert set(released) == {events}
 
 
-def test_device_results_with_unknown_users_wait_for_the_whole_device(by_ipc: NativeRanks) -> None:
-    for released in by_ipc.run_calls(on_double, results_of, "on a stream that is not known"):
-        assert "free" in released
-        assert "give" not in released
+@pytest.mark.parametrize("use", ["on another stream", "on a stream that is not known"])
+def test_device_results_with_unknown_users_wait_for_the_whole_device(by_ipc: NativeRanks, use: str) -> None:
+    for released in by_ipc.run_calls(on_double, results_of, use):
+        assert set(released) == {"all work"}
+
+
+def outliving_its_stream(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any:
+    device = gpu.device()
+    own = device.new_stream()
+    x = DoubleArray(gpu, np.arange(6.0), own)
+    y = comm.allreduce(x)
+    read(gpu, x)
+    del x
+    gc.collect()
+    comm.allreduce(DoubleArray(gpu, np.ones(1), stream))  # drops the arrays of calls that are over
+    gc.collect()
+    device.end_stream(own)  # any later use of it is a trap
+    return read(gpu, comm.allreduce(y)).tolist(), y.stream == device.lasting_stream()
+
+
+def test_device_results_may_outlive_the_stream_of_the_call(by_ipc: NativeRanks) -> None:
+    for values, is_lasting in by_ipc.run_calls(on_double, outliving_its_stream):
+        assert values == [4 * each for each in range(6)]
+        assert is_lasting
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exports"),
+    [
+        *(({"copy": True}, False), ({"dl_device": (1, 0)}, False), ({"dl_device": (2, 1)}, False)),
+        *(({"copy": False, "dl_device": (2, 0)}, True), ({"copy": None, "max_version": (1, 0)}, True)),
+    ],
+)
+def test_device_results_refuse_to_copy_themselves_or_to_other_places(
+    arguments: dict[str, Any], *, exports: bool
+) -> None:
+    with device_double() as gpu:
+        y = DeviceArray.empty((3,), np.dtype("f4"), None, gpu.device(), LEGACY_STREAM)
+        if exports:
+            y.__dlpack__(**arguments)
+        else:
+            with pytest.raises(BufferError, match="without a copy and on its device"):
+                y.__dlpack__(**arguments)
+        del y
+        gc.collect()
 
 
 def on_a_double_without_a_pool(world: un.Communicator) -> Any:

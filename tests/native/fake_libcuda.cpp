@@ -14,6 +14,10 @@
 // is 1, work waits for a process that does not live any more: calls that release memory do not return, and no event
 // happens.
 //
+// Calls that release memory wait for no work, because CUDA does not promise that they do. If work that is under way
+// uses memory that is released, the double ends the process with a message; so it does if a stream is used that has
+// been destroyed. A new stream has the handle of one that was destroyed.
+//
 // FAKE_CUDA_DEPTH is the number of calls that a stream keeps: a thread that issues one more waits for room. To the
 // file FAKE_CUDA_LOG the double appends a line for each call that issues work, and for each change of the current
 // context: the number of the thread, the name and the arguments.
@@ -42,6 +46,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -83,17 +88,20 @@ struct Event {
   std::shared_ptr<Records> records = std::make_shared<Records>();
 };
 
-// Work of a stream that waits.
+// Work of a stream that waits, and the addresses that it uses.
 struct Task {
   std::function<bool()> is_ready;
   std::function<void()> run;
+  std::vector<uintptr_t> touches = {};
 };
 
-// A kernel of the host, the sizes of its parameters, with a 0 behind them, and the threads of its blocks.
+// A kernel of the host, the sizes of its parameters, with a 0 behind them, the threads of its blocks, and whether its
+// code is on the device.
 struct Kernel {
   std::string name;
   const size_t* sizes;
   unsigned threads;
+  bool is_loaded = false;
 };
 
 // A handle for other processes, with 64 bytes as in the real driver.
@@ -133,6 +141,7 @@ struct State {
   pid_t initialized = 0;  // the process
   std::map<uintptr_t, Memory> memory;
   std::set<void*> streams;
+  std::vector<void*> ended_streams;
   std::map<void*, Capture> capturing;
   std::map<void*, Event> events;
   std::map<void*, std::vector<Task>> graphs;  // also those that can be launched
@@ -177,7 +186,24 @@ bool covers(uintptr_t address, size_t nbytes) {
   return found != state().memory.end() && address + nbytes <= found->first + found->second.nbytes;
 }
 
-bool is_stream(void* stream) { return number(stream) <= 2 || state().streams.count(stream) != 0; }
+[[noreturn]] void trap(const char* broken) {
+  fprintf(stderr, "the driver's double: %s\n", broken);
+  abort();
+}
+
+bool is_stream(void* stream) {
+  for (void* ended : state().ended_streams)
+    if (ended == stream) trap("a stream is used that has been destroyed");
+  return number(stream) <= 2 || state().streams.count(stream) != 0;
+}
+
+// Ends the process if work that is under way uses some memory.
+void require_unused(uintptr_t address, size_t nbytes) {
+  for (const auto& [stream, queue] : state().queues)
+    for (const Task& task : queue)
+      for (const uintptr_t touched : task.touches)
+        if (address <= touched && touched < address + nbytes) trap("memory is released that work under way still uses");
+}
 
 void* map_aligned(int descriptor, size_t nbytes) {
   char* room = static_cast<char*>(mmap(nullptr, nbytes + page_nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -197,6 +223,7 @@ void* make_memory(size_t nbytes, Kind kind) {
 int end_memory(uintptr_t address, bool opened) {
   const auto found = state().memory.find(address);
   if (found == state().memory.end() || (found->second.kind == Kind::opened) != opened) return invalid_value;
+  require_unused(address, found->second.nbytes);
   munmap(reinterpret_cast<void*>(address), found->second.nbytes);
   close(found->second.descriptor);
   state().memory.erase(found);
@@ -216,6 +243,12 @@ bool is_unsafe_now() {
   return is_unsafe;
 }
 
+// Makes all captures of the context invalid; returns whether there are any.
+bool ends_captures() {
+  for (auto& [stream, capture] : state().capturing) capture.is_valid = false;
+  return !state().capturing.empty();
+}
+
 void* queue_of(void* stream) { return number(stream) <= 2 ? nullptr : stream; }
 
 // Runs the work whose waits are over.
@@ -230,22 +263,24 @@ void run_ready() {
   }
 }
 
-void enqueue(void* stream, std::function<void()> run, std::function<bool()> is_ready = [] { return true; }) {
+bool always() { return true; }
+
+void enqueue(void* stream, Task task) {
   const auto capture = state().capturing.find(stream);
   if (capture != state().capturing.end()) {
-    capture->second.work.push_back({std::move(is_ready), std::move(run)});
+    capture->second.work.push_back(std::move(task));
     return;
   }
-  state().queues[queue_of(stream)].push_back({std::move(is_ready), std::move(run)});
+  state().queues[queue_of(stream)].push_back(std::move(task));
   run_ready();
 }
 
-// Returns whether any stream has work that waits.
-bool has_work() {
+// Returns whether a stream, or any stream if `all`, has work that waits.
+bool has_work(void* stream, bool all) {
   const std::lock_guard<std::recursive_mutex> guard(state().mutex);
   run_ready();
-  for (const auto& [stream, queue] : state().queues)
-    if (!queue.empty()) return true;
+  for (const auto& [each, queue] : state().queues)
+    if ((all || each == queue_of(stream)) && !queue.empty()) return true;
   return false;
 }
 
@@ -270,6 +305,17 @@ void log(const char* call, const std::vector<uint64_t>& arguments = {}) {
   for (const uint64_t argument : arguments) fprintf(file, " %llu", static_cast<unsigned long long>(argument));
   fputs("\n", file);
   fclose(file);
+}
+
+// Returns the words in the parameters of a kernel, of which some are addresses.
+std::vector<uintptr_t> words_of(const std::vector<std::vector<char>>& parameters) {
+  std::vector<uintptr_t> words;
+  for (const std::vector<char>& value : parameters)
+    for (size_t at = 0; at + sizeof(uintptr_t) <= value.size(); at += sizeof(uintptr_t)) {
+      words.emplace_back();
+      memcpy(&words.back(), value.data() + at, sizeof(uintptr_t));
+    }
+  return words;
 }
 
 bool is_stuck() { return number_of("FAKE_CUDA_STUCK", 0) != 0; }
@@ -301,9 +347,9 @@ int new_memory(void** made, size_t nbytes, Kind kind) {
 #define ENTER_UNSAFE(name) \
   ENTER_CONTEXT(name)      \
   if (is_unsafe_now()) return capture_unsupported;
-// Calls that wait for all work of the context, while other threads may go on.
-#define ENTER_BLOCKING(name)                                                                  \
-  while (is_stuck() || has_work()) std::this_thread::sleep_for(std::chrono::milliseconds(1)); \
+// Calls that release memory. They may wait, while other threads go on, but do so only if the device is stuck.
+#define ENTER_RELEASE(name)                                                     \
+  while (is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1)); \
   ENTER_UNSAFE(name)
 #define CHECK(condition, otherwise) \
   if (!(condition)) return otherwise;
@@ -393,13 +439,22 @@ static int cu_ctx_pop_current(void** context) {
   contexts.pop_back();
   return success;
 }
+static int cu_ctx_get_device(int* device) {
+  ENTER_CONTEXT("cuCtxGetDevice")
+  *device = static_cast<int>(static_cast<int*>(contexts.back()) - primary);
+  return success;
+}
 static int cu_ctx_get_current(void** context) {
   ENTER("cuCtxGetCurrent")
   *context = contexts.empty() ? nullptr : contexts.back();
   return success;
 }
 static int cu_ctx_synchronize() {
-  ENTER_BLOCKING("cuCtxSynchronize")
+  {
+    ENTER_CONTEXT("cuCtxSynchronize")
+    if (ends_captures()) return capture_unsupported;
+  }
+  while (is_stuck() || has_work(nullptr, true)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return success;
 }
 
@@ -444,7 +499,7 @@ static int cu_mem_alloc_from_pool_async(void** made, size_t nbytes, void* pool, 
   return new_memory(made, nbytes, Kind::pooled);
 }
 static int cu_mem_free(uintptr_t address) {
-  ENTER_BLOCKING("cuMemFree")
+  ENTER_RELEASE("cuMemFree")
   return end_memory(address, false);
 }
 static int cu_mem_free_async(uintptr_t address, void* stream) {
@@ -456,10 +511,11 @@ static int cu_mem_free_async(uintptr_t address, void* stream) {
   // Nothing may use it from now on, but work that was issued before still does.
   const Memory memory = found->second;
   state().memory.erase(found);
-  enqueue(stream, [address, memory] {
-    munmap(reinterpret_cast<void*>(address), memory.nbytes);
-    close(memory.descriptor);
-  });
+  enqueue(stream, {always, [address, memory] {
+                     require_unused(address, memory.nbytes);
+                     munmap(reinterpret_cast<void*>(address), memory.nbytes);
+                     close(memory.descriptor);
+                   }});
   return success;
 }
 static int cu_mem_host_alloc(void** made, size_t nbytes, unsigned) {
@@ -467,7 +523,7 @@ static int cu_mem_host_alloc(void** made, size_t nbytes, unsigned) {
   return new_memory(made, nbytes, Kind::pinned);
 }
 static int cu_mem_free_host(void* address) {
-  ENTER_BLOCKING("cuMemFreeHost")
+  ENTER_RELEASE("cuMemFreeHost")
   return end_memory(number(address), false);
 }
 
@@ -480,9 +536,10 @@ static int cu_mem_host_register(void* address, size_t nbytes, unsigned flags) {
   return success;
 }
 static int cu_mem_host_unregister(void* address) {
-  ENTER_BLOCKING("cuMemHostUnregister")
+  ENTER_RELEASE("cuMemHostUnregister")
   const auto found = state().memory.find(number(address));
   CHECK(found != state().memory.end() && found->second.kind == Kind::registered, invalid_value)
+  require_unused(found->first, found->second.nbytes);
   state().memory.erase(found);
   return success;
 }
@@ -515,25 +572,28 @@ static int cu_ipc_open_mem_handle(void** opened, Handle handle, unsigned flags) 
   return success;
 }
 static int cu_ipc_close_mem_handle(uintptr_t address) {
-  ENTER_BLOCKING("cuIpcCloseMemHandle")
+  ENTER_RELEASE("cuIpcCloseMemHandle")
   return end_memory(address, true);
 }
 
 static int cu_stream_create(void** stream, unsigned flags) {
   ENTER_CONTEXT("cuStreamCreate")
   CHECK(flags == 1, invalid_value)  // it does not synchronise with the default stream
-  *stream = malloc(1);
+  std::vector<void*>& ended = state().ended_streams;
+  *stream = ended.empty() ? malloc(1) : ended.back();
+  if (!ended.empty()) ended.pop_back();
   state().streams.insert(*stream);
   return success;
 }
 static int cu_stream_destroy(void* stream) {
   ENTER_CONTEXT("cuStreamDestroy")
-  CHECK(state().streams.erase(stream) == 1, invalid_handle)
-  free(stream);
+  CHECK(is_stream(stream) && state().streams.erase(stream) == 1, invalid_handle)
+  state().ended_streams.push_back(stream);
   return success;
 }
 static int cu_stream_synchronize(void* stream) {
-  ENTER_BLOCKING("cuStreamSynchronize")
+  while (is_stuck() || has_work(stream, false)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ENTER_UNSAFE("cuStreamSynchronize")
   return is_stream(stream) ? success : invalid_handle;
 }
 static int cu_stream_is_capturing(void* stream, int* status) {
@@ -577,7 +637,7 @@ static int cu_graph_destroy(void* graph) {
 static int cu_graph_launch(void* graph, void* stream) {
   ENTER_ISSUE("cuGraphLaunch", number(graph), number(stream))
   CHECK(state().graphs.count(graph) != 0 && is_stream(stream), invalid_handle)
-  for (const Task& task : state().graphs[graph]) enqueue(stream, task.run, task.is_ready);
+  for (const Task& task : state().graphs[graph]) enqueue(stream, task);
   return success;
 }
 static int cu_thread_exchange_stream_capture_mode(int* mode) {
@@ -590,14 +650,15 @@ static int cu_stream_wait_event(void* stream, void* event, unsigned) {
   CHECK(is_stream(stream) && state().events.count(event) != 0, invalid_handle)
   CHECK(state().capturing.count(stream) == 0, capture_isolation)
   const auto records = state().events[event].records;
-  enqueue(stream, [] {}, [records, bound = records->issued] { return records->happened >= bound; });
+  enqueue(stream, {[records, bound = records->issued] { return records->happened >= bound; }, [] {}});
   return success;
 }
 static int cu_stream_write_value(void* stream, uintptr_t address, uint64_t value, unsigned flags) {
   ENTER_ISSUE("cuStreamWriteValue64", number(stream), address, value, flags)
   CHECK(is_stream(stream), invalid_handle)
   CHECK(covers(address, 8) && address % 8 == 0 && flags == 0, invalid_value)
-  enqueue(stream, [=] { __atomic_store_n(reinterpret_cast<uint64_t*>(address), value, __ATOMIC_RELEASE); });
+  const auto write = [=] { __atomic_store_n(reinterpret_cast<uint64_t*>(address), value, __ATOMIC_RELEASE); };
+  enqueue(stream, {always, write, {address}});
   return success;
 }
 static int cu_stream_wait_value(void* stream, uintptr_t address, uint64_t value, unsigned flags) {
@@ -609,7 +670,7 @@ static int cu_stream_wait_value(void* stream, uintptr_t address, uint64_t value,
     const uint64_t now = __atomic_load_n(reinterpret_cast<uint64_t*>(address), __ATOMIC_ACQUIRE);
     return static_cast<int64_t>(now - value) >= 0;
   };
-  enqueue(stream, [] {}, is_reached);
+  enqueue(stream, {is_reached, [] {}, {address}});
   return success;
 }
 
@@ -630,7 +691,24 @@ static int cu_event_record(void* event, void* stream) {
   CHECK(is_stream(stream) && state().events.count(event) != 0, invalid_handle)
   if (state().capturing.count(stream) != 0) return success;
   const auto records = state().events[event].records;
-  enqueue(stream, [records, number = ++records->issued] { records->happened = number; });
+  enqueue(stream, {always, [records, number = ++records->issued] { records->happened = number; }});
+  return success;
+}
+// Records an event behind the work of all streams. A stream that is captured forbids that, and its graph is lost.
+static int cu_ctx_record_event(void* context, void* event) {
+  ENTER_CONTEXT("cuCtxRecordEvent")
+  CHECK(context == contexts.back() && state().events.count(event) != 0, invalid_handle)
+  if (ends_captures()) return capture_unsupported;
+  const auto records = state().events[event].records;
+  const uint64_t number = ++records->issued;
+  const auto streams = std::make_shared<size_t>(0);
+  for (const auto& [stream, queue] : state().queues) *streams += !queue.empty();
+  if (*streams == 0) records->happened = number;
+  for (auto& [stream, queue] : state().queues)
+    if (!queue.empty())
+      queue.push_back({always, [=] {
+                         if (--*streams == 0) records->happened = number;
+                       }});
   return success;
 }
 static int cu_event_query(void* event) {
@@ -674,7 +752,8 @@ static int cu_memcpy_async(uintptr_t dst, uintptr_t src, size_t nbytes, void* st
   ENTER_ISSUE("cuMemcpyAsync", dst, src, nbytes, number(stream))
   CHECK(is_stream(stream), invalid_handle)
   CHECK(covers(dst, nbytes) && covers(src, nbytes), invalid_value)
-  enqueue(stream, [=] { memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), nbytes); });
+  const auto copy = [=] { memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), nbytes); };
+  enqueue(stream, {always, copy, {dst, src}});
   return success;
 }
 
@@ -723,7 +802,7 @@ static int cu_module_load_data(void** module, const void* image) {
   return success;
 }
 static int cu_module_get_function(void** function, void* module, const char* name) {
-  ENTER_CONTEXT("cuModuleGetFunction")
+  ENTER_UNSAFE("cuModuleGetFunction")
   CHECK(state().modules.count(module) == 1, invalid_handle)
   const char* listed = getenv("FAKE_CUDA_KERNELS");
   std::string libraries = listed != nullptr ? listed : "";
@@ -740,8 +819,16 @@ static int cu_module_get_function(void** function, void* module, const char* nam
   }
   return not_found;
 }
+// Loads the code of a kernel, as its first launch does otherwise.
+static int cu_func_load(void* function) {
+  ENTER_UNSAFE("cuFuncLoad")
+  CHECK(state().functions.count(function) == 1, invalid_handle)
+  state().functions[function].is_loaded = true;
+  log("cuFuncLoad");
+  return success;
+}
 static int cu_occupancy_max_active_blocks_per_multiprocessor(int* blocks, void* function, int threads, size_t) {
-  ENTER_CONTEXT("cuOccupancyMaxActiveBlocksPerMultiprocessor")
+  ENTER_UNSAFE("cuOccupancyMaxActiveBlocksPerMultiprocessor")
   CHECK(state().functions.count(function) == 1, invalid_handle)
   CHECK(static_cast<unsigned>(threads) == state().functions[function].threads, invalid_value)
   *blocks = blocks_of_multiprocessor;
@@ -752,6 +839,7 @@ static int cu_launch_kernel(void* function, unsigned blocks, unsigned y, unsigne
   wait_for_room(stream);
   ENTER_CONTEXT("cuLaunchKernel")
   CHECK(state().functions.count(function) == 1 && is_stream(stream), invalid_handle)
+  if (!std::exchange(state().functions[function].is_loaded, true) && is_unsafe_now()) return capture_unsupported;
   CHECK(0 < blocks && blocks <= multiprocessors * blocks_of_multiprocessor && y == 1 && z == 1, invalid_value)
   CHECK(threads == state().functions[function].threads && ty == 1 && tz == 1, invalid_value)
   CHECK(shared == 0 && extra == nullptr, invalid_value)
@@ -763,11 +851,12 @@ static int cu_launch_kernel(void* function, unsigned blocks, unsigned y, unsigne
     for (const char byte : values.back()) logged.push_back(static_cast<unsigned char>(byte));
   }
   log("cuLaunchKernel", logged);
-  enqueue(stream, [=]() mutable {
+  const auto run = [=]() mutable {
     std::vector<void*> addresses;
     for (auto& value : values) addresses.push_back(value.data());
     reinterpret_cast<void (*)(uint32_t, void* const*)>(function)(blocks, addresses.data());
-  });
+  };
+  enqueue(stream, {always, run, words_of(values)});
   return success;
 }
 
@@ -799,6 +888,8 @@ const std::map<std::string, void*>& calls() {
       {"cuCtxPushCurrent", untyped(cu_ctx_push_current)},
       {"cuCtxPopCurrent", untyped(cu_ctx_pop_current)},
       {"cuCtxGetCurrent", untyped(cu_ctx_get_current)},
+      {"cuCtxGetDevice", untyped(cu_ctx_get_device)},
+      {"cuCtxRecordEvent", untyped(cu_ctx_record_event)},
       {"cuCtxSynchronize", untyped(cu_ctx_synchronize)},
       {"cuMemAlloc", untyped(cu_mem_alloc)},
       {"cuMemAllocAsync", untyped(cu_mem_alloc_async)},
@@ -843,6 +934,7 @@ const std::map<std::string, void*>& calls() {
       {"cuMemcpyAsync", untyped(cu_memcpy_async)},
       {"cuPointerGetAttributes", untyped(cu_pointer_get_attributes)},
       {"cuModuleLoadData", untyped(cu_module_load_data)},
+      {"cuFuncLoad", untyped(cu_func_load)},
       {"cuModuleGetFunction", untyped(cu_module_get_function)},
       {"cuOccupancyMaxActiveBlocksPerMultiprocessor", untyped(cu_occupancy_max_active_blocks_per_multiprocessor)},
       {"cuLaunchKernel", untyped(cu_launch_kernel)},

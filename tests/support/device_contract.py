@@ -118,20 +118,37 @@ def check_streams_take_and_give_memory_of_the_pool(bench: Bench) -> None:
     device, other = bench.device, bench.device.new_stream()
     ones = bench.memory(np.ones(N, np.uint8))
     for _ in range(3):
-        taken, event = device.take(N, other), device.new_event()
+        taken, events = device.take(N, other), [device.new_event(), device.new_event()]
         device.copy(taken.pointer, ones, N, other)
-        device.record(event, other)
-        device.wait(bench.stream, event)
+        device.record(events[0], other)
+        device.wait(bench.stream, events[0])
         assert bench.values(taken.pointer, np.ones(N, np.uint8)).all()
-        device.give(taken, [other, bench.stream])
-        device.end_event(event)
-    of_unknown_users, unused = device.take(N, other), device.take(0, other)
+        device.record(events[1], bench.stream)
+        device.give(taken, events)
+    unused = device.take(0, other)
     bench.finish(other)
-    device.free(of_unknown_users)
-    device.give(unused, [other])
+    device.free(unused)
     bench.wait_until(device.has_released)
-    bench.finish(other)
     device.end_stream(other)
+
+
+def check_memory_is_given_behind_all_work_of_the_process(bench: Bench) -> None:
+    device, other = bench.device, bench.device.new_stream()
+    ones, target = bench.memory(np.ones(N, np.uint8)), bench.zeros()
+    for make in (device.allocate, lambda nbytes: device.take(nbytes, other)):
+        made = make(N)
+        device.copy(made.pointer, ones, N, other)
+        device.copy(target, made.pointer, N, other)
+        device.give(made, None)
+    bench.finish(other)
+    assert bench.values(target, np.ones(N, np.uint8)).all()
+    bench.wait_until(device.has_released)
+    device.end_stream(other)
+
+
+def check_the_lasting_stream_is_one(bench: Bench) -> None:
+    assert bench.device.lasting_stream() == bench.device.lasting_stream()
+    assert not bench.device.is_capturing(bench.device.lasting_stream())
 
 
 def check_a_wait_orders_streams(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +34,7 @@ from unisono.transports.cuda.device import (
     THREAD_STREAM,
     Allocation,
     Event,
+    Graph,
     Stream,
     is_over,
 )
@@ -192,12 +194,14 @@ def test_device_refuses_a_premul_sum_factor_outside_the_dtype(device: Any) -> No
         device.lift(1, 1, 1, DTYPES["int64"], Op.premul_sum(0.5), LEGACY_STREAM)
 
 
-def test_device_needs_no_deprecated_conversion_of_streams_and_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_needs_no_deprecated_conversion_of_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     device = driver.CudaDevice()
     stream = SimpleNamespace(number=17)  # has no __int__
     monkeypatch.setattr(device._driver, "number_of", lambda handle: handle.number)
-    monkeypatch.setattr(device, "_issue", lambda *_: stream)
+    for method in ("_issue", "_call"):
+        monkeypatch.setattr(device, method, lambda *_: stream)
     assert (device.new_stream(), device.new_event(), device.open_event(bytes(88))) == (17, Event(17), Event(17))
+    assert device.capture([], Stream(17)) == Graph(17)
 
 
 def made_by(device: Any, call: str, *arguments: Any) -> int:
@@ -357,39 +361,127 @@ def test_doctor_says_that_a_driver_has_no_pools(monkeypatch: pytest.MonkeyPatch)
     assert details["GPU memory"].startswith("results are allocated and freed by a thread")
 
 
-def test_memory_of_the_pool_is_given_in_the_order_of_streams(device: Any, stream: Stream) -> None:
-    taken = device.take(4096, stream)
-    assert device.facts(taken.pointer).kind == "pooled"
-    device.give(taken, [stream])
-    finish(device, stream)
-    if not fake_cuda.has_gpu():  # the memory of a real pool stays mapped
-        assert device.facts(taken.pointer).kind == "host"
+class Held:
+    """Work of a stream that copies between two pieces of memory when a flag is raised."""
+
+    def __init__(self, device: Any, stream: Stream, *, pooled: bool) -> None:
+        self.device = device
+        self.memory = device.take(4096, stream) if pooled else device.allocate(4096)
+        self.flags, self.event = device.new_flags(1), device.new_event()
+        device.await_flag(self.flags, 0, 1, stream)
+        device.copy(self.memory.pointer, self.memory.pointer + 2048, 64, stream)
+        device.record(self.event, stream)
+
+    def is_kept(self) -> bool:
+        """Return whether the memory has not been released, after a while in which it could have been."""
+        time.sleep(0.03)
+        return self.device.facts(self.memory.pointer).kind != "host" and not self.device.has_released()
+
+    def end(self) -> None:
+        """Let the work go on, and wait until the memory has been released."""
+        self.device.release_flags(self.flags)
+        wait_until_released(self.device)
+        if not fake_cuda.has_gpu():  # the memory of a real pool stays mapped
+            assert self.device.facts(self.memory.pointer).kind == "host"
+        self.device.end_flags(self.flags)
+        wait_until_released(self.device)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("ends_stream", [True, False])
+def test_memory_is_given_behind_events_although_the_stream_may_have_ended(
+    device: Any, pooled: bool, ends_stream: bool
+) -> None:
+    stream = device.new_stream()
+    held, more = Held(device, stream, pooled=pooled), device.new_event()
+    device.record(more, LEGACY_STREAM)
+    if ends_stream:
+        device.end_stream(stream)
+        device.new_stream()  # which may have the same handle
+    device.give(held.memory, [more, held.event])
+    assert held.is_kept()
+    held.end()
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("version", [(13, 0), (12, 4)])
+def test_memory_of_unknown_users_is_given_behind_all_work(
+    monkeypatch: pytest.MonkeyPatch, device: Any, stream: Stream, pooled: bool, version: tuple[int, int]
+) -> None:
+    held = Held(device, stream, pooled=pooled)
+    monkeypatch.setattr(device._driver, "version", version)
+    device.give(held.memory, None)
+    assert held.is_kept()
+    held.end()
+
+
+def test_memory_of_unknown_users_does_not_wait_for_later_work(device: Any, stream: Stream) -> None:
+    held = Held(device, stream, pooled=False)
+    device.give(held.memory, None)
+    assert held.is_kept()
+    later = Held(device, device.new_stream(), pooled=False)
+    held.end()
+    device.give(later.memory, [later.event])
+    later.end()
 
 
 @only_double
-@pytest.mark.parametrize("why", ["capture", "ended"])
-def test_memory_of_the_pool_waits_for_the_device_where_a_stream_cannot_be_used(
-    device: Any, why: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("version", [(13, 0), (12, 4)])
+def test_memory_of_unknown_users_is_kept_while_a_graph_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, device: Any, stream: Stream, version: tuple[int, int]
 ) -> None:
-    stream = device.new_stream()
-    taken = device.take(4096, stream)
-    if why == "capture":
-        with device._context:
-            device._driver("cuStreamBeginCapture", stream, device._driver.api.CUstreamCaptureMode(0))
-    else:
-        device.end_stream(stream)
-    monkeypatch.setenv(fake_cuda.STUCK, "1")  # other work of the process goes on
-    device.give(taken, [stream])
-    time.sleep(0.05)
-    assert device.facts(taken.pointer).kind == "pooled"
-    assert not device.has_released()
-    monkeypatch.delenv(fake_cuda.STUCK)
+    monkeypatch.setattr(device._driver, "version", version)
+    with monkeypatch.context() as patch:
+        patch.setenv(fake_cuda.FAIL, "cuStreamIsCapturing=906")  # as a stream that blocks the legacy one lets it fail
+        made = device.allocate(1)
+        device.give(made, None)
+        time.sleep(0.03)
+        assert not device.has_released()
     wait_until_released(device)
-    assert device.facts(taken.pointer).kind == "host"
-    if why == "capture":
-        with device._context:
-            device._driver("cuStreamEndCapture", stream)  # the capture is still valid
-        device.end_stream(stream)
+    assert device.facts(made.pointer).kind == "host"
+
+
+@only_double
+def test_memory_of_unknown_users_is_kept_while_the_library_records_a_graph(device: Any, stream: Stream) -> None:
+    made = device.allocate(1)
+    fence = threading.Event()
+
+    class Slow(tuple[Any, ...]):
+        def issue(self, device: Any) -> None:
+            device.give(made, None)
+            fence.wait(0.05)
+
+    device.end_graph(device.capture([Slow()], stream))  # raises if the capture was lost
+    wait_until_released(device)
+    assert device.facts(made.pointer).kind == "host"
+
+
+@only_double
+@pytest.mark.parametrize(
+    ("misuse", "said"), [("free", "work under way still uses"), ("stream", "a stream is used that has been destroyed")]
+)
+def test_driver_double_ends_a_process_that_misuses_memory_or_streams(misuse: str, said: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", MISUSE, misuse], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == -signal.SIGABRT
+    assert said in ended.stderr
+
+
+MISUSE = """
+import sys, time
+from unisono.transports.cuda.driver import CudaDevice
+device = CudaDevice()
+stream, memory, flags = device.new_stream(), device.allocate(4096), device.new_flags(1)
+device.await_flag(flags, 0, 1, stream)
+device.copy(memory.pointer, memory.pointer + 2048, 64, stream)
+if sys.argv[1] == "free":
+    device.free(memory)
+else:
+    device.end_stream(stream)
+    device.is_capturing(stream)
+time.sleep(60)
+"""
 
 
 @only_double

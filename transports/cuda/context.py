@@ -12,18 +12,19 @@ class CurrentContext:
     """Makes the context of a device current in the body. It is around every call of the driver, so it is short.
 
     Attributes:
+        handle: the context.
         is_lost: whether a call has found that the context has ended.
     """
 
     def __init__(self, driver: Driver, context: Any) -> None:
         self._driver = driver
-        self._context = context
+        self.handle = context
         self._push, self._pop = driver.api.cuCtxPushCurrent, driver.api.cuCtxPopCurrent
         self.is_lost = False
 
     def __enter__(self) -> None:
         try:
-            (result,) = self._push(self._context)
+            (result,) = self._push(self.handle)
         except (ValueError, KeyError) as error:  # as in `Driver.attempt`
             raise self._driver.unknown("cuCtxPushCurrent", error) from error
         if int(result):

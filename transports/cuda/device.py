@@ -12,8 +12,11 @@ within a stream, and in no order between streams. Events order streams and proce
 - A handle opens in every process but the exporter, once per process at a time. The exporter has the address already.
 - An exporter frees memory only after all processes that opened it have closed it.
 
-Devices with a *pool* also have memory whose life is part of the order of streams: `take` and `give` are issued like
-work. Memory that was given may be taken again at once, for work that the device orders behind its release.
+Devices with a *pool* also have memory that is taken in the order of a stream. The pool keeps memory that was given, so
+that a later `take` gets it at once.
+
+CUDA does not promise that releasing memory waits for the work that uses it. So memory is released only when that work
+is over: at once if the host has seen its end (`free`), or else behind events (`give`).
 
 Devices with *flags* order processes without events. A flag is a number in memory of its owner that other processes map.
 A stream raises a flag after its work, and a stream of the owner waits until the flag has reached a number:
@@ -142,8 +145,8 @@ class Device(Protocol):
     A device may fail for good, for example because a kernel of the program has ended its context. Then all methods
     raise `TransportUnavailableError`, except those that return resources, which do nothing. No work is under way then.
 
-    `free`, `close`, `unpin` and `end_flags` return at once. The device releases the memory later, in its own thread,
-    because drivers first wait for all work of the process. `has_released` says when.
+    `free`, `give`, `close`, `unpin` and `end_flags` return at once. The device releases the memory later, in its own
+    thread, because a driver may wait for all work of the process meanwhile. `has_released` says when.
     """
 
     name: str
@@ -155,25 +158,26 @@ class Device(Protocol):
         ...
 
     def free(self, allocation: Allocation) -> None:
-        """Free memory from `allocate`, or memory from `take` whose users are not all known."""
+        """Free memory from `allocate` or `take`. The host has seen the end of all work on it."""
+        ...
+
+    def give(self, allocation: Allocation, events: Collection[Event] | None) -> None:
+        """Free memory from `allocate` or `take` when `events` have happened, and end these; the host goes on.
+
+        None stands for all work that this process has issued to the device so far, on any stream, by any library.
+        While a stream records a graph, the driver cannot name that work, so the memory is kept until the graph is
+        complete.
+        """
         ...
 
     def has_pool(self) -> bool:
-        """Return whether the device has a pool, so that `take` and `give` can be used."""
+        """Return whether the device has a pool, so that `take` can be used."""
         ...
 
     def take(self, nbytes: int, stream: Stream) -> Allocation:
         """Return memory of the pool for work that is issued to `stream` from now on, or ordered behind it.
 
         It cannot be exported, and its content is undefined.
-        """
-        ...
-
-    def give(self, allocation: Allocation, streams: Collection[Stream]) -> None:
-        """Return memory from `take` to the pool behind the work that is on `streams`; the host goes on.
-
-        Of all work on that memory, the host has seen the end, or it is ordered before that point of one of the streams.
-        If one of them cannot be used, because it records a graph or has ended, this is the same as `free`.
         """
         ...
 
@@ -202,6 +206,10 @@ class Device(Protocol):
 
         Its kernels use at most `most_blocks` blocks of threads, so that others run beside them; 0 for no limit.
         """
+        ...
+
+    def lasting_stream(self) -> Stream:
+        """Return a stream that exists as long as the process, the same one each time, for arrays of the program."""
         ...
 
     def end_stream(self, stream: Stream) -> None:

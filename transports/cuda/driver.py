@@ -12,7 +12,9 @@ import functools
 import mmap
 import os
 import struct
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from unisono.operations import Op
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.cache import user_cache
 from unisono.transports.cuda.context import CurrentContext
+from unisono.transports.cuda.context_fence import ContextFence, has_context_events
 from unisono.transports.cuda.device import (
     ALLOCATION_NBYTES,
     RELEASED,
@@ -34,6 +37,7 @@ from unisono.transports.cuda.device import (
     Graph,
     PointerFacts,
     Stream,
+    is_over,
 )
 from unisono.transports.cuda.device_tables import Tables
 from unisono.transports.cuda.driver_errors import ContextLostError, Driver
@@ -119,7 +123,9 @@ class CudaDevice:
                 self._programs = NativePrograms(driver, context, self._launcher, self._address_of, self._failure_of)
         self._tables = Tables(self)
         self._aborted = False
+        self._recordings = threading.Lock()  # held while a graph is recorded
         self._pool = MemoryPool(driver, self._context, ordinal) if pools else None
+        self._lasting = self.new_stream()
         self._reaper = Reaper(f"unisono-gpu-{ordinal}")
         weakref.finalize(self, self._reaper.end).atexit = False
 
@@ -141,7 +147,19 @@ class CudaDevice:
         if self._pool is None or not self._pool.has(allocation):
             self._give_back("cuMemFree", allocation.pointer)
         elif not self._context.is_lost:
-            self._reaper.put(functools.partial(self._pool.free, allocation))
+            self._pool.free(allocation)
+
+    def give(self, allocation: Allocation, events: Collection[Event] | None) -> None:
+        if self._context.is_lost:
+            return
+        if events is None:
+            may_run = ContextFence(self._driver, self._context, self._recordings).is_over
+        else:
+            may_run = functools.partial(self._have_ended, deque(events))
+            if may_run():
+                self.free(allocation)
+                return
+        self._reaper.put(functools.partial(self.free, allocation), may_run)
 
     def has_pool(self) -> bool:
         return self._pool is not None
@@ -150,16 +168,6 @@ class CudaDevice:
         self._require_running()
         assert self._pool is not None, "the caller has asked `has_pool`"
         return self._pool.take(nbytes, stream)
-
-    def give(self, allocation: Allocation, streams: Collection[Stream]) -> None:
-        assert self._pool is not None, "the memory is of the pool"
-        try:
-            if not self._context.is_lost:
-                self._pool.give(allocation, streams)
-        except ContextLostError:
-            pass
-        except UnisonoError:
-            self.free(allocation)
 
     def export(self, allocation: Allocation) -> bytes:
         handle = self._issue("cuIpcGetMemHandle", allocation.pointer)
@@ -208,6 +216,9 @@ class CudaDevice:
         if most_blocks:
             self._launcher.most_blocks[stream] = most_blocks
         return stream
+
+    def lasting_stream(self) -> Stream:
+        return self._lasting
 
     def end_stream(self, stream: Stream) -> None:
         self._launcher.most_blocks.pop(stream, None)
@@ -282,20 +293,13 @@ class CudaDevice:
 
     def has_graphs(self) -> bool:
         if self._has_graphs is None:
-            self._has_graphs = self._has_flags and self._captures_flags()
+            self._has_graphs = self._has_flags and has_context_events(self._driver) and self._captures_flags()
         return self._has_graphs
 
     def capture(self, calls: Sequence[IssuedCall], stream: Stream) -> Graph:
-        self._issue("cuStreamBeginCapture", stream, self._driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        graph = self._captured(calls, stream)
         try:
-            issue(self, calls)
-        except BaseException:
-            with contextlib.suppress(UnisonoError):  # the stream may be used again in any case
-                self._call("cuGraphDestroy", self._call("cuStreamEndCapture", stream))
-            raise
-        graph = self._call("cuStreamEndCapture", stream)
-        try:
-            return Graph(int(self._call("cuGraphInstantiate", graph, 0)))
+            return Graph(self._driver.number_of(self._call("cuGraphInstantiate", graph, 0)))
         finally:
             self._call("cuGraphDestroy", graph)
 
@@ -304,6 +308,18 @@ class CudaDevice:
 
     def end_graph(self, graph: Graph) -> None:
         self._destroy("cuGraphExecDestroy", graph.handle)
+
+    def _captured(self, calls: Sequence[IssuedCall], stream: Stream) -> Any:
+        mode = self._driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        with self._recordings:
+            self._issue("cuStreamBeginCapture", stream, mode)
+            try:
+                issue(self, calls)
+            except BaseException:
+                with contextlib.suppress(UnisonoError):  # the stream may be used again in any case
+                    self._call("cuGraphDestroy", self._call("cuStreamEndCapture", stream))
+                raise
+            return self._call("cuStreamEndCapture", stream)
 
     def _captures_flags(self) -> bool:
         """Return whether the driver takes flags in graphs, by capturing some."""
@@ -432,6 +448,12 @@ class CudaDevice:
             with contextlib.suppress(ContextLostError):
                 self._call(name, handle)
 
+    def _have_ended(self, events: deque[Event]) -> bool:
+        """End the events that have happened, and return whether all have."""
+        while events and is_over(self, events[0]):
+            self.end_event(events.popleft())
+        return not events
+
     def _give_back(self, name: str, address: int) -> None:
         """Let the reaper give memory back to the driver."""
         if not self._context.is_lost:
@@ -453,13 +475,13 @@ class _MappedFlags(NamedTuple):
 
 
 def _release(driver: Driver, context: CurrentContext, name: str, address: int) -> None:
-    """Give memory back to the driver; waits for all work of the context."""
+    """Give memory back to the driver, which may wait for all work of the context."""
     with contextlib.suppress(ContextLostError), context:
         driver(name, address)
 
 
 def _unmap(driver: Driver, context: CurrentContext, memory: HostMemory) -> None:
-    """End the device's use of flags, and unmap them; waits for all work of the context."""
+    """End the device's use of flags, and unmap them. The driver may wait for all work of the context."""
     _release(driver, context, "cuMemHostUnregister", memory.address)
     memory.close()
 

@@ -58,7 +58,9 @@ _FORKED = (
 # that capture fail. None of ours is a part of a capture, so they are made in the relaxed mode, which allows them.
 _UNSAFE_IN_CAPTURES = {
     *("cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost", "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"),
-    *("cuEventQuery", "cuModuleLoadData", "cuMemHostRegister", "cuMemHostUnregister", "cuGraphInstantiate"),
+    *("cuEventQuery", "cuCtxRecordEvent", "cuCtxSynchronize", "cuMemHostRegister", "cuMemHostUnregister"),
+    *("cuModuleLoadData", "cuModuleGetFunction", "cuFuncLoad", "cuOccupancyMaxActiveBlocksPerMultiprocessor"),
+    "cuGraphInstantiate",
 }
 
 # Calls whose result differs by driver and container where processes are isolated from each other.
@@ -100,10 +102,11 @@ class Driver:
             UsageError: a stream records a graph.
             InternalError: the driver reports any other error.
         """
-        result, *values = self.attempt(name, *arguments)
-        if int(result):
-            raise self.error(name, result)
-        return values[0] if values else None
+        return self._value(name, self.attempt(name, *arguments))
+
+    def relaxed(self, name: str, *arguments: Any) -> Any:
+        """Do the same as a call of this object, in the mode in which captures of other threads allow every call."""
+        return self._value(name, self._attempt(self._attempt_relaxed, name, *arguments))
 
     def attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """Call the function `name`; return its result code, followed by its values.
@@ -112,15 +115,26 @@ class Driver:
             TransportUnavailableError: there is no driver, or it lacks the function.
             InternalError: the binding does not know the result code.
         """
+        make = self._attempt_relaxed if name in _UNSAFE_IN_CAPTURES else self._attempt_plain
+        return self._attempt(make, name, *arguments)
+
+    def _attempt(self, make: Callable[..., tuple[Any, ...]], name: str, *arguments: Any) -> tuple[Any, ...]:
         try:
-            if name in _UNSAFE_IN_CAPTURES:
-                return self._attempt_relaxed(name, *arguments)
-            returned: tuple[Any, ...] = getattr(self.api, name)(*arguments)
+            return make(name, *arguments)
         except RuntimeError as error:
             why = f"NVIDIA's driver, or its {name}, was not found ({error})"
             raise TransportUnavailableError(f"{why}: {INSTALL_DRIVER}") from error
         except (ValueError, KeyError) as error:  # a driver newer than the binding; old bindings raise KeyError
             raise self.unknown(name, error) from error
+
+    def _value(self, name: str, returned: tuple[Any, ...]) -> Any:
+        result, *values = returned
+        if int(result):
+            raise self.error(name, result)
+        return values[0] if values else None
+
+    def _attempt_plain(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        returned: tuple[Any, ...] = getattr(self.api, name)(*arguments)
         return returned
 
     def unknown(self, name: str, error: Exception) -> Exception:

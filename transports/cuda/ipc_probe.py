@@ -13,12 +13,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Protocol
 
-from unisono.errors import TransportUnavailableError
+from unisono.errors import TransportUnavailableError, UnisonoError
 from unisono.processes import python_command
-from unisono.transports.cuda.device import Device, Event, Flags, Stream
+from unisono.transports.cuda.device import Device, Event, Flags, Stream, is_over
 
 PATTERN = b"unisono!" * 512
 TIMEOUT_S = 30.0
@@ -39,6 +39,9 @@ class _Order(Protocol):
 
     def follow(self) -> None:
         """Make the stream wait for the signal of the other process."""
+
+    def release(self) -> None:
+        """Let the stream go on although the other process may have ended."""
 
     def end(self) -> None:
         """Release everything."""
@@ -61,6 +64,9 @@ class _ByFlags:
     def follow(self) -> None:
         self._device.await_flag(self._own, 0, 1, self._stream)
 
+    def release(self) -> None:
+        self._device.release_flags(self._own)
+
     def end(self) -> None:
         for flags in (self._own, *self._theirs):
             self._device.end_flags(flags)
@@ -82,6 +88,9 @@ class _ByEvents:
 
     def follow(self) -> None:
         self._device.wait(self._stream, self._theirs[0])
+
+    def release(self) -> None:
+        """Do nothing: the stream waits only for what the other process has recorded."""
 
     def end(self) -> None:
         for event in (self._own, *self._theirs):
@@ -109,17 +118,26 @@ def try_sharing(device: Device) -> str:
         made.callback(device.end_event, event)
         order: _Order = _ORDERS[way](device, stream)
         made.callback(order.end)
-        with _Other(device.ordinal, way) as other:
-            order.meet(other.ask(device.export(memory), order.handle()))
-            written, read = pinned[: len(PATTERN)], pinned[len(PATTERN) :]
-            written[:], read[:] = bytearray(PATTERN), 0
-            device.copy(memory.pointer, written.ctypes.data, len(PATTERN), stream)
-            order.signal()
-            other.ask(b"")
-            order.follow()
-            device.copy(read.ctypes.data, memory.pointer + len(PATTERN), len(PATTERN), stream)
-            device.record(event, stream)
-            _wait(device, event)
+        try:
+            with _Other(device.ordinal, way) as other:
+                order.meet(other.ask(device.export(memory), order.handle()))
+                written, read = pinned[: len(PATTERN)], pinned[len(PATTERN) :]
+                written[:], read[:] = bytearray(PATTERN), 0
+                device.copy(memory.pointer, written.ctypes.data, len(PATTERN), stream)
+                order.signal()
+                other.ask(b"")
+                order.follow()
+                device.copy(read.ctypes.data, memory.pointer + len(PATTERN), len(PATTERN), stream)
+                device.record(event, stream)
+                _wait(device, event)
+        except BaseException:
+            with suppress(UnisonoError):
+                order.release()
+                device.record(event, stream)
+                _wait(device, event)
+            if not is_over(device, event):
+                made.pop_all()  # leaks it, because memory in use may not be freed
+            raise
         if read.tobytes() != PATTERN:
             raise TransportUnavailableError("another process opened memory of the GPU, but read other bytes from it")
     return way

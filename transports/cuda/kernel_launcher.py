@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,6 +33,8 @@ from unisono.transports.cuda.kernel_catalogue import (
 from unisono.transports.cuda.quantised_form import quantised_nbytes, scales_offset
 
 _PACK_NBYTES = 16
+# The first version of CUDA whose drivers load the code of a kernel by a call of its own.
+_LOADS_VERSION = (12, 4)
 # What a block of threads copies of an extent, so that large extents use all multiprocessors.
 _PIECE_NBYTES = 256 << 10
 # A parameter in the binding's form: a value and its type, or a structure and None.
@@ -149,12 +152,21 @@ def _packs(nbytes: int) -> int:
     return -(-nbytes // _PACK_NBYTES)
 
 
-class _Loaded(NamedTuple):
-    """A kernel on the device: its function, the threads of a block, and the number of blocks that run at a time."""
+@dataclass(slots=True)
+class _Loaded:
+    """A kernel on the device.
+
+    Attributes:
+        function: its function.
+        threads: the threads of a block.
+        most_blocks: the number of blocks that run at a time.
+        is_on_device: whether its code is there. Drivers load the code late, at the first launch if not before.
+    """
 
     function: Any
     threads: int
     most_blocks: int
+    is_on_device: bool
 
 
 class Launcher:
@@ -186,28 +198,36 @@ class Launcher:
 
     def launch(self, launch: Launch, stream: int) -> None:
         """Launch a kernel: issue it to `stream`."""
-        function, blocks, threads = self._prepared(launch, stream)
+        loaded, blocks = self._prepared(launch, stream)
         values, types = zip(*launch.parameters, strict=True)
-        self._driver("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0)
+        call = self._driver if loaded.is_on_device else self._driver.relaxed
+        call("cuLaunchKernel", loaded.function, blocks, 1, 1, loaded.threads, 1, 1, 0, stream, (values, types), 0)
+        loaded.is_on_device = True
+
+    def load(self, launch: Launch) -> None:
+        """Load the kernel of a launch, for which the driver may wait until the device has done its work."""
+        if launch.key not in self._loaded:
+            self._loaded[launch.key] = self._load(launch.kernel())
 
     def prepared(self, launch: Launch, stream: int) -> tuple[int, int, int]:
         """Return the number of the function of a kernel, and the numbers of blocks and of their threads on `stream`."""
-        function, blocks, threads = self._prepared(launch, stream)
-        return self._driver.number_of(function), blocks, threads
+        loaded, blocks = self._prepared(launch, stream)
+        return self._driver.number_of(loaded.function), blocks, loaded.threads
 
-    def _prepared(self, launch: Launch, stream: int) -> tuple[Any, int, int]:
-        loaded = self._loaded.get(launch.key)
-        if loaded is None:
-            loaded = self._loaded[launch.key] = self._load(launch.kernel())
+    def _prepared(self, launch: Launch, stream: int) -> tuple[_Loaded, int]:
+        self.load(launch)
+        loaded = self._loaded[launch.key]
         most = min(loaded.most_blocks, self.most_blocks.get(stream, loaded.most_blocks))
-        blocks = max(1, min(-(-launch.units // loaded.threads), most))
-        return loaded.function, blocks, loaded.threads
+        return loaded, max(1, min(-(-launch.units // loaded.threads), most))
 
     def _load(self, kernel: Kernel) -> _Loaded:
         module = self._driver("cuModuleLoadData", built(kernel, self._target, self._folder))
         function = self._driver("cuModuleGetFunction", module, kernel.name.encode())
+        is_on_device = self._driver.version >= _LOADS_VERSION
+        if is_on_device:
+            self._driver("cuFuncLoad", function)
         at_a_time = self._driver("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, kernel.threads, 0)
-        return _Loaded(function, kernel.threads, at_a_time * self._multiprocessors)
+        return _Loaded(function, kernel.threads, at_a_time * self._multiprocessors, is_on_device)
 
 
 def require_suitable(driver: tuple[int, int], compiler: tuple[int, int], target: str) -> None:

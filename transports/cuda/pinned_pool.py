@@ -1,7 +1,7 @@
 """`PinnedPool`: pinned host memory that is used again.
 
-The driver takes a tenth of a millisecond to a millisecond to pin a MiB, and waits for all work of the process before it
-unpins memory.
+The driver takes a tenth of a millisecond to a millisecond to pin a MiB, and may wait for all work of the process before
+it unpins memory.
 """
 
 from __future__ import annotations

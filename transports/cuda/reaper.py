@@ -1,8 +1,8 @@
 """`Reaper`: a thread that gives memory of one device back to the driver.
 
-The driver frees memory, unpins memory and closes memory of other processes only after all work of the context has
-ended. If that work waits for a process that was killed, the call never returns. So no thread of the program makes such
-calls, and no finalizer does.
+CUDA does not promise that releasing memory waits for the work that uses it. So this thread first asks whether that work
+is over, again and again. A driver may wait nevertheless, for all work of the context. If that work waits for a process
+that was killed, the call never returns. So no thread of the program makes such calls, and no finalizer does.
 """
 
 from __future__ import annotations
@@ -11,30 +11,40 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from unisono import log
 from unisono.deadlines import Deadline
 from unisono.errors import UnisonoError
 from unisono.transports.executors.polling import pauses_of_polling
 
-Release = Callable[[], object]
+# The pause between two looks at work that is not over grows from the first value to the second.
+_SHORT_LOOK_S, _LONG_LOOK_S = 0.0001, 0.01
+
+
+class _Release(NamedTuple):
+    """A function that releases memory, and one that returns whether it may be called."""
+
+    release: Callable[[], object]
+    may_run: Callable[[], bool]
 
 
 class Reaper:
-    """Runs functions that release memory, one after the other, in a daemon thread."""
+    """Runs functions that release memory, in a daemon thread."""
 
     def __init__(self, name: str) -> None:
         """Start the thread, called `name`."""
         # A finalizer may run while this thread is inside `put`, which a SimpleQueue allows.
-        self._queue: queue.SimpleQueue[Release | None] = queue.SimpleQueue()
-        self._pending: deque[Release] = deque()
+        self._queue: queue.SimpleQueue[_Release | None] = queue.SimpleQueue()
+        self._pending: deque[_Release] = deque()
         threading.Thread(target=_run, args=(self._queue, self._pending), name=name, daemon=True).start()
 
-    def put(self, release: Release) -> None:
-        """Let the thread call `release`; never blocks, and finalizers may call it."""
-        self._pending.append(release)
-        self._queue.put(release)
+    def put(self, release: Callable[[], object], may_run: Callable[[], bool] = lambda: True) -> None:
+        """Let the thread call `release` as soon as ``may_run()`` is true; never blocks, and finalizers may call it."""
+        made = _Release(release, may_run)
+        self._pending.append(made)
+        self._queue.put(made)
 
     def is_idle(self) -> bool:
         """Return whether all functions have returned."""
@@ -54,10 +64,37 @@ class Reaper:
         self._queue.put(None)
 
 
-def _run(functions: queue.SimpleQueue[Release | None], pending: deque[Release]) -> None:
-    while (release := functions.get()) is not None:
+def _run(functions: queue.SimpleQueue[_Release | None], pending: deque[_Release]) -> None:
+    waiting: list[_Release] = []
+    pauses_s, is_ended = _pauses(), False
+    while waiting or not is_ended:
         try:
-            release()
-        except UnisonoError as error:
-            log.get(log.NAME).warning("memory of a GPU was not released: %s", error)
-        pending.popleft()
+            new = functions.get(timeout=next(pauses_s) if waiting else None)
+            pauses_s = _pauses()
+        except queue.Empty:
+            pass
+        else:
+            if new is None:
+                is_ended = True
+            else:
+                waiting.append(new)
+        waiting = [each for each in waiting if not _has_run(each, pending)]
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = _SHORT_LOOK_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, _LONG_LOOK_S)
+
+
+def _has_run(each: _Release, pending: deque[_Release]) -> bool:
+    """Run a function if it may; return whether it has been run."""
+    try:
+        if not each.may_run():
+            return False
+        each.release()
+    except UnisonoError as error:
+        log.get(log.NAME).warning("memory of a GPU was not released: %s", error)
+    pending.remove(each)
+    return True

@@ -104,7 +104,7 @@ class Registry:
     def _free_if_unused(self, block: Block) -> None:
         if not block.holders and not block.has_array:
             del self._blocks[block.allocation.pointer]
-            self._device.free(block.allocation)
+            self._device.give(block.allocation, None)  # any stream of the program may have used the array
 
 
 class _Opened:

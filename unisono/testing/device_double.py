@@ -31,14 +31,12 @@ from numpy.typing import NDArray
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import AbortedError, TransportUnavailableError
 from unisono.operations import Op
-from unisono.testing.device_gpu import SIDE_STREAM, DeviceTrapError, GpuState
+from unisono.testing.device_gpu import LASTING, LASTING_STREAM, DeviceTrapError, GpuState
 from unisono.testing.device_segments import Segment
 from unisono.testing.quantisation import Quantised, dequantised, with_feedback
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import (
-    LEGACY_STREAM,
     RELEASED,
-    THREAD_STREAM,
     Allocation,
     Event,
     Extent,
@@ -56,7 +54,6 @@ __all__ = ["DeviceDouble", "DeviceTrapError", "Gpu"]
 
 # What a graph may issue, all on the stream that is the last argument.
 _CAPTURED = ("copy", "reduce", "lift", "raise_flag", "await_flag")
-_LASTING = (LEGACY_STREAM, THREAD_STREAM, SIDE_STREAM)
 
 
 class Gpu(GpuState):
@@ -118,7 +115,7 @@ class Gpu(GpuState):
                 for region in self._regions.values()
                 if not region.is_gone
             ]
-            own = [f"stream {handle}" for handle, _ in self._streams if handle not in _LASTING]
+            own = [f"stream {handle}" for handle, _ in self._streams if handle not in LASTING]
             flags = [f"{page.count} flags" for page in self._flags.values()]
             graphs = [f"graph {handle}" for handle in self._graphs]
             return [*memory, *own, *(f"event {handle}" for handle in self._events), *flags, *graphs]
@@ -157,13 +154,8 @@ class DeviceDouble:
         with self._issuing():
             return self._gpu.take(nbytes, stream)
 
-    def give(self, allocation: Allocation, streams: Collection[Stream]) -> None:
-        with self._gpu.lock:
-            usable = all(self._gpu.has_stream(stream) and not self.is_capturing(stream) for stream in streams)
-        if usable:
-            self._give_back(self._gpu.give, allocation, streams)
-        else:
-            self.free(allocation)
+    def give(self, allocation: Allocation, events: Collection[Event] | None) -> None:
+        self._give_back(self._gpu.give, allocation, events)
 
     def export(self, allocation: Allocation) -> bytes:
         with self._issuing():
@@ -187,6 +179,9 @@ class DeviceDouble:
     def new_stream(self, most_blocks: int = 0) -> Stream:
         with self._issuing():
             return self._gpu.new_stream()
+
+    def lasting_stream(self) -> Stream:
+        return LASTING_STREAM
 
     def end_stream(self, stream: Stream) -> None:
         self._give_back(self._gpu.end_stream, stream)

@@ -57,8 +57,9 @@ LENIENCIES = {
 
 _PINNED_HISTORY_WORDS = 4096
 _GRAVES = 32
-# The stream on which memory returns to the pool.
-SIDE_STREAM = Stream(-1)
+# The stream on which memory is given, and the one of `lasting_stream`.
+SIDE_STREAM, LASTING_STREAM = Stream(-1), Stream(-2)
+LASTING = (LEGACY_STREAM, THREAD_STREAM, SIDE_STREAM, LASTING_STREAM)
 
 
 class DeviceTrapError(AssertionError):
@@ -160,34 +161,41 @@ class GpuState:
         self.use(stream, [], (allocation.pointer, allocation.nbytes), lambda: None)
         return allocation
 
-    def give(self, allocation: Allocation, streams: Collection[Stream]) -> None:
-        """Return memory to the pool, as an access that races with work that is not ordered before one of `streams`."""
+    def give(self, allocation: Allocation, events: Collection[Event] | None) -> None:
+        """Free memory behind events, or behind all work of this process.
+
+        It is an access that races with work which is not ordered before.
+        """
         region = self._owned(allocation)
-        if region.kind != "pooled":
-            raise DeviceTrapError(f"{region.kind} memory was given to the pool")
         region.is_gone = True
         self._bury(allocation.pointer)
         assert region.segment is not None
+        openers = region.segment.openers()
+        self.rule("frees_opened", not openers, f"memory is freed while processes {openers} have it open")
         side, host = self.stream(SIDE_STREAM), dict(self._host)
-        states = [self.stream(stream) for stream in streams]
-        before = [work for state in states for work in state.queue]
+        states = [self.event(event) for event in events or ()]
+        bounds = [state.issued for state in states]
+        streams = list(self._streams.values()) if events is None else []
+        before = [work for stream in streams for work in stream.queue]
 
         def order() -> None:
-            for clock in (host, *(state.clock for state in states)):
+            for clock in (host, *(state.clock for state in states), *(stream.clock for stream in streams)):
                 join(side.clock, clock)
             self._check_order(side, region, (allocation.pointer, allocation.nbytes), True)
+
+        def is_ready() -> bool:
+            pending = any(work is earlier for stream in streams for work in stream.queue for earlier in before)
+            return not pending and all(map(EventState.has_happened, states, bounds))
 
         self.issue(
             SIDE_STREAM,
             region.segment.free,
             order,
-            lambda: not any(work is earlier for state in states for work in state.queue for earlier in before),
-            is_late=any(state.is_deferred() for state in states),
+            is_ready,
+            is_late=any(stream.is_deferred() for stream in streams) or any(map(EventState.is_late, states, bounds)),
         )
-
-    def has_stream(self, stream: Stream) -> bool:
-        """Return whether a stream exists."""
-        return stream in (LEGACY_STREAM, THREAD_STREAM) or (stream, 0) in self._streams
+        for event in events or ():
+            self.end_event(event)
 
     def pin(self, nbytes: int) -> AnyArray:
         """Return host memory that the device can use."""
@@ -283,7 +291,7 @@ class GpuState:
         """Return the state of a stream; the default streams always exist."""
         place = stream, threading.get_ident() if stream == THREAD_STREAM else 0
         if place not in self._streams:
-            if stream not in (LEGACY_STREAM, THREAD_STREAM, SIDE_STREAM):
+            if stream not in LASTING:
                 raise DeviceTrapError(f"there is no stream {stream}")
             self._streams[place] = self._new_stream()
         return self._streams[place]
