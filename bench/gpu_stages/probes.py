@@ -248,7 +248,7 @@ class Probes:
             "cuStreamIsCapturing": lambda: device.is_capturing(stream),
         }
         if device.has_pool():
-            calls["memory of the pool, taken and given"] = lambda: device.give(device.take(4096, stream), [stream])
+            calls["memory of the pool, taken and given"] = lambda: device.give(device.take(4096, stream), [])
         for name, call in calls.items():
             tell_cost(name, call, held.finish)
 
