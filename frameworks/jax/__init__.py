@@ -11,5 +11,7 @@ Calls of Unisono inside programs:
 Calls of XLA:
 
 - `xla.py`: XLA's own collectives between processes, carried out by Unisono.
+- `groups.py`: XLA's communicators, made for groups of devices whose members are known.
+- `replica_groups.py`: these groups, read from the text of compiled programs.
 - `mpi_library.py`: the library that XLA takes for MPI, and the variables by which it finds it.
 """

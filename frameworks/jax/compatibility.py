@@ -7,7 +7,9 @@ this module uses its private modules.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, dispatch, effects
+from jax._src import compiler, core, dispatch, effects
 from jax._src.distributed import global_state
 from jax._src.xla_bridge import backends_are_initialized
 from jax.interpreters import ad, batching, mlir
@@ -73,6 +75,61 @@ def leave_sigterm_alone() -> None:
 def is_distributed() -> bool:
     """Return whether `jax.distributed` has been initialised."""
     return global_state.client is not None
+
+
+def process_number() -> int:
+    """Return the number of this process in `jax.distributed`."""
+    return int(global_state.process_id)
+
+
+# Whether this thread is compiling a program of `run_sum_over`, which nobody is called for.
+_own = threading.local()
+
+
+def call_when_compiled(callback: Callable[[Callable[[], str], np.ndarray], None]) -> None:
+    """Call `callback` after each compilation, with a function that returns the optimised program, and its devices.
+
+    The devices have the shape (replicas, partitions). An exception of `callback` leaves the call that compiles.
+    """
+    compile_program = compiler.compile_or_get_cached
+
+    def compile_and_call(backend: Any, module: Any, devices: Any, options: Any, *others: Any, **named: Any) -> Any:
+        compiled = compile_program(backend, module, devices, options, *others, **named)
+        if not getattr(_own, "compiles", False):
+            shape = options.num_replicas, options.num_partitions
+            callback(compiled.hlo_modules()[0].to_string, np.asarray(devices, object).reshape(shape))
+        return compiled
+
+    compiler.compile_or_get_cached = compile_and_call
+
+
+def run_sum_over(groups: Sequence[Sequence[Any]]) -> None:
+    """Compile and run a program whose only collective is a sum over groups of devices. No device is in two groups."""
+    devices = [device for group in groups for device in group]
+    ends = list(itertools.accumulate(map(len, groups), initial=0))
+    positions = [[*range(*pair)] for pair in itertools.pairwise(ends)]
+    mesh = jax.sharding.Mesh(np.array(devices), ("i",))
+
+    # Integers: with jax_debug_nans, JAX looks at results, which nobody has computed here.
+    def add() -> Any:
+        return jax.lax.psum(jax.lax.axis_index("i"), "i", axis_index_groups=positions)[None]
+
+    _own.compiles = True
+    try:
+        with jax.disable_jit(False):
+            program = _shard_map(add, mesh=mesh, in_specs=(), out_specs=jax.sharding.PartitionSpec("i"))
+            jax.block_until_ready(jax.jit(program)())
+    finally:
+        _own.compiles = False
+
+
+def _shard_map(function: Callable[..., Any], **specs: Any) -> Callable[..., Any]:
+    """Map a function over shards, without checks of what its results depend on."""
+    if hasattr(jax, "shard_map"):
+        return jax.shard_map(function, check_vma=False, **specs)  # type: ignore[no-any-return]
+    from jax.experimental.shard_map import shard_map
+
+    return shard_map(function, check_rep=False, **specs)  # type: ignore[no-any-return]
 
 
 def drop_coordination() -> None:

@@ -10,7 +10,8 @@ with the native core. After that, the library lets the core run it, without Pyth
     psum over a mesh axis  →  MPI_Allreduce  →  handle(ALLREDUCE, …) → number    (the first time)
                                              →  the registered call of this number, in the native core
 
-For each group of devices, XLA makes a communicator once, by MPI_Comm_split, and keeps it.
+For each group of devices, XLA makes a communicator once, by MPI_Comm_split, and keeps it. `groups.py` knows its
+members.
 
 An exception cannot pass through XLA. So `handle` hands its text to the library and returns 0, and XLA raises it in the
 program as a `JaxRuntimeError`.
@@ -31,9 +32,16 @@ import jax
 import numpy as np
 
 from unisono import Communicator, init
-from unisono.errors import MismatchError, UnisonoError, UsageError
+from unisono.errors import UnisonoError, UsageError
 from unisono.frameworks.jax import mpi_library
-from unisono.frameworks.jax.compatibility import drop_coordination, is_distributed, is_in_use, leave_sigterm_alone
+from unisono.frameworks.jax.compatibility import (
+    drop_coordination,
+    is_distributed,
+    is_in_use,
+    leave_sigterm_alone,
+    process_number,
+)
+from unisono.frameworks.jax.groups import Groups
 from unisono.operations import operation
 from unisono.programs import xla_runner
 
@@ -45,6 +53,7 @@ _DTYPES = (
 _OPS = ("sum", "prod", "min", "max")
 _WORLD = 1  # MPI_COMM_WORLD
 _ARGUMENTS = 6
+_LEFT_OUT = -1  # the number of a call that the library does not make, as in mpi_for_xla.cpp
 
 Shape: TypeAlias = "tuple[int, ...]"
 
@@ -82,21 +91,40 @@ def use_for_xla(world: Communicator | None = None) -> Communicator:
 
     Raises:
         UsageError: XLA has chosen other collectives already, because JAX has been used before or was imported before
-            `unisono.jax`.
+            `unisono.jax`; or `jax.distributed` was initialised with other processes than those of `world`.
     """
     if obstacle := mpi_library.obstacle():
         raise UsageError(obstacle)
     if is_in_use():
         raise UsageError("JAX has already been used in this process: call use_for_xla() before any other call of JAX")
     world = init() if world is None else world
-    library = _serve(_Calls(world))
-    jax.config.update("jax_cpu_collectives_implementation", "mpi")
-    if world.size > 1 and not is_distributed():
+    if world.size == 1:
+        return world
+    distributed_here = not is_distributed()
+    if distributed_here:
         leave_sigterm_alone()
         address = _coordinator(world)
         jax.distributed.initialize(address, world.size, world.rank, coordinator_bind_address=address)
+    library = _serve(_Calls(world, Groups(world, _ranks_of_processes(world))))
+    jax.config.update("jax_cpu_collectives_implementation", "mpi")
+    if distributed_here:
         atexit.register(_disconnect_after_failure, library)
     return world
+
+
+def _ranks_of_processes(world: Communicator) -> list[int]:
+    """Return the rank of each process of JAX.
+
+    Raises:
+        UsageError: the processes of `jax.distributed` are not the ranks of `world`.
+    """
+    processes = [int(each) for each in world.allgather(np.array([process_number()]))]
+    if sorted(processes) != [*range(world.size)]:
+        raise UsageError(
+            f"the ranks of Unisono have the numbers {processes} in jax.distributed, and must have 0 to "
+            f"{world.size - 1}: start both with the same processes, or leave jax.distributed to use_for_xla()"
+        )
+    return [processes.index(process) for process in range(world.size)]
 
 
 def _disconnect_after_failure(library: ctypes.CDLL) -> None:
@@ -150,8 +178,9 @@ def _serve(calls: _Calls) -> ctypes.CDLL:
 class _Calls:
     """Makes the calls of XLA, and plans its collectives. A call returns a number other than 0, or raises."""
 
-    def __init__(self, world: Communicator) -> None:
+    def __init__(self, world: Communicator, groups: Groups) -> None:
         self._world = world
+        self._groups = groups
         self._numbers = itertools.count(_WORLD + 1)
         self._communicators: dict[int, Communicator | BaseException] = {_WORLD: world}
         self._requests: dict[int, Any] = {}
@@ -180,10 +209,10 @@ class _Calls:
             raise communicator
         return communicator
 
-    def _split(self, parent: int, color: int, key: int, *_: int) -> int:
+    def _split(self, _parent: int, color: int, key: int, *_: int) -> int:
         number = next(self._numbers)
         try:
-            self._communicators[number] = _split(self._communicator(parent), color, key)
+            self._communicators[number] = self._groups.split(number, color, key)
         except UnisonoError as error:  # XLA ignores the error of this call, so the calls on the communicator raise it
             self._communicators[number] = error
         return number
@@ -203,6 +232,9 @@ class _Calls:
         return communicator.size if isinstance(communicator, Communicator) else 1
 
     def _allreduce(self, number: int, count: int, dtype: int, op: int, *_: int) -> int:
+        if self._groups.is_rehearsed(number):
+            self._communicator(number)  # raises its error, if it has one
+            return _LEFT_OUT
         return self._registered(number, "allreduce", (count,), (count,), dtype, _OPS[op - 1])
 
     def _allgather(self, number: int, count: int, dtype: int, *_: int) -> int:
@@ -242,26 +274,6 @@ class _Calls:
     def _finalize(self, *_: int) -> int:
         self._world.close()
         return 1
-
-
-def _split(world: Communicator, color: int, key: int) -> Communicator:
-    """Return the communicator of one group of devices.
-
-    XLA numbers a group by its first device, and the ranks of a group from 0 on. All processes make their groups in the
-    same order, if they run the same programs in the same order.
-
-    Raises:
-        MismatchError: they have not, so the rows of different groups have come together.
-    """
-    rows = world.allgather(np.array([[color, key]], np.int64)).tolist()
-    members = sorted((other_key, rank) for rank, (other, other_key) in enumerate(rows) if other == color)
-    if [other_key for other_key, _ in members] != list(range(len(members))):
-        raise MismatchError(
-            f"the processes do not run the same programs in the same order: XLA makes a group with device {color} as "
-            f"its first device here, and of the {len(rows)} processes only {len(members)} take part in it",
-            rank=world.rank,
-        )
-    return world.subgroup([rank for _, rank in members])
 
 
 def _array(address: int, count: int, dtype: int) -> Any:

@@ -23,6 +23,22 @@ def test_collectives_of_xla_have_right_results(ranks: int) -> None:
     assert lines_of("xla_collectives", ranks=ranks, UNISONO_BIND_ADDRESS="127.0.0.0/8") == [["right"]] * ranks
 
 
+def test_programs_on_some_devices_and_groups_of_them_have_right_results() -> None:
+    assert lines_of("xla_groups", ranks=4) == [["right"]] * 4
+
+
+def test_program_that_jax_loads_is_refused_on_every_process_because_its_groups_are_unknown(tmp_path: Path) -> None:
+    assert lines_of("xla_loaded", "save", str(tmp_path), ranks=2) == [[], []]
+    for (error,) in lines_of("xla_loaded", "load", str(tmp_path), ranks=2):
+        assert "compile the program here instead of loading it" in error
+
+
+def test_several_devices_in_a_process_are_refused_on_every_process(tmp_path: Path) -> None:
+    flags = "--xla_force_host_platform_device_count=2"
+    for ended in run("xla_failures", "none", str(tmp_path), ranks=2, XLA_FLAGS=flags):
+        assert "UsageError: a program with collectives runs on 4 devices of 2 processes" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("fault", "texts"),
     [

@@ -85,7 +85,10 @@ using Key = std::array<std::int64_t, 5>;
 std::map<Key, std::int64_t> numbers;
 std::shared_mutex numbers_mutex;
 
-// The number of a registered call, which is 0 if it cannot be made.
+// The number of a call that is not made, as in xla.py.
+constexpr std::int64_t left_out = -1;
+
+// The number of a registered call, which is 0 if it cannot be made, or `left_out`.
 std::int64_t number_of(const Key& key) {
   {
     const std::shared_lock lock(numbers_mutex);
@@ -94,7 +97,7 @@ std::int64_t number_of(const Key& key) {
   }
   const std::int64_t number = call(static_cast<Function>(key[0]), key[1], key[2], key[3], key[4]);
   const std::unique_lock lock(numbers_mutex);
-  if (number != 0) numbers.emplace(key, number);
+  if (number > 0) numbers.emplace(key, number);
   return number;
 }
 
@@ -102,6 +105,7 @@ std::int64_t number_of(const Key& key) {
 int run(const Key& key, const void* send, void* receive, std::size_t nbytes = 0) {
   const std::int64_t number = number_of(key);
   if (number == 0) return status(0);
+  if (number == left_out) return 0;
   std::vector<char> copy;  // not every algorithm can run in place
   if (send == receive && nbytes != 0)
     copy.assign(static_cast<const char*>(send), static_cast<const char*>(send) + nbytes);
