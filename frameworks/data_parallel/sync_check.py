@@ -90,8 +90,8 @@ class SyncCheck:
         except MismatchError as error:
             error.message = (
                 f"the parameters are no longer the same on all ranks: {error.message}. Perhaps one rank has changed "
-                "them, or its gradients before they were averaged. Call broadcast_parameters to make them the same, or "
-                "pass verify_every=0 to end this check"
+                "them or its gradients by itself, for example by noise. Call broadcast_parameters to make them "
+                "the same, or pass verify_every=0 to end this check"
             )
             raise
 

@@ -38,6 +38,8 @@ class Flags(IntFlag):
     # Not sent: each rank derives it from the checksums of parameters, which travel with the flags.
     PARAMETERS_DIFFER = 8
     MISSING = 16
+    # Not sent either: each rank derives it from the turns of all ranks.
+    OTHER_TURN = 32
 
 
 class Complaint(NamedTuple):
@@ -144,6 +146,22 @@ def agree_on_missing(
     return frozenset(name for name, (is_passed, _) in zip(names, of_all, strict=True) if not is_passed)
 
 
+def raise_other_turn(world: Communicator, turn: int) -> None:
+    """Raise an error that names the first rank whose turn is not that of rank 0. All ranks call it.
+
+    Raises:
+        MismatchError: the turns differ.
+    """
+    turns = world.allgather_object(turn)
+    rank = next(rank for rank in range(world.size) if turns[rank] != turns[0])
+    raise MismatchError(
+        f"rank {rank} averages gradients more or less often than rank 0: on all ranks, call backward outside of "
+        "optimizer.no_sync() and optimizer.step() equally often, and set gradients by hand before the same step()",
+        rank=world.rank,
+        peer=rank,
+    )
+
+
 def _union(
     world: Communicator, first: Iterable[Gradient], of_ranks: Sequence[Sequence[Gradient]]
 ) -> tuple[Gradient, ...]:
@@ -193,8 +211,8 @@ def given_twice(name: str) -> Complaint:
     return Complaint(
         "UsageError",
         f"the gradient of {name!r} was passed twice in a step: call finish() after each step. With a torch optimizer, "
-        "put all backwards of a step except the last in optimizer.no_sync(), and call optimizer.synchronize() before a "
-        "GradScaler's step(optimizer)",
+        "put all backwards except the last one before step() in optimizer.no_sync(), also those for another optimizer, "
+        "and pass use_reentrant=False to checkpoint()",
     )
 
 

@@ -99,6 +99,10 @@ class GradientReducer:
             compared.
         verify_every: in how many steps each parameter is compared once; 0 for never.
 
+    Attributes:
+        turn: a number from 0 to 7 that `finish` compares with the other ranks. A program that may call `finish` at
+            several places sets it, so that ranks at different places raise a `MismatchError`.
+
     Raises:
         UsageError: an argument has a value that it cannot have.
 
@@ -160,7 +164,7 @@ class GradientReducer:
         add_source(self._tracks)
         self._replanner = Replanner(self._control, self._settings, self._comms, self._timeline)
         self._steps = StepsInFlight(self._control, timeout_s)
-        self._step = 0
+        self._step = self.turn = 0
         self._arriving: Arriving | None = None
         self.reset()
 
@@ -206,7 +210,7 @@ class GradientReducer:
 
         Raises:
             MismatchError: a rank has not passed a gradient that others have, or one of another shape or dtype; or the
-                `parameters` differ between ranks.
+                `parameters` or turns differ between ranks.
             UsageError: a rank has passed an array that cannot be reduced, has passed a name twice, or has changed a
                 gradient after passing it.
             NotFiniteError: a gradient is not finite, and `check_finite` is True.
@@ -429,6 +433,7 @@ class GradientReducer:
             memory.flags[0] |= Flags.OTHER_ORDER
         self._steps.start_rest(memory)
         intake.complain_of_changes(memory)
+        memory.set_turn(self.turn)
         self._set_checksum(memory)
         self._steps.start_flags(memory)
 
@@ -510,6 +515,8 @@ class GradientReducer:
         self._pool.put_back(memory)
         self._pool = self._replanner.replanned(self._pool, memory)
         flags = memory.joined_flags()
+        if flags & Flags.OTHER_TURN:
+            agreement.raise_other_turn(self._control, memory.turn)
         if flags & Flags.COMPLAINT:
             agreement.raise_first(self._control, memory.complaint)
         if flags & Flags.PARAMETERS_DIFFER and self._sync_check is not None:

@@ -26,6 +26,9 @@ from unisono.transports.cuda.device import Extent
 
 # Below this size, mapping shared memory costs more time than it saves.
 _LEAST_MAPPED_NBYTES = 100 << 10
+# The first of the flags' integers holds `Flags` in its lowest byte, and a bit for each turn above it.
+_FIRST_TURN_BIT = 8
+_SENT_FLAGS = (1 << _FIRST_TURN_BIT) - 1
 
 
 class Slots:
@@ -85,6 +88,7 @@ class StepMemory(Slots):
         flags_work: the reduction of `flags`; None before it is started.
         received: by name, the gradients that the program has passed in this step.
         new: by name, the gradients that the program has passed and that are not in the layout.
+        turn: the number of `set_turn`.
         lacking: by bucket, how many of its gradients have not been passed.
         full: the buckets that lack no gradient, in the order in which they became full.
         absent: the names of gradients that no rank has passed in this step; it is known when the flags are acted on.
@@ -113,6 +117,7 @@ class StepMemory(Slots):
     def begin(self, step: Step, *, notes_ends: bool = False) -> None:
         """Reset the state for a new training step."""
         self.flags[:] = 0
+        self.turn = 0
         self.set_checksum(0)
         self.works: dict[int, Pending] = {}
         self.flags_work: Pending | None = None
@@ -234,11 +239,17 @@ class StepMemory(Slots):
         """Set the checksum of the parameters, which the ranks compare when the flags are reduced."""
         self.flags[1:] = value, ~value
 
+    def set_turn(self, turn: int) -> None:
+        """Set a number from 0 to 7 that must be the same on all ranks. Each number is a bit of the flags."""
+        self.turn = turn
+        self.flags[0] |= 1 << (_FIRST_TURN_BIT + turn)
+
     def joined_flags(self) -> Flags:
         """Return the flags of all ranks. Call it when `flags_work` has ended."""
         # If two ranks differ in a bit of the checksum, "bor" sets that bit in the checksum and in its complement.
         differ = Flags.PARAMETERS_DIFFER if self.flags[1] & self.flags[2] else Flags(0)
-        return Flags(int(self.flags[0])) | differ
+        sent, turns = int(self.flags[0]) & _SENT_FLAGS, int(self.flags[0]) >> _FIRST_TURN_BIT
+        return Flags(sent) | differ | (Flags.OTHER_TURN if turns & (turns - 1) else Flags(0))
 
     def leave_out(self, absent: frozenset[str]) -> None:
         """Note the gradients that no rank has passed, so that results do not have them."""

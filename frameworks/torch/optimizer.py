@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono import Communicator, GradientReducer, UsageError
+from unisono import Communicator, GradientReducer, UnisonoError, UsageError
 from unisono.data_parallel import HybridGroups, broadcast_parameters
 from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.priorities import Arriving
+from unisono.frameworks.torch import sparse
 from unisono.frameworks.torch.deferred_updates import DeferredUpdates, check_deferrable
 from unisono.frameworks.torch.slots import Slots
 from unisono.frameworks.torch.tensors import like
@@ -22,14 +23,18 @@ from unisono.frameworks.torch.trained import TrainedParameters
 class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """A wrapper of an optimizer of torch that averages gradients over ranks. Use it like the optimizer that it wraps.
 
-    When backward has accumulated a gradient, a hook passes the gradient to a `GradientReducer`. `step` waits for all of
-    them. If a training step has several backwards, put all of them except the last in `no_sync`. All ranks create the
-    optimizer and call `step`, `flush`, `add_param_group`, `load_state_dict` and `close` in the same order. The
-    constructor copies the parameters of rank 0 to all ranks.
+    When backward has accumulated a gradient, a hook passes the gradient to a `GradientReducer`. At its end, backward
+    waits until all gradients are averages, so the program may then read, clip and scale them. `step` averages the
+    gradients that backward has not averaged, for example those that the program has set. All ranks create the
+    optimizer and call backward, `step`, `flush`, `add_param_group`, `load_state_dict` and `close` in the same order.
+    The constructor copies the parameters of rank 0 to all ranks.
 
-    Between backward and `step`, gradients are averaged in place, so `.grad` may already hold the average or not. Call
-    `synchronize` before you read, clip or scale gradients. If a gradient was changed before that, `step` raises a
-    `UsageError` on all ranks, and no rank applies it.
+    If a training step has several backwards, put all of them except the last in `no_sync`, so that gradients are
+    averaged once. A gradient that no rank has in a step is None, and `optimizer` leaves its parameter out.
+
+    With a lag, with priorities or with ``op="sum"``, `step` waits for the averages, and not backward. Between backward
+    and `step`, ``.grad`` may then hold the average or not: call `synchronize` before you read or change gradients. If a
+    gradient was changed before that, `step` raises a `UsageError` on all ranks, and no rank applies it.
 
     Between two training steps, all ranks may unfreeze layers, and add or replace parameters in `param_groups`. `step`
     finds these parameters, and averages their first gradients too. With a lag, call `flush` and ``reducer.reset()``
@@ -94,6 +99,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 raise UsageError("priorities=True needs groups=None, because they are for one group of all ranks")
             check_deferrable(optimizer, model, self._parameters)
         self._is_prompt = not options.get("lag")
+        self._averages = options.get("op", "avg") == "avg"
+        # A sum cannot be summed up again, as the gradients of several backwards would be.
+        self._ends_in_backward = self._is_prompt and not priorities and self._averages
         broadcast_parameters(world, self._parameters)
         self.hybrid: HybridGroups | None = None
         if groups is not None:
@@ -104,10 +112,14 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         )
         self._deferred = DeferredUpdates(optimizer, model, self._parameters) if priorities else None
         self._syncs = True
-        self._is_synchronized = False
+        self._is_synchronized = False  # whether all gradients are averages, as far as hooks know
         self._has_gradients = False
         self._slots = Slots(self.reducer)
         self._passed: dict[str, Any] = {}  # by name, the gradients of this step that the reducer has
+        self._averaged: dict[str, Any] = {}  # by name, the gradients of this step that are averages
+        self._is_end_queued = False  # whether backward will call `_end_backward`
+        self._error: UnisonoError | None = None  # of a backward, for the next `step` or `synchronize` to raise
+        self._steps = self._turns = 0  # steps, and how often gradients have been averaged since the last one
         self._hooks: dict[str, tuple[Any, Any]] = {}  # by name, the parameter and its hook
         self._hook_parameters()
 
@@ -129,16 +141,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._syncs = before
 
     def synchronize(self) -> None:
-        """Wait for the gradients that are due, so that the program can read or clip them before `step`.
+        """Average the gradients that are due, unless backward has, so that the program can change them before `step`.
 
         With priorities, this waits for all gradients, and `step` makes all updates at once. It raises the errors of
-        `GradientReducer.finish`.
+        `GradientReducer.finish`, also those of a backward.
         """
-        self._adopt(self._reduced())
+        if self._must_average():
+            self._adopt(self._reduced())
         self._is_synchronized = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Apply the gradients that are due, if there are any. It calls `synchronize` first, unless the program has.
+        """Apply the gradients that are due, if there are any. It first averages those that are no averages yet.
 
         With priorities, and without `synchronize` before, it returns when it knows that no rank has an error. The
         other parameters are updated later, each when the next forward pass reads it from `model`. Their learning rate
@@ -155,16 +168,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """
         if closure is not None:
             return self._apply(self._closure(closure))
-        if not self._is_synchronized:
+        if self._must_average():
             reduced = self._reduced()
             if self._deferred is not None and isinstance(reduced, Arriving):
                 reduced = self._deferred.defer(reduced)
             self._adopt(reduced)
-        self._is_synchronized = False
         return self._apply() if self._has_gradients else None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as `zero_grad` of torch does."""
+        self._is_synchronized = False
+        self._averaged = {}
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -191,8 +205,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Apply the gradients of all training steps in flight. Call it at the end, and before you save the model."""
         self._settle()
         for gradients in self.reducer.flush():
-            for name, gradient in gradients.items():
-                self._parameters[name].grad = like(self._parameters[name], gradient)
+            for name, parameter in self._parameters.items():
+                parameter.grad = like(parameter, gradients[name]) if name in gradients else None
             self._apply()
 
     def finish(self) -> None:
@@ -236,34 +250,62 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _reduced(self) -> Mapping[str, Any]:
         """Return the averaged gradients that are due, by name."""
         self._settle()
-        self._pass_late_gradients()
+        self._is_end_queued = False
+        self._notice_new_parameters()
+        self._pass_others()
         passed, self._passed = self._passed, {}
         for name, gradient in passed.items():
             if self._parameters[name].grad is not gradient:
                 self.reducer.complain(agreement.changed(name, "replaced").message)
+        self.reducer.turn = 4 * (self._steps % 2) + self._turns % 4
+        self._turns += 1
         reduced = self.reducer.finish()
-        self._has_gradients = bool(reduced)
+        self._averaged = passed
+        self._has_gradients = bool(reduced) or self._ends_in_backward
         if reduced and not self._is_prompt:
             # A later step raises the error of a new or replaced gradient. Until then, apply averages.
             for name in passed:
                 self._parameters[name].grad = reduced.get(name)
         return reduced
 
-    def _pass_late_gradients(self) -> None:
-        """Pass the reducer the gradients of parameters that were unfrozen, added or replaced since the last `step`."""
+    def _must_average(self) -> bool:
+        """Return whether there are gradients to average, because no backward has or the program has set some.
+
+        Raises:
+            UnisonoError: the error of a backward.
+        """
+        if self._error is not None:
+            error, self._error, self._turns = self._error, None, 0
+            raise error
+        if self._is_synchronized:
+            return False
+        if not self._ends_in_backward or not self._turns:
+            return True
+        self._notice_new_parameters()
+        gradients = ((name, parameter.grad) for name, parameter in self._trained.own.items())
+        return any(each is not None and each is not self._averaged.get(name) for name, each in gradients)
+
+    def _pass_others(self) -> None:
+        """Pass the gradients of the optimizer's parameters that no hook has passed.
+
+        The hooks were not there yet, or the gradients are of earlier backwards, in `no_sync` too, or the program has
+        set them.
+        """
+        for name, parameter in self._trained.own.items():
+            if name not in self._passed and parameter.grad is not None:
+                self._pass(name, parameter)
+
+    def _notice_new_parameters(self) -> None:
+        """Add hooks to the parameters that were unfrozen, added or replaced since the last time."""
         if self._trained.update():
             self.reducer.verify_all()
         if self._trained.added and self.hybrid is not None:
             name = self._trained.added[0]
             self.reducer.complain(f"{name!r} is new, and hybrid groups exchange the parameters with which they started")
-        for name in self._hook_parameters():
-            parameter = self._parameters[name]
-            if parameter.grad is not None:
-                self._pass(name, parameter)
+        self._hook_parameters()
 
-    def _hook_parameters(self) -> list[str]:
-        """Add a hook to each trained parameter that has none; return the names of these parameters."""
-        hooked = []
+    def _hook_parameters(self) -> None:
+        """Add a hook to each trained parameter that has none."""
         for name, parameter in self._parameters.items():
             before, hook = self._hooks.get(name, (None, None))
             if parameter is before or not parameter.requires_grad:
@@ -271,14 +313,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if hook is not None:
                 hook.remove()
             self._hooks[name] = parameter, parameter.register_post_accumulate_grad_hook(self._hook(name))
-            hooked.append(name)
-        return hooked
 
     def _adopt(self, reduced: Mapping[str, Any]) -> None:
-        """Wait for the gradients in `reduced`, and set ``.grad`` of parameters that had no gradient on this rank."""
+        """Wait for the gradients in `reduced`, and set ``.grad`` of parameters that had no gradient on this rank.
+
+        The result of a sparse gradient is a placeholder, after which the ranks gather the elements of the gradient.
+        """
         for name, gradient in reduced.items():
-            if not isinstance(gradient, torch.Tensor):
-                self._parameters[name].grad = like(self._parameters[name], gradient)
+            parameter = self._parameters[name]
+            if len(gradient.shape) > parameter.dim():
+                total = sparse.total_of(self._world, parameter)
+                self._averaged[name] = parameter.grad = total / self._world.size if self._averages else total
+            elif not isinstance(gradient, torch.Tensor):
+                self._averaged[name] = parameter.grad = like(parameter, gradient)
 
     def _settle(self) -> None:
         """Make the updates that the last `step` deferred."""
@@ -288,6 +335,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _apply(self, *closure: Callable[[], Any]) -> Any:
         """Apply gradients and, with the argument `groups`, exchange the changes with the other groups of ranks."""
         loss = self.optimizer.step(*closure)
+        self._is_synchronized, self._averaged = False, {}
+        self._steps, self._turns = self._steps + 1, 0
         if self.hybrid is not None:
             self.hybrid.exchange(self._parameters)
         return loss
@@ -296,15 +345,36 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         def ready(parameter: Any) -> None:
             if self._deferred is not None:
                 self._update_before(self._deferred, name, parameter)
-            if self._syncs:
-                self._pass(name, parameter)
+            self._is_synchronized = False
+            if not self._syncs:
+                self._averaged.pop(name, None)
+                return
+            self._pass(name, parameter)
+            if self._ends_in_backward and not self._is_end_queued:
+                self._is_end_queued = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
         return ready
 
+    def _end_backward(self) -> None:
+        """Average all gradients at the end of a backward. `step` raises the error, because its callers expect it."""
+        try:
+            self._adopt(self._reduced())
+        except UnisonoError as error:
+            self._error = self._error or error
+
     def _pass(self, name: str, parameter: Any) -> None:
-        """Pass the gradient of a parameter to the reducer."""
-        gradient = self._passed[name] = self._slots.moved(name, parameter) if self._is_prompt else parameter.grad
-        self.reducer.ready(name, gradient)
+        """Pass the gradient of a parameter to the reducer, or a placeholder that says that there is a sparse one."""
+        gradient = parameter.grad
+        if gradient.layout is torch.strided:
+            gradient = self._passed[name] = self._slots.moved(name, parameter) if self._is_prompt else gradient
+            self.reducer.ready(name, gradient)
+            return
+        if gradient.layout is not torch.sparse_coo or not self._is_prompt or self._deferred is not None:
+            text = "can be used in coordinate format, and without lag and priorities"
+            self.reducer.complain(f"the gradient of {name!r} is of the layout {gradient.layout}, which {text}")
+        self._passed[name] = gradient
+        self.reducer.ready(name, gradient.new_zeros((1,) * (parameter.dim() + 1), layout=torch.strided))
 
     def _update_before(self, deferred: DeferredUpdates, name: str, parameter: Any) -> None:
         """Make deferred updates before the next gradient is passed; complain if `parameter` still lacked its update."""
@@ -326,7 +396,6 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         def averaged() -> Any:
             loss = closure()
             self.synchronize()
-            self._is_synchronized = False
             if isinstance(loss, torch.Tensor):
                 return self._world.allreduce(loss.detach(), "avg")
             return float(self._world.allreduce(np.array(float(loss)), "avg"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -27,13 +28,50 @@ def allreduce(communicator: Communicator, tensor: Any, opts: Any, keeper: WorkKe
         raise UsageError(
             "sparse tensors must be in coordinate format, and op must be SUM: otherwise pass tensor.to_dense()"
         )
-    own, stage = tensor.detach().coalesce(), Stage()
+    own = tensor.detach().coalesce()
     facts = np.array([own.values().size(0), own.sparse_dim(), *own.shape])
     all_facts = communicator.allgather(facts[np.newaxis])
     if (all_facts[:, 1:] != facts[1:]).any():
         raise UsageError(f"sparse tensors must have one shape on all ranks; got {all_facts[:, 2:].tolist()}")
-    counts = all_facts[:, 0].tolist()
-    works, gathered = [], []
+    works, total = _gathered(communicator, own, all_facts[:, 0].tolist())
+
+    def finish() -> None:
+        with torch.no_grad():
+            tensor.copy_(total())
+
+    return Work(JoinedCalls(works), [tensor], finish, keeper)
+
+
+def total_of(communicator: Communicator, parameter: Any) -> Any:
+    """Return the sum of the sparse gradients of a parameter, of which some ranks may have none. All ranks call it.
+
+    Raises:
+        UsageError: the gradients of the ranks have other numbers of sparse dimensions.
+    """
+    gradient = parameter.grad
+    own = None if gradient is None else gradient.detach().coalesce()
+    facts = np.array([[0, 0] if own is None else [own.values().size(0), own.sparse_dim()]])
+    all_facts = communicator.allgather(facts)
+    dimensions = int(all_facts[:, 1].max())
+    if not np.isin(all_facts[:, 1], (0, dimensions)).all():
+        raise UsageError(f"sparse gradients must have one layout on all ranks; got {all_facts[:, 1].tolist()}")
+    if own is None:
+        indices = torch.empty((dimensions, 0), dtype=torch.int64, device=parameter.device)
+        values = parameter.new_empty((0, *parameter.shape[dimensions:]))
+        own = torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True, check_invariants=False)
+    works, total = _gathered(communicator, own, all_facts[:, 0].tolist())
+    for work in works:
+        work.wait()
+    return total()
+
+
+def _gathered(communicator: Communicator, own: Any, counts: list[int]) -> tuple[list[Any], Callable[[], Any]]:
+    """Start to gather the elements of coalesced tensors of `counts` elements on the ranks.
+
+    Returns:
+        The calls, and a function that returns the sum of the tensors when the calls have ended.
+    """
+    works, gathered, stage = [], [], Stage()
     for part in (own.indices().t().contiguous(), own.values().contiguous()):
         row = prod(part.shape[1:])
         whole = part.new_empty((sum(counts), *part.shape[1:]))
@@ -42,11 +80,9 @@ def allreduce(communicator: Communicator, tensor: Any, opts: Any, keeper: WorkKe
         gathered.append(whole)
 
     @same_bits
-    def finish() -> None:
+    def total() -> Any:
         indices, values = gathered
-        total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
         stage.finish()
-        with torch.no_grad():
-            tensor.copy_(total.coalesce())
+        return torch.sparse_coo_tensor(indices.t(), values, own.shape, check_invariants=False).coalesce()
 
-    return Work(JoinedCalls(works), [tensor], finish, keeper)
+    return works, total

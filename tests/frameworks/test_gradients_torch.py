@@ -256,13 +256,6 @@ def mistakes(world: Any) -> dict[str, str]:
             told[name] = f"{type(error).__name__}: {error}"
 
     model, optimizer, batches = model_and_optimizer(world)
-
-    def without_no_sync() -> None:
-        for _ in range(2):
-            loss_of(model, batches[0]).backward()
-        optimizer.step()
-
-    attempt("twice", without_no_sync)
     for wrong in (False, True):
         optimizer.zero_grad()
         (
@@ -280,7 +273,6 @@ def mistakes(world: Any) -> dict[str, str]:
 
 def test_torch_optimizer_errors_name_the_parameters(two: Pool) -> None:
     words = {
-        "twice": "'2.bias' was passed twice in a step: call finish() after each step. With a torch optimizer, put all",
         "unused": "rank 1: got no gradient of '2.",
         "names": "named_parameters lacks parameters of the optimizer, with the shapes [(16,),",
         "closure": "use one without lag",
@@ -372,19 +364,19 @@ def change_early(world: Any, change: Any, step: int, of_all: bool, options: dict
 @pytest.mark.parametrize(
     ("change", "step", "options", "words"),
     [
-        (clip, 0, {}, "'2.bias' was changed while it was being averaged: clip"),
-        (clip, 3, {}, "'2.bias' was changed"),
+        (clip, 0, {"op": "sum"}, "'2.bias' was changed while it was being averaged: clip"),
+        (clip, 3, {"op": "sum"}, "'2.bias' was changed"),
         (clip, 3, {"lag": 1}, "'2.bias' was changed"),
-        (clip, 3, {"compression": "int8"}, "'2.bias' was changed"),
-        (replace_by_double, 3, {}, "'2.bias' was replaced"),
+        (clip, 3, {"op": "sum", "compression": "int8"}, "'2.bias' was changed"),
+        (replace_by_double, 3, {"op": "sum"}, "'2.bias' was replaced"),
         (replace_by_double, 2, {"lag": 2, "verify_every": 0}, "'2.bias' was replaced"),
-        (lose, 3, {}, "'0.weight' was replaced"),
+        (lose, 3, {"op": "sum"}, "'0.weight' was replaced"),
         # torch counts no writes of these two; the first step finds them by checksums.
-        (clip_data, 0, {}, "'2.bias' was changed"),
-        (unscale, 0, {}, "'2.bias' was changed"),
+        (clip_data, 0, {"op": "sum"}, "'2.bias' was changed"),
+        (unscale, 0, {"op": "sum"}, "'2.bias' was changed"),
     ],
 )
-def test_gradients_changed_before_step_are_an_error_of_all_ranks(
+def test_gradients_changed_while_step_averages_them_are_an_error_of_all_ranks(
     two: Pool, change: Any, step: int, options: dict[str, Any], words: str
 ) -> None:
     for of_all in (True, False):
