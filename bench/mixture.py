@@ -86,7 +86,8 @@ def study(place: Place, asked: StudySettings, folder: Path) -> list[Point]:
     """Tune and sweep under one library; return the points."""
     run, points = _ranks(place, asked.ranks), asked.points()
     both, own = folder / "both.json", folder / "own.json"
-    tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--out", str(both), "--budget", f"{asked.budget_s}s"]
+    settings = ["--sizes", asked.grid, "--out", str(both), "--budget", f"{asked.budget_s}s"]
+    tune = ["-m", "unisono", "tune", "--force", *settings]
     run([*tune, "--collectives", ",".join(asked.collectives)], {})
     _write_own(both, own)
     chosen = [answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)}) for table in (both, own)]

@@ -127,7 +127,8 @@ def _ranks(place: str, asked: StudySettings) -> Iterator[RunRanks]:
 def study(place: str, asked: StudySettings, folder: Path) -> tuple[list[Point], Spent]:
     """Tune and sweep one place; return the points, and the time that it took."""
     table, points = folder / f"{place}.json", asked.points()
-    tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--placement", asked.placement, "--out", str(table)]
+    settings = ["--sizes", asked.grid, "--placement", asked.placement, "--out", str(table)]
+    tune = ["-m", "unisono", "tune", "--force", *settings]
     began = time.monotonic()
     if asked.tuned_ranks:
         with _ranks(place, asked) as run:

@@ -63,7 +63,7 @@ def test_ranks_know_algorithm_of_loaded_file(file: str) -> None:
 
 
 def test_tune_and_bench_measure_algorithm_of_loaded_file(file: str, tmp_path: Path) -> None:
-    arguments = ["--collectives", "allreduce", "--sizes", "64", "--budget", "12s", "--out", "t.json"]
+    arguments = ["--collectives", "allreduce", "--sizes", "64", "--budget", "12s", "--force", "--out", "t.json"]
     tuned = unisono("tune", "-n", "2", *arguments, "--load", file, folder=tmp_path)
     assert tuned.returncode == 0, tuned.stderr
     assert '"variant": "mine"' in (tmp_path / "t.jsonl").read_text()

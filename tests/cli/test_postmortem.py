@@ -368,4 +368,5 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"file://{tmp_path}/page.html"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
     assert "Rank 1 has not called #1" in shown
-    assert shown.count("<rect") == 3
+    assert shown.count("<rect") == 4  # three calls, and the time in which rank 1 has not called
+    assert shown.count('<rect class="idle"') == 1

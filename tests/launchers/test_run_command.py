@@ -701,7 +701,7 @@ def test_run_leaves_no_temporary_files(script: Script, tmp_path: Path) -> None:
         (["{script}"], "how many ranks? Write -n RANKS"),
         (["-n", "2", "--env", "=1", "{script}"], "'=1' is not NAME=VALUE"),
         (["-n", "2", "--env", "NO_SUCH_NAME", "{script}"], "nor the name of a variable that is set here"),
-        (["-n", "2", "--hosts", "a:3", "{script}"], "has 3 ranks, and -n says 2"),
+        (["-n", "2", "--hosts", "a:3", "{script}"], "places 3, and -n says 2 ranks"),
         (["--hosts", "a,a", "{script}"], "names 'a' twice"),
         (["--hosts", "a:0", "{script}"], "write hosts and their numbers of ranks"),
         (["--hosts", "-oProxyCommand=x", "{script}"], "write hosts and their numbers of ranks"),

@@ -339,7 +339,7 @@ def test_campaign_refuses_too_small_a_budget_with_advice() -> None:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a table for two ranks, which takes some seconds to make."""
     folder = tmp_path_factory.mktemp("tuned")
-    arguments = ["--collectives", "allreduce,broadcast", "--sizes", "8,1K,64K", "--budget", "9s"]
+    arguments = ["--collectives", "allreduce,broadcast", "--sizes", "8,1K,64K", "--budget", "9s", "--force"]
     ended = unisono("tune", "-n", "2", *arguments, "--out", "table.json", folder=folder)
     assert ended.returncode == 0, ended.stderr
     return folder
@@ -365,7 +365,7 @@ def test_tune_makes_a_table_by_which_two_ranks_choose(tuned: Path) -> None:
 
 def test_second_tune_run_adds_to_the_first(tuned: Path) -> None:
     before = len(Store(tuned / "table.jsonl").read())
-    arguments = ["--collectives", "barrier", "--sizes", "1", "--budget", "20s", "--out", "table.json"]
+    arguments = ["--collectives", "barrier", "--sizes", "1", "--budget", "20s", "--force", "--out", "table.json"]
     assert unisono("tune", "-n", "2", *arguments, folder=tuned).returncode == 0
     assert len(Store(tuned / "table.jsonl").read()) > before
     assert "barrier" in unisono("tune", "show", "table.json", folder=tuned).stdout
@@ -385,7 +385,8 @@ def test_tune_report_is_one_self_contained_page(tuned: Path) -> None:
 
 
 def test_tune_inside_a_job_measures_over_its_ranks(tmp_path: Path) -> None:
-    tune = ["-m", "unisono", "tune", "--collectives", "reduce", "--sizes", "64", "--budget", "5s", "--out", "t.json"]
+    arguments = ["--collectives", "reduce", "--sizes", "64", "--budget", "5s", "--force", "--out", "t.json"]
+    tune = ["-m", "unisono", "tune", *arguments]
     ended = unisono("run", "-n", "3", "--", sys.executable, *tune, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert {context.ranks for context in loaded(tmp_path / "t.json").decisions} == {3}
@@ -404,7 +405,7 @@ def test_calibrate_inside_a_job_measures_over_its_ranks(tmp_path: Path, monkeypa
 
 
 def test_interrupted_tune_keeps_its_measurements(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "unisono", "tune", "-n", "2", "--budget", "60s", "--out", "t.json"]
+    command = [sys.executable, "-m", "unisono", "tune", "-n", "2", "--budget", "60s", "--force", "--out", "t.json"]
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tuning:
         assert eventually((tmp_path / "t.jsonl").exists)
@@ -421,7 +422,7 @@ def test_interrupted_tune_keeps_its_measurements(tmp_path: Path) -> None:
         (["--budget", "0.001s", "--sizes", "1M"], "too small to measure anything"),
         (["-n", "1"], "at least 2"),
         (["--collectives", "allredcue"], "did you mean 'allreduce'"),
-        (["--out", "none/t.json"], "cannot be"),
+        (["--out", "none/t.json"], "there is no folder"),
         (["--out", "t.jsonl"], "use another suffix"),
     ],
 )

@@ -123,6 +123,10 @@ def test_tune_lists_suspicious_times_and_omitted_sizes(tmp_path: Path, monkeypat
     assert "suspicious: allreduce, 2 ranks by shm: 32 B take 608.00 times as long as 128 B" in ended.stderr
     assert "--again suspicious" in ended.stderr
     assert "among 2 ranks: broadcast of 8 B, 4 KiB; allreduce of 1 MiB" in ended.stderr
+    assert "t.json is not written, because such times cannot be right" in ended.stderr
+    assert (ended.return_value, (tmp_path / "t.json").exists()) == (1, False)
+    forced = run_tune(monkeypatch, tmp_path / "t.json", "--force")
+    assert (forced.return_value, (tmp_path / "t.json").exists()) == (0, True)
 
 
 @pytest.mark.parametrize(("mode", "replaced"), [("suspicious", {32, 128}), ("all", {8, 32, 128})])

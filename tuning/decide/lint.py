@@ -28,13 +28,18 @@ _SLACK = 1.10
 
 
 class Suspicion(NamedTuple):
-    """One broken guideline: its text, and the measured points that break it.
+    """One broken guideline.
 
-    A point is a context and the bytes of the vector. There are no points if a range was written by hand.
+    Attributes:
+        text: a sentence about it.
+        points: the measured points that break it, each a context and the bytes of the vector. There are none if a
+            range was written by hand.
+        factor: by how much a measured time is too large; 1 without points.
     """
 
     text: str
     points: tuple[tuple[Context, int], ...]
+    factor: float = 1.0
 
 
 def lint(table: Table) -> list[Suspicion]:
@@ -52,7 +57,7 @@ def _alone(context: Context, decision: Decision) -> Iterator[Suspicion]:
         before, after = _best_s(decision, low), _best_s(decision, high)
         if before is not None and after is not None and before > _SLACK * after:
             text = f"{low} B take {before / after:.2f} times as long as {high} B: measure both again"
-            yield Suspicion(text, ((context, low), (context, high)))
+            yield Suspicion(text, ((context, low), (context, high)), before / after)
     for one, other in pairwise(decision.ranges):
         if one.end != other.first:
             yield Suspicion(f"no range covers {one.end} to {other.first} B, where the times decide", ())
@@ -74,7 +79,7 @@ def _beside(table: Table, context: Context, decision: Decision) -> Iterator[Susp
             together = sum(each for each in of_parts if each is not None)
             if own is not None and None not in of_parts and own > _SLACK * together:
                 text = f"{nbytes} B take {own / together:.2f} times as long as {' and then '.join(parts)}"
-                yield Suspicion(text, tuple((each, nbytes) for each in (context, *contexts)))
+                yield Suspicion(text, tuple((each, nbytes) for each in (context, *contexts)), own / together)
 
 
 def _best_s(decision: Decision, nbytes: int) -> float | None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.table import Table
@@ -26,6 +24,7 @@ from unisono.bench.statistics import BUS_FACTORS
 from unisono.cli.groups import SuggestingGroup
 from unisono.cli.loading import load_option
 from unisono.cli.messages import tell
+from unisono.cli.outputs import PICTURE, OutputFile, write_text
 from unisono.cli.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
@@ -196,8 +195,8 @@ def _compare(*, old: Path, new: Path, as_json: bool) -> int:
 @click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Keep only rounds with this placement.")
 @click.option("--format", "form", type=click.Choice(["table", *FORMATS]), default="table", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines, as --format json.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON to this file.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with curves and ratios.")
+@click.option("--out", type=OutputFile(), help="Write the results as JSON to this file.")
+@click.option("--html", type=PICTURE, help="Write a page with curves and ratios.")
 @click.option("--save", is_flag=True, help=f"Append the results to {SAVED}/COLLECTIVE.jsonl.")
 @load_option
 @click.pass_context
@@ -250,20 +249,14 @@ def _measure(
     for failure in results.failures:
         tell(f"{failure.library}, {format_size(failure.nbytes)}: {failure.reason}")
     if out:
-        out.write_text(as_json_text(settings, results, measured_rows), encoding="utf-8")
+        write_text(out, as_json_text(settings, results, measured_rows))
     if html:
-        html.write_text(_page(document(settings, results, measured_rows)), encoding="utf-8")
+        from unisono.bench import page
+
+        write_text(html, page.html(document(settings, results, measured_rows)))
     if save:
         append(SAVED / f"{collective}.jsonl", document(settings, results, measured_rows))
     return 1 if results.failures else 0
-
-
-def _page(content: Mapping[str, Any]) -> str:
-    try:
-        from unisono.bench import page
-    except ImportError as error:
-        raise UsageError(f"--html needs matplotlib ({error}): pip install 'unisono[report]'") from None
-    return page.html(content)
 
 
 def _show(results: Results, shown: Table) -> None:

@@ -16,7 +16,7 @@ from unisono.algorithms.catalogue.variants import Variant
 from unisono.bench.sizes import format_size
 from unisono.cli.counts import numbers_of_ranks
 from unisono.cli.groups import SuggestingGroup
-from unisono.cli.load import Load, load_now
+from unisono.cli.load import MOST_OFF, Load, load_now
 from unisono.cli.loading import load_option, loaded_files
 from unisono.cli.messages import tell
 from unisono.cli.terminal import console
@@ -39,9 +39,6 @@ from unisono.watchdog import call_if_overdue
 # The model is checked by calls of a ring and a butterfly, at these bytes.
 _CHECKS = (("allgather", "ring"), ("allreduce", "recursive_doubling"))
 _CHECKED = (64, 16 << 10, 1 << 20)
-# If the model is off by more than this factor in a check, something else used the cores or the link while it was
-# measured. On machines at rest, short calibrations were off by up to 2.5.
-MOST_OFF = 4.0
 # The time limit for one transport and one number of ranks. A calibration usually takes seconds.
 _LIMITS_S = {"short": 60.0, "long": 300.0}
 

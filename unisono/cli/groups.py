@@ -6,6 +6,9 @@ import difflib
 
 import click
 
+# Names that users of other programs try, and the options that do the same.
+_HABITS = {"help": "--help", "version": "--version"}
+
 
 class SuggestingGroup(click.Group):
     """A group whose error for an unknown subcommand names the most similar one."""
@@ -16,6 +19,8 @@ class SuggestingGroup(click.Group):
         """Return the subcommand that `args` begins with, as click does; fails with a suggestion if there is none."""
         name = args[0]
         if name[:1].isalnum() and self.get_command(ctx, name) is None:
+            if name in _HABITS:
+                ctx.fail(f"there is no command {name!r}: use {_HABITS[name]}")
             near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(self.list_commands(ctx))}"
             ctx.fail(f"there is no command {name!r}{hint}")

@@ -9,6 +9,9 @@ from unisono.cli.messages import tell
 
 # If other processes keep more than this part of the usable cores busy, they disturb measurements.
 _BUSY = 0.5
+# If a time is off by more than this factor, something else used the cores or the link while it was measured. On
+# machines at rest, short calibrations were off by up to 2.5.
+MOST_OFF = 4.0
 
 
 class Load(NamedTuple):

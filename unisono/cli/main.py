@@ -13,7 +13,7 @@ import click
 from unisono import __version__
 from unisono.cli.groups import SuggestingGroup
 from unisono.cli.messages import tell
-from unisono.errors import PlanError, UnisonoError, UsageError
+from unisono.errors import NoAlgorithmError, PlanError, UnisonoError, UsageError
 from unisono.program import begin
 from unisono.streams import StreamError
 from unisono.transports import CORE
@@ -72,7 +72,7 @@ class LazyGroup(SuggestingGroup):
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="unisono %(version)s")
+@click.version_option(__version__, "-V", "--version", message="unisono %(version)s")
 @click.pass_context
 def unisono(context: click.Context) -> None:
     """Collective communication for Python."""
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, PlanError):
             tell(str(error))  # several lines, because the error has a picture
             return 1
-        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+        return _fail(str(error), 2 if isinstance(error, (UsageError, NoAlgorithmError)) else 1)
     except StreamError as error:
         return _fail(f"the output cannot be written: {error.strerror}", 1)
     except ImportError as error:

@@ -11,8 +11,8 @@ from rich.box import ROUNDED
 from rich.markup import escape
 from rich.table import Table
 
+from unisono.cli.outputs import OutputFile, write_text
 from unisono.cli.terminal import console
-from unisono.errors import UsageError
 from unisono.postmortem.analysis import Report, analyse
 from unisono.postmortem.culprits import Row, current, place
 from unisono.postmortem.loading import load
@@ -28,7 +28,7 @@ _MOST_COLUMNS = 16
 @click.option("--job", default="", metavar="ID", help="The job, where a directory has dumps of several.")
 @click.option("--last", type=click.IntRange(min=1), default=12, show_default=True, help="Collectives to show.")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as JSON.")
-@click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with a timeline.")
+@click.option("--html", "page", type=OutputFile(), help="Write a page with a timeline.")
 @click.option(
     "--torch",
     "torch_directory",
@@ -45,7 +45,7 @@ def command(
     """
     report = analyse(load(places, job), last)
     if page is not None:
-        _write(page, html(report))
+        write_text(page, html(report))
     if torch_directory is not None:
         write_torch_layout(report.dumps, torch_directory)
     if as_json:
@@ -58,13 +58,6 @@ def command(
     terminal.print(_ranks(report))
     for communicator in dict.fromkeys(row.communicator for row in report.rows):
         terminal.print(_calls([row for row in report.rows if row.communicator == communicator]))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}") from None
 
 
 def _ranks(report: Report) -> Table:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -42,6 +43,25 @@ class _ProgramCommand(click.Command):
         before = arguments[: len(arguments) - len(program)]
         ctx.meta["executable"] = before[-1:] == ["--"]
         return rest
+
+
+class _Option(click.Option):
+    """An option that other launchers name otherwise: those names work too, and the help shows only ours.
+
+    Args:
+        habits: the names in mpirun, torchrun and horovodrun.
+    """
+
+    def __init__(self, *arguments: Any, habits: Sequence[str], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._habits = habits
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser know all names of the option."""
+        own = self.opts
+        self.opts = [*own, *self._habits]
+        super().add_to_parser(parser, ctx)
+        self.opts = own
 
 
 def _number(what: str, least: int) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
@@ -84,13 +104,17 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option(
     "-n",
     "size",
+    cls=_Option,
+    habits=("-np", "--np", "--num-proc", "--nproc-per-node", "--nproc_per_node"),
     metavar="RANKS",
     callback=_number("positive number of ranks", 1),
     help="Number of ranks; with --nnodes, on this machine.",
 )
 @click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as in python -m.")
 @click.option("--data-parallel", is_flag=True, help="Train data-parallel by a program for one process.")
-@click.option("--hosts", metavar="A:2,B:2", help="Run the ranks on these hosts, which ssh reaches.")
+@click.option(
+    "--hosts", metavar="A:2,B:2", cls=_Option, habits=("-H",), help="Run the ranks on these hosts, which ssh reaches."
+)
 @click.option("--ssh", metavar="COMMAND", help="The ssh of --hosts with options, such as 'ssh -p 2222'.")
 @click.option(
     "--nnodes",
@@ -107,7 +131,16 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
     help="The number of this machine, from 0.",
 )
 @click.option("--store", metavar="URL", help="Where the launchers meet, such as tcp://10.0.0.1:29400 of machine 0.")
-@click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, callback=_variables, help="Set a variable.")
+@click.option(
+    "--env",
+    "variables",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_variables,
+    cls=_Option,
+    habits=("-x",),
+    help="Set a variable.",
+)
 @click.option("--bind", type=click.Choice(["none", *BINDINGS]), default="none", help="Bind ranks to cores.")
 @click.option("--timeout", "timeout_s", metavar="SECONDS", callback=_seconds, help="Stop the ranks after this time.")
 @click.option("--keep-going", is_flag=True, help="Let the other ranks run on when a rank fails.")

@@ -6,9 +6,11 @@ The vertical axis is time, in which every step takes one unit. The colour of an 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
@@ -18,7 +20,8 @@ from unisono.algorithms.ir.plan import Plan
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# After Okabe and Ito, for people who confuse red and green. Each can be seen on a light and on a dark page.
+# After Okabe and Ito, for people who confuse red and green. Each can be seen on a light and on a dark page. A schedule
+# with more blocks takes as many colours of a map from blue to red.
 COLOURS = ("#1a85c4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MOST_INCHES = 300.0
 _LABEL_AT = 0.3  # the distance of a label from the source of its arrow, in ranks
@@ -61,9 +64,10 @@ def _draw(axes: Axes, panel: Panel, depth: int, ink: str) -> None:
     axes.vlines(range(size), 0, own_depth, color=ink, alpha=0.35, linewidth=1)
     for at in range(0, own_depth, 2):
         axes.axhspan(at, at + 1, color=ink, alpha=0.06, linewidth=0)
+    colours = _colours([item for item in items if isinstance(item, _Arrow)])
     for item in items:
         if isinstance(item, _Arrow):
-            _draw_arrow(axes, item)
+            _draw_arrow(axes, item, colours[_first_block(item.move.data)])
         else:
             axes.plot(item.rank, item.time + 0.5, marker="s", markersize=5, color=ink)
             axes.text(item.rank + 0.08, item.time + 0.5, item.text, fontsize=7, color=ink, verticalalignment="center")
@@ -101,9 +105,17 @@ def _items(panel: Panel) -> list[_Arrow | _LocalStep]:
     return items
 
 
-def _draw_arrow(axes: Axes, arrow: _Arrow) -> None:
+def _colours(arrows: Sequence[_Arrow]) -> Mapping[int, Any]:
+    """Return a colour for each first block of the arrows; no two blocks have the same."""
+    blocks = sorted({_first_block(arrow.move.data) for arrow in arrows})
+    colours: Iterable[Any] = COLOURS
+    if len(blocks) > len(COLOURS):
+        colours = colormaps["turbo"](np.linspace(0.05, 0.95, len(blocks)))
+    return dict(zip(blocks, colours, strict=False))
+
+
+def _draw_arrow(axes: Axes, arrow: _Arrow, colour: Any) -> None:
     move, time = arrow.move, arrow.time
-    colour = COLOURS[_first_block(move.data) % len(COLOURS)]
     start, end = (move.source, time + 0.08), (move.target, time + 0.92)
     style = "solid" if move.combines else (0, (4, 2))
     axes.add_patch(

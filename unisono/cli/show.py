@@ -17,6 +17,7 @@ from unisono.algorithms.ir.drawing import Row, legend, lines, rows
 from unisono.algorithms.ir.plan import Plan
 from unisono.cli.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.loading import load_option
+from unisono.cli.outputs import PICTURE
 from unisono.cli.terminal import console
 from unisono.errors import UsageError
 
@@ -31,8 +32,8 @@ SIDE_BY_SIDE = 16
 @click.option("--root", type=int, default=0, show_default=True, help="Root of the collective.")
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True, help="Segments of each block.")
 @click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of the algorithm: radix=4.")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
+@click.option("--svg", type=PICTURE, help="Draw into this file.")
+@click.option("--png", type=PICTURE, help="Draw into this file.")
 @load_option
 def command(
     collective: str,
@@ -121,13 +122,6 @@ def _facts(algorithm: Algorithm, size: int, params: dict[str, Any]) -> list[str]
 
 
 def _draw(path: Path, kind: str, title: str, plans: Sequence[Plan], schedule: Sequence[Row]) -> None:
-    """Draw the schedule into a file.
+    from unisono.cli.schedule_picture import Panel, picture
 
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    try:
-        from unisono.cli.schedule_picture import Panel, picture
-    except ImportError:
-        raise UsageError("a picture needs matplotlib: pip install 'unisono[report]'") from None
     picture([Panel(title, plans, schedule)]).savefig(path, format=kind, dpi=150)

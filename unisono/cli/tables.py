@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from unisono import __version__
 from unisono.bench.sizes import format_size
 from unisono.cli.loading import load_option
+from unisono.cli.outputs import OutputFile
 from unisono.cli.terminal import add_names, console
 from unisono.errors import UsageError
 from unisono.tuning.decide.lint import lint
@@ -101,7 +102,7 @@ def show(path: Path) -> None:
 
 @click.command("merge")
 @click.argument("paths", type=_TABLE, nargs=-1, required=True, metavar="TABLE...")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The table to write.")
+@click.option("--out", type=OutputFile(), required=True, help="The table to write.")
 def merge(paths: tuple[Path, ...], out: Path) -> None:
     """Combine the measurements of several tables, and write one table of them.
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from unisono.cli.terminal import console
 from unisono.postmortem.analysis import sentence
-from unisono.postmortem.culprits import Finding, live_findings
+from unisono.postmortem.culprits import Finding, live_findings, ranks_text
 from unisono.transports.recorder.activity import Activity, activity, seconds_text
 from unisono.transports.recorder.live_ranks import LiveRank, live_ranks
 from unisono.transports.recorder.live_stacks import stack
@@ -54,7 +54,7 @@ def _show_once(job: str, *, stacks: bool, as_json: bool) -> None:
     before = live_ranks(job)
     time.sleep(_ONCE_S)
     activities = _activities(live_ranks(job), before)
-    by_pid = {each.rank.pid: stack(each.rank.pid) for each in activities} if stacks else {}
+    by_pid = {pid: stack(pid) for pid in dict.fromkeys(each.rank.pid for each in activities)} if stacks else {}
     if as_json:
         values = [
             _values(each, by_pid, findings)
@@ -66,9 +66,10 @@ def _show_once(job: str, *, stacks: bool, as_json: bool) -> None:
         return
     terminal = console()
     terminal.print(_page(activities))
-    for each in activities if stacks else ():
-        terminal.print(f"rank {each.rank.snapshot.rank} (process {each.rank.pid})", style="bold", highlight=False)
-        terminal.print(by_pid[each.rank.pid], highlight=False, markup=False)
+    for pid, text in by_pid.items():
+        ranks = sorted({each.rank.snapshot.rank for each in activities if each.rank.pid == pid})
+        terminal.print(f"{ranks_text(ranks)} (process {pid})", style="bold", highlight=False)
+        terminal.print(text, highlight=False, markup=False)
 
 
 def _show(job: str, interval: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from unisono.cli.outputs import OutputFile
 from unisono.errors import UsageError
 from unisono.foreign import text_of_file
 from unisono.postmortem.culprits import ranks_text
@@ -25,9 +26,7 @@ def command() -> None:
 
 @command.command(short_help="Merge the traces in a directory into one file.")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help=f"[default: DIRECTORY/{_DEFAULT}]"
-)
+@click.option("-o", "--output", type=OutputFile(), help=f"[default: DIRECTORY/{_DEFAULT}]")
 @click.option("--job", default="", metavar="ID", help="The job, where the directory has traces of several.")
 def merge(directory: Path, output: Path | None, job: str) -> None:
     """Merge the traces of all ranks in DIRECTORY into one file. Open it at https://ui.perfetto.dev.

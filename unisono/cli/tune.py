@@ -17,9 +17,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from unisono import __version__, streams
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.cli.counts import numbers_of_ranks
-from unisono.cli.load import load_now
+from unisono.cli.load import MOST_OFF, Load, load_now
 from unisono.cli.loading import load_option, loaded_files
 from unisono.cli.messages import tell
+from unisono.cli.outputs import OutputFile
 from unisono.cli.tables import COMMANDS, compile_table, shown_table
 from unisono.cli.terminal import console, errors_console
 from unisono.collectives.bootstrap.environment import detect
@@ -33,7 +34,7 @@ from unisono.options import Options
 from unisono.transports.host.core_distance import PLACEMENTS
 from unisono.tuning.decide.choice import TunerState
 from unisono.tuning.decide.lint import lint
-from unisono.tuning.decide.table import Table, compiled
+from unisono.tuning.decide.table import compiled
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import Parameters, at_level
 from unisono.tuning.measure.campaign import Campaign, Settings, patience_s
@@ -194,7 +195,8 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
 @click.option("--transports", "transport", type=click.Choice(["auto", "shm", "tcp"]), default="auto", show_default=True)
 @click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Keep only times with this placement.")
 @click.option("--again", type=click.Choice(AGAIN), help="Replace suspicious earlier measurements, or all.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="table.json", show_default=True)
+@click.option("--force", is_flag=True, help="Write the table even if some times in it cannot be right.")
+@click.option("--out", type=OutputFile(), default="table.json", show_default=True)
 @load_option
 @click.pass_context
 def command(
@@ -208,8 +210,9 @@ def command(
     transport: str,
     placement: str,
     again: str | None,
+    force: bool,
     out: Path,
-) -> None:
+) -> int:
     """Measure algorithms in turns within a budget, and write a table of the fastest to --out.
 
     Measurements are appended to a file next to the table (.jsonl). The same command continues later. With other ranks,
@@ -224,7 +227,7 @@ def command(
     To use a table: UNISONO_TABLE=table.json, or un.Options(table="table.json").
     """
     if context.invoked_subcommand is not None:
-        return
+        return 0
     if out.suffix == ".jsonl":
         raise UsageError("--out cannot end in .jsonl, because that file is for the measurements: use another suffix")
     in_job, load, store = detect(os.environ), load_now(), Store(out.with_suffix(".jsonl"))
@@ -238,6 +241,7 @@ def command(
     if in_job.rank == 0:
         load.warn_if_busy()
     ending: BaseException | None = None
+    status = 0
     try:
         if in_job.size > 1:
             _measure_in_job(request)
@@ -247,9 +251,10 @@ def command(
         ending = error
     if in_job.rank == 0 and store.path.exists():
         _replace_old(store, before, request.again)
-        _report(out, compile_table(out, store.read()))
+        status = _report(out, store.read(), force, load)
     if ending is not None:
         raise ending
+    return status
 
 
 def _points_again(mode: str, before: Sequence[Measurement], request: Request, ranks: Sequence[int]) -> Again:
@@ -313,16 +318,24 @@ def _tell_missing(ranks: int, missing: Sequence[tuple[str, int]]) -> None:
     tell(f"{report}. Run the same command again to continue")
 
 
-def _report(out: Path, table: Table) -> None:
-    """Show a table, its use, and its suspicious times."""
-    console().print(shown_table(table))
-    tell(f"{out} now decides which algorithms are fastest: to use it, set UNISONO_TABLE={out}")
+def _report(out: Path, measurements: Sequence[Measurement], force: bool, load: Load) -> int:
+    """Write and show the table of the measurements with its suspicious times; return the exit code.
+
+    A table is refused if a guideline is broken by a factor beyond `MOST_OFF`, because it would mislead all later jobs.
+    """
+    table = compiled(measurements)
     suspicions = lint(table)
+    is_refused = not force and any(each.factor > MOST_OFF for each in suspicions)
+    console().print(shown_table(table if is_refused else compile_table(out, measurements)))
     for suspicion in suspicions:
         tell(f"suspicious: {suspicion.text}")
     if any(each.points for each in suspicions):
-        advice = "the same command with --again suspicious measures them again, best on a quiet machine"
-        tell(advice)
+        tell("the same command with --again suspicious measures them again, best on a quiet machine")
+    if is_refused:
+        tell(f"{out} is not written, because such times cannot be right ({load}); --force writes it all the same")
+        return 1
+    tell(f"{out} now decides which algorithms are fastest: to use it, set UNISONO_TABLE={out}")
+    return 0
 
 
 for _subcommand in COMMANDS:

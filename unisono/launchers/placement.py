@@ -111,7 +111,7 @@ class OnHosts:
         parsed = tuple(hosts_in(hosts))
         total = sum(host.count for host in parsed)
         if size not in (None, total):
-            raise UsageError(f"--hosts {hosts} has {total} ranks, and -n says {size}: leave -n out")
+            raise UsageError(f"--hosts {hosts} places {total}, and -n says {size} ranks: leave -n out")
         try:
             words = tuple(shlex.split(ssh))
         except ValueError as error:

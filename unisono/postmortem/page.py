@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 
 from unisono.html_page import page
-from unisono.postmortem.analysis import Report
+from unisono.postmortem.analysis import Report, sentence
 from unisono.postmortem.culprits import Row, current, place
 from unisono.postmortem.timeline import Bar, timeline
 
@@ -17,6 +18,7 @@ _COLOURS = {"done": "#3b7dd8", "running": "#e0a020", "failed": "#c8402f"}
 _STYLE = """.summary { background: #f4f4f0; border-left: 4px solid #c8402f; padding: .8em 1em }
 td.done { background: #e9f1fc } td.running { background: #fcf1d9 } td.failed { background: #f9e0dc }
 td.missing { background: #f4f4f0; color: #777 } svg text { font: 12px system-ui, sans-serif } svg { max-width: none }
+rect.idle { fill: #f9e0dc; stroke: #c8402f; stroke-dasharray: 4 3 }
 """
 _BODY = """<p class="summary" id="summary">{summary}</p>
 {notes}
@@ -25,7 +27,8 @@ _BODY = """<p class="summary" id="summary">{summary}</p>
 <tr><th>rank</th><th>host</th><th>process</th><th>call</th><th>in the program</th></tr>
 {ranks}</table></div>
 <h2>The last calls on one clock</h2>
-<p>Each bar is a call; point at it for its text. Time is in seconds before the last dump.</p>
+<p>Each bar is a call; point at it for its text. A dashed bar is the time in which a rank, for which others wait, has
+not called. Time is in seconds before the last dump.</p>
 <div class="scroll">{timeline}</div>
 <h2>Call by call</h2>
 <div class="scroll">{rows}</div>"""
@@ -38,7 +41,7 @@ def html(report: Report) -> str:
         summary=escape(report.summary),
         notes="".join(f"<p>{escape(note)}</p>" for note in dumps.notes),
         ranks="\n".join(_rank(report, rank) for rank in range(dumps.size)),
-        timeline=_timeline(list(timeline(dumps)), dumps.size),
+        timeline=_timeline(list(timeline(dumps)), dumps.size, _culprits(report)),
         rows="\n".join(_table([row for row in report.rows if row.communicator == each]) for each in _order(report)),
     )
     return page(f"Postmortem of job {dumps.job}", body, _STYLE)
@@ -53,19 +56,35 @@ def _rank(report: Report, rank: int) -> str:
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
-def _timeline(bars: list[Bar], size: int) -> str:
+def _culprits(report: Report) -> dict[int, str]:
+    """Return the ranks that the findings name, each with the text of its first finding."""
+    texts = dict[int, str]()
+    for finding in report.findings:
+        for rank in finding.ranks:
+            texts.setdefault(rank, sentence(finding.text))
+    return texts
+
+
+def _timeline(bars: list[Bar], size: int, culprits: Mapping[int, str]) -> str:
     begin_s = min((bar.begin_s for bar in bars), default=-1.0)
     scale = (_WIDTH - _LEFT - 10) / max(-begin_s, 1e-9)
     height = _TRACK * size + 30
     parts = [f'<svg id="timeline" width="{_WIDTH}" height="{height}" role="img" aria-label="timeline of calls">']
-    parts += [f'<text x="0" y="{rank * _TRACK + 17}">rank {rank}</text>' for rank in range(size)]
+    for rank in range(size):
+        style = ' fill="#c8402f" font-weight="bold"' if rank in culprits else ""
+        parts.append(f'<text x="0" y="{rank * _TRACK + 17}"{style}>rank {rank}</text>')
     for bar in bars:
         x, width = _LEFT + (bar.begin_s - begin_s) * scale, max((bar.end_s - bar.begin_s) * scale, 1.0)
         shape = f'x="{x:.1f}" y="{bar.rank * _TRACK + 4}" width="{width:.1f}" height="{_TRACK - 8}"'
         title = f"{bar.call}: {bar.call.state} after {_duration(bar.end_s - bar.begin_s)}"
         parts.append(f'<rect {shape} fill="{_COLOURS[bar.call.state]}"><title>{escape(title)}</title></rect>')
+    for rank, text in culprits.items():
+        idle_s = max((bar.end_s for bar in bars if bar.rank == rank), default=begin_s)
+        x, width = _LEFT + (idle_s - begin_s) * scale, -idle_s * scale
+        shape = f'x="{x:.1f}" y="{rank * _TRACK + 4}" width="{width:.1f}" height="{_TRACK - 8}"'
+        parts.append(f'<rect class="idle" {shape}><title>{escape(text)}</title></rect>')
     for step in range(5):
-        at_s = begin_s * (1 - step / 4)
+        at_s = begin_s * (4 - step) / 4 if step < 4 else 0
         x = _LEFT + (at_s - begin_s) * scale
         anchor = "end" if step == 4 else "start"
         parts.append(f'<text x="{x:.1f}" y="{height - 8}" text-anchor="{anchor}">{at_s:.3g} s</text>')
