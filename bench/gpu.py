@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import ctypes
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -41,6 +42,8 @@ REPORT_S = 30.0
 BUILD_S = 150.0  # without the build, nothing is measured
 INSTALL_S = 20.0
 SAID_LINES = 15  # the lines of a stage's own output that are kept
+# Exit codes: a stage failed, or the build did; no GPU works; all stages ended well, but a target is missed.
+FAILED, NO_GPU, MISSED = 1, 3, 4
 PACKAGE = "unisono.bench.gpu_stages"
 # The environment variable of a run on a real GPU, in which the double of the driver may stand for none.
 REAL_GPU = "FAKE_CUDA_FORBIDDEN"
@@ -136,11 +139,16 @@ REST = (
     Stage("hosts-4", 30, "hosts", (), ("--sizes", "1K,4K", "--rounds", "2")),
     _processes(4, 55, "unisono,unisono plans,gloo,symm_mem two-shot"),
     _processes(8, 40, "unisono,gloo"),
-    Stage("nccl-tests", 60, "suite", (*_tests(_NCCL), *_OF_TESTS), _SMALL_NCCL),
-    _processes(2, 60, "unisono,unisono plans,symm_mem one-shot,nccl,nccl.native,MPI staged", "rivals"),
+    _processes(2, 45, "unisono,symm_mem one-shot,MPI staged", "rivals"),
 )
-STAGES = (*FIRST, *REST)
-GROUPS = {"first": FIRST, "rest": REST}
+# With the NCCL of the machine, or with one that is loaded before.
+NCCL = (
+    Stage("nccl-1", 20, "nccl_alone", (), ("--sizes", "1K")),
+    Stage("nccl-tests", 50, "suite", (*_tests(_NCCL), *_OF_TESTS), _SMALL_NCCL),
+    _processes(2, 60, "unisono,unisono plans,nccl,nccl.native", "nccl"),
+)
+STAGES = (*FIRST, *REST, *NCCL)
+GROUPS = {"first": FIRST, "rest": REST, "nccl": NCCL}
 
 
 def stages_of(names: str) -> list[Stage]:
@@ -308,10 +316,16 @@ def environment(folder: Path) -> Path:
     return python
 
 
-def environment_kept(folder: Path) -> tuple[Path, bool]:
-    """Return the Python of an environment in `folder`, and whether Unisono was installed there by an earlier run."""
+def environment_kept(folder: Path, installed: str) -> tuple[Path, bool]:
+    """Return the Python of an environment in `folder`, and whether an earlier run has installed `installed` there."""
     python, mark = folder / "bin" / "python", folder / "installed"
-    return (python, True) if mark.exists() else (environment(folder), False)
+    has_installed = mark.exists() and mark.read_text() == installed
+    return (python if has_installed else environment(folder)), has_installed
+
+
+def identity(wheel: Path | None) -> str:
+    """Return the name and the digest of a wheel, or the name of this tree, which an environment sees as it changes."""
+    return str(ROOT) if wheel is None else f"{wheel.name} {hashlib.sha256(wheel.read_bytes()).hexdigest()}"
 
 
 def settings(environ: Mapping[str, str], scratch: str, *, allows_double: bool = False) -> dict[str, str]:
@@ -356,7 +370,7 @@ def build_command(python: Path, folder: Path) -> list[str | Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the stages; the exit code is 1 if one of them failed, or a target is missed."""
+    """Run the stages. The exit code is `FAILED`, `NO_GPU` or `MISSED`; 0 if all went well."""
     options = _parsed(arguments)
     out: Path = (options.out or _default_out(os.environ)).absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -366,6 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The tree has no compiled core, and would hide the package of a wheel.
         run = Run(out, options.budget, folder)
         environ = settings(os.environ, scratch, allows_double=options.small)
+        has_gpu = True
         python, is_good = options.python and os.path.abspath(shutil.which(options.python) or options.python), True
         if python is None:
             python, is_good = _installed(run, options, folder, environ)
@@ -379,7 +394,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             has_passed = run.stage(stage.name, stage.budget_s, command, environ)
             is_good &= has_passed
             if stage.module == "machine" and not has_passed:
-                break  # it fails where there is no GPU that works
+                has_gpu = False
+                break
         shown = subprocess.run(
             [python, "-m", f"{PACKAGE}.report", out],
             cwd=run.folder,
@@ -387,7 +403,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             timeout=REPORT_S,
             check=False,
         )
-    return 0 if is_good and shown.returncode == 0 else 1
+    if not has_gpu:
+        return NO_GPU
+    return FAILED if not is_good else MISSED if shown.returncode else 0
 
 
 def _default_out(environ: Mapping[str, str]) -> Path:
@@ -398,13 +416,14 @@ def _default_out(environ: Mapping[str, str]) -> Path:
 def _installed(run: Run, options: argparse.Namespace, folder: Path, environ: dict[str, str]) -> tuple[Path, bool]:
     """Install this tree, or the wheel, in an environment; return its Python, and whether that succeeded."""
     where = options.keep or folder / "environment"
-    python, is_installed = environment_kept(where.absolute())
+    installed = identity(options.wheel)
+    python, is_installed = environment_kept(where.absolute(), installed)
     if is_installed:
         return python, True
     command = install_command(python, options.wheel) if options.wheel else build_command(python, folder)
     is_good = run.stage("build", INSTALL_S if options.wheel else BUILD_S, command, environ)
     if is_good:
-        (where / "installed").touch()
+        (where / "installed").write_text(installed)
     return python, is_good
 
 

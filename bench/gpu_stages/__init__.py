@@ -9,6 +9,7 @@ A stage prints each result at once as a record, one line of JSON, so that little
 - `variants.py`: the speed of variants of kernels, so that the best ones can be kept.
 - `kernels.py`, `threads.py`, `processes.py`: the speed of kernels, and of allreduce among threads and processes.
 - `routes.py`: the ways that an allreduce takes, and a decision table of them.
+- `nccl_alone.py`: whether NCCL carries out calls, by one rank.
 - `hosts.py`: the speed of allreduce among ranks that count as those of two hosts.
 - `gpu.py`, `records.py`, `nccl.py`: what stages share.
 - `report.py`, `targets.py`: tables of a run, and its targets.

@@ -52,6 +52,11 @@ def _nccl() -> str:
     return "not there" if version is None else f"{version[0]}.{version[1]}"
 
 
+def _mps() -> str:
+    program = shutil.which("nvidia-cuda-mps-control") or (str(MPS) if MPS.exists() else "not there")
+    return f"{program}, in use" if "CUDA_MPS_PIPE_DIRECTORY" in os.environ else program
+
+
 def _memory() -> str:
     return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / (1 << 30):.0f} GiB"
 
@@ -64,7 +69,7 @@ IDENTITY: dict[str, Callable[[], str]] = {
     "packages": _versions,
     "nvidia-smi": _nvidia_smi,
     "NCCL": _nccl,
-    "MPS": lambda: shutil.which("nvidia-cuda-mps-control") or (str(MPS) if MPS.exists() else "not there"),
+    "MPS": _mps,
 }
 
 

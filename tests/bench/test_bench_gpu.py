@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from support import fake_cuda, fake_nccl
-from support.cuda_on_host import libraries_of
+from support.gpu_stages import use_double
 
 from unisono.bench import gpu
 from unisono.bench.driver import Sample, Settings
@@ -29,7 +29,6 @@ from unisono.bench.gpu_stages import (
     processes,
     report,
     routes,
-    sanitizer,
     suite,
     targets,
     variants,
@@ -37,28 +36,15 @@ from unisono.bench.gpu_stages import (
 from unisono.bench.gpu_stages.gpu import windows
 from unisono.dtypes import DTYPES
 from unisono.errors import TransportUnavailableError
-from unisono.operations import OPERATIONS
-from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS, dequantise, quantise, reduction, scaling
 from unisono.transports.host.core_distance import Placement
-from unisono.tuning.decide.table import loaded
 
 MIB = 1 << 20
 DEADLINE_S = 100
-FLOAT, SUM = DTYPES["float32"], OPERATIONS["sum"]
-KERNELS = (
-    *(reduction(FLOAT, SUM, k) for k in (2, 3)),
-    *(reduction(FLOAT, SUM, 2, variant) for variant in variants.OF_OPS["sum"]),
-    *(scaling(FLOAT), COPY_EXTENTS),
-)
-BY_WARPS = [make(FLOAT, DTYPES[form]) for form in sanitizer.FORMS for make in (quantise, dequantise)]
 
 
 @pytest.fixture
 def on_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: make cuda")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda.folder()), prepend=os.pathsep)
-    libraries = [*libraries_of(KERNELS), *libraries_of(BY_WARPS, "-DUNISONO_WARPS")]
-    monkeypatch.setenv(fake_cuda.KERNELS, os.pathsep.join(map(str, libraries)))
+    use_double(monkeypatch)
 
 
 def run_stages(names: str, out: Path) -> dict[str, Any]:
@@ -87,22 +73,6 @@ def test_gpu_machine_stage_records_packages_and_usable_features(tmp_path: Path) 
     assert probed["sealed memory"]
     assert probed["CUDA IPC"]
     assert {target["met"] for target in document["targets"]} == {None}
-
-
-@pytest.mark.usefixtures("on_double")
-def test_gpu_routes_stage_writes_a_table_that_says_if_ranks_shared_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
-    document = run_stages("routes-2", tmp_path / "results.json")
-    assert [stage["ended"] for stage in document["stages"]] == ["code 0"], document["stages"]
-    ways = {(record["route"], record["nbytes"]) for record in records(document, "route")}
-    assert ways == {(way, nbytes) for way in ("one_shot", "two_shot", "staged") for nbytes in (1024, 4096)}
-    table = loaded(tmp_path / "gpu-table-2.json")
-    assert [(each.collective, each.ranks, each.memory) for each in table.decisions] == [("allreduce", 2, "device")]
-    assert all(seconds for times in next(iter(table.decisions.values())).times_s.values() for seconds in times)
-    assert json.loads((tmp_path / "gpu-table-2.json").read_text())["shared_gpu"] == machine.DOUBLE
-    assert f"ranks that shared one GPU ({machine.DOUBLE}): they hold only there" in caplog.text
 
 
 def test_gpu_routes_stage_fails_when_nothing_was_measured(
@@ -135,16 +105,6 @@ def test_version_of_nccl_is_that_of_the_library(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("on_double")
-def test_gpu_kernels_stage_records_copies_torch_and_cupy_beside_unisono(tmp_path: Path) -> None:
-    document = run_stages("kernels", tmp_path / "results.json")
-    found = records(document, "kernel")
-    measured = {(each["contender"], each["k"], each["nbytes"]) for each in found if "failure" not in each}
-    assert {(name, k, size) for name in ("copy", "unisono") for k in (2, 3) for size in (100, 4096)} <= measured
-    assert all(each["wrong"] == "" and each["gbps"] > 0 for each in found if "failure" not in each)
-    assert {each["contender"] for each in found} == {"copy", "unisono", "torch.sum", "CuPy", "torch adds"}
-
-
-@pytest.mark.usefixtures("on_double")
 def test_gpu_variants_stage_records_each_variant_in_each_grid(tmp_path: Path) -> None:
     found = records(run_stages("variants", tmp_path / "results.json"), "variant")
     assert {(each["variant"], each["waves"]) for each in found} == {
@@ -155,49 +115,12 @@ def test_gpu_variants_stage_records_each_variant_in_each_grid(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("on_double")
-def test_gpu_issue_stage_measures_programs_beside_python(tmp_path: Path) -> None:
-    found = records(run_stages("issue", tmp_path / "results.json"), "issue")
-    assert [(each["way"], each["nbytes"]) for each in found] == [("programs", 1024), ("Python", 1024)]
-    assert all(each["host_us"] > 0 for each in found)
-
-
-@pytest.mark.usefixtures("on_double")
 def test_gpu_hosts_stage_measures_ranks_of_two_hosts_beside_staging(tmp_path: Path) -> None:
     found = records(run_stages("hosts-4", tmp_path / "results.json"), "allreduce")
     assert [(each["library"], each["nbytes"]) for each in found] == [
         (library, nbytes) for library in ("unisono", "unisono staged") for nbytes in (1024, 4096)
     ]
     assert all(each["median_us"] > 0 and each["placement"] == "two hosts" for each in found)
-
-
-@pytest.mark.usefixtures("on_double")
-def test_gpu_threads_stage_measures_ranks_that_are_threads(tmp_path: Path) -> None:
-    document = run_stages("threads-2", tmp_path / "results.json")
-    found = records(document, "allreduce")
-    assert [(each["library"], each["nbytes"]) for each in found] == [
-        (f"unisono {algorithm}", nbytes) for nbytes in (1024, 4096) for algorithm in ("one_shot", "two_shot")
-    ]
-    assert all(each["median_us"] > each["host_us"] > 0 and each["device_us"] > 0 for each in found)
-
-
-@pytest.mark.usefixtures("on_double")
-def test_gpu_sanitizer_stage_runs_reductions_and_says_which_tool_is_missing(tmp_path: Path) -> None:
-    found = records(run_stages("sanitizer", tmp_path / "results.json"), "sanitizer")
-    assert found[0] == {"kind": "sanitizer", "tool": "none", "found": ""}
-    assert {each["tool"] for each in found[1:]} == {"memcheck", "initcheck", "synccheck"}
-
-
-@pytest.mark.usefixtures("on_double")
-def test_gpu_tests_stage_passes_outside_the_tree_and_records_each_test(tmp_path: Path) -> None:
-    document = run_stages("tests", tmp_path / "results.json")
-    found = records(document, "test")
-    assert [each["outcome"] for each in found] == ["passed"] * 3, found
-    assert {each["name"].rpartition("::")[2] for each in found} == {
-        "test_device_knows_its_name_uuid_and_reachable_devices",
-        "test_memory_and_events_are_shared_by_processes[driver]",
-        "test_flags_order_processes_on_the_driver",
-    }
-    assert [record["value"] for record in records(document, "left")] == ["0"]
 
 
 def test_tests_on_a_gpu_run_side_by_side_if_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +135,7 @@ def test_gpu_run_without_a_gpu_ends_after_the_machine(tmp_path: Path, capfd: pyt
     if fake_cuda.has_gpu():
         pytest.skip("this machine has a GPU")
     out = tmp_path / "results.json"
-    assert gpu.main(["--python", sys.executable, "--out", str(out)]) == 1
+    assert gpu.main(["--python", sys.executable, "--out", str(out)]) == gpu.NO_GPU
     assert [stage["name"] for stage in json.loads(out.read_text())["stages"]] == ["machine"]
     assert "no GPU can be measured here" in capfd.readouterr().out
 
@@ -220,7 +143,7 @@ def test_gpu_run_without_a_gpu_ends_after_the_machine(tmp_path: Path, capfd: pyt
 @pytest.mark.usefixtures("on_double")
 def test_double_of_the_driver_is_no_gpu_of_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "results.json"
-    assert gpu.main(["--python", sys.executable, "--out", str(out), "--only", "machine,issue"]) == 1
+    assert gpu.main(["--python", sys.executable, "--out", str(out), "--only", "machine,issue"]) == gpu.NO_GPU
     (stage,) = json.loads(out.read_text())["stages"]
     assert "the driver is the double of the tests" in stage["said"][-1]
     monkeypatch.setenv(fake_cuda.FORBIDDEN, "1")
@@ -243,24 +166,6 @@ def test_unknown_gpu_stage_is_refused_with_the_names_that_exist(capsys: pytest.C
     said = capsys.readouterr().err
     assert "there is no stage kernel; there are" in said
     assert "threads-2" in said
-
-
-@pytest.mark.usefixtures("on_double")
-def test_gpu_probes_stage_says_which_premises_hold_and_what_calls_cost(tmp_path: Path) -> None:
-    document = run_stages("probes", tmp_path / "results.json")
-    assert [stage["ended"] for stage in document["stages"]] == ["code 0"], document["stages"]
-    premises = {record["name"]: record for record in records(document, "premise")}
-    assert set(probes.PREMISES) < set(premises), premises.keys()
-    assert {name for name, _ in gpu.NEEDED if name != "CUDA IPC"} < set(premises)
-    assert {probes.WAITING.format("cuMemFree of 2 MiB"), probes.WAITING.format("cuIpcCloseMemHandle")} < set(premises)
-    not_run = [record for record in premises.values() if record["name"].startswith("the probe of")]
-    assert not not_run, not_run
-    # What the double does about memory is its own affair; the others hold on it, so that all stages use flags.
-    needed = [name for name, _ in gpu.NEEDED if not premises.get(name, {"holds": True})["holds"]]
-    assert not needed, premises
-    costs = {record["name"]: record["us"] for record in records(document, "cost")}
-    assert {"cuLaunchKernel", "replay of a graph of 3 calls", "hand-over between processes, idle"} < set(costs)
-    assert all(us > 0 for us in costs.values()), costs
 
 
 def test_gpu_stages_do_without_what_a_driver_is_wrong_about() -> None:
@@ -334,13 +239,12 @@ def test_outcomes_of_tests_survive_the_deadline_of_their_stage(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("on_double")
-def test_gpu_processes_stage_measures_ranks_that_are_processes(tmp_path: Path) -> None:
-    found = records(run_stages("processes-2", tmp_path / "results.json"), "allreduce")
-    assert [(each["library"], each["nbytes"], each["ranks"]) for each in found] == [
-        ("unisono", 1024, 2),
-        ("unisono plans", 1024, 2),
-    ]
-    assert all(each.get("median_us", 0) > 0 for each in found), found
+def test_gpu_nccl_stage_lets_a_rank_that_is_alone_call_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nccl.bindings", reason="the binding of NCCL is not installed: make cuda")
+    monkeypatch.setenv("LD_PRELOAD", str(fake_nccl.library()))
+    (found,) = records(run_stages("nccl-1", tmp_path / "results.json"), "allreduce")
+    assert (found["library"], found["ranks"], found["nbytes"]) == ("nccl.native", 1, 1024)
+    assert found["median_us"] > 0
 
 
 @pytest.mark.usefixtures("on_double")
@@ -355,7 +259,7 @@ def test_gpu_stage_ends_with_code_1_when_unisono_fails(tmp_path: Path, monkeypat
 def test_gpu_machine_stage_runs_even_if_the_build_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "build_command", lambda python, folder: [sys.executable, "-c", "raise SystemExit(3)"])
     out = tmp_path / "results.json"
-    assert gpu.main(["--out", str(out), "--only", "machine,kernels"]) == 1
+    assert gpu.main(["--out", str(out), "--only", "machine,kernels"]) == gpu.NO_GPU
     document = json.loads(out.read_text())
     assert [(stage["name"], stage["ended"]) for stage in document["stages"]] == [
         ("build", "code 3"),
@@ -538,6 +442,7 @@ def test_gpu_build_finds_tools_beside_python_and_uses_all_cores() -> None:
 
 def test_gpu_environment_that_is_kept_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel, made = tmp_path / "unisono.whl", list[str]()
+    wheel.write_bytes(b"first")
 
     def stage(self: gpu.Run, name: str, budget_s: float, command: list[Any], environ: dict[str, str]) -> bool:
         made.append(name)
@@ -546,11 +451,14 @@ def test_gpu_environment_that_is_kept_is_used_again(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(gpu.Run, "stage", stage)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
-    monkeypatch.setattr(gpu, "environment", lambda folder: (folder.mkdir(), folder / "bin" / "python")[1])
+    monkeypatch.setattr(gpu, "environment", lambda folder: (folder.mkdir(exist_ok=True), folder / "bin" / "python")[1])
     arguments = ["--out", tmp_path / "out.json", "--keep", tmp_path / "kept", "--wheel", wheel, "--only", "machine"]
     for _ in range(2):
         assert gpu.main(list(map(str, arguments))) == 0
     assert made == ["build", "machine", "machine"]
+    wheel.write_bytes(b"second")
+    assert gpu.main(list(map(str, arguments))) == 0
+    assert made[3:] == ["build", "machine"]
 
 
 def test_compared_windows_contain_both_ends_of_an_array() -> None:

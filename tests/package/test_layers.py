@@ -117,6 +117,9 @@ EXCEPTIONS = {
         "unisono.transports.nccl.collectives.SHARED_GPU_VARIABLE": "NCCL refuses ranks that share a GPU without it",
         "unisono.tuning": "the stage writes a decision table, which no public name does",
     },
+    "bench/gpu_stages/nccl_alone.py": {
+        "unisono.algorithms.catalogue.vendors.NCCL_NATIVE": "the name of what carries out the calls",
+    },
     "bench/gpu_stages/probes.py": {
         "unisono.transports.cuda": "the driver is what is asked",
     },

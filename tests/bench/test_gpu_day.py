@@ -1,0 +1,168 @@
+"""A first run on a GPU by one command (`scripts/gpu_day.sh`), run on the driver's double."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gpu_stages import use_double
+
+from unisono.bench import gpu
+from unisono.bench.gpu_stages import machine, probes
+from unisono.tuning.decide.table import loaded
+
+SCRIPT = gpu.ROOT / "scripts" / "gpu_day.sh"
+DEADLINE_S = 280
+
+Records = list[dict[str, Any]]
+
+
+def run_script(*arguments: str, out: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHON": sys.executable, "OUT": str(out), **variables}
+    return subprocess.run(
+        [SCRIPT, *arguments], env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+def probes_say_which_premises_hold_and_what_calls_cost(found: Records) -> None:
+    premises = {record["name"]: record for record in of_kind(found, "premise")}
+    assert set(probes.PREMISES) < set(premises), premises.keys()
+    assert {name for name, _ in gpu.NEEDED if name != "CUDA IPC"} < set(premises)
+    assert {probes.WAITING.format("cuMemFree of 2 MiB"), probes.WAITING.format("cuIpcCloseMemHandle")} < set(premises)
+    not_run = [record for record in premises.values() if record["name"].startswith("the probe of")]
+    assert not not_run, not_run
+    # What the double does about memory is its own affair; the others hold on it, so that all stages use flags.
+    assert all(premises[name]["holds"] for name, _ in gpu.NEEDED if name in premises), premises
+    costs = {record["name"]: record["us"] for record in of_kind(found, "cost")}
+    assert {"cuLaunchKernel", "replay of a graph of 3 calls", "hand-over between processes, idle"} < set(costs)
+    assert all(us > 0 for us in costs.values()), costs
+
+
+def suites_pass_outside_the_tree_and_are_recorded_once(found: Records) -> None:
+    tests = of_kind(found, "test")
+    assert [each["outcome"] for each in tests if "interface" in each["name"] or "[" not in each["name"]], tests
+    assert all(each["outcome"] == "passed" for each in tests if not each["name"].endswith(("[torch]", "[cupy]"))), tests
+    names = sorted(each["name"].rpartition("::")[2] for each in tests)
+    assert names == [
+        "test_device_knows_its_name_uuid_and_reachable_devices",
+        "test_flags_order_processes_on_the_driver",
+        "test_memory_and_events_are_shared_by_processes[driver]",
+        *(f"test_plans_on_registered_arrays_are_right[{library}]" for library in ("cupy", "interface", "torch")),
+    ]
+    assert [record["value"] for record in of_kind(found, "left")] == ["0", "0"]
+
+
+def kernels_are_measured_beside_those_of_others(found: Records) -> None:
+    kernels = of_kind(found, "kernel")
+    measured = {(each["contender"], each["k"], each["nbytes"]) for each in kernels if "failure" not in each}
+    assert {(name, k, size) for name in ("copy", "unisono") for k in (2, 3) for size in (100, 4096)} <= measured
+    assert all(each["wrong"] == "" and each["gbps"] > 0 for each in kernels if "failure" not in each)
+    assert {each["contender"] for each in kernels} == {"copy", "unisono", "torch.sum", "CuPy", "torch adds"}
+
+
+def issuing_is_measured_by_programs_and_by_python(found: Records) -> None:
+    issue = of_kind(found, "issue")
+    assert [(each["way"], each["nbytes"]) for each in issue] == [("programs", 1024), ("Python", 1024)]
+    assert all(each["host_us"] > 0 for each in issue)
+
+
+def threads_are_measured_by_three_clocks(found: Records) -> None:
+    threads = [each for each in of_kind(found, "allreduce") if each["placement"] == "threads"]
+    assert [(each["library"], each["nbytes"]) for each in threads] == [
+        (f"unisono {algorithm}", nbytes) for nbytes in (1024, 4096) for algorithm in ("one_shot", "two_shot")
+    ]
+    assert all(each["median_us"] > each["host_us"] > 0 and each["device_us"] > 0 for each in threads)
+
+
+def routes_are_measured_and_their_table_says_that_ranks_shared_a_gpu(found: Records) -> None:
+    ways = {(record["route"], record["nbytes"]) for record in of_kind(found, "route")}
+    assert ways == {(way, nbytes) for way in ("one_shot", "two_shot", "staged") for nbytes in (1024, 4096)}
+    (written,) = of_kind(found, "table")
+    assert written["shared_gpu"] == machine.DOUBLE
+    table = loaded(Path(written["path"]))
+    assert [(each.collective, each.ranks, each.memory) for each in table.decisions] == [("allreduce", 2, "device")]
+    assert all(seconds for times in next(iter(table.decisions.values())).times_s.values() for seconds in times)
+
+
+def processes_are_measured_by_calls_and_by_plans(found: Records) -> None:
+    processes = [each for each in of_kind(found, "allreduce") if each["placement"] == "processes"]
+    assert [(each["library"], each["nbytes"], each["ranks"]) for each in processes] == [
+        ("unisono", 1024, 2),
+        ("unisono plans", 1024, 2),
+    ]
+    assert all(each.get("median_us", 0) > 0 for each in processes), processes
+
+
+def sanitizer_runs_every_kernel_and_says_which_tool_is_missing(found: Records) -> None:
+    under = of_kind(found, "sanitizer")
+    assert under[0] == {"kind": "sanitizer", "tool": "none", "found": ""}
+    assert {each["tool"] for each in under[1:]} == {"memcheck", "initcheck", "synccheck"}
+
+
+CHECKS: tuple[Callable[[Records], None], ...] = (
+    probes_say_which_premises_hold_and_what_calls_cost,
+    suites_pass_outside_the_tree_and_are_recorded_once,
+    kernels_are_measured_beside_those_of_others,
+    issuing_is_measured_by_programs_and_by_python,
+    threads_are_measured_by_three_clocks,
+    routes_are_measured_and_their_table_says_that_ranks_shared_a_gpu,
+    processes_are_measured_by_calls_and_by_plans,
+    sanitizer_runs_every_kernel_and_says_which_tool_is_missing,
+)
+
+
+def of_kind(found: Records, kind: str) -> Records:
+    return [record for record in found if record["kind"] == kind]
+
+
+def test_first_run_records_all_that_its_stages_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_double(monkeypatch)
+    ended = run_script("--small", "--python", sys.executable, out=tmp_path)
+    assert ended.stderr == ""
+    assert "=== first: code 0" in ended.stdout, ended.stdout
+    assert ended.returncode == 0
+    document = json.loads((tmp_path / "first.json").read_text())
+    assert [(stage["name"], stage["ended"]) for stage in document["stages"]] == [
+        (stage.name, "code 0") for stage in gpu.FIRST
+    ]
+    for check in CHECKS:
+        check(document["records"])
+    assert f"ranks that shared one GPU ({machine.DOUBLE}): they hold only there" in caplog.text
+    assert "Targets" in (tmp_path / "first.log").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"first.json", "first.jsonl", "first.log", "gpu-table-2.json"}
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+def test_rest_of_the_runs_goes_on_after_failures_and_ends_its_own_server(tmp_path: Path) -> None:
+    noted, out = tmp_path / "noted", tmp_path / "out"
+    codes = 'case "$*" in *"only machine,nccl"*) exit 4;; *"only machine,rest"*) exit 1;; esac'
+    notes = f'echo "$CUDA_MPS_PIPE_DIRECTORY: $*" >>{noted}; {codes}'
+    python = program(tmp_path / "python", f'case "$*" in *version_info*) echo cp0;; *) {notes};; esac\n')
+    program(tmp_path / "nvidia-cuda-mps-control", f'[ "$1" = -d ] && echo begins >>{noted} || cat >>{noted}\n')
+    path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))
+    ended = run_script("--rest", "--small", out=out, PYTHON=str(python), PATH=path)
+    assert ended.returncode == 1
+    assert [line.split(",")[0] for line in ended.stdout.splitlines() if ": code" in line] == [
+        "=== rest: code 1",
+        "=== nccl: code 4",
+        "=== mps: code 0",
+    ]
+    lines = noted.read_text().splitlines()
+    assert [line.partition("--only ")[2].split(" ")[0] or line for line in lines] == [
+        *("machine,rest", "machine,nccl", "begins", "machine,processes-2", "quit"),
+    ]
+    assert [line.startswith(": ") for line in lines if "--only" in line] == [True, True, False]
+    assert all(line.endswith("--small") for line in lines if "--only" in line)
