@@ -27,7 +27,7 @@ from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.errors import UnisonoError
 from unisono.operations import OPERATIONS
-from unisono.transports.cuda.device import Event, Flags, Stream
+from unisono.transports.cuda.device import Device, Event, Flags, Stream
 from unisono.transports.cuda.driver_errors import Driver
 from unisono.transports.cuda.issued_calls import Counters, IssuedCall, NextNumber
 
@@ -248,9 +248,15 @@ class Probes:
             "cuStreamIsCapturing": lambda: device.is_capturing(stream),
         }
         if device.has_pool():
-            calls["memory of the pool, taken and given"] = lambda: device.give(device.take(4096, stream), [])
+            calls["memory of the pool, taken and given"] = lambda: _take_and_give(device, stream)
         for name, call in calls.items():
             tell_cost(name, call, held.finish)
+
+
+def _take_and_give(device: Device, stream: Stream) -> None:
+    memory, event = device.take(4096, stream), device.new_event()
+    device.record(event, stream)
+    device.give(memory, [event])
 
 
 def tell_cost(name: str, call: Callable[[], object], finish: Callable[[], object]) -> None:

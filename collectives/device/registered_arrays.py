@@ -14,7 +14,7 @@ from unisono.collectives.arrays.dlpack import packed_strides
 from unisono.collectives.device.result_array import DeviceArray, order_streams
 from unisono.errors import UsageError
 from unisono.transports.cuda.device import LEGACY_STREAM, Device, Stream
-from unisono.transports.cuda.devices import device_of
+from unisono.transports.cuda.devices import current_ordinal, device_of
 from unisono.transports.cuda.registered_memory import registry_of
 
 
@@ -24,7 +24,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: str) -> Any:
     Args:
         shape: the extent of each dimension.
         dtype: the dtype of the elements, whose values are undefined.
-        device: ``"cuda"`` or ``"cuda:N"``.
+        device: ``"cuda:N"``, or ``"cuda"`` for the device that is current in this thread.
 
     Raises:
         UsageError: `device` is something else.
@@ -65,7 +65,7 @@ def _ordinal(device: str) -> int:
     found = re.fullmatch(r"cuda(?::(\d+))?", device, re.ASCII) if isinstance(device, str) else None
     if found is None:
         raise UsageError(f"device must be 'cuda' or 'cuda:N', not {device!r}")
-    return int(found[1] or 0)
+    return current_ordinal() if found[1] is None else int(found[1])
 
 
 def _cupy() -> Any:

@@ -8,12 +8,14 @@
 //
 // A communicator whose configuration says that it blocks, as CuPy's does, waits in each call until the call has ended.
 //
-// It checks its caller: no call is made while an earlier one is in progress. Reductions are of bytes, and of integers
+// It checks its caller: no call is made while an earlier one is in progress, and the context of the communicator is
+// current in each call, because NCCL uses the current device. Reductions are of bytes, and of integers
 // and floats of 32 and 64 bits.
 //
 // FAKE_NCCL_VERSION is its version, such as 23004 for 2.30.4. To the file FAKE_NCCL_LOG it appends a line for each
 // call: its name and arguments. FAKE_NCCL_FAIL, such as "ncclAllReduce=1", makes calls fail with these codes.
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdint.h>
@@ -92,8 +94,22 @@ void log_call(const char* name, Arguments... arguments) {
   close(file);
 }
 
+// The current context of the driver's double; null if there is none.
+void* current_context() {
+  using Lookup = int (*)(const char*, void**, int, uint64_t, int*);
+  using Current = int (*)(void**);
+  static const auto lookup = reinterpret_cast<Lookup>(dlsym(RTLD_DEFAULT, "cuGetProcAddress_v2"));
+  void* current = nullptr;
+  if (lookup == nullptr || lookup("cuCtxGetCurrent", &current, 12000, 0, nullptr) != 0) abort();
+  void* context = nullptr;
+  return reinterpret_cast<Current>(current)(&context) == 0 ? context : nullptr;
+}
+
 class Comm {
  public:
+  // Whether the context of this communicator is current.
+  bool is_current() const { return context_ == current_context(); }
+
   Comm(int size, int rank, const std::string& path, bool blocks)
       : size_(size), rank_(rank), path_(path), blocks_(blocks) {
     const size_t nbytes = sizeof(Shared) + slot_nbytes * static_cast<size_t>(size);
@@ -134,7 +150,7 @@ class Comm {
 
   // One call: `input` goes to this rank's slot, and `read` sees the slots of all.
   Result call(std::function<void(std::byte*)> input, std::function<void()> read) {
-    if (state() != success) return invalid_usage;
+    if (state() != success || !is_current()) return invalid_usage;
     enqueue([this, input, read] {
       ++calls_;
       input(slot(rank_));
@@ -193,6 +209,7 @@ class Comm {
     while (!condition() && !is_over()) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 
+  void* const context_ = current_context();
   int size_, rank_;
   std::string path_;
   bool blocks_;
@@ -311,6 +328,7 @@ Result ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank, cons
   log_call("ncclCommInitRankConfig", size, rank, blocks);
   if (const Result failure = failure_of("ncclCommInitRankConfig"); failure != success) return failure;
   if (size > most_ranks) return invalid_argument;
+  if (current_context() == nullptr) return invalid_usage;
   *comm = new Comm(size, rank, id.bytes, blocks);
   return blocks ? success : in_progress;
 }
@@ -324,6 +342,7 @@ Result ncclCommSplit() { return internal_error; }
 Result ncclCommUserRank() { return internal_error; }
 
 Result ncclCommGetAsyncError(Comm* comm, int* result) {
+  if (!comm->is_current()) return invalid_usage;
   *result = comm->state();
   if (const Result failure = failure_of("async"); failure != success) *result = failure;
   return success;
@@ -335,12 +354,14 @@ Result ncclCommFinalize(Comm*) {
 }
 
 Result ncclCommDestroy(Comm* comm) {
+  if (!comm->is_current()) return invalid_usage;
   log_call("ncclCommDestroy");
   delete comm;
   return success;
 }
 
 Result ncclCommAbort(Comm* comm) {
+  if (!comm->is_current()) return invalid_usage;
   log_call("ncclCommAbort");
   delete comm;
   return success;

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ from unisono.transports.cuda.device import (
     Stream,
     is_over,
 )
+from unisono.transports.cuda.devices import device_of
 from unisono.transports.cuda.host_memory import HostMemory
 from unisono.transports.cuda.ipc_probe import try_sharing
 from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, reduction, scaling
@@ -253,6 +255,33 @@ def test_device_calls_restore_the_current_context(device: Any) -> None:
     with pytest.raises(InternalError):
         device.copy(12345, 12345, 1, LEGACY_STREAM)
     assert int(device._driver("cuCtxGetCurrent")) == int(before)
+
+
+@only_double
+def test_empty_arrays_are_on_the_current_device() -> None:
+    devices = [device_of(ordinal) for ordinal in range(2)]
+    for current, expected in ((None, 0), (devices[0], 0), (devices[1], 1)):
+        with nullcontext() if current is None else current.current():
+            assert un.empty(3, "float8_e5m2", device="cuda").__dlpack_device__() == (2, expected)
+            assert un.empty(3, "float8_e5m2", device="cuda:0").__dlpack_device__() == (2, 0)
+    for device in devices:
+        wait_until_released(device)
+
+
+@only_double
+@pytest.mark.parametrize(("calls", "has_graphs"), [((), True), (("cuGraphLaunch",), False)])
+def test_device_has_graphs_if_one_of_them_works(
+    monkeypatch: pytest.MonkeyPatch, device: Any, calls: Sequence[str], *, has_graphs: bool
+) -> None:
+    monkeypatch.setenv(fake_cuda.FAIL, ",".join(f"{call}=801" for call in calls))
+    assert device.has_graphs() is has_graphs
+    wait_until_released(device)
+
+
+def test_device_whose_graphs_end_without_their_work_has_none(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
+    monkeypatch.setattr(device, "launch", lambda graph, stream: None)
+    assert not device.has_graphs()
+    wait_until_released(device)
 
 
 def test_ipc_handles_do_not_open_in_the_exporting_process(device: Any) -> None:

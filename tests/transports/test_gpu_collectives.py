@@ -91,6 +91,34 @@ def test_calls_on_the_same_arrays_are_issued_again_by_few_driver_calls(
         assert counts == [2 + 12 if way == "native" else 3 * 12] * 2
 
 
+def call_with_new_kernels(world: un.Communicator, log: Path) -> list[str]:
+    """Call an allreduce whose kernel is not loaded, on the driver's double; return the kinds of calls in order."""
+    path = log.with_suffix(f".{world.rank}")
+    with cuda_bench() as bench:
+        collectives = DeviceCollectives(world._executor, bench.device, timeout_s=WAIT_S)
+        source, target = (bench.memory(np.ones(1000, np.float32)) for _ in range(2))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(fake_cuda.LOG, str(path))
+            start(bench, collectives, source, target)
+        bench.finish(bench.stream)
+        world.barrier()
+        collectives.close(WAIT_S)
+    kinds = {"cuFuncLoad": "load", "cuStreamWaitValue64": "wait", "cuLaunchKernel": "launch"}
+    names = [line.split()[1] for line in path.read_text().splitlines()]
+    return [kinds[name] for name in names if name in kinds]
+
+
+@pytest.mark.skipif(fake_cuda.has_gpu(), reason="needs the double of the driver")
+def test_kernels_are_loaded_before_streams_wait_for_other_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_cuda.use(monkeypatch, [reduction(DTYPES["float32"], OPERATIONS["sum"], 2)])
+    for kinds in un.launch(call_with_new_kernels, 2, tmp_path / "log", timeout_s=DEADLINE_S):
+        assert kinds[0] == "load"
+        assert kinds.count("load") == kinds.count("launch") == 1
+        assert "wait" in kinds
+
+
 def call_with_few_blocks(world: un.Communicator, log: Path) -> list[int]:
     """Call an allreduce by two routes of issue; return the blocks of its kernels."""
     with cuda_bench() as bench:

@@ -36,6 +36,7 @@ in as bad an order as the rules allow, and reports every violation of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, NewType, Protocol
 
@@ -324,6 +325,14 @@ class Device(Protocol):
         """
         ...
 
+    def load_reduction(self, k: int, dtype: DType, op: Op) -> None:
+        """Load the kernels by which `reduce` combines `k` arrays, and for an operation with a factor that of `lift`.
+
+        A driver may wait until the device has done its work before it loads a kernel. So kernels are loaded before
+        streams wait for other ranks.
+        """
+        ...
+
     def lift(self, dst: int, src: int, count: int, dtype: DType, op: Op, stream: Stream) -> None:
         """Multiply ``src[i]`` by the factor of `op` into ``dst[i]``, for `count` elements; `dst` may be `src`.
 
@@ -397,6 +406,10 @@ class Device(Protocol):
 
     def unpin(self, array: AnyArray) -> None:
         """Free memory from `pin`."""
+        ...
+
+    def current(self) -> AbstractContextManager[object]:
+        """Return a with-block in which this device is the current one of the thread, for calls of other libraries."""
         ...
 
     def has_released(self) -> bool:

@@ -19,6 +19,12 @@ def _driver(ordinal: int) -> Device:
     return CudaDevice(ordinal)
 
 
+def _current_of_driver() -> int:
+    from unisono.transports.cuda.driver import current_ordinal
+
+    return current_ordinal()
+
+
 _lock = threading.Lock()  # guards the following variables
 _factory: Factory = _driver
 _opened: dict[tuple[int, int], Device] = {}  # by process and number, because a forked child cannot use them
@@ -35,6 +41,17 @@ def device_of(ordinal: int) -> Device:
         if place not in _opened:
             _opened[place] = _factory(ordinal)
         return _opened[place]
+
+
+def current_ordinal() -> int:
+    """Return the number of the device that is current in this thread, as libraries set it; 0 if none is.
+
+    Raises:
+        TransportUnavailableError: there is no driver.
+    """
+    with _lock:
+        is_driver = _factory is _driver
+    return _current_of_driver() if is_driver else 0
 
 
 def facts_of(pointer: int, ordinal: int) -> PointerFacts:

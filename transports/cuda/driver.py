@@ -13,6 +13,7 @@ import mmap
 import os
 import struct
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from unisono.deadlines import Deadline
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, InternalError, TransportUnavailableError, UnisonoError, UsageError
 from unisono.operations import Op
@@ -61,6 +63,7 @@ from unisono.transports.cuda.memory_pool import MemoryPool
 from unisono.transports.cuda.native_programs import NativePrograms
 from unisono.transports.cuda.process_token import TOKEN_NBYTES, process_token
 from unisono.transports.cuda.reaper import Reaper
+from unisono.transports.executors.polling import pauses_of_polling
 from unisono.transports.reductions.definition import factor_of
 
 _HANDLE_NBYTES = 64
@@ -68,6 +71,8 @@ _HANDLE_NBYTES = 64
 _HANDLE = struct.Struct(f"{TOKEN_NBYTES}sQ{_HANDLE_NBYTES}s")
 # How long an allocation that finds no memory waits for memory that is being given back.
 _MEMORY_S = 2.0
+# How long the device may take for a graph that shows whether graphs work. It may do work of others meanwhile.
+_TRIAL_S = 5.0
 
 # The environment variable by which measurements do without "flags" or "graphs" where a driver is wrong about them.
 _WITHOUT = "BENCH_GPU_WITHOUT"
@@ -198,6 +203,9 @@ class CudaDevice:
     def unpin(self, array: AnyArray) -> None:
         self._give_back("cuMemFreeHost", array.ctypes.data)
 
+    def current(self) -> contextlib.AbstractContextManager[object]:
+        return self._context
+
     def has_released(self) -> bool:
         return self._reaper.is_idle()
 
@@ -322,18 +330,33 @@ class CudaDevice:
             return self._call("cuStreamEndCapture", stream)
 
     def _captures_flags(self) -> bool:
-        """Return whether the driver takes flags in graphs, by capturing some."""
-        flags, stream = self.new_flags(1), self.new_stream()
+        """Return whether the device raises flags and waits for them in graphs, by a graph that does so."""
+        flags, stream, event = self.new_flags(1), self.new_stream(), self.new_event()
         calls = [IssuedCall("raise_flag", (flags, 0, 1, stream)), IssuedCall("await_flag", (flags, 0, 1, stream))]
         try:
-            self.end_graph(self.capture(calls, stream))
+            graph = self.capture(calls, stream)
+            self.launch(graph, stream)
+            self.record(event, stream)
+            works = self._happens(event) and self._flags[flags.address].memory.view.cast("Q")[0] == 1
+            self.end_graph(graph)
         except (TransportUnavailableError, UsageError, InternalError):
             self._require_running()
-            return False
-        finally:
+            works = False
+        self.release_flags(flags)
+        if self._happens(event):  # or else the flags are in use
             self.end_stream(stream)
+            self.end_event(event)
             self.end_flags(flags)
-        return True
+        return works
+
+    def _happens(self, event: Event) -> bool:
+        """Wait for an event for a while; return whether it has happened."""
+        deadline = Deadline(_TRIAL_S)
+        for pause_s in pauses_of_polling():
+            if is_over(self, event) or deadline.has_passed():
+                break
+            time.sleep(pause_s or 0.0)
+        return is_over(self, event)
 
     def _address_of(self, flags: Flags, index: int) -> int:
         """Return the address of a flag on the device."""
@@ -366,6 +389,13 @@ class CudaDevice:
         with self._tables.holding(sources, stream) as address:
             addresses = as_pointer(address), as_number(k)
             self._launch(reduction_launch(dst, addresses, k, count, dtype, op, divisor), stream)
+
+    def load_reduction(self, k: int, dtype: DType, op: Op) -> None:
+        self._require_running()
+        with self._context:
+            self._launcher.load(reduction_launch(0, (), k, 0, dtype, op, 1))
+            if op.factor is not None:
+                self._launcher.load(scaling_launch(0, 0, b"", 0, dtype))
 
     def lift(self, dst: int, src: int, count: int, dtype: DType, op: Op, stream: Stream) -> None:
         self._launch(scaling_launch(dst, src, factor_of(op, dtype).tobytes(), count, dtype), stream)
@@ -465,6 +495,19 @@ class CudaDevice:
 
     def _aborted_error(self) -> AbortedError:
         return AbortedError(f"the device {self.ordinal} was aborted")
+
+
+def current_ordinal() -> int:
+    """Return the number of the device whose context is current in this thread; 0 if there is none.
+
+    Raises:
+        TransportUnavailableError: there is no driver.
+    """
+    driver = Driver()
+    if not driver.number_of(driver("cuCtxGetCurrent")):
+        return 0
+    current, count = int(driver("cuCtxGetDevice")), driver("cuDeviceGetCount")
+    return next(ordinal for ordinal in range(count) if int(driver("cuDeviceGet", ordinal)) == current)
 
 
 class _MappedFlags(NamedTuple):

@@ -155,6 +155,18 @@ def bind(
     return Bound(rank, plans, extent, segments, of_ranks, direct, shown)
 
 
+def load_kernels(device: Device, bound: Bound) -> None:
+    """Load the kernels of a call, before its streams wait for other ranks."""
+    op, plan = bound.extent.op, bound.plans[bound.rank]
+    if op is None:
+        return
+    steps = [step for lane in range(len(plan.lanes)) for group in plan.groups(lane) for step in group.steps]
+    reductions = {(len(step.sources), step.lower) for step in steps if isinstance(step, (Reduce, ReadReduce))}
+    reductions |= {(1, True) for step in steps if isinstance(step, Copy) and step.lower}
+    for k, lower in reductions:
+        device.load_reduction(k, bound.extent.dtype, op if lower else _unlowered(op))
+
+
 class SegmentRun:
     """The run of a plan over one segment of a call, on one stream and one channel.
 

@@ -53,7 +53,7 @@ from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Stream, is_over
-from unisono.transports.cuda.executor import ABLE, Bound, Repeat, SegmentRun, bind
+from unisono.transports.cuda.executor import ABLE, Bound, Repeat, SegmentRun, bind, load_kernels
 from unisono.transports.cuda.issued_calls import IssuedCall
 from unisono.transports.cuda.peer_exchange import PeerExchange, exchange
 from unisono.transports.cuda.registered_memory import registry_of
@@ -390,6 +390,7 @@ class DeviceCollectives:
             plans = self._plans_of(signature.collective, name, signature.root or 0)
             in_one_process = self._peers.in_one_process
             self._bound[place] = bind(self.executor.rank, plans, extent, self._slab_nbytes, in_one_process, shown)
+            load_kernels(self.device, self._bound[place])
         return self._bound[place]
 
     def _count(self, bound: Bound) -> None:

@@ -126,7 +126,7 @@ class NcclCollectives:
         self.version = library.version
         self._last = device.new_event()
         self._watch = Watch(self)
-        self._comm = library.join(bytes.fromhex(answers[0]["id"]), executor.size, executor.rank)
+        self._comm = library.join(bytes.fromhex(answers[0]["id"]), executor.size, executor.rank, device.current)
         self._until_ready("the meeting of all ranks in NCCL", deadline)
 
     def issue(

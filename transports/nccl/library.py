@@ -4,6 +4,8 @@ Both bindings take addresses, counts and the numbers of NCCL's enumerations, whi
 *nonblocking*: a function of NCCL that would wait for other ranks returns at once, and `Comm.is_ready` says when the
 communicator can be used again. So this rank can look at its links and its time limit meanwhile. CuPy's binding has no
 such communicators. Its constructor runs in a thread of its own, which stays if the other ranks never come.
+
+NCCL uses the device that is current in the calling thread, so a device is made current around each call.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from unisono.errors import InternalError, TransportUnavailableError
 from unisono.transports.cuda.device import Stream
 
 _IN_PROGRESS = 7
+Current: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
 class Comm(Protocol):
@@ -69,8 +73,11 @@ class Library(Protocol):
     def unique_id(self) -> bytes:
         """Return a name for a new communicator, which one rank draws."""
 
-    def join(self, unique_id: bytes, size: int, rank: int) -> Comm:
-        """Return this rank's part of a new communicator; `Comm.is_ready` says when all ranks have joined."""
+    def join(self, unique_id: bytes, size: int, rank: int, current: Current) -> Comm:
+        """Return this rank's part of a new communicator; `Comm.is_ready` says when all ranks have joined.
+
+        ``current()`` is a with-block in which the device of this rank is current.
+        """
 
 
 def version_text(version: int) -> str:
@@ -111,23 +118,25 @@ class _Nccl4py:
     def unique_id(self) -> bytes:
         return bytes(self._binding.get_unique_id())
 
-    def join(self, unique_id: bytes, size: int, rank: int) -> Comm:
+    def join(self, unique_id: bytes, size: int, rank: int, current: Current) -> Comm:
         name = self._binding.UniqueId.from_buffer(bytearray(unique_id))
         config = self._binding.Config()
         config.blocking = 0
         try:
-            handle = self._binding.comm_init_rank_config(size, name.ptr, rank, config.ptr)
+            with current():
+                handle = self._binding.comm_init_rank_config(size, name.ptr, rank, config.ptr)
         except Exception as error:  # noqa: BLE001
             _refuse(error, "ncclCommInitRankConfig")
-        return _Nccl4pyComm(self._binding, handle)
+        return _Nccl4pyComm(self._binding, handle, current)
 
 
 class _Nccl4pyComm:
-    def __init__(self, binding: Any, handle: Any) -> None:
-        self._binding, self._handle = binding, handle
+    def __init__(self, binding: Any, handle: Any, current: Current) -> None:
+        self._binding, self._handle, self._current = binding, handle, current
 
     def is_ready(self) -> bool:
-        state = self._binding.comm_get_async_error(self._handle)
+        with self._current():
+            state = self._binding.comm_get_async_error(self._handle)
         if state in (0, _IN_PROGRESS):
             return bool(state == 0)
         text = self._binding.get_last_error(self._handle) or self._binding.get_error_string(state)
@@ -169,7 +178,8 @@ class _Nccl4pyComm:
 
     def _call(self, function: str, *arguments: Any) -> None:
         try:
-            getattr(self._binding, function)(*arguments)
+            with self._current():
+                getattr(self._binding, function)(*arguments)
         except self._binding.NCCLError as error:
             _refuse(error, function)
 
@@ -186,13 +196,13 @@ class _CupyNccl:
     def unique_id(self) -> bytes:
         return bytes(self._binding.get_unique_id())
 
-    def join(self, unique_id: bytes, size: int, rank: int) -> Comm:
-        return _CupyComm(self._binding, lambda: self._binding.NcclCommunicator(size, unique_id, rank))
+    def join(self, unique_id: bytes, size: int, rank: int, current: Current) -> Comm:
+        return _CupyComm(self._binding, lambda: self._binding.NcclCommunicator(size, unique_id, rank), current)
 
 
 class _CupyComm:
-    def __init__(self, binding: Any, join: Callable[[], Any]) -> None:
-        self._binding = binding
+    def __init__(self, binding: Any, join: Callable[[], Any], current: Current) -> None:
+        self._binding, self._current = binding, current
         self._handle: Any = None
         self._error: Exception | None = None
         self._joining = threading.Thread(target=self._join, args=[join], name="unisono-nccl", daemon=True)
@@ -200,7 +210,8 @@ class _CupyComm:
 
     def _join(self, join: Callable[[], Any]) -> None:
         try:
-            self._handle = join()
+            with self._current():
+                self._handle = join()
         except Exception as error:  # noqa: BLE001  (`is_ready` raises it)
             self._error = error
 
@@ -234,11 +245,12 @@ class _CupyComm:
         self._call("recv", target, count, dtype, peer, stream)
 
     def group(self, calls: Callable[[], None]) -> None:
-        self._binding.groupStart()
-        try:
-            calls()
-        finally:
-            self._binding.groupEnd()
+        with self._current():
+            self._binding.groupStart()
+            try:
+                calls()
+            finally:
+                self._binding.groupEnd()
 
     def abort(self) -> None:
         if self._handle is not None:
@@ -249,7 +261,8 @@ class _CupyComm:
 
     def _call(self, function: str, *arguments: Any) -> None:
         try:
-            getattr(self._handle, function)(*arguments)
+            with self._current():
+                getattr(self._handle, function)(*arguments)
         except self._binding.NcclError as error:
             _refuse(error, function)
 

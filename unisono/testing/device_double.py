@@ -290,6 +290,9 @@ class DeviceDouble:
 
         self._elementwise(dst, sources, count, dtype, stream, run)
 
+    def load_reduction(self, k: int, dtype: DType, op: Op) -> None:
+        """Do nothing: a double has no kernels."""
+
     def copy_extents(self, extents: Sequence[Extent], stream: Stream) -> None:
         whole = [extent for extent in extents if extent.nbytes]
         if not whole:
@@ -378,6 +381,9 @@ class DeviceDouble:
 
     def unpin(self, array: AnyArray) -> None:
         self._give_back(self._gpu.release, array.ctypes.data, ("pinned",))
+
+    def current(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
     def has_released(self) -> bool:
         with self._gpu.lock:
