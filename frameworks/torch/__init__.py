@@ -18,6 +18,7 @@ The backend:
 
 Training:
     optimizer: `DistributedOptimizer`.
+    wrapped_optimizer: attributes of an optimizer that wraps another one.
     slots: gradients in the memory in which they are reduced.
     trained: the parameters of an optimizer, by name.
     deferred_updates: updates that wait for their gradients, with priorities.

@@ -18,9 +18,10 @@ from unisono.frameworks.torch.deferred_updates import DeferredUpdates, check_def
 from unisono.frameworks.torch.slots import Slots
 from unisono.frameworks.torch.tensors import like
 from unisono.frameworks.torch.trained import TrainedParameters
+from unisono.frameworks.torch.wrapped_optimizer import WrappedOptimizer
 
 
-class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+class DistributedOptimizer(WrappedOptimizer):
     """A wrapper of an optimizer of torch that averages gradients over ranks. Use it like the optimizer that it wraps.
 
     When backward has accumulated a gradient, a hook passes the gradient to a `GradientReducer`. At its end, backward
@@ -88,8 +89,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         verify_every: int = 100,
         **options: Any,
     ) -> None:
-        # The base class is not initialised: `__getattr__` reads all attributes from the wrapped optimizer.
-        self.optimizer = optimizer
+        super().__init__(optimizer)
         if named_parameters is None and model is not None:
             named_parameters = _module(model).named_parameters()
         self._trained = TrainedParameters(optimizer, named_parameters)
@@ -122,14 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._steps = self._turns = 0  # steps, and how often gradients have been averaged since the last one
         self._hooks: dict[str, tuple[Any, Any]] = {}  # by name, the parameter and its hook
         self._hook_parameters()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
-
-    def __repr__(self) -> str:
-        return f"DistributedOptimizer({self.optimizer!r})"
+        self._seal()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -174,6 +167,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 reduced = self._deferred.defer(reduced)
             self._adopt(reduced)
         return self._apply() if self._has_gradients else None
+
+    step.hooked = True  # type: ignore[attr-defined]  # so that torch calls no hooks of it beside those of `optimizer`
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as `zero_grad` of torch does."""

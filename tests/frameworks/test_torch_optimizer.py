@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -255,6 +258,37 @@ def mixed_layouts(side: Side) -> None:
         optimizer.step()
 
 
+def attributes(side: Side) -> None:
+    """Assign attributes of the optimizer, and replace its step, as schedulers and profilers do."""
+    optimizer = side.optimizer(make=lambda p: torch.optim.Adam(p, lr=0.1))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    means: list[Any] = []
+    optimizer.register_step_pre_hook(lambda *_: means.append(side.layers["a"].bias.grad.clone()))
+    original, calls = optimizer.step, []
+    optimizer.step = lambda: (calls.append(1), original())
+    optimizer.step._wrapped_by_lr_sched = True
+    for step in range(STEPS):
+        if step == 2:
+            optimizer.state = defaultdict(dict)
+        if step == 3:
+            optimizer.param_groups = [{**group, "lr": 0.5} for group in optimizer.param_groups]
+        if step == 4:
+            optimizer.defaults = {**optimizer.defaults, "lr": 0.25}
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+            optimizer.invented = 1
+        optimizer.zero_grad()
+        side.loss(step, "a").backward()
+        optimizer.step()
+        schedule.step()
+    del optimizer.step
+    del optimizer.invented
+    optimizer.step()
+    inner = getattr(optimizer, "optimizer", optimizer)
+    side.layers["found"] = torch.nn.ParameterList(
+        [*means, torch.tensor([len(calls), optimizer.param_groups[1]["lr"], hasattr(inner, "invented")])]
+    )
+
+
 LOOPS: tuple[Callable[[Side], None], ...] = (
     micro_batches,
     micro_batches_with_priorities,
@@ -271,6 +305,7 @@ LOOPS: tuple[Callable[[Side], None], ...] = (
     checkpointed,
     embedded,
     mixed_layouts,
+    attributes,
 )
 
 
@@ -352,3 +387,31 @@ def test_gradients_that_differ_between_ranks_are_an_error_of_all_ranks(two: Pool
     for texts in two.run(errors_of, timeout_s=DEADLINE_S):
         for text, (_, _, words) in zip(texts, MISTAKES, strict=True):
             assert words in text
+
+
+def copied(world: Any) -> list[Any]:
+    """Copy and pickle an optimizer; return the texts of the errors, and how often another one calls a hook later."""
+    side = Side(world)
+    optimizer = side.optimizer(side.layers["b"])
+    texts = []
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError) as caught:
+            copying(optimizer)
+        texts.append(str(caught.value))
+    with pytest.raises(TypeError):
+        type(optimizer).__new__(type(optimizer)).__setstate__({})
+    calls: list[int] = []
+    other = side.optimizer(side.layers["a"])
+    other.register_step_post_hook(lambda *_: calls.append(1))
+    side.loss(0, "a").backward()
+    other.step()
+    for each in side.opened:
+        each.close()
+    return [*texts, len(calls)]
+
+
+def test_copy_of_an_optimizer_is_refused_and_changes_no_other_optimizer(two: Pool) -> None:
+    for *texts, calls in two.run(copied, timeout_s=DEADLINE_S):
+        assert calls == 1
+        for text in texts:
+            assert "a DistributedOptimizer cannot be copied or pickled" in text
