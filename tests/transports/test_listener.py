@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import queue
+import resource
 import socket
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from support.deadlines import DEADLINE_S
 
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UsageError
+from unisono.transports.host.fd_limit import lift_limit_of_files
 from unisono.transports.links import handshake_io, listener as listener_module
-from unisono.transports.links.dialer import DialingRank, Target, dial
+from unisono.transports.links.dialer import Dialer, DialingRank, Target, dial
+from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import HELLO_NBYTES, DialerHandshake, Hello, Purpose
 from unisono.transports.links.handshake_io import greet
 from unisono.transports.links.listener import Addresses, Listener
@@ -199,6 +202,87 @@ def test_listener_drops_the_oldest_of_too_many_pending_connections(monkeypatch):
         strangers[-1].settimeout(0.05)
         with pytest.raises(TimeoutError):
             strangers[-1].recv(1)
+
+
+CROWD = """
+import socket, sys
+sys.stdin.readline()
+held = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(int(sys.argv[3]))]
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def few_descriptors(free):
+    """Let this process open so many more files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    with contextlib.ExitStack() as fillers:
+        for _ in range(highest + 1 - len(os.listdir("/proc/self/fd"))):
+            fillers.enter_context(open(os.devnull, "rb"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + free, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_strangers_leave_the_program_of_a_large_job_its_descriptors():
+    with contextlib.closing(RecordingListener(size=1000)) as door, contextlib.ExitStack() as opened:
+        command = [sys.executable, "-c", CROWD, door.addresses.tcp_host, str(door.addresses.tcp_port), "300"]
+        crowd = opened.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        opened.enter_context(few_descriptors(200))
+        crowd.stdin.write(b"\n")
+        crowd.stdin.flush()
+        assert crowd.stdout.readline() == b"300\n"
+        for _ in range(140):
+            opened.enter_context(open(os.devnull, "rb"))
+        assert_serves(door)
+        crowd.stdin.close()
+
+
+def test_listener_of_a_large_job_admits_all_ranks_at_once():
+    size = 1000
+    if lift_limit_of_files(4 * size) is not None:
+        pytest.skip("the limit of open files is too low")
+    loop = EventLoop("dialers", lambda error: None)
+    connected = queue.Queue()
+    with contextlib.closing(RecordingListener(size=size)) as door:
+        loop.start()
+        dialers = [Dialer(loop, DialingRank(KEY, JOB, 0, rank), lambda: False) for rank in range(1, size)]
+        for dialer in dialers:
+            dialer.dial(target(door.addresses), connected.put, connected.put)
+        senders = set()
+        for _ in dialers:
+            hello, sock = door.next()
+            senders.add(hello.sender)
+            sock.close()
+            connected.get(timeout=DEADLINE_S).close()
+        assert senders == set(range(1, size))
+        loop.close(lambda: [dialer.close() for dialer in dialers])
+
+
+def test_listener_soon_drops_a_stranger_without_a_hello(monkeypatch):
+    monkeypatch.setattr(handshake_io, "HANDSHAKE_TIMEOUT_S", 1e6)
+    with contextlib.closing(RecordingListener()) as door, stranger(door.addresses) as silent:
+        assert_dropped(silent)
+        assert_serves(door)
+
+
+def test_silent_strangers_do_not_drop_a_rank_that_has_sent_its_hello(monkeypatch):
+    monkeypatch.setattr(listener_module, "_PENDING_LIMIT", 5)
+    monkeypatch.setattr(listener_module, "_PENDING_PER_RANK", 0)
+    handshake = DialerHandshake(KEY, Hello(JOB, 0, 1, 0, Purpose.TCP))
+    with contextlib.closing(RecordingListener()) as door, contextlib.ExitStack() as crowd:
+        rank = crowd.enter_context(stranger(door.addresses))
+        rank.sendall(handshake.opening)
+        proof = handshake.receive(rank.recv(HELLO_NBYTES + 32, socket.MSG_WAITALL))
+        strangers = [crowd.enter_context(stranger(door.addresses)) for _ in range(8)]
+        assert_dropped(strangers[0])
+        rank.sendall(proof)
+        assert rank.recv(1) == b"\x01"
+        crowd.enter_context(door.next()[1])
 
 
 def test_both_sides_refuse_a_hello_with_a_wrong_key(door):

@@ -1,15 +1,31 @@
-"""Raises the limit of open files of this process."""
+"""The limit of open files of this process: raises it, and counts how many files may still be opened."""
 
 from __future__ import annotations
 
+import os
 import resource
+
+_OPEN = "/proc/self/fd"
 
 
 def lift_limit_of_files(needed: int) -> int | None:
-    """Let this process open `needed` files; return None, or the hard limit if that is lower."""
+    """Let this process open `needed` files; return None, or the hard limit if that is lower and holds now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        return hard
-    if soft != resource.RLIM_INFINITY and needed > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    return None
+    is_enough = hard == resource.RLIM_INFINITY or needed <= hard
+    allowed = needed if is_enough else hard
+    if soft != resource.RLIM_INFINITY and allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return None if is_enough else hard
+
+
+def free_descriptors() -> int | None:
+    """Return how many more files this process may open; None if that is unknown or without a limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    try:
+        return max(0, soft - len(os.listdir(_OPEN)) + 1)  # the list has the descriptor of the folder itself
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return 0

@@ -2,8 +2,9 @@
 
 If both sides agree on TLS, it begins at the end of the handshake (tls.py).
 
-Anybody may connect. A connection that does not complete the handshake is closed after five seconds at most. Until then
-it takes a bounded amount of memory, and its only other effect is a line in the debug log.
+Anybody may connect. A connection that does not complete the handshake is closed after five seconds at most, and after
+one second if it comes by TCP and has not sent a HELLO. Until then it takes a bounded amount of memory, and its only
+other effect is a line in the debug log. All of them together take a quarter of the free descriptors at most.
 """
 
 from __future__ import annotations
@@ -21,16 +22,22 @@ from unisono import log
 from unisono.deadlines import Deadline
 from unisono.errors import TransportUnavailableError
 from unisono.forks import closed_in_child
+from unisono.transports.host.fd_limit import free_descriptors
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop, Timer
 from unisono.transports.links.handshake import AcceptorHandshake, Admission, DialerHandshake, HandshakeError, Hello
 from unisono.transports.links.tls import TlsHandshake, TlsPolicy
 
 HANDSHAKE_TIMEOUT_S = 5.0
+HELLO_TIMEOUT_S = 1.0
 BACKLOG = 4096
 
 _CREDENTIALS = struct.Struct("iII")
 _EXHAUSTED_PAUSE_S = 0.01
+# Connections without a complete handshake take one descriptor of so many that are free. The free ones are counted again
+# after this time.
+_SHARE = 4
+_COUNT_S = 0.05
 _STARVED_S = 2.0
 
 _log = log.get("links")
@@ -92,7 +99,8 @@ class HandshakeServer:
         loop: the event loop.
         key: the job's key.
         admission: the identity of this process, and the connections that it admits.
-        limit: the number of handshakes that may run at once; one more connection drops the oldest.
+        limit: the number of handshakes that may run at once, if enough descriptors are free. One more connection drops
+            the oldest of those that have sent no HELLO, or else the oldest of all.
         admit: called in the loop's thread with the agreed HELLO of the peer and its blocking socket, which it then
             owns. If it raises, the socket is closed and the error logged.
         tls: which connections use TLS; by default none.
@@ -114,6 +122,11 @@ class HandshakeServer:
         self._admit = admit
         self._tls = tls or TlsPolicy()
         self._pending: dict[socket.socket, Timer] = {}  # in order, each with the end of its time
+        self._silent: dict[
+            socket.socket, Timer | None
+        ] = {}  # those without a HELLO, each with the end of its time for it
+        self._allowed = limit
+        self._counted = Deadline(0.0)  # the end of the time for which `_allowed` holds
 
     def watch(self, listening: socket.socket) -> None:
         """Accept connections on `listening`, which the caller closes."""
@@ -129,7 +142,7 @@ class HandshakeServer:
             _log.debug("refused a connection of another user")
             sock.close()
             return
-        if len(self._pending) >= self._limit:
+        while len(self._pending) >= self._most_pending():
             self._drop_oldest()
         try:
             features = self._tls.features(sock)
@@ -144,13 +157,29 @@ class HandshakeServer:
         self._loop.watch(sock, partial(self._receive, sock, handshake))
         late = partial(self._drop, sock, "no handshake in time")
         self._pending[sock] = self._loop.call_after(HANDSHAKE_TIMEOUT_S, late)
+        no_hello = partial(self._drop, sock, "no HELLO in time")
+        # Only processes of this user connect by a Unix socket, and one of them may wait for its core.
+        is_stranger = sock.family != socket.AF_UNIX
+        self._silent[sock] = self._loop.call_after(HELLO_TIMEOUT_S, no_hello) if is_stranger else None
+
+    def _most_pending(self) -> int:
+        """Return how many handshakes may run at once now: at least one."""
+        if self._counted.has_passed():
+            self._counted = Deadline(_COUNT_S)
+            free = free_descriptors()
+            share = self._limit if free is None else (free + len(self._pending)) // _SHARE
+            self._allowed = max(1, min(self._limit, share))
+        return self._allowed
 
     def _receive(self, sock: socket.socket, handshake: AcceptorHandshake) -> None:
         if sock not in self._pending:  # dropped by an earlier callback of the same wake-up
             return
         try:
             # A new connection has room for these few bytes. If it has none, it is dropped like a stranger.
-            _send_at_once(sock, handshake.receive(sock.recv(handshake.needed)))
+            reply = handshake.receive(sock.recv(handshake.needed))
+            if reply:
+                self._end_silence(sock)
+            _send_at_once(sock, reply)
         except HandshakeError as error:
             self._drop(sock, error.message, error.reply)
         except OSError as error:
@@ -188,7 +217,7 @@ class HandshakeServer:
                 self._let_in(sock, hello, tls)
 
     def _let_in(self, sock: socket.socket, hello: Hello, tls: TlsHandshake | None = None) -> None:
-        self._loop.cancel(self._pending.pop(sock))
+        self._forget(sock)
         self._loop.unwatch(sock)
         if tls is not None:
             sock = tls.take_socket()
@@ -200,7 +229,7 @@ class HandshakeServer:
             raise
 
     def _drop_oldest(self) -> bool:
-        oldest = next(iter(self._pending), None)
+        oldest = next(iter(self._silent or self._pending), None)
         if oldest is None:
             return False
         self._drop(oldest, "too many handshakes at once")
@@ -209,7 +238,7 @@ class HandshakeServer:
     def _drop(self, sock: socket.socket, reason: str, reply: bytes = b"") -> None:
         if sock not in self._pending:
             return
-        self._loop.cancel(self._pending.pop(sock))
+        self._forget(sock)
         _log.debug("dropped a connection: %s", reason)
         try:
             _send_at_once(sock, reply)
@@ -217,6 +246,15 @@ class HandshakeServer:
             _log.debug("could not send the reason: %s", error)
         self._loop.unwatch(sock)
         sock.close()
+
+    def _forget(self, sock: socket.socket) -> None:
+        self._end_silence(sock)
+        self._loop.cancel(self._pending.pop(sock))
+
+    def _end_silence(self, sock: socket.socket) -> None:
+        timer = self._silent.pop(sock, None)
+        if timer is not None:
+            self._loop.cancel(timer)
 
 
 def greet(

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 _log = log.get("links")
 
 _DIAL_PAUSE_S = 0.01
-# The descriptors of a judge: for each rank its link, its pidfd and its connections of the rendezvous; and all others.
+# The descriptors of a rank: for each other rank its link, its pidfd and its connections of the rendezvous, or channels;
+# and all others.
 _DESCRIPTORS_PER_RANK = 4
 _OTHER_DESCRIPTORS = 256
 _JUDGES = 2
@@ -123,6 +124,9 @@ class Session:
         self._linked: set[int] = set()  # the ranks that have connected a control link, even if they have left since
         self._dialled_judges: set[int] = set()
         self._news: FileIO | None = None  # an eventfd that the native core signals when a rank or a connection is lost
+        allowed = lift_limit_of_files(_descriptors_of(identity.size))
+        if allowed is not None and identity.rank < _JUDGES:
+            raise _too_few_descriptors(identity, allowed)
         with contextlib.ExitStack() as opened:
             opened.callback(self.control.leave, "")
             key, job, epoch = identity.key, identity.job, identity.epoch
@@ -187,8 +191,6 @@ class Session:
         self._describe(hosts)
         interface = tcp_interface_of_ucx(options.preference, hosts, self.addresses.tcp_host)
         self.channels.start(options, Fabrics(options.preference, self.identity.rank, comm, interface))
-        if self.identity.rank < _JUDGES:
-            _allow_descriptors(self.identity.rank, self.identity.size)
         timeout_s = options.rendezvous_timeout_s
         if self.identity.rank == 0:
             self._await_links(timeout_s)
@@ -411,19 +413,17 @@ class _ControlStreams:
         return self._control.resume_link(peer, connection, resumptions, received)
 
 
-def _allow_descriptors(rank: int, size: int) -> None:
-    """Raise the limit of open files of a judge, which needs several descriptors for each of `size` ranks.
+def _descriptors_of(size: int) -> int:
+    return _DESCRIPTORS_PER_RANK * size + _OTHER_DESCRIPTORS
 
-    Raises:
-        RendezvousError: the system does not allow so many.
-    """
-    needed = _DESCRIPTORS_PER_RANK * size + _OTHER_DESCRIPTORS
-    allowed = lift_limit_of_files(needed)
-    if allowed is not None:
-        raise RendezvousError(
-            f"rank {rank} of {size} ranks needs about {needed} open files, but the hard limit is {allowed}: "
-            "raise it (`ulimit -Hn`)"
-        )
+
+def _too_few_descriptors(identity: RankIdentity, allowed: int) -> RendezvousError:
+    """Return the error of a judge, which has a link to each rank; other ranks may need fewer channels."""
+    needed = _descriptors_of(identity.size)
+    return RendezvousError(
+        f"rank {identity.rank} of {identity.size} ranks needs about {needed} open files, but the hard limit is "
+        f"{allowed}: raise it (`ulimit -Hn`)"
+    )
 
 
 def _error_name(kind: int) -> str:
