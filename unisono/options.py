@@ -155,7 +155,7 @@ class Options:
         bind_address: the address on which this rank listens for TCP links: an address or a host name of this machine,
             an interface ("eth1"), or a network of one of its addresses ("10.0.0.0/8", "fd00::/8").
         heartbeat_timeout_s: seconds without a heartbeat after which a rank of another host is lost. Its host is down
-            then, or the network between the hosts.
+            then, or the network between the hosts. An outage of up to nine tenths of this time ends no job.
         tcp_streams: the number of connections between two ranks, at most 16. They share large messages, for networks
             that one connection does not fill.
         gpu_blocks: the most blocks of threads that a kernel of a call on GPU arrays uses, so that other kernels run

@@ -292,6 +292,74 @@ def test_channels_are_opened_when_the_network_works_again(tmp_path: Path) -> Non
         assert job.hear_all() == [3] * 3
 
 
+# --- networks that are gone for a moment ------------------------------------------------------------------------------
+
+OUTAGES_S = (0.5, 1.5, 2.7)  # of the 3 seconds after which a silent rank is lost, by default
+MOST_OUTAGE_S = 2.85
+
+
+def outage(host: str, seconds: float) -> None:
+    """Cut a host off; skip the test if the machine was so slow that the host was away for too long."""
+    began = time.monotonic()
+    ip("link", "set", "eth0", "down", namespace=host)
+    time.sleep(seconds)
+    ip("link", "set", "eth0", "up", namespace=host)
+    if time.monotonic() - began > MOST_OUTAGE_S:
+        pytest.skip("this machine was too slow to end an outage in time")
+
+
+def call_and_be_idle(world: un.Communicator, say: Say, marks: Path) -> None:
+    """Make calls until the first mark, and wait for a message of rank 0, which comes after the second one."""
+    x = np.arange(1000) + world.rank
+    say("calls")
+    is_over = np.zeros(1)
+    while not is_over[0]:
+        assert (world.allreduce(x, timeout_s=DEADLINE_S) == 3 * np.arange(1000) + 3).all()
+        is_over = world.allreduce(np.array([(marks / "idle").exists()], float), op="max", timeout_s=DEADLINE_S)
+    say("is idle")
+    if world.rank == 0:
+        while not (marks / "end").exists():
+            time.sleep(0.01)
+        for peer in (1, 2):
+            world.send(np.arange(8), peer)
+    else:
+        assert (world.recv(np.empty(8, int), 0, timeout_s=DEADLINE_S) == np.arange(8)).all()
+    say("done")
+    world.barrier()
+
+
+def test_outages_shorter_than_the_heartbeat_time_end_no_job(tmp_path: Path) -> None:
+    with network(2) as hosts, HostsJob(call_and_be_idle, hosts, [2, 1], tmp_path, tmp_path) as job:
+        for state, mark in (("calls", "idle"), ("is idle", "end")):
+            assert job.hear_all() == [state] * 3
+            for seconds in OUTAGES_S:
+                time.sleep(1.0)
+                outage(hosts[1], seconds)
+            (tmp_path / mark).touch()
+        assert job.hear_all() == ["done"] * 3
+
+
+def connections(host: str, peer: str) -> list[tuple[str, str]]:
+    """Return the ports of the connections between two addresses, the own port first."""
+    command = [*inside(host), "ss", "-Htn", "state", "established", "dst", peer]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listed.splitlines()]
+    return [(row[2].rpartition(":")[2], row[3].rpartition(":")[2]) for row in rows]
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_connections_that_lose_the_packets_of_one_direction_are_made_anew(tmp_path: Path, cut: int) -> None:
+    with network(2) as hosts, HostsJob(call_and_be_idle, hosts, [2, 1], tmp_path, tmp_path) as job:
+        assert job.hear_all() == ["calls"] * 3
+        for ours, theirs in connections(hosts[cut], address(1 - cut)):
+            ports = ["ipproto", "tcp", "sport", ours, "dport", theirs]
+            ip("rule", "add", "to", address(1 - cut), *ports, "blackhole", namespace=hosts[cut])
+        time.sleep(2.0)
+        for state, mark in (("is idle", "idle"), ("done", "end")):
+            (tmp_path / mark).touch()
+            assert job.hear_all() == [state] * 3
+
+
 def reduce_many_times(world: un.Communicator, say: Any, times: int, counts: Sequence[int]) -> None:
     for call in range(times):
         x = np.arange(counts[call % len(counts)]) + call + world.rank

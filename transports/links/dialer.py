@@ -34,6 +34,10 @@ _REDIAL_PAUSE_S = 0.01
 # An acceptor that lacks descriptors, or is at its limit of handshakes, drops connections without an answer. A dialer
 # that gets no answer for the first time tries again. The time doubles with each attempt, up to the second value.
 _PATIENCE_S = (5.0, 60.0)
+# An attempt to open a broken connection anew is joined by another one after this time, because a network that was gone
+# takes the next packet, and the kernel repeats the lost one seconds later. So many attempts run at once.
+_URGENT_S = 0.25
+_MOST_AT_ONCE = 2
 # A network that fails for a moment may have no route. If the peer's host is lost, heartbeats say so before this time.
 _NO_ROUTE_S = 10.0
 _NO_ROUTE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
@@ -219,7 +223,12 @@ class Dialer:
         self._closed = False
 
     def dial(
-        self, target: Target, on_connected: Callable[[socket.socket], None], on_error: Callable[[UnisonoError], None]
+        self,
+        target: Target,
+        on_connected: Callable[[socket.socket], None],
+        on_error: Callable[[UnisonoError], None],
+        *,
+        is_urgent: bool = False,
     ) -> None:
         """Connect in the background, with as many attempts as it takes. Any thread may call this.
 
@@ -228,8 +237,9 @@ class Dialer:
             on_connected: called in the loop's thread with the blocking socket, which it then owns.
             on_error: called in the loop's thread instead, with a PeerLostError if the peer has died, or a
                 TransportUnavailableError if it cannot be reached at all.
+            is_urgent: whether a packet that the network loses must not delay the connection by seconds.
         """
-        self._loop.submit(partial(self._begin, _Attempts(target, on_connected, on_error)))
+        self._loop.submit(partial(self._begin, _Attempts(target, on_connected, on_error, is_urgent)))
 
     def close(self) -> None:
         """Drop all connections whose handshake is not complete. Called in the loop's thread."""
@@ -238,7 +248,7 @@ class Dialer:
             self._drop(connection)
 
     def _begin(self, attempts: _Attempts) -> None:
-        if self._closed or (attempts.count and self._gives_up()):
+        if self._closed or attempts.over or (attempts.count and self._gives_up()):
             return
         attempts.count += 1
         try:
@@ -250,8 +260,24 @@ class Dialer:
             self._failed(attempts, error)
             return
         self._loop.watch(connection.sock, partial(self._advance, attempts, connection), writable=True)
+        if len(attempts.running) == _MOST_AT_ONCE:
+            self._drop(attempts.running.pop(0))
+        attempts.running.append(connection)
+        if attempts.is_urgent:
+            self._connections[connection] = self._loop.call_after(_URGENT_S, partial(self._hurry, attempts, connection))
+        else:
+            self._let_answer(attempts, connection)
+
+    def _let_answer(self, attempts: _Attempts, connection: Connection) -> None:
         expire = partial(self._expire, attempts, connection)
         self._connections[connection] = self._loop.call_after(attempts.next_patience_s(), expire)
+
+    def _hurry(self, attempts: _Attempts, connection: Connection) -> None:
+        """Begin another attempt beside one that the peer's host has not answered."""
+        if connection.is_connecting:
+            self._begin(attempts)
+        else:
+            self._let_answer(attempts, connection)
 
     def _advance(self, attempts: _Attempts, connection: Connection) -> None:
         if connection not in self._connections:  # dropped by an earlier callback of the same wake-up
@@ -261,6 +287,7 @@ class Dialer:
             hello = connection.advance()
         except UnisonoError as error:
             self._drop(connection)
+            attempts.running.remove(connection)
             self._failed(attempts, error)
             return
         if hello is None:
@@ -268,11 +295,14 @@ class Dialer:
             return
         self._loop.cancel(self._connections.pop(connection))
         self._loop.unwatch(descriptor)
+        attempts.running.remove(connection)
+        self._end(attempts)
         attempts.on_connected(connection.sock)
 
     def _expire(self, attempts: _Attempts, connection: Connection) -> None:
         if connection in self._connections:
             self._drop(connection)
+            attempts.running.remove(connection)
             self._begin(attempts)
 
     def _failed(self, attempts: _Attempts, error: UnisonoError) -> None:
@@ -284,7 +314,14 @@ class Dialer:
         if (dropped or attempts.awaits_route(error)) and not self._gives_up():
             self._loop.call_after(_REDIAL_PAUSE_S, partial(self._begin, attempts))
         else:
+            self._end(attempts)
             attempts.on_error(error)
+
+    def _end(self, attempts: _Attempts) -> None:
+        attempts.over = True
+        for connection in attempts.running:
+            self._drop(connection)
+        attempts.running.clear()
 
     def _drop(self, connection: Connection) -> None:
         self._loop.cancel(self._connections.pop(connection))
@@ -293,13 +330,27 @@ class Dialer:
 
 
 class _Attempts:
-    """The attempts to reach one target."""
+    """The attempts to reach one target.
+
+    Attributes:
+        is_urgent: whether a lost packet must not delay the connection by seconds.
+        count: how many have begun.
+        running: the connections of those that go on, the latest one last.
+        over: whether one has succeeded, or no other one is made.
+    """
 
     def __init__(
-        self, target: Target, on_connected: Callable[[socket.socket], None], on_error: Callable[[UnisonoError], None]
+        self,
+        target: Target,
+        on_connected: Callable[[socket.socket], None],
+        on_error: Callable[[UnisonoError], None],
+        is_urgent: bool,
     ) -> None:
         self.target, self.on_connected, self.on_error = target, on_connected, on_error
         self.count = 0
+        self.running: list[Connection] = []
+        self.over = False
+        self.is_urgent = is_urgent
         self._patience_s, self._longest_s = _PATIENCE_S
         self._route_until: Deadline | None = None
 

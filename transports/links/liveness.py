@@ -1,4 +1,4 @@
-"""Detects that the other end of a control link is gone: heartbeats between hosts, a process descriptor on one host."""
+"""How to notice that the other end of a link is gone: heartbeats between hosts, a process descriptor on one host."""
 
 from __future__ import annotations
 
@@ -13,17 +13,27 @@ _HEARTBEATS = 4
 _LONGEST_PERIOD_S = 32_767
 
 
-def watch(sock: socket.socket, timeout_s: float) -> None:
-    """Let the kernels of both ends exchange heartbeats; the connection ends after `timeout_s` without one.
+def exchange_heartbeats(sock: socket.socket, timeout_s: float) -> int:
+    """Let the kernels of both ends exchange heartbeats, four in `timeout_s`; return their period in whole seconds.
 
-    The kernel of a rank that computes or is stopped answers heartbeats, so only a lost host or network ends the
-    connection. Heartbeats sent by the ranks could not tell a stopped rank from a lost one.
+    The kernel of a rank that computes or is stopped answers heartbeats, so only a lost host or network leaves them
+    without an answer. Heartbeats sent by the ranks could not tell a stopped rank from a lost one. The native core looks
+    for missing answers (transports/native/core/silence.h).
     """
-    timeout_s = min(timeout_s, LONGEST_WAIT_S)
-    period_s = min(max(1, int(timeout_s / _HEARTBEATS)), _LONGEST_PERIOD_S)
+    period_s = min(max(1, int(min(timeout_s, LONGEST_WAIT_S) / _HEARTBEATS)), _LONGEST_PERIOD_S)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, period_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, period_s)
+    return period_s
+
+
+def watch(sock: socket.socket, timeout_s: float) -> None:
+    """Exchange heartbeats, and let the kernel end the connection after about `timeout_s` without an answer.
+
+    This is for connections that nobody dials again.
+    """
+    timeout_s = min(timeout_s, LONGEST_WAIT_S)
+    period_s = exchange_heartbeats(sock, timeout_s)
     # The limit, also for data that is sent but not acknowledged. The kernel compares it with the time of silence when a
     # heartbeat is due. If it were `timeout_s`, a clock tick more or less would decide whether that is a period later.
     limit_s = max(timeout_s - period_s / 2, timeout_s / 2)

@@ -117,7 +117,8 @@ class Resumption:
             (Purpose.TCP_RESUME, self._on_dialled) if dials else (Purpose.TCP_REDIAL, self._ask_to_dial)
         )
         target = self._target(stream.peer, purpose, stream.communicator, wire_lane(stream.lane, stream.number))
-        self._dialer.dial(target, partial(connected, stream, resumptions), partial(self._on_error, stream))
+        on_connected, on_error = partial(connected, stream, resumptions), partial(self._on_error, stream)
+        self._dialer.dial(target, on_connected, on_error, is_urgent=True)
 
     def admit(self, hello: Hello, sock: socket.socket) -> None:
         """Take over a connection of purpose TCP_RESUME or TCP_REDIAL that another rank has dialled."""

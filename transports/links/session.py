@@ -43,7 +43,7 @@ from unisono.transports.links.event_loop import Callback
 from unisono.transports.links.failures import ERRORS, kind_of
 from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.listener import Addresses, Listener
-from unisono.transports.links.liveness import process_descriptor, watch
+from unisono.transports.links.liveness import exchange_heartbeats, process_descriptor
 from unisono.transports.links.preference import tcp_interface_of_ucx
 from unisono.transports.links.resumption import Resumption, Stream, Streams
 from unisono.transports.links.tagged_fabrics import Fabrics
@@ -111,7 +111,9 @@ class Session:
         self._answer_timeout_s = options.rendezvous_timeout_s
         self._heartbeat_timeout_s = options.heartbeat_timeout_s
         recorded_calls = MOST_RECORDED if options.trace else options.recorded_calls
-        self.control = _core.Control(identity.rank, identity.size, recorded_calls, options.warn_after_s)
+        self.control = _core.Control(
+            identity.rank, identity.size, recorded_calls, options.warn_after_s, options.heartbeat_timeout_s
+        )
         if options.trace_groups:
             from unisono.transports.recorder.groups import traced_groups
 
@@ -387,7 +389,7 @@ class Session:
     def _add_control_link(self, peer: int, sock: socket.socket) -> None:
         process = process_descriptor(sock)
         if sock.family != socket.AF_UNIX:
-            watch(sock, self._heartbeat_timeout_s)
+            exchange_heartbeats(sock, self._heartbeat_timeout_s)
         with self._changed:
             self.control.add_link(peer, connection_of(sock), process)
             self._linked.add(peer)
@@ -408,7 +410,7 @@ class _ControlStreams:
         self, lane: int, peer: int, stream: int, connection: _core.Connection, resumptions: int, received: int
     ) -> bool:
         sock = socket.socket(fileno=connection.fileno())
-        watch(sock, self._heartbeat_timeout_s)
+        exchange_heartbeats(sock, self._heartbeat_timeout_s)
         sock.detach()
         return self._control.resume_link(peer, connection, resumptions, received)
 

@@ -130,7 +130,12 @@ Blocks blocks_of(const Partition& partition, std::int64_t elements,
 }
 
 // Longer times than a century count as one.
-constexpr double most_slow_after_s = 3e9;
+constexpr double longest_s = 3e9;
+
+Control::Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Control::Clock::duration>(
+      std::chrono::duration<double>(std::min(seconds, longest_s)));
+}
 
 // Elements, element type, operation and divisor of each extent.
 using ExtentRows = std::vector<std::tuple<std::int64_t, int, int, std::uint64_t>>;
@@ -323,11 +328,12 @@ void bind_control(nb::module_& module) {
   nb::class_<Control>(module, "Control")
       .def(
           "__init__",
-          [](Control* place, std::int32_t rank, std::int32_t size, std::size_t recorded, double slow_after_s) {
-            const std::chrono::duration<double> seconds(std::min(slow_after_s, most_slow_after_s));
-            new (place) Control(rank, size, recorded, std::chrono::duration_cast<Control::Clock::duration>(seconds));
+          [](Control* place, std::int32_t rank, std::int32_t size, std::size_t recorded, double slow_after_s,
+             double lost_after_s) {
+            new (place) Control(rank, size, recorded, duration_of(slow_after_s), duration_of(lost_after_s));
           },
-          nb::arg("rank"), nb::arg("size"), nb::arg("recorded") = 0, nb::arg("slow_after_s") = most_slow_after_s)
+          nb::arg("rank"), nb::arg("size"), nb::arg("recorded") = 0, nb::arg("slow_after_s") = longest_s,
+          nb::arg("lost_after_s") = 3.0)
       .def("take_notices", &Control::take_notices)
       .def("take_lost_connections", take_lost_connections)
       .def("record_groups", [](Control& control) { control.recorder().record_groups(); })

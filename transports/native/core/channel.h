@@ -151,6 +151,12 @@ class Channel {
 
   //! The streams that can be continued over other connections, if the peer lives.
   virtual std::vector<BrokenStream> broken() { return {}; }
+  //! The streams whose other end has not acknowledged anything for `limit`, though it must (silence.h).
+  virtual std::vector<BrokenStream> silent(std::chrono::steady_clock::time_point now,
+                                           std::chrono::steady_clock::duration limit) {
+    static_cast<void>(now), static_cast<void>(limit);
+    return {};
+  }
   //! Ends the use of a stream's connection. Empty if the channel has no such stream, or has continued it more often
   //! than `resumptions` times, so that the broken connection is an earlier one.
   virtual std::optional<StreamState> retire(const BrokenStream& stream) {

@@ -81,6 +81,11 @@ std::vector<ChannelTraffic> ChannelTable::traffic() const {
   return traffic;
 }
 
+void ChannelTable::for_each(const std::function<void(Channel&)>& visit) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& channel : owned_channels_) visit(*channel);
+}
+
 bool ChannelTable::release_memory(std::chrono::steady_clock::time_point until) {
   const std::lock_guard lock(mutex_);
   bool all = true;

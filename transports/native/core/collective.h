@@ -22,6 +22,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -77,6 +78,8 @@ class ChannelTable {
   std::optional<bool> accepts(std::int64_t lane, std::int64_t peer, MemoryType memory, std::uint64_t nbytes);
   //! The traffic of every open channel.
   std::vector<ChannelTraffic> traffic() const;
+  //! Calls `visit` with every open channel. Only the leader calls this function.
+  void for_each(const std::function<void(Channel&)>& visit) const;
   //! See `Channel::release_memory`.
   [[nodiscard]] bool release_memory(std::chrono::steady_clock::time_point until);
   //! Closes all channels.

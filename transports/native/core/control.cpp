@@ -38,9 +38,14 @@ constexpr std::size_t most_unsent_nbytes = 16 << 20;
 constexpr auto interrupt_check_period = 20ms;
 // One of these questions meets no other work of the two service threads, so its round trip is short.
 constexpr int clock_questions = 16;
-// How long a link that has been reset may take to go on over another connection. If only one end has noticed the reset,
-// the heartbeats of the other end's kernel find it within a second.
-constexpr auto resumption_time = 1500ms;
+// The least time that a link which has been reset may take to go on over another connection. If only one end has
+// noticed the reset, the heartbeats of the other end's kernel find it within a second.
+constexpr auto least_resumption_time = 1500ms;
+// A silent connection is dialled again after this time, or after a third of the time until its peer is lost.
+constexpr auto most_silent_time = 1000ms;
+// How often links are examined until their peer is lost, and the longest time between two looks.
+constexpr int looks = 12;
+constexpr auto longest_look_period = 1000ms;
 
 bool is_local(int socket) {
   sockaddr_storage address{};
@@ -61,11 +66,13 @@ std::int64_t now_ns() { return std::chrono::nanoseconds(Control::Clock::now().ti
 
 }  // namespace
 
-Control::Control(std::int32_t rank, std::int32_t size, std::size_t recorded, Clock::duration slow_after)
+Control::Control(std::int32_t rank, std::int32_t size, std::size_t recorded, Clock::duration slow_after,
+                 Clock::duration lost_after)
     : rank_(rank),
       size_(size),
       recorder_(rank, size, recorded),
       slow_after_(slow_after),
+      lost_after_(lost_after),
       links_(static_cast<std::size_t>(size)),
       departures_(static_cast<std::size_t>(size)),
       farewells_(static_cast<std::size_t>(size)),
@@ -88,6 +95,7 @@ void Control::add_link(std::int32_t peer, Connection connection, Descriptor proc
   link.crosses_hosts = !is_local(connection.socket.get());
   link.stream.emplace(std::move(connection), 0);
   link.process = std::move(process);
+  if (link.crosses_hosts) next_look_ = std::min(next_look_, Clock::now() + look_period());
   send_past_events(peer);
   if (link.stream->may_have_data()) read_link(peer);  // TLS has read it together with its handshake
   wake_.ring();
@@ -164,7 +172,9 @@ void Control::suspect(std::int32_t peer, std::uint64_t communicator, std::int64_
   const bool is_known = std::any_of(suspicions_.begin(), suspicions_.end(),
                                     [=](const Suspicion& suspicion) { return suspicion.peer == peer; });
   if (failed() || is_known) return;
-  suspicions_.push_back({peer, communicator, sequence, reason, Clock::now() + departure_time});
+  const auto resuming = resuming_.find(peer);
+  const auto until = resuming == resuming_.end() ? Clock::time_point{} : resuming->second;
+  suspicions_.push_back({peer, communicator, sequence, reason, std::max(until, Clock::now() + departure_time)});
   resolve_suspicions(Clock::now());
   wake_.ring();
 }
@@ -172,6 +182,34 @@ void Control::suspect(std::int32_t peer, std::uint64_t communicator, std::int64_
 void Control::trust(std::int32_t peer) {
   const std::lock_guard lock(mutex_);
   std::erase_if(suspicions_, [=](const Suspicion& suspicion) { return suspicion.peer == peer; });
+  resuming_.erase(peer);
+}
+
+void Control::expect_resumption(std::int32_t peer) {
+  const std::lock_guard lock(mutex_);
+  const auto until = resuming_[peer] = Clock::now() + resumption_time();
+  for (Suspicion& suspicion : suspicions_)
+    if (suspicion.peer == peer) suspicion.until = std::max(suspicion.until, until);
+}
+
+void Control::give_up_resumption(std::int32_t peer) {
+  const std::lock_guard lock(mutex_);
+  resuming_.erase(peer);
+  for (Suspicion& suspicion : suspicions_)
+    if (suspicion.peer == peer) suspicion.until = std::min(suspicion.until, Clock::now() + departure_time);
+  wake_.ring();
+}
+
+Control::Clock::duration Control::silent_after() const {
+  return std::min<Clock::duration>(most_silent_time, lost_after_ / 3);
+}
+
+Control::Clock::duration Control::look_period() const {
+  return std::min<Clock::duration>(longest_look_period, lost_after_ / looks);
+}
+
+Control::Clock::duration Control::resumption_time() const {
+  return std::max<Clock::duration>(least_resumption_time, lost_after_);
 }
 
 void Control::forget_suspicions(std::uint64_t communicator) {
@@ -430,6 +468,7 @@ void Control::serve(std::unique_lock<std::mutex>& lock) {
     const auto now = Clock::now();
     resolve_suspicions(now);
     lose_late_links(now);
+    if (now >= next_look_) look_at_links(now);
     judge(now);
   }
   for (Link& link : links_) {
@@ -447,7 +486,7 @@ void Control::judge(Clock::time_point now) {
 int Control::poll_timeout_ms() const {
   if (stopping_) return 10;
   if (failed()) return -1;
-  auto earliest = judge_.next_tick();
+  auto earliest = std::min(judge_.next_tick(), next_look_);
   for (const Suspicion& suspicion : suspicions_) earliest = std::min(earliest, suspicion.until);
   for (const Link& link : links_) earliest = std::min(earliest, link.ends_at.value_or(earliest));
   if (earliest == Clock::time_point::max()) return -1;
@@ -530,12 +569,12 @@ void Control::link_ended(std::int32_t peer) {
     lose_link(peer);
     return;
   }
-  link.ends_at = Clock::now() + resumption_time;
+  link.ends_at = Clock::now() + resumption_time();
   lost_connections_.push_back({control_links, 0, peer, {0, link.stream->resumptions()}});
   ring_all();
 }
 
-void Control::lose_link(std::int32_t peer) {
+void Control::lose_link(std::int32_t peer, Loss loss) {
   Link& link = links_[static_cast<std::size_t>(peer)];
   if (!link.stream) return;
   const int error = link.stream->error();
@@ -543,21 +582,47 @@ void Control::lose_link(std::int32_t peer) {
   link.process.reset();
   link.ends_at.reset();
   if (stopping_ || departures_[static_cast<std::size_t>(peer)].has_value()) return;
-  const std::string what =
-      silent(error) ? " is out of reach: its host or the network has given no sign of life" : " died";
+  const bool is_silent = loss == Loss::out_of_reach || silent(error);
+  const std::string what = is_silent ? " is out of reach: its host or the network has given no sign of life" : " died";
   set_failure({FailureKind::peer_lost, rank_, peer, -1, ranks_text({peer}) + what}, rank_);
 }
 
 void Control::lose_late_links(Clock::time_point now) {
   for (std::int32_t peer = 0; peer < size_; ++peer)
-    if (links_[static_cast<std::size_t>(peer)].ends_at.value_or(Clock::time_point::max()) <= now) lose_link(peer);
+    if (links_[static_cast<std::size_t>(peer)].ends_at.value_or(Clock::time_point::max()) <= now)
+      lose_link(peer, Loss::out_of_reach);
+}
+
+// Loses the peers that have been silent for too long, and lets silent links be opened anew before that. If this process
+// was stopped, the silence before is not known to have lasted.
+void Control::look_at_links(Clock::time_point now) {
+  const bool was_stopped = now - looked_at_ > lost_after_ / 2;
+  looked_at_ = now;
+  next_look_ = Clock::time_point::max();
+  bool reports = false;
+  for (std::int32_t peer = 0; peer < size_; ++peer) {
+    Link& link = links_[static_cast<std::size_t>(peer)];
+    if (!link.stream || !link.crosses_hosts) continue;
+    next_look_ = now + look_period();
+    if (link.ends_at) continue;
+    if (was_stopped) link.stream->forget_silence();
+    link.stream->look(now);
+    if (link.stream->silence().unheard(now) >= lost_after_) {
+      lose_link(peer, Loss::out_of_reach);
+    } else if (link.stream->silence().stuck(now) >= silent_after() &&
+               lost_connections_.size() < static_cast<std::size_t>(size_)) {
+      lost_connections_.push_back({control_links, 0, peer, {0, link.stream->resumptions()}});
+      reports = true;
+    }
+  }
+  if (reports) ring_all();
 }
 
 std::optional<StreamState> Control::retire_link(std::int32_t peer, std::uint32_t resumptions) {
   const std::lock_guard lock(mutex_);
   Link& link = links_.at(static_cast<std::size_t>(peer));
   if (!link.stream || !link.crosses_hosts || link.stream->resumptions() > resumptions || stopping_) return {};
-  link.ends_at = Clock::now() + resumption_time;
+  link.ends_at = Clock::now() + resumption_time();
   return link.stream->retire();
 }
 

@@ -82,9 +82,10 @@ class Control {
   using Clock = std::chrono::steady_clock;
 
   //! Starts the service thread. `recorded`: how many calls the flight recorder keeps for readers. `slow_after`: when a
-  //! call counts as slow.
+  //! call counts as slow. `lost_after`: when a rank of another host that gives no sign of life is lost.
   Control(std::int32_t rank, std::int32_t size, std::size_t recorded = 0,
-          Clock::duration slow_after = std::chrono::hours(1'000'000));
+          Clock::duration slow_after = std::chrono::hours(1'000'000),
+          Clock::duration lost_after = std::chrono::seconds(3));
   ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
@@ -98,6 +99,10 @@ class Control {
 
   //! The time after which a rank reports a call that has not ended.
   Clock::duration slow_after() const { return slow_after_; }
+  //! The time after which a silent connection is dialled again (silence.h).
+  Clock::duration silent_after() const;
+  //! How often to look for silent connections.
+  Clock::duration look_period() const;
   //! Adds a notice for the log of the program and rings the doorbells. `important`: other ranks do not report the same.
   void notify(std::string text, bool important);
   //! Removes and returns the notices, with whether each is important.
@@ -127,8 +132,13 @@ class Control {
   //! failure follows within half a second, unless the suspicion ends before. Its text says why the peer departed or
   //! failed, if a judge reports that, and is `reason` otherwise.
   void suspect(std::int32_t peer, std::uint64_t communicator, std::int64_t sequence, const std::string& reason);
-  //! Ends the suspicion of a peer.
+  //! Ends the suspicion of a peer, whose channel goes on.
   void trust(std::int32_t peer);
+  //! Reports that a channel to the peer is about to go on over another connection. A suspicion of the peer may then
+  //! last as long as that may take.
+  void expect_resumption(std::int32_t peer);
+  //! Reports that the channel cannot go on.
+  void give_up_resumption(std::int32_t peer);
   //! Ends the suspicions of calls of a communicator that is closed: these calls need no peer any more.
   void forget_suspicions(std::uint64_t communicator);
   //! Reports connections to open anew, and rings the doorbells.
@@ -229,8 +239,11 @@ class Control {
   void write_link(std::int32_t peer);
   bool may_go_on(const Link& link) const;
   void link_ended(std::int32_t peer);
-  void lose_link(std::int32_t peer);
+  enum class Loss : std::uint8_t { died, out_of_reach };
+  void lose_link(std::int32_t peer, Loss loss = Loss::died);
   void lose_late_links(Clock::time_point now);
+  void look_at_links(Clock::time_point now);
+  Clock::duration resumption_time() const;
   void check_ranks(const Frame& frame) const;
   void handle(std::int32_t from, const Frame& frame);
   void send(std::int32_t peer, const Frame& frame);
@@ -261,6 +274,7 @@ class Control {
   const std::int32_t size_;
   FlightRecorder recorder_;
   const Clock::duration slow_after_;
+  const Clock::duration lost_after_;
   std::vector<std::pair<std::string, bool>> notices_;
   std::vector<LostConnection> lost_connections_;
   mutable std::mutex mutex_;
@@ -273,9 +287,12 @@ class Control {
   std::vector<int> doorbells_;
   Judge judge_;
   std::vector<Suspicion> suspicions_;
+  std::map<std::int32_t, Clock::time_point> resuming_;  // by peer, until when a channel to it may take to go on
   std::map<LateCall, JudgedOutlook> outlooks_;
   std::set<std::pair<std::uint64_t, std::int64_t>> settling_;  // communicator and sequence
   ClockQuestions clock_;
+  Clock::time_point looked_at_{};                           // when the links were last examined for silence
+  Clock::time_point next_look_ = Clock::time_point::max();  // unset without a link to another host
   Failure failure_;
   std::atomic<bool> failed_{false};
   std::atomic<std::uint64_t> frames_sent_{0};

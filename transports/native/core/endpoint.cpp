@@ -217,6 +217,7 @@ std::optional<StreamState> Endpoint::retire_stream(std::int64_t lane, std::int32
   take_leadership();
   Channel* channel = channels_.at(lane, peer).channel.load(std::memory_order_acquire);
   const auto state = channel == nullptr ? std::nullopt : channel->retire(stream);
+  if (state) control_->expect_resumption(job_rank(peer));
   step_down();
   return state;
 }
@@ -236,6 +237,7 @@ bool Endpoint::resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t
       }
     }
   }
+  if (!goes_on) control_->give_up_resumption(job_rank(peer));
   step_down();
   doorbell_.ring();
   return goes_on;

@@ -297,6 +297,7 @@ class Endpoint {
   std::optional<std::int32_t> needed_and_gone(const std::vector<Blocked>& waits) const;
   bool check_closed();
   void report_broken(const std::vector<Blocked>& waits);
+  void report_silent(Clock::time_point now);
   void flush_resumed();
   void time_out(const Request& request);
   std::int32_t peer_of(const Request& request) const;
@@ -346,6 +347,7 @@ class Endpoint {
   std::int64_t next_message_ = 0;
   Clock::time_point next_check_{};
   Clock::time_point next_loss_report_{};
+  Clock::time_point next_look_{};  // at connections that may be silent
   Clock::time_point contended_until_{};
 };
 

@@ -291,6 +291,7 @@ void Endpoint::run_periodic_checks(Idle& idle) {
   }
   for (Request* request : messages_) report_slow(*request, now);
   record_waits(idle, now);
+  report_silent(now);
   check_deadlines(now);
 }
 
@@ -475,6 +476,19 @@ void Endpoint::report_broken(const std::vector<Blocked>& waits) {
       lost.push_back({communicator_, on.channel->lane(), job_rank(on.channel->peer()), stream});
   }
   if (!lost.empty()) control_->lost_connections(lost);
+}
+
+// Lets silent connections be opened anew (silence.h). Their peers are not suspected, because the first ones may go on.
+// It looks at all channels: a call may wait for one peer because another one lacks a message that was sent long ago.
+void Endpoint::report_silent(Clock::time_point now) {
+  if (now < next_look_ || !polls_by_syscall_.load(std::memory_order_relaxed)) return;
+  next_look_ = now + control_->look_period();
+  std::vector<LostConnection> silent;
+  channels_.for_each([&](Channel& channel) {
+    for (const BrokenStream& stream : channel.silent(now, control_->silent_after()))
+      silent.push_back({communicator_, channel.lane(), job_rank(channel.peer()), stream});
+  });
+  if (!silent.empty()) control_->lost_connections(silent);
 }
 
 void Endpoint::time_out(const Request& request) {

@@ -232,6 +232,15 @@ std::vector<BrokenStream> TcpChannel::broken() {
   return broken;
 }
 
+std::vector<BrokenStream> TcpChannel::silent(Clock::time_point now, Clock::duration limit) {
+  std::vector<BrokenStream> silent;
+  for (std::uint32_t i = 0; i < streams_.size(); ++i) {
+    streams_[i].look(now);
+    if (streams_[i].silence().stuck(now) >= limit) silent.push_back({i, streams_[i].resumptions()});
+  }
+  return silent;
+}
+
 std::optional<StreamState> TcpChannel::retire(const BrokenStream& stream) {
   if (stream.stream >= streams_.size() || streams_[stream.stream].resumptions() > stream.resumptions) return {};
   return streams_[stream.stream].retire();

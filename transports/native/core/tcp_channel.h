@@ -58,6 +58,8 @@ class TcpChannel final : public Channel {
   bool polls_by_syscall() const override { return true; }
   bool closed() override;
   std::vector<BrokenStream> broken() override;
+  std::vector<BrokenStream> silent(std::chrono::steady_clock::time_point now,
+                                   std::chrono::steady_clock::duration limit) override;
   std::optional<StreamState> retire(const BrokenStream& stream) override;
   bool resume(std::uint32_t stream, Connection connection, const StreamState& peer) override;
   void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;

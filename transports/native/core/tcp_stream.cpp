@@ -68,11 +68,20 @@ void TcpStream::prepare(Connection connection) {
     throw std::system_error(errno, std::generic_category(), "fcntl of a channel");
   stays_in_the_kernel_ = stays_in_the_kernel(socket_.get());
   if (stays_in_the_kernel_) do_without_pacing(socket_.get());
+  silence_.reset();
+}
+
+void TcpStream::look(Silence::Clock::time_point now) {
+  if (gone_ || stays_in_the_kernel_)
+    silence_.reset();
+  else
+    silence_.look(socket_.get(), now);
 }
 
 void TcpStream::disconnect() {
   tls_.reset();
   socket_.reset();
+  former_.reset();
 }
 
 void TcpStream::append(const void* data, std::size_t nbytes) {
@@ -208,7 +217,8 @@ StreamState TcpStream::retire() {
     if (got == 0) break;
     end_ += got;
   }
-  disconnect();
+  tls_.reset();
+  if (socket_.valid()) former_ = std::move(socket_);
   gone_ = true;
   return {resumptions_, received_};
 }

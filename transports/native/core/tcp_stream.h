@@ -25,6 +25,7 @@
 #include "connection.h"
 #include "descriptor.h"
 #include "sent_history.h"
+#include "silence.h"
 
 namespace unisono {
 
@@ -77,9 +78,16 @@ class TcpStream {
   bool ended() const { return gone_; }
   //! The error that ended the connection; 0 if the peer closed it.
   int error() const { return error_; }
+  //! Looks whether the other end answers. Between two addresses of one kernel it always does.
+  void look(Silence::Clock::time_point now);
+  //! Forgets what the looks have found.
+  void forget_silence() { silence_.reset(); }
+  //! What the looks have found.
+  const Silence& silence() const { return silence_; }
   //! How often the stream has been continued over another connection.
   std::uint32_t resumptions() const { return resumptions_; }
-  //! Receives what has arrived over the connection, and closes it.
+  //! Receives what has arrived over the connection, and does not use it any more. It stays open until the stream goes
+  //! on, because the other end, which may not know of that yet, would see its end.
   StreamState retire();
   //! Closes the connection and forgets the bytes that were read ahead, which are damaged. They count as not received.
   void reject();
@@ -99,10 +107,12 @@ class TcpStream {
   void make_room(std::size_t nbytes);
 
   Descriptor socket_;
+  Descriptor former_;         // a socket that is not used any more
   std::unique_ptr<Tls> tls_;  // refers to the socket; nullptr without encryption
   bool gone_ = false;         // the peer has closed the connection, or it broke
   int error_ = 0;
   bool stays_in_the_kernel_ = false;  // no network lies between the two ends
+  Silence silence_;
   std::uint32_t resumptions_ = 0;
   std::size_t kept_nbytes_;
   SentHistory history_;
