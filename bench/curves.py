@@ -200,7 +200,7 @@ def picture(benchmark: Benchmark, ink: str = "black") -> Figure:
     times.set_title("time of a call, µs (lower is better)", color=ink, fontsize=10)
     bandwidths.set_title("bus bandwidth, GB/s (higher is better)", color=ink, fontsize=10)
     for axes in (times, bandwidths):
-        _dress(axes, sorted({row["nbytes"] for row in benchmark.rows}), ink)
+        dress(axes, sorted({row["nbytes"] for row in benchmark.rows}), ink)
     handles, labels = times.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, labelcolor=ink, fontsize=9)
     figure.suptitle(benchmark.title, color=ink, fontsize=10)
@@ -223,7 +223,8 @@ def _plot(axes: Axes, library: str, values: Mapping[int, float]) -> None:
     )
 
 
-def _dress(axes: Axes, sizes: Sequence[int], ink: str) -> None:
+def dress(axes: Axes, sizes: Sequence[int], ink: str) -> None:
+    """Give axes with sizes in bytes along x the style of all our curves. `ink` is the colour of text and lines."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes[:: 1 if len(sizes) <= MOST_LABELS else 2])
     axes.set_xticklabels([format_size(size) for size in axes.get_xticks()], color=ink, fontsize=8)

@@ -13,14 +13,15 @@ from unisono.errors import UsageError
 
 
 class OutputFile(click.Path):
-    """The type of an option that names a file to write, in a folder that exists.
+    """The type of an option that names a file, or a folder, to write in a folder that exists.
 
     Args:
-        needs: a package without which the file cannot be written; empty if there is none.
+        needs: a package without which it cannot be written; empty if there is none.
+        is_folder: whether it is a folder, which the command makes if it is missing.
     """
 
-    def __init__(self, needs: str = "") -> None:
-        super().__init__(dir_okay=False, path_type=Path)
+    def __init__(self, needs: str = "", *, is_folder: bool = False) -> None:
+        super().__init__(dir_okay=is_folder, file_okay=not is_folder, path_type=Path)
         self._needs = needs
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -36,8 +37,9 @@ class OutputFile(click.Path):
         return path
 
 
-# The type of an option that names a file with a picture.
+# The types of options that name a file with a picture, and a folder with pictures.
 PICTURE = OutputFile("matplotlib")
+PICTURES = OutputFile("matplotlib", is_folder=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from unisono import __version__
 from unisono.bench.sizes import format_size
 from unisono.cli.loading import load_option
-from unisono.cli.outputs import OutputFile
+from unisono.cli.outputs import PICTURES, OutputFile
 from unisono.cli.terminal import add_names, console
 from unisono.errors import UsageError
 from unisono.tuning.decide.lint import lint
@@ -54,9 +54,7 @@ def _machines_in(path: Path) -> Mapping[str, Mapping[str, Any]]:
 
 def shown_table(table: Table) -> RichTable:
     """Return the decisions of a table for people, with the machine, the dates and the load in the title."""
-    machines = {context.machine for context in table.decisions}
-    titles = [_described(name, table.machines.get(name, {})) for name in sorted(machines)]
-    shown = RichTable(title="\n".join(["Decisions", *titles]), title_justify="left")
+    shown = RichTable(title="\n".join(["Decisions", *_machines_of(table)]), title_justify="left")
     for heading in ("collective", "ranks", "transport", "dtype", "from size"):
         shown.add_column(heading, justify="right" if heading in ("ranks", "from size") else "left", overflow="fold")
     variants = {each.variant for decision in table.decisions.values() for each in decision.ranges}
@@ -69,6 +67,12 @@ def shown_table(table: Table) -> RichTable:
             where = (context.collective, str(context.ranks), context.link, _DTYPES.get(context.dtype, context.dtype))
             shown.add_row(*where, format_size(part.first), part.variant, time)
     return shown
+
+
+def _machines_of(table: Table) -> list[str]:
+    """Return a line for each machine in a table."""
+    machines = {context.machine for context in table.decisions}
+    return [_described(name, table.machines.get(name, {})) for name in sorted(machines)]
 
 
 def _described(machine: str, about: Mapping[str, Any]) -> str:
@@ -144,15 +148,15 @@ def lint_(path: Path) -> int:
 
 @click.command("report")
 @click.argument("path", type=_TABLE, metavar="TABLE")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="The folder to write to.")
+@click.option("--out", type=PICTURES, required=True, help="The folder to write to.")
 @load_option
 def report_(path: Path, out: Path) -> None:
-    """Draw a table and its measurements: PNG pictures, and one HTML page that works offline."""
-    from unisono.tuning.measure.report import write
+    """Draw a table and its measurements as one HTML page that works offline."""
+    from unisono.cli.tune_report import write
 
-    store = Store(path.with_suffix(".jsonl"))
+    store, table = Store(path.with_suffix(".jsonl")), loaded(path)
     measurements = store.read() if store.path.exists() else []
-    page = write(loaded(path), measurements, out, parameters_of(fingerprint()))
+    page = write(table, _machines_of(table), measurements, out, parameters_of(fingerprint()))
     click.echo(str(page))
 
 
