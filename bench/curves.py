@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Text stays text, and the same benchmark gives the same file.
 SVG = {"svg.fonttype": "none", "svg.hashsalt": "unisono"}
+# Search engines would show the metadata as text of the page.
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 MANY_SIZES = 4
 MOST_LABELS = 6
 PEERS = ("openmpi", "impi")
@@ -249,7 +251,7 @@ def main() -> None:
     given = parser.parse_args()
     benchmark = newest(given.results, [OURS, *given.against.split(",")], given.cpu, given.ranks)
     with matplotlib.rc_context(SVG):
-        picture(benchmark, given.ink).savefig(given.svg, format="svg", metadata={"Date": None})
+        picture(benchmark, given.ink).savefig(given.svg, format="svg", metadata=NO_METADATA)
 
 
 if __name__ == "__main__":

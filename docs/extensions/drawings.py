@@ -31,7 +31,7 @@ def inline_svg(figure: Figure, description: str) -> nodes.raw:
     """Return the figure as SVG for an HTML page. Screen readers read the description."""
     written = io.StringIO()
     with matplotlib.rc_context(curves.SVG):
-        figure.savefig(written, format="svg", metadata={"Date": None})
+        figure.savefig(written, format="svg", metadata=curves.NO_METADATA)
     return inline_text(written.getvalue(), description, figure.get_figwidth())
 
 

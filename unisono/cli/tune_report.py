@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from unisono import html_page
 from unisono.algorithms.catalogue.variants import parsed
-from unisono.bench.curves import SVG, dress
+from unisono.bench.curves import NO_METADATA, SVG, dress
 from unisono.bench.sizes import format_size
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.decide.choice import Question, TunerState, candidate
@@ -105,8 +105,8 @@ def _winners(table: Table) -> str:
 def _cell(variant: str, sizes: Sequence[int], decision: Decision, shades: dict[str, str]) -> str:
     shade = shades.setdefault(variant.partition("(")[0], _SHADES[len(shades) % len(_SHADES)])
     leads = [f"+{lead:.0%}" for nbytes in (sizes[0], sizes[-1]) if (lead := _lead(decision, nbytes)) is not None]
-    under = "…".join(dict.fromkeys(leads))
-    return f'<td colspan="{len(sizes)}" style="background: {shade}">{escape(variant)}<br><small>{escape(under)}</small></td>'
+    text = f"{escape(variant)}<br><small>{'…'.join(dict.fromkeys(leads))}</small>"
+    return f'<td colspan="{len(sizes)}" style="background: {shade}">{text}</td>'
 
 
 def _lead(decision: Decision, nbytes: int) -> float | None:
@@ -121,7 +121,7 @@ def _drawn(draw: Callable[..., None], *arguments: Any) -> str:
     text = io.StringIO()
     with matplotlib.rc_context(SVG):
         draw(figure, *arguments)
-        figure.savefig(text, format="svg", metadata={"Date": None})
+        figure.savefig(text, format="svg", metadata=NO_METADATA)
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
