@@ -373,11 +373,13 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         """
         totals = dict(self._executor.traffic())
         by_devices = {} if self._devices_comm is None else self._devices_comm.stats()
+        by_rails = self._devices.between_hosts()
         by_custom_ops = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
         by_objects = {} if self._objects_comm is None else self._objects_comm.stats()
         by_verifier = {} if self._verifier is None else self._verifier.traffic()
-        for peer, traffic in (*by_custom_ops.items(), *by_devices.items(), *by_objects.items(), *by_verifier.items()):
-            totals[peer] = totals[peer] + traffic if peer in totals else traffic
+        for more in (by_custom_ops, by_devices, by_rails, by_objects, by_verifier):
+            for peer, traffic in more.items():
+                totals[peer] = totals[peer] + traffic if peer in totals else traffic
         from unisono.collectives.calls.statistics import Statistics
 
         return Statistics(totals, self._executor.usage(), self._devices.statistics())

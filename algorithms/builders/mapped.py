@@ -148,6 +148,19 @@ def gather_read(size: int, rank: int, root: int = 0, varying: bool = False, wind
     return Plan("gather", "read", size, rank, root, even(1), whole, lanes=(lane,))
 
 
+def scatter_read(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
+    """Return the plan of a scatter in which every rank reads its share of the INPUT of the root.
+
+    Only the root has an INPUT: `size` blocks, equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one
+    block; the root's may be the memory of its block of INPUT. There are `window` flags in a group.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    lane = _from_root(size, rank, root, window, input_block(rank))
+    whole = at_root(rank, root, shares(size, varying))
+    return Plan("scatter", "read", size, rank, root, whole, even(1), lanes=(lane,))
+
+
 def alltoall_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of an alltoall in which every rank reads its block of the INPUTs of all others.
 
@@ -183,7 +196,7 @@ def _meet(size: int, rank: int, window: int) -> Lane:
 
 
 def _from_root(size: int, rank: int, root: int, window: int, block: Span) -> Lane:
-    """Return the lane in which every rank sets OUTPUT to `block` of the root's INPUT.
+    """Return the lane in which this rank sets OUTPUT to `block` of the root's INPUT, as each rank does with its own.
 
     The root raises a flag at every other rank when it has begun, and ends when all have raised a flag after reading.
     """

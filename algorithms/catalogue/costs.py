@@ -319,6 +319,11 @@ def gather_read(size: int) -> Cost:
     return Cost(rounds=2 * min(1, size - 1), sent=_others(size), reduced=0)
 
 
+def scatter_read(size: int) -> Cost:
+    """The root raises a flag at each rank, they read a share each, and raise flags at the root. Reads count as sent."""
+    return Cost(rounds=2 * min(1, size - 1), sent=min(1, size - 1) / size, reduced=0)
+
+
 def gather_linear(size: int, window: int = 32) -> Cost:
     """Every rank but the root sends its own share."""
     return Cost(rounds=_windows(size, window), sent=min(1, size - 1) / size, reduced=0)

@@ -227,6 +227,18 @@ SCATTER: dict[str, Algorithm] = {
         commutative_only=False,
         varying=True,
     ),
+    "read": Algorithm(
+        collective="scatter",
+        name="read",
+        build=Builder("builders.mapped", "scatter_read"),
+        cost=costs.scatter_read,
+        reference=f"{GRAHAM} (its broadcast, out of the memory of the root itself, of one share to each rank)",
+        commutative_only=False,
+        segmentable=False,
+        mapped=True,
+        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
+        varying=True,
+    ),
 }
 
 ALLTOALL: dict[str, Algorithm] = {

@@ -38,7 +38,7 @@ _VARYING = {MPI_NATIVE}
 _LACKING = {
     MPI_NATIVE: frozenset[str](),
     NCCL_NATIVE: frozenset({"barrier", "scan", "exscan"}),
-    NCCL_WITHIN_HOSTS: frozenset(CONTRACTS) - {"allreduce"},
+    NCCL_WITHIN_HOSTS: frozenset({"barrier", "scan", "exscan"}),
 }
 
 

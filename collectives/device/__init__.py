@@ -5,7 +5,10 @@
 - `work`: the works of these calls
 - `contracts`: the protocols between calls and routes
 - `routes`: CUDA IPC, and staging through the host
-- `across_hosts`: GPUs reduce within a host, and links join the hosts
+- `across_hosts`: GPUs work within a host, and links join the hosts
+- `host_phases`: the phases of these calls and their segments, as data
+- `phased_call`, `host_slots`: one call, and the memory of its segments
+- `within_hosts`: the collectives of the GPUs of one host
 - `by_nccl`: NCCL, for calls that name it or for which a decision table chooses it
 - `nccl_refusals`: the calls that NCCL cannot carry out
 - `segments`: how a staged call is cut into segments

@@ -1,134 +1,52 @@
-"""The route of calls on GPU arrays across hosts: GPUs reduce within a host, and the host's links join the hosts.
+"""The route of calls on GPU arrays across hosts: GPUs work within a host, and the host's links join the hosts.
 
 Theory of operation
 -------------------
-Every host has the same number p of ranks. The ranks with the same index on their hosts form a *rail*. An allreduce has
-three phases:
+A call has up to three phases, which `host_phases` names. An allreduce, for example, has all three:
 
-1. The GPUs of a host reduce over mapped memory: each rank gets 1/p of the host's result (reduce_scatter).
+1. The GPUs of a host reduce over mapped memory: each of the p ranks gets 1/p of the host's result (reduce_scatter).
 2. Each rank reduces its part with its rail, through pinned memory, so that 1/p of the bytes leave by each rank.
 3. The GPUs of a host gather the parts over mapped memory (allgather).
 
-The vector is cut into segments, and there are two slots, so that the phases of neighbouring segments overlap:
+The arrays are cut into segments, and there are two slots, so that the phases of neighbouring segments overlap:
 
     within hosts (1)   0  1  2  3
     rail (2)              0  1  2  3
     within hosts (3)         0  1  2  3
 
 Phases 1 and 3 have a stream and mapped memory of their own each. The host waits for phase 1 of a segment, because it
-exchanges what that has computed, and for nothing else from the device. Up to p - 1 elements at the end, which cannot be
-divided among the ranks of a host, are a last segment that all ranks reduce through pinned memory.
+exchanges the result, and for nothing else from the device. A kernel packs the elements of a segment that do not follow
+each other, and one unpacks them.
 
 An average is a sum in both phases. Each rank divides its part when it is back on the GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
 
+from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.collectives.calls.planning import CallSpec, as_request
 from unisono.collectives.calls.prepared import BoundArray
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.contracts import HostCalls
-from unisono.collectives.device.routes import address_of
+from unisono.collectives.device.host_phases import PHASES, Elements, Inside, Rails, Runs, Segment, segments_of, without
+from unisono.collectives.device.host_slots import Slot
+from unisono.collectives.device.phased_call import Part, PhasedCall
+from unisono.collectives.device.within_hosts import MakeWithin, Within
 from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
-from unisono.dtypes import DType
 from unisono.errors import UnisonoError
-from unisono.operations import OPERATIONS, Lower, Op, operation
-from unisono.transports.contracts.call import Extent, Signature
+from unisono.transports.contracts.call import AnyArray, Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
-from unisono.transports.cuda.device import Allocation, Device, Event, Stream
-from unisono.transports.cuda.ipc import DeviceCollectives
+from unisono.transports.cuda.device import Device, Event, Extent as Copied, Stream
 from unisono.transports.cuda.peer_exchange import exchange
-from unisono.transports.cuda.staging import Pinned, await_event
+from unisono.transports.cuda.staging import await_event
 from unisono.transports.reductions.definition import numpy_dtype
 
-# Bytes of the whole vector that are in one segment, and of a slab of mapped memory.
+# Bytes of the whole vector that are in one segment.
 SEGMENT_NBYTES = 4 << 20
-_SLAB_NBYTES = 4 << 20
-
-Hosts: TypeAlias = "Sequence[Sequence[int]]"
-
-
-def refuses_hosts(hosts: Hosts) -> str | None:
-    """Return the reason why ranks on these hosts cannot take the route, as text; None if they can."""
-    sizes = {len(ranks) for ranks in hosts}
-    if len(sizes) > 1:
-        return f"the hosts have different numbers of ranks: {', '.join(map(str, map(len, hosts)))}"
-    if len(hosts) < 2:
-        return "all ranks are on one host"
-    return "each host has one rank" if sizes == {1} else None
-
-
-class Within(Protocol):
-    """Collectives of the GPUs of one host.
-
-    Attributes:
-        refusal: why the ranks of the host cannot use them; None if they can. Equal on all of them.
-    """
-
-    refusal: str | None
-
-    def issue(
-        self, signature: Signature, extent: Extent, source: int, target: int, stream: Stream, deadline: Deadline
-    ) -> None:
-        """Issue a call on flat contiguous arrays to a stream; blocks while other ranks are needed for that."""
-
-    def check(self, operation: str) -> None:
-        """Raise the error that prevents a new call, if any."""
-
-    def fail(self, error: UnisonoError) -> None:
-        """End the communicator with `error` on all ranks; streams go on."""
-
-    def is_intact(self) -> bool:
-        """Return whether calls end with their results."""
-
-    def traffic(self) -> Mapping[int, Traffic]:
-        """Return the bytes that are known to have been moved, by rank of the host."""
-
-    def close(self, deadline: Deadline) -> bool:
-        """End this rank's part; return whether the device's work is done."""
-
-
-class ByMappedMemory:
-    """Calls within a host over CUDA IPC."""
-
-    def __init__(self, executor: Executor, device: Device, deadline: Deadline) -> None:
-        self._collectives = DeviceCollectives(
-            executor, device, timeout_s=deadline.remaining_s(), slab_nbytes=_SLAB_NBYTES
-        )
-        self.refusal = self._collectives.refusal
-        self.check, self.fail = self._collectives.check, self._collectives.fail
-        self.is_intact, self.traffic = self._collectives.is_intact, self._collectives.traffic
-
-    def issue(
-        self, signature: Signature, extent: Extent, source: int, target: int, stream: Stream, deadline: Deadline
-    ) -> None:
-        self._collectives.start(signature, extent, source, target, stream).wait(deadline.remaining_s())
-
-    def close(self, deadline: Deadline) -> bool:
-        return self._collectives.close(deadline.remaining_s())
-
-
-# Creates the collectives of a host; all of its ranks call it at the same point.
-MakeWithin: TypeAlias = "Callable[[Executor, Device, Deadline], Within]"
-
-
-class Rails:
-    """The place of this rank among the hosts.
-
-    Attributes:
-        local: the ranks of its host.
-        rail: the ranks of its rail, in the order of the hosts.
-    """
-
-    def __init__(self, hosts: Hosts, rank: int) -> None:
-        self.local = next(ranks for ranks in hosts if rank in ranks)
-        index = self.local.index(rank)
-        self.rail = [ranks[index] for ranks in hosts]
 
 
 class AcrossHosts:
@@ -162,15 +80,15 @@ class AcrossHosts:
         deadline: Deadline,
     ) -> None:
         self._name = name
-        self._size, self._local, self._rails = links.size, local, rails
+        self._local, self._rails = local, rails
         self._host, self._rail = host, rail
         self._device = device
-        self._reducing, self._gathering = within(local, device, deadline), within(local, device, deadline)
-        mine = self._reducing.refusal or self._gathering.refusal
+        self._entering, self._leaving = within(local, device, deadline), within(local, device, deadline)
+        mine = self._entering.refusal or self._leaving.refusal
         reasons = exchange(links, mine and f"on the host of rank {rails.local[0]}, {mine}", deadline.remaining_s())
         self.refusal: str | None = next((reason for reason in reasons if reason is not None), None)
         self._inward, self._outward = device.new_stream(), device.new_stream()
-        self._slots = (_Slot(device), _Slot(device))
+        self._slots = (Slot(device), Slot(device))
         self._joined = device.new_event()
         self.to_host_nbytes = self.to_device_nbytes = 0
 
@@ -181,12 +99,13 @@ class AcrossHosts:
         """Return the reason why no call of a collective can take this route, as text; None if some calls can."""
         if self.refusal is not None:
             return self.refusal
-        return None if collective == "allreduce" else f"only allreduce reduces within hosts, and not {collective}"
+        return None if collective in PHASES else f"there is no {collective} by phases within hosts"
 
     def _refuses_spec(self, spec: CallSpec) -> str | None:
         request = as_request(spec.algorithm)
         reasons = (
             (is_by_function(spec.op), "reductions by functions of Python are done on the host"),
+            (spec.layout is not None and spec.layout.rows is not None, "vector collectives are staged"),
             (
                 request.reproducible or request.accumulate is not None,
                 "only the host supports reproducible=True and accumulate",
@@ -201,74 +120,136 @@ class AcrossHosts:
             self._device.wait(self._inward, event)
             self._device.wait(self._outward, event)
         try:
-            for array in call.checked.arrays:
-                self._issue_array(array, deadline)
+            parts = [part for array in call.checked.arrays for part in self._parts(array)]
+            self._fetch(0, parts, deadline)
+            for index, part in enumerate(parts):
+                self._fetch(index + 1, parts, deadline)
+                self._pass_on(part, self._slots[index % 2], deadline)
         finally:
             self._device.record(self._joined, self._inward)
             self._device.wait(self._outward, self._joined)
             self._device.record(finished, self._outward)
 
-    def _issue_array(self, array: BoundArray, deadline: Deadline) -> None:
-        reduction = _Reduction(array)
-        segments = self._segments(reduction)
-        self._fetch(0, segments, reduction, deadline)
-        for index, segment in enumerate(segments):
-            self._fetch(index + 1, segments, reduction, deadline)
-            self._pass_on(segment, self._slots[index % 2], reduction, deadline)
+    def _parts(self, array: BoundArray) -> list[Part]:
+        call = PhasedCall(array, self._rails)
+        most = SEGMENT_NBYTES // call.dtype.itemsize
+        return [Part(call, segment) for segment in segments_of(call.collective, call.whole, self._rails, most)]
 
-    def _segments(self, reduction: _Reduction) -> list[_Segment]:
-        ranks = len(self._rails.local)
-        most = max(ranks, SEGMENT_NBYTES // reduction.dtype.itemsize // ranks * ranks)
-        whole = reduction.count // ranks * ranks
-        segments = [_Segment(first, min(most, whole - first), ranks) for first in range(0, whole, most)]
-        if reduction.count > whole:
-            segments.append(_Segment(whole, reduction.count - whole, 1))
-        return segments
-
-    def _fetch(self, index: int, segments: Sequence[_Segment], reduction: _Reduction, deadline: Deadline) -> None:
-        """Issue phase 1 of segment `index`, and the copy of this rank's part to the host; nothing behind the last."""
-        if index >= len(segments):
+    def _fetch(self, index: int, parts: Sequence[Part], deadline: Deadline) -> None:
+        """Issue phase 1 of segment `index`, and the copy of its result to the host; nothing behind the last."""
+        if index >= len(parts):
             return
-        segment, slot, itemsize = segments[index], self._slots[index % 2], reduction.dtype.itemsize
-        nbytes = segment.part * itemsize
-        slot.reserve(nbytes, lambda event: self._await(event, deadline))
+        (call, segment), slot = parts[index], self._slots[index % 2]
+        slot.reserve(*parts[index].region_nbytes(), lambda event: self._await(event, deadline), pinned=True)
         self._device.wait(self._inward, slot.stored)  # the segment before last has left the slot
-        source = reduction.source + segment.first * itemsize
-        if segment.ways > 1:
-            op = reduction.partial
-            signature = Signature("reduce_scatter", reduction.dtype.name, (segment.length,), "C", op.name, None, "", 1)
-            extent = Extent((segment.length, segment.part), reduction.dtype, op)
-            self._reducing.issue(signature, extent, source, slot.pointer, self._inward, deadline)
-            source = slot.pointer
-        self._device.copy(slot.address, source, nbytes, self._inward)
+        between, inside = slot.between + call.nbytes(segment.between.source[0]), call.phases.inward
+        if segment.inward is not None and call.takes_part(inside):
+            source = self._packed(call, segment, slot)
+            target = slot.turned if segment.turned else between
+            self._make(self._entering, inside, call, segment.inward, source, target, self._inward, deadline)
+            self._pack(call, between, slot.turned, segment.turned, self._inward)
+        elif call.source:
+            self._pack(call, between, call.source, segment.reads, self._inward)
+        if call.sends(segment):
+            for run in without(segment.between.source, segment.between.own[0]):
+                start, nbytes = map(call.nbytes, run)
+                self._device.copy(slot.address + start, slot.between + start, nbytes, self._inward)
+                self.to_host_nbytes += nbytes
         self._device.record(slot.fetched, self._inward)
-        self.to_host_nbytes += nbytes
 
-    def _pass_on(self, segment: _Segment, slot: _Slot, reduction: _Reduction, deadline: Deadline) -> None:
+    def _packed(self, call: PhasedCall, segment: Segment, slot: Slot) -> int:
+        """Return the address of the elements that a segment reads, one behind the other; 0 if this rank has none."""
+        if call.source and len(segment.reads) > 1:
+            self._pack(call, slot.packed, call.source, segment.reads, self._inward)
+            return slot.packed
+        return call.source and call.source + call.nbytes(segment.reads[0][0])
+
+    def _pass_on(self, part: Part, slot: Slot, deadline: Deadline) -> None:
         """Make phase 2 of a segment, and issue phase 3."""
-        itemsize = reduction.dtype.itemsize
-        nbytes = segment.part * itemsize
+        call, segment = part
         self._await(slot.fetched, deadline)
-        values = slot.host.of(nbytes).view(numpy_dtype(reduction.dtype))
-        spec, target = reduction.spec._replace(algorithm=None), reduction.target + segment.first * itemsize
-        self.to_device_nbytes += nbytes
-        if segment.ways == 1:
-            self._host._call_on_host(spec, values, values, None, deadline.remaining_s())
-            self._device.copy(target, slot.address, nbytes, self._outward)
-        else:
-            between = spec._replace(op=reduction.between)
-            self._rail._call_on_host(between, values, values, None, deadline.remaining_s())
-            self._device.copy(slot.pointer, slot.address, nbytes, self._outward)
-            self._gather(segment, slot.pointer, target, reduction, deadline)
+        self._exchange(call, segment, slot, deadline)
+        if call.receives(segment):
+            self._arrive(call, segment, slot)
+        source, inside = slot.between + call.nbytes(segment.between.target[0]), call.phases.outward
+        if segment.outward is not None and call.takes_part(inside):
+            is_direct = len(segment.writes) == 1
+            target = call.target and call.target + call.nbytes(segment.writes[0][0]) if is_direct else slot.gathered
+            self._make(self._leaving, inside, call, segment.outward, source, target, self._outward, deadline)
+            if call.target and not is_direct:
+                self._unpack(call, slot.gathered, segment.writes)
+        elif call.target:
+            self._unpack(call, source, segment.writes)
         self._device.record(slot.stored, self._outward)
 
-    def _gather(self, segment: _Segment, part: int, target: int, reduction: _Reduction, deadline: Deadline) -> None:
-        dtype = reduction.dtype
-        if reduction.op.lower is Lower.DIVIDE_BY_SIZE:
-            self._device.reduce(part, [part], segment.part, dtype, reduction.op, self._size, self._outward)
-        signature = Signature("allgather", dtype.name, (segment.part,), "C", None, None, "", 1)
-        extent = Extent((segment.part, segment.length), dtype, None)
-        self._gathering.issue(signature, extent, part, target, self._outward, deadline)
+    def _exchange(self, call: PhasedCall, segment: Segment, slot: Slot, deadline: Deadline) -> None:
+        """Make the call between hosts in pinned memory."""
+        between = segment.between
+        memory = slot.host.of(call.nbytes(between.elements)).view(numpy_dtype(call.dtype))
+        source, target = (memory[first : first + count] for first, count in (between.source, between.target))
+        out = target if call.receives(segment) else None
+        # A rank that only receives a broadcast passes the memory for it as `x`.
+        x: AnyArray | None = source if call.sends(segment) else out if call.collective == "broadcast" else None
+        if x is not None or out is not None:
+            calls = self._host if between.of_all else self._rail
+            calls._call_on_host(call.spec_of(segment), x, out, None, deadline.remaining_s())
+
+    def _arrive(self, call: PhasedCall, segment: Segment, slot: Slot) -> None:
+        """Issue the copy of the result of phase 2 to the device, and complete it there."""
+        between = segment.between
+        (kept, count), (target, arrived) = between.own
+        if not call.has_all(segment):
+            for run in without(between.target, between.own[1]):
+                start, nbytes = map(call.nbytes, run)
+                self._device.copy(slot.between + start, slot.address + start, nbytes, self._outward)
+                self.to_device_nbytes += nbytes
+        if count and arrived:
+            dst, src = (slot.between + call.nbytes(first) for first in (target, kept))
+            self._device.copy(dst, src, call.nbytes(count), self._outward)
+        if call.op is not None and call.is_lowered(segment):
+            at = slot.between + call.nbytes(between.target[0])
+            self._device.reduce(at, [at], between.target[1], call.dtype, call.op, self._rails.size, self._outward)
+
+    def _make(
+        self,
+        within: Within,
+        inside: Inside | None,
+        call: PhasedCall,
+        elements: Elements,
+        source: int,
+        target: int,
+        stream: Stream,
+        deadline: Deadline,
+    ) -> None:
+        """Issue a phase inside this host."""
+        assert inside is not None, "a segment with such a phase has a collective for it"
+        op = call.partial if CONTRACTS[inside.collective].reduces else None
+        root = call.root[1] if inside.at_root and call.root is not None else None
+        name = None if op is None else op.name
+        signature = Signature(inside.collective, call.dtype.name, (elements[0],), "C", name, root, "", 1)
+        within.issue(signature, Extent(elements, call.dtype, op), source, target, stream, deadline)
+
+    def _pack(self, call: PhasedCall, dst: int, src: int, runs: Runs, stream: Stream) -> None:
+        """Issue copies of some elements of an array, one behind the other, to `dst`."""
+        extents = []
+        for first, count in runs:
+            extents.append(Copied(dst, src + call.nbytes(first), call.nbytes(count)))
+            dst += call.nbytes(count)
+        self._copy(extents, stream)
+
+    def _unpack(self, call: PhasedCall, src: int, runs: Runs) -> None:
+        """Issue copies of elements that lie one behind the other to their places in OUTPUT."""
+        extents = []
+        for first, count in runs:
+            extents.append(Copied(call.target + call.nbytes(first), src, call.nbytes(count)))
+            src += call.nbytes(count)
+        self._copy(extents, self._outward)
+
+    def _copy(self, extents: Sequence[Copied], stream: Stream) -> None:
+        if len(extents) == 1:
+            self._device.copy(*extents[0], stream)
+        elif extents:
+            self._device.copy_extents(extents, stream)
 
     def _await(self, event: Event, deadline: Deadline) -> None:
         """Block until an event has happened, and raise the error of another rank that became known meanwhile.
@@ -280,7 +261,7 @@ class AcrossHosts:
 
         def check() -> None:
             try:
-                self._reducing.check("allreduce")
+                self._entering.check("a call across hosts")
             except UnisonoError as error:
                 errors.append(error)
                 raise
@@ -290,23 +271,23 @@ class AcrossHosts:
             raise errors.pop()
 
     def fail(self, error: UnisonoError) -> None:
-        self._reducing.fail(error)
-        self._gathering.fail(error)
+        self._entering.fail(error)
+        self._leaving.fail(error)
 
     def is_intact(self) -> bool:
-        return self._reducing.is_intact() and self._gathering.is_intact()
+        return self._entering.is_intact() and self._leaving.is_intact()
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the bytes moved over CUDA IPC, by peer."""
         total: dict[int, Traffic] = {}
-        for collectives in (self._reducing, self._gathering):
+        for collectives in (self._entering, self._leaving):
             for peer, more in collectives.traffic().items():
                 rank = self._rails.local[peer]
                 total[rank] = total[rank] + more if rank in total else more
         return total
 
     def close(self, deadline: Deadline) -> None:
-        are_over = [each.close(deadline) for each in (self._reducing, self._gathering)]
+        are_over = [each.close(deadline) for each in (self._entering, self._leaving)]
         if not all(are_over):
             return  # what the device still uses may not be freed
         try:
@@ -320,90 +301,3 @@ class AcrossHosts:
         self._device.end_event(self._joined)
         for stream in (self._inward, self._outward):
             self._device.end_stream(stream)
-
-
-class _Segment(NamedTuple):
-    """Consecutive elements, and among how many ranks of a host they are divided."""
-
-    first: int
-    length: int
-    ways: int
-
-    @property
-    def part(self) -> int:
-        """The number of elements that this rank exchanges with other hosts."""
-        return self.length // self.ways
-
-
-class _Reduction:
-    """An allreduce of one array.
-
-    Attributes:
-        spec, dtype, op, count: of the call.
-        source, target: the addresses of INPUT and OUTPUT.
-        partial: the operation within hosts.
-        between: the operation between hosts.
-    """
-
-    def __init__(self, array: BoundArray) -> None:
-        spec = array.spec
-        assert spec.dtype is not None, "an array has a dtype"
-        assert spec.op is not None, "an allreduce has an operation"
-        assert spec.layout is not None, "a call on a device has an array"
-        self.spec = spec
-        self.dtype: DType = spec.dtype
-        self.op: Op = operation(spec.op)
-        self.count = spec.layout.elements[0]
-        self.source, self.target = address_of(array.source), address_of(array.target)
-        is_sum = self.op.lower is Lower.DIVIDE_BY_SIZE or self.op.factor is not None
-        self.between: Op = OPERATIONS["sum"] if is_sum else self.op
-        self.partial: Op = self.op if self.op.factor is not None else self.between
-
-
-class _Slot:
-    """Memory for this rank's part of a segment, on the device and on the host.
-
-    Attributes:
-        host: the pinned memory.
-        fetched, stored: events behind the copy to the host, and behind the last use of the slot.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._allocation: Allocation | None = None
-        self._nbytes = 0
-        self.host = Pinned(device)
-        self.fetched, self.stored = device.new_event(), device.new_event()
-
-    @property
-    def pointer(self) -> int:
-        """The address on the device."""
-        assert self._allocation is not None, "`reserve` has been called"
-        return self._allocation.pointer
-
-    @property
-    def address(self) -> int:
-        """The address on the host."""
-        return self.host.of(self._nbytes).ctypes.data
-
-    def reserve(self, nbytes: int, wait: Callable[[Event], None]) -> None:
-        """Make the slot at least this large. ``wait(event)`` blocks until earlier uses are over, if it must grow."""
-        if nbytes > self._nbytes:
-            wait(self.stored)
-            self.free()
-            self._allocation = self._device.allocate(nbytes)
-            self._nbytes = nbytes
-            self.host.of(nbytes)
-
-    def free(self) -> None:
-        """Free the memory, which the device must not use any more."""
-        if self._allocation is not None:
-            self._device.free(self._allocation)
-        self._allocation = None
-
-    def close(self) -> None:
-        """Free everything."""
-        self.free()
-        self.host.close()
-        for event in (self.fetched, self.stored):
-            self._device.end_event(event)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unisono.algorithms.catalogue.vendors import NCCL_NATIVE, NCCL_WITHIN_HOSTS
 from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.prepared import BoundArray
-from unisono.collectives.device.across_hosts import refuses_hosts
+from unisono.collectives.device.host_phases import refuses_hosts
 from unisono.collectives.device.nccl_refusals import refusal_by_nccl
 from unisono.collectives.device.routes import address_of
 from unisono.collectives.device.work import CheckedDeviceCall
@@ -31,7 +31,8 @@ def check_for_nccl(call: CheckedDeviceCall, name: str, hosts: Sequence[Sequence[
         spec = array.spec
         if (reason := refusal_by_nccl(spec)) is not None:
             raise NoAlgorithmError(f"{name} {reason}", operation=spec.collective)
-        if spec.collective == "alltoall" and address_of(array.source) == address_of(array.target) != 0:
+        is_unable = name == NCCL_NATIVE and spec.collective == "alltoall"
+        if is_unable and address_of(array.source) == address_of(array.target) != 0:
             raise UsageError(f"{NCCL_NATIVE} has no alltoall in place: pass another out", operation=spec.collective)
 
 

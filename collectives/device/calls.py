@@ -35,11 +35,13 @@ from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue
 from unisono.collectives.calls.work import Works
-from unisono.collectives.device.across_hosts import AcrossHosts, ByMappedMemory, Rails, refuses_hosts
+from unisono.collectives.device.across_hosts import AcrossHosts
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.by_nccl import ByNccl, check_for_nccl
 from unisono.collectives.device.contracts import HostCalls, Route
+from unisono.collectives.device.host_phases import Rails, refuses_hosts
 from unisono.collectives.device.routes import ByIpc, Staged
+from unisono.collectives.device.within_hosts import ByMappedMemory
 from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DevicePlan, DeviceWork, keep_late
 from unisono.deadlines import Deadline
 from unisono.dtypes import DType
@@ -82,6 +84,8 @@ class DeviceCalls:
         self._staged: Staged | None = None
         self._by_ipc: ByIpc | None = None
         self._local: Executor | None = None
+        self._rail: HostCalls | None = None
+        self._rails: Rails | None = None
         self._make_across: Callable[..., AcrossHosts] | None = None
         self._across: AcrossHosts | None = None
         self._across_by_nccl: AcrossHosts | None = None
@@ -158,6 +162,12 @@ class DeviceCalls:
         route = self._across or self._by_ipc
         return {} if route is None else route.traffic()
 
+    def between_hosts(self) -> Mapping[int, Traffic]:
+        """Return the bytes that ranks of rails have exchanged, by peer."""
+        if self._rail is None or self._rails is None:
+            return {}
+        return {self._rails.rail[peer]: traffic for peer, traffic in self._rail.stats().items()}
+
     def staged_nbytes(self) -> tuple[int, int]:
         """Return how many bytes have been copied to the host, and from the host."""
         to_host, to_device = (0, 0) if self._staged is None else self._staged.copied_nbytes()
@@ -205,8 +215,8 @@ class DeviceCalls:
             if refuses_hosts(self._calls.hosts) is None:
                 rails = Rails(self._calls.hosts, self._executor.rank)
                 self._local = self._executor.subgroup(rails.local)
-                rail = spare.subgroup(rails.rail)
-                self._make_across = partial(AcrossHosts, self._links, self._local, spare, rail, rails, device)
+                self._rail, self._rails = spare.subgroup(rails.rail), rails
+                self._make_across = partial(AcrossHosts, self._links, self._local, spare, self._rail, rails, device)
         if self._device is not device:
             raise UsageError(
                 f"the arrays are on cuda:{device.ordinal}, but this communicator uses cuda:{self._device.ordinal}: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from unisono.collectives.calls.planning import CallSpec
@@ -10,6 +10,7 @@ from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
 from unisono.errors import UnisonoError
 from unisono.transports.contracts.call import AnyArray
+from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Event
 
 # The counts of a vector collective, in elements: one tuple, or one for INPUT and one for OUTPUT; None for equal shares.
@@ -26,6 +27,9 @@ class HostCalls(Protocol):
 
     def subgroup(self, ranks: Sequence[int], /) -> HostCalls:
         """Return a communicator of these ranks, which call it all."""
+
+    def stats(self) -> Mapping[int, Traffic]:
+        """Return the traffic so far, by peer."""
 
 
 class Route(Protocol):

@@ -9,7 +9,7 @@ Used by: `calls.dispatch` and `api.point_to_point`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakMethod
 
@@ -19,6 +19,7 @@ from unisono.dtypes import DType
 from unisono.options import Options
 from unisono.records import record
 from unisono.transports.contracts.executor import Executor
+from unisono.transports.contracts.transport import Traffic
 
 if TYPE_CHECKING:
     from unisono.collectives.calls.statistics import DeviceStatistics
@@ -81,6 +82,10 @@ class Devices:
         return DeviceStatistics(
             calls.traffic(), to_host + messages.to_host_nbytes, to_device + messages.to_device_nbytes
         )
+
+    def between_hosts(self) -> Mapping[int, Traffic]:
+        """Return `DeviceCalls.between_hosts`, or nothing before the first call on a GPU array."""
+        return {} if self._parts_if_any is None else self._parts_if_any.calls.between_hosts()
 
     def stop(self) -> None:
         """Call `DeviceCalls.stop` if there has been a GPU array."""

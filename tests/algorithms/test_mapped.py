@@ -28,7 +28,7 @@ from unisono.tuning.decide.choice import Question, choose, explain
 MAPPED = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values() if algorithm.mapped]
 EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in MAPPED]
 # In these collectives, a rank may copy its own block at any time, before or after it waits for other ranks.
-OWN_AT_ANY_TIME = ("gather", "alltoall")
+OWN_AT_ANY_TIME = ("gather", "scatter", "alltoall")
 ALLREDUCES = ("one_shot", "two_shot")
 SCHEDULES = 40
 POLLS = 20_000

@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 from unittest import mock
 
 import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
@@ -18,10 +19,13 @@ from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
 
 import unisono as un
+from unisono.algorithms.ir.contracts import CONTRACTS, Cut
 from unisono.bench.gpu_stages.hosts import on_hosts
 from unisono.collectives.device import across_hosts
+from unisono.collectives.device.host_phases import PHASES
 from unisono.testing.device_arrays import DoubleArray, device_double, read
-from unisono.testing.device_double import DeviceTrapError
+from unisono.testing.device_double import DeviceTrapError, Gpu
+from unisono.transports.cuda.device import Stream
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -41,25 +45,69 @@ def values_of(rank: int, count: int, dtype: str) -> Any:
     return ((np.arange(count) * 5 + rank * 3) % 4).astype(dtype)
 
 
-Case = tuple[str, str, int, bool, tuple[tuple[int, ...], ...]]
+class Case(NamedTuple):
+    """A call: `count` is the length of a vector, or of a share if INPUT or OUTPUT has shares."""
+
+    collective: str
+    op: str | None
+    dtype: str
+    count: int
+    is_in_place: bool
+    root: int
+    hosts: tuple[tuple[int, ...], ...]
+
+    def arguments(self) -> dict[str, Any]:
+        contract = CONTRACTS[self.collective]
+        root = {"root": self.root} if contract.input_at_root or contract.output_at_root else {}
+        return {**root, **({} if self.op is None else {"op": self.op})}
+
+    def input(self, rank: int, size: int) -> Any:
+        shares = size if CONTRACTS[self.collective].input is Cut.SHARES else 1
+        return values_of(rank, self.count * shares, self.dtype)
+
+    def memory(self, gpu: Gpu, x: Any, length: int, rank: int, stream: Stream) -> tuple[Any, Any]:
+        """Return the arrays `x` and `out` of a rank, of which one is a part of the other if the call is in place."""
+        contract = CONTRACTS[self.collective]
+        has_both = contract.has_input(rank, self.root) and contract.has_output(rank, self.root)
+        if not (self.is_in_place and has_both):
+            return DoubleArray(gpu, x, stream), DoubleArray(gpu, np.full(length, 7, x.dtype), stream)
+        whole = np.full(max(len(x), length), 7, x.dtype)
+        start = rank * self.count if (contract.input is Cut.SHARE) != (contract.output is Cut.SHARE) else 0
+        first = start if contract.input is Cut.SHARE else 0
+        whole[first : first + len(x)] = x
+        array = DoubleArray(gpu, whole, stream)
+        return part_of(array, first, len(x)), part_of(array, start if length < len(x) else 0, length)
 
 
-def check_case(world: un.Communicator, case: Case, seed: int) -> None:
-    op, dtype, count, in_place, hosts = case
-    x = values_of(world.rank, count, dtype)
-    expected = world.allreduce(x, op)
+def part_of(array: DoubleArray, first: int, count: int) -> Any:
+    """Return consecutive elements of an array, in the same memory."""
+    interface = array.__cuda_array_interface__
+    address = interface["data"][0] and interface["data"][0] + first * array.dtype.itemsize
+    part = SimpleNamespace(dtype=array.dtype, owner=array)
+    part.__cuda_array_interface__ = {**interface, "data": (address, False), "shape": (count,)}
+    return part
+
+
+def check_cases(world: un.Communicator, cases: list[Case], seed: int) -> None:
+    """Make calls on GPU arrays, and compare the bits of their results with those of numpy arrays."""
     across_hosts.SEGMENT_NBYTES = 64
-    with device_double(seed * 10 + world.rank) as gpu, on_hosts(world, hosts) as comm:
-        stream = gpu.device().new_stream()
-        array = DoubleArray(gpu, x, stream)
-        out = array if in_place else DoubleArray(gpu, np.full_like(x, 7), stream)
-        comm.allreduce(array, op, out=out)
-        found = read(gpu, out)
-        assert found.tobytes() == expected.tobytes(), f"{case}: {found} instead of {expected}"
-        assert "within each host" in comm.explain("allreduce", 100).on_device
-        del array, out
-        comm.close()
-        gpu.device().end_stream(stream)
+    for number, case in enumerate(cases):
+        x, arguments = case.input(world.rank, world.size), case.arguments()
+        share = {"out": np.empty(case.count, x.dtype)} if case.collective == "scatter" else {}
+        expected = getattr(world, case.collective)(x, **arguments, **share)
+        with device_double(seed * 100 + number * 10 + world.rank) as gpu, on_hosts(world, case.hosts) as comm:
+            stream = gpu.device().new_stream()
+            length = len(x) if case.collective == "broadcast" else 0 if expected is None else len(expected)
+            array, out = case.memory(gpu, x, length, world.rank, stream)
+            result = getattr(comm, case.collective)(array, **arguments, out=out)
+            assert (result is None) == (expected is None), case
+            if expected is not None:
+                actual = read(gpu, out)
+                assert actual.tobytes() == expected.tobytes(), f"{case}: {actual} instead of {expected}"
+            assert "within each host" in comm.explain(case.collective, 100).on_device
+            del array, out, result
+            comm.close()
+            gpu.device().end_stream(stream)
 
 
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
@@ -70,24 +118,33 @@ OPS = {
 }
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@st.composite
+def cases(draw: Any, collective: str) -> Case:
+    dtype = draw(st.sampled_from(list(OPS)))
+    op = draw(st.sampled_from(OPS[dtype])) if CONTRACTS[collective].reduces else None
+    counts = [0, 1, 2, 3, 17, 200, 333] if CONTRACTS[collective].input is Cut.VECTOR else [0, 1, 2, 3, 17, 83]
+    place = draw(st.booleans()), draw(st.integers(0, 3)), draw(st.sampled_from([TWO_HOSTS, MIXED_HOSTS]))
+    return Case(collective, op, dtype, draw(st.sampled_from(counts)), *place)
+
+
+@pytest.mark.parametrize("collective", PHASES)
+@settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(data=st.data())
-def test_allreduce_across_hosts_gives_the_results_of_the_host(ranks: NativeRanks, data: Any) -> None:
-    dtype = data.draw(st.sampled_from(list(OPS)))
-    op = data.draw(st.sampled_from(OPS[dtype]))
-    count = data.draw(st.sampled_from([0, 1, 2, 3, 17, 200, 333]))
-    hosts = data.draw(st.sampled_from([TWO_HOSTS, MIXED_HOSTS]))
-    ranks.run_calls(check_case, (op, dtype, count, data.draw(st.booleans()), hosts), data.draw(st.integers(0, 99)))
+def test_collective_across_hosts_gives_the_results_of_the_host(ranks: NativeRanks, collective: str, data: Any) -> None:
+    several = data.draw(st.lists(cases(collective), min_size=8, max_size=8))
+    ranks.run_calls(check_cases, several, data.draw(st.integers(0, 99)))
 
 
-def call_on_double(world: un.Communicator, hosts: Any, x: Any, arguments: Any, double: Any) -> tuple[bytes, str, Any]:
-    """Make an allreduce; return the bits of the result, what `explain` says, and the statistics of GPU arrays."""
+def call_on_double(
+    world: un.Communicator, hosts: Any, x: Any, arguments: Any, double: Any, collective: str = "allreduce"
+) -> tuple[bytes, str, Any]:
+    """Make a call; return the bits of the result, what `explain` says, and the statistics of GPU arrays."""
     with device_double(world.rank, **double) as gpu, on_hosts(world, hosts) as comm:
         stream = gpu.device().new_stream()
         array = DoubleArray(gpu, x, stream)
-        result = comm.allreduce(array, **arguments)
+        result = getattr(comm, collective)(array, **arguments)
         found = read(gpu, result).tobytes()
-        way, stats = comm.explain("allreduce", x.nbytes).on_device, comm.stats().on_device
+        way, stats = comm.explain(collective, x.nbytes).on_device, comm.stats().on_device
         del array, result
         comm.close()
         gpu.device().end_stream(stream)
@@ -111,6 +168,46 @@ def test_all_ranks_have_the_same_bits_and_half_of_the_bytes_cross(ranks: NativeR
     for _, (nbytes, to_host, to_device) in results:
         assert to_host == to_device
         assert nbytes // 2 <= to_host < nbytes // 2 + 16
+
+
+def crossing_nbytes(world: un.Communicator, collective: str) -> tuple[int, int]:
+    """Make a call with vectors or shares of 4 KiB, root 1; return the bytes sent to the other host and to others."""
+    across_hosts.SEGMENT_NBYTES = 1 << 10
+    case = Case(collective, "sum" if CONTRACTS[collective].reduces else None, "float64", 512, False, 1, TWO_HOSTS)
+    arguments, x = case.arguments(), case.input(world.rank, world.size)
+    with device_double(world.rank) as gpu, on_hosts(world, TWO_HOSTS) as comm:
+        stream = gpu.device().new_stream()
+        array, out = case.memory(gpu, x, len(x) * (4 if collective in ("allgather", "gather") else 1), 0, stream)
+        share = part_of(out, 0, 512) if CONTRACTS[collective].output is Cut.SHARE else out
+        read(gpu, array if getattr(comm, collective)(array, **arguments, out=share) is None else share)
+        sent = {peer: traffic.sent_nbytes for peer, traffic in comm.stats().items()}
+        del array, out, share
+        comm.close()
+        gpu.device().end_stream(stream)
+    across = sent.pop(world.rank ^ 2, 0)
+    return across, sum(sent.values())
+
+
+# By rank, in KiB. An allreduce between two ranks exchanges the whole part.
+CROSSING = {
+    "allreduce": (2, 2, 2, 2),
+    "reduce": (0, 0, 2, 2),
+    "reduce_scatter": (4, 4, 4, 4),
+    "broadcast": (2, 2, 0, 0),
+    "scatter": (4, 4, 0, 0),
+    "allgather": (4, 4, 4, 4),
+    "gather": (0, 0, 4, 4),
+    "alltoall": (8, 8, 8, 8),
+}
+
+
+@pytest.mark.parametrize("collective", PHASES)
+def test_fewest_bytes_cross_and_each_on_its_rail(ranks: NativeRanks, collective: str) -> None:
+    for (across, others), expected in zip(
+        ranks.run_calls(crossing_nbytes, collective), CROSSING[collective], strict=True
+    ):
+        assert expected << 10 <= across < (expected << 10) + 64
+        assert others < 64, "ranks of other rails and of this host get nothing but the announcement"
 
 
 def premultiplied(world: un.Communicator) -> list[float]:
@@ -167,9 +264,11 @@ def fetch_into_used_slots(route: Any, index: int, *args: Any) -> None:
         route._device.end_event(never)
 
 
-def outcome_without(world: un.Communicator, rule: str) -> str:
+def outcome_without(world: un.Communicator, rule: str, collective: str) -> str:
     """Make a call that breaks a rule of the route; return "right", "wrong", or the class of the error."""
     across_hosts.SEGMENT_NBYTES = 512
+    x = np.arange(1000.0) + world.rank
+    expected = getattr(world, collective)(x)
     broken = {
         "": nullcontext(),
         "waits for phase 1": mock.patch.object(across_hosts, "await_event"),
@@ -177,26 +276,32 @@ def outcome_without(world: un.Communicator, rule: str) -> str:
     }[rule]
     try:
         with broken:
-            found, _, _ = call_on_double(world, TWO_HOSTS, np.arange(1000.0) + world.rank, {"op": "avg"}, {})
+            actual, _, _ = call_on_double(world, TWO_HOSTS, x, {}, {}, collective)
     except (DeviceTrapError, un.UnisonoError) as error:
         return type(error).__name__
-    return "right" if (np.frombuffer(found) == np.arange(1000.0) + 1.5).all() else "wrong"
+    return "right" if actual == expected.tobytes() else "wrong"
 
 
 @pytest.mark.parametrize("rule", ["waits for phase 1", "waits for the slot"])
+@pytest.mark.parametrize("collective", ["allreduce", "alltoall", "allgather"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_call_goes_wrong_without_a_rule_of_the_route(rule: str) -> None:
+def test_call_goes_wrong_without_a_rule_of_the_route(rule: str, collective: str) -> None:
     with NativeRanks(4, WAY) as own:
-        assert own.run_calls(outcome_without, "") == ["right"] * 4
-        outcomes = set(own.run_calls(outcome_without, rule))
-    assert outcomes <= {"wrong", "DeviceTrapError", "AbortedError"}
+        assert own.run_calls(outcome_without, "", collective) == ["right"] * 4
+        outcomes = set(own.run_calls(outcome_without, rule, collective))
+    assert outcomes - {"right"} <= {"wrong", "DeviceTrapError", "AbortedError"}
+    assert outcomes != {"right"}
 
 
-PHASES = {"within hosts": "_fetch", "between hosts": "_pass_on", "gathering": "_gather"}
+DEATHS = {
+    "within hosts": ("_fetch", ("allreduce", "broadcast", "alltoall")),
+    "between hosts": ("_exchange", ("allreduce", "broadcast", "reduce_scatter")),
+    "behind that": ("_arrive", ("allreduce", "allgather")),
+}
 
 
-def dies(world: un.Communicator, say: Callable[[Any], None], phase: str) -> None:
-    """Let rank 1 be killed before it takes part in a phase of the second segment of the second call."""
+def dies(world: un.Communicator, say: Callable[[Any], None], collective: str, phase: str) -> None:
+    """Let rank 1 be killed before it takes part in a phase of a segment, when earlier segments are under way."""
     across_hosts.SEGMENT_NBYTES = 1 << 12
     whole, number = getattr(across_hosts.AcrossHosts, phase), [0]
 
@@ -213,16 +318,16 @@ def dies(world: un.Communicator, say: Callable[[Any], None], phase: str) -> None
     ):
         stream = gpu.device().new_stream()
         x = DoubleArray(gpu, np.ones(4000), stream)
-        error = error_of(lambda: [comm.allreduce(x, timeout_s=30.0) for _ in range(3)])
+        error = error_of(lambda: [getattr(comm, collective)(x, timeout_s=30.0) for _ in range(3)])
         comm.close()
         gpu.synchronize()
         say(error)
         os._exit(0)  # the memory that the lost rank has open is kept
 
 
-@pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
-def test_death_of_a_rank_in_a_phase_ends_the_call_on_all_hosts(tmp_path: Path, phase: str) -> None:
-    with Job(dies, 4, tmp_path, phase, transports=WAY) as job:
+@pytest.mark.parametrize(("phase", "collective"), [(phase, each) for phase in DEATHS for each in DEATHS[phase][1]])
+def test_death_of_a_rank_in_a_phase_ends_the_call_on_all_hosts(tmp_path: Path, phase: str, collective: str) -> None:
+    with Job(dies, 4, tmp_path, collective, DEATHS[phase][0], transports=WAY) as job:
         assert job.exit_code(1) == -signal.SIGKILL
         for kind, message in job.hear_all(but=1):
             assert kind == "PeerLostError", message

@@ -232,6 +232,15 @@ def check_hosts(world: un.Communicator, library: str) -> list[str]:
             expected = 10 if op == "sum" else 2.5
             wrong += [f"{op}: {result[:1]} is not {expected}"] if (result != expected).any() else []
             del x
+        whole = np.arange(2 * N, dtype=np.float32)
+        for name, x, expected in (
+            ("broadcast", whole * (comm.rank + 1), whole),
+            ("allgather", whole[: N // 2] + comm.rank * (N // 2), whole),
+            ("reduce_scatter", whole, whole.reshape(4, -1)[comm.rank] * 4),
+            ("alltoall", np.repeat(np.arange(4, dtype=np.float32), 8), np.full(32, comm.rank)),
+        ):
+            result = arrays.values(getattr(comm, name)(arrays.array(x)))
+            wrong += [f"{name}: {result[:1]} is not {expected[:1]}"] if (result != expected).any() else []
         way = comm.explain("allreduce", 4 * N).on_device
         wrong += [] if "within each host" in way else [way]
     return wrong
@@ -264,7 +273,7 @@ def test_gradients_on_a_gpu_are_averaged_and_compressed_there(library: str, tran
     assert un.launch(check_gradients, 2, library, options=options, timeout_s=DEADLINE_S) == [[]] * 2
 
 
-def test_allreduce_across_hosts_is_right(library: str) -> None:
+def test_collectives_across_hosts_are_right(library: str) -> None:
     options = un.Options(transports="cuda_ipc,shm")
     assert un.launch(check_hosts, 4, library, options=options, timeout_s=DEADLINE_S) == [[]] * 4
 

@@ -34,7 +34,7 @@ from unisono.collectives.arrays.dlpack import typestr
 from unisono.collectives.device import across_hosts
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, operation
-from unisono.transports.cuda.kernel_catalogue import reduction
+from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS, reduction
 from unisono.transports.nccl import library
 from unisono.transports.nccl.collectives import SHARED_GPU_VARIABLE, refusal_of_all
 from unisono.transports.nccl.refusals import COLLECTIVES, refusal
@@ -165,27 +165,38 @@ def call_across_hosts(world: un.Communicator) -> None:
     arguments = {**BY_NCCL, "algorithm": "nccl.within_hosts"}
     across_hosts.SEGMENT_NBYTES = 4 * COUNT
     with gpu() as bench, on_hosts(world, ((0, 1), (2, 3))) as comm:
-        for count, dtype, op in (
-            (3 * COUNT + 1, np.int32, "sum"),
-            (2 * COUNT, np.float32, "avg"),
-            (1, np.int32, "max"),
+        for collective, count, dtype, options in (
+            ("allreduce", 3 * COUNT + 1, np.int32, {}),
+            ("allreduce", 2 * COUNT, np.float32, {"op": "avg"}),
+            ("allreduce", 1, np.int32, {"op": "max"}),
+            ("reduce_scatter", 4 * COUNT, np.int32, {}),
+            ("broadcast", 2 * COUNT, np.float32, {"root": 3}),
+            ("allgather", COUNT, np.int32, {}),
+            ("alltoall", COUNT, np.float32, {}),
+            ("reduce", COUNT, np.int32, {"root": 1}),
+            ("gather", COUNT, np.int32, {"root": 2}),
         ):
             x = np.arange(count).astype(dtype) * (world.rank + 1)
-            result = values_of(bench, comm.allreduce(array(bench, x), op, **arguments))
-            np.testing.assert_array_equal(result, world.allreduce(x, op), f"{count} {op}")
+            result = getattr(comm, collective)(array(bench, x), **options, **arguments)
+            expected = getattr(world, collective)(x, **options)
+            assert (result is None) == (expected is None)
+            if expected is not None:
+                np.testing.assert_array_equal(values_of(bench, result), expected, f"{collective} {options}")
         assert comm.stats().on_device.to_host_nbytes > 0
         kind, text = error_of(lambda: world.allreduce(array(bench, x), **arguments))
         assert (kind, "all ranks are on one host" in text) == ("NoAlgorithmError", True)
 
 
 def test_nccl_reduces_within_hosts_and_unisono_between_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kernels = [reduction(DTYPES["float32"], OPERATIONS["avg"], 1)]
+    kernels = [reduction(DTYPES["float32"], OPERATIONS["avg"], 1), COPY_EXTENTS]
     fake_cuda.use(monkeypatch, kernels)
     monkeypatch.setenv(fake_nccl.LOG, str(tmp_path / "log"))
     un.launch(call_across_hosts, 4, timeout_s=DEADLINE_S)
     if not fake_cuda.has_gpu():
         calls = (tmp_path / "log").read_text()
-        assert calls.count("ncclReduceScatter") == calls.count("ncclAllGather") == 4 * (3 + 2)
+        # For each rank, of each segment: an allreduce has 3 or 2, and other calls have 4, or 2 of their vector.
+        assert calls.count("ncclReduceScatter") == 4 * (3 + 2 + 4 + 1)
+        assert calls.count("ncclAllGather") == 4 * (3 + 2 + 2 + 4)
 
 
 def call_by_options(world: un.Communicator) -> None:

@@ -136,6 +136,10 @@ class Pinned:
         self._device = device
         self._array: AnyArray | None = None
 
+    def holds(self, nbytes: int) -> bool:
+        """Return whether `of` would return the memory that it has."""
+        return not nbytes or (self._array is not None and self._array.nbytes >= nbytes)
+
     def of(self, nbytes: int) -> AnyArray:
         """Return `nbytes` as uint8. Old content may be lost, so no copy of it may be under way."""
         if self._array is None or self._array.nbytes < nbytes:
