@@ -11,6 +11,7 @@ A stage prints each result at once as a record, one line of JSON, so that little
 - `routes.py`: the ways that an allreduce takes, and a decision table of them.
 - `nccl_alone.py`: whether NCCL carries out calls, by one rank.
 - `hosts.py`: the speed of allreduce among ranks that count as those of two hosts.
+- `ddp.py`, `ddp_rank.py`: training by torch, and calls of CuPy and JAX.
 - `gpu.py`, `records.py`, `nccl.py`: what stages share.
 - `report.py`, `targets.py`: tables of a run, and its targets.
 """

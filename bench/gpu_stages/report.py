@@ -19,10 +19,11 @@ from unisono.program import begin
 _MET = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]not measured[/]"}
 
 
-_KINDS = ("machine", "probe", "premise", "cost", "kernel", "variant", "issue", "allreduce")
+_KINDS = ("machine", "probe", "premise", "cost", "kernel", "variant", "issue", "allreduce", "training")
 _HOLDS = {True: "[green]confirmed[/]", False: "[red]refuted[/]"}
 _VARIANT = ("dtype", "op", "k", "nbytes", "variant")
 _ISSUE = ("ranks", "nbytes")
+_TRAINING = ("way", "device", "ranks", "ms a step", "off Gloo's losses by", "right")
 _CASE = ("placement", "ranks", "nbytes")
 
 
@@ -42,6 +43,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
         _pivot("Allreduce float32 on the device, µs", by_kind["allreduce"], _CASE, "library", _device_time),
         _pivot("Allreduce float32 until issued, µs", by_kind["allreduce"], _CASE, "library", _host_time),
         _pivot("Allreduce of processes, µs that the host is busy", by_kind["issue"], _ISSUE, "way", _host_time),
+        _plain("Training", list(map(_training, by_kind["training"])), _TRAINING),
         _plain("Not measured", _failures(records), ("what", "failure")),
         _targets(records),
     ]
@@ -69,6 +71,16 @@ def _cost(record: Record) -> Record:
         "µs": f"{record['us']:.2f}",
         "GB/s": f"{record['gbps']:.0f}" if "gbps" in record else "",
     }
+
+
+def _training(record: Record) -> Record:
+    """Return a row of a training; one that failed is without figures, and among what was not measured."""
+    has = (
+        {"ms a step": f"{record['step_ms']:.2f}", "off Gloo's losses by": f"{record['off']:.1e}"}
+        if "off" in record
+        else {}
+    )
+    return {**dict.fromkeys(_TRAINING, ""), **record, **has}
 
 
 def _premises(records: Sequence[Record]) -> Table:
@@ -110,6 +122,7 @@ def _failures(records: Sequence[Record]) -> list[Record]:
         if "failure" in record:
             who = str(
                 record.get("contender")
+                or record.get("way")
                 or record.get("library")
                 or record.get("tool")
                 or record.get("variant")

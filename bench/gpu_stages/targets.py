@@ -61,6 +61,7 @@ def outcomes(records: Sequence[Record]) -> list[Outcome]:
         _bound("thread-ranks", "threads", 256 * MIB, TIMES_BOUND_OF_THREADS, kernels, allreduces),
         _bound("process-ranks", "processes", GIB, TIMES_BOUND_OF_PROCESSES, kernels, allreduces),
         _gloo(allreduces),
+        _all("training over Unisono has Gloo's losses", [_training(r) for r in measured if r["kind"] == "training"]),
     ]
 
 
@@ -75,6 +76,11 @@ def traffic_nbytes(ranks: int, nbytes: int) -> int:
 def _verdict(test: Record) -> tuple[float, bool, str]:
     failed = test["outcome"] in ("failure", "error")
     return (0.0 if failed else 1.0), not failed, f"{test['name']}: {test['said']}" if failed else "all did"
+
+
+def _training(record: Record) -> tuple[float, bool, str]:
+    said = f"off by {record['off']:.1e}" if "off" in record else "right" if record["right"] else "wrong"
+    return (1.0 if record["right"] else 0.0) - record.get("off", 0.0), record["right"], f"{record['way']}: {said}"
 
 
 def _rightness(kernel: Record) -> tuple[float, bool, str]:

@@ -14,7 +14,7 @@ import pytest
 from support.gpu_stages import use_double
 
 from unisono.bench import gpu
-from unisono.bench.gpu_stages import machine, probes
+from unisono.bench.gpu_stages import ddp_rank, machine, probes, targets
 from unisono.tuning.decide.table import loaded
 
 SCRIPT = gpu.ROOT / "scripts" / "gpu_day.sh"
@@ -99,6 +99,16 @@ def processes_are_measured_by_calls_and_by_plans(found: Records) -> None:
     assert all(each.get("median_us", 0) > 0 for each in processes), processes
 
 
+def training_has_the_losses_of_gloo(found: Records) -> None:
+    trainings = {each["way"]: each for each in of_kind(found, "training")}
+    if "torch" in trainings:
+        assert trainings["torch"]["failure"] == "torch is not installed"
+        return
+    assert all(trainings[way]["right"] and trainings[way]["step_ms"] > 0 for way in ddp_rank.WAYS), trainings
+    others = {way for way in trainings if way not in ddp_rank.WAYS}
+    assert others == {"CuPy: cupy_power.py", "JAX: allreduce"}
+
+
 def sanitizer_runs_every_kernel_and_says_which_tool_is_missing(found: Records) -> None:
     under = of_kind(found, "sanitizer")
     assert under[0] == {"kind": "sanitizer", "tool": "none", "found": ""}
@@ -113,6 +123,7 @@ CHECKS: tuple[Callable[[Records], None], ...] = (
     threads_are_measured_by_three_clocks,
     routes_are_measured_and_their_table_says_that_ranks_shared_a_gpu,
     processes_are_measured_by_calls_and_by_plans,
+    training_has_the_losses_of_gloo,
     sanitizer_runs_every_kernel_and_says_which_tool_is_missing,
 )
 
@@ -138,6 +149,44 @@ def test_first_run_records_all_that_its_stages_find(
     assert f"ranks that shared one GPU ({machine.DOUBLE}): they hold only there" in caplog.text
     assert "Targets" in (tmp_path / "first.log").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"first.json", "first.jsonl", "first.log", "gpu-table-2.json"}
+
+
+ALONE = """
+import sys
+from unisono.bench.gpu_stages import ddp_rank
+
+def alone(place):
+    model = place.model()
+    return ddp_rank.plain_step(place, model, place.optimizer(model))
+
+def fails(place):
+    raise ValueError("there is no such way")
+
+ddp_rank.WAYS |= {"alone": ddp_rank.Way(alone, within=0.1), "fails": ddp_rank.Way(fails)}
+sys.exit(ddp_rank.main())
+"""
+
+
+def test_training_whose_gradients_are_not_averaged_is_wrong(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program = tmp_path / "alone.py"
+    program.write_text(ALONE)
+    arguments = ("--cpu", "--width", "64", "--steps", "30", "--ways", "gloo; alone; fails; DDP")
+    ended = subprocess.run(
+        [sys.executable, "-m", "unisono", "run", "-n", "2", "--no-label", program, *arguments],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    found = {each["way"]: each for each in map(json.loads, ended.stdout.splitlines())}
+    assert {way: each.get("right") for way, each in found.items()} == {
+        **{"gloo": True, "alone": False, "fails": None, "DDP": True},
+    }
+    assert found["fails"]["failure"] == "ValueError: there is no such way"
+    (missed,) = [outcome for outcome in targets.outcomes(list(found.values())) if outcome.met is False]
+    assert missed.worst.startswith("alone: off by ")
 
 
 def program(path: Path, text: str) -> Path:
