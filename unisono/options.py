@@ -1,6 +1,7 @@
 """`Options`: all settings of Unisono, in one frozen object. Only this module reads ``UNISONO_*`` settings.
 
-A setting comes from `Options(...)` in the program, else from its ``UNISONO_*`` variable, else from its default.
+Each setting comes from `Options(...)` in the program, else from its ``UNISONO_*`` variable, else from its default. So
+options know which settings the program has passed, and `resolved` adds the variables for the others.
 `FIELDS` is the table of all settings; `unisono doctor` and the documentation are printed from it.
 """
 
@@ -10,12 +11,14 @@ import dataclasses
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
 from typing import Any, NamedTuple
 
 from unisono import log
 from unisono.deadlines import seconds
 from unisono.errors import UsageError
+from unisono.near_names import did_you_mean
 from unisono.records import record
 
 PREFIX = "UNISONO_"
@@ -134,7 +137,8 @@ def _path_or_none(value: Any) -> str:
 class Options:
     """The settings of a job.
 
-    Time limits are positive numbers of seconds; an infinite number means no limit.
+    Time limits are positive numbers of seconds; an infinite number means no limit. `init` takes each setting that the
+    program does not pass here from its variable, such as ``UNISONO_TIMEOUT_S`` for `timeout_s`, or else its default.
 
     Attributes:
         log: the lowest level of messages on stderr: "error", "warning", "info" or "debug"; or "debug:" and names of
@@ -185,6 +189,7 @@ class Options:
             is empty, the key of the job authenticates ranks.
         tls_key: the path of the private key of the certificate, a PEM file without a password.
         tls_authority: the path of the certificates that sign those of all ranks, a PEM file.
+        passed: the names of the settings that the program has passed; not an argument for programs.
 
     Raises:
         UsageError: a setting has a value that it cannot have.
@@ -215,6 +220,7 @@ class Options:
     trace_groups: bool = False
     metrics: str = ""
     stats: str = ""
+    passed: frozenset[str] = dataclasses.field(default=frozenset(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -259,16 +265,61 @@ class Options:
         Raises:
             UsageError: a variable of a setting has a value that it cannot have.
         """
-        values = {
-            name: _accepted(variable(name), field.parse, environ[variable(name)])
-            for name, field in FIELDS.items()
-            if variable(name) in environ
-        }
-        return dataclasses.replace(cls(), **{**values, **overrides})
+        return cls(**overrides).resolved(environ)
+
+    def resolved(self, environ: Mapping[str, str]) -> Options:
+        """Return these options, with the values of ``UNISONO_*`` variables for the settings that were not passed.
+
+        Raises:
+            UsageError: a variable of such a setting has a value that it cannot have.
+        """
+        return self.adopting(
+            {
+                name: _accepted(variable(name), field.parse, environ[variable(name)])
+                for name, field in FIELDS.items()
+                if variable(name) in environ and name not in self.passed
+            }
+        )
 
     def adopting(self, values: Mapping[str, Any]) -> Options:
-        """Return a copy of these options with other values for some fields."""
-        return dataclasses.replace(self, **values)
+        """Return a copy of these options with other values for some fields, which do not count as passed."""
+        adopted = Options(**{name: values.get(name, getattr(self, name)) for name in FIELDS})
+        object.__setattr__(adopted, "passed", self.passed)
+        return adopted
+
+    def source_of(self, name: str) -> str:
+        """Return the place where a user changes the field `name`: the argument of the program, or the variable.
+
+        >>> Options(dump="").source_of("dump"), Options().source_of("dump")
+        ('the option dump of the program', 'UNISONO_DUMP')
+        """
+        return f"the option {name} of the program" if name in self.passed else variable(name)
+
+
+def _noting_passed(init: Callable[..., None]) -> Callable[..., None]:
+    """Return ``Options.__init__`` with a note of the names of the arguments.
+
+    `dataclasses.replace` passes all fields, and `passed` among them: then a field counts as passed if it has been
+    passed before, or has no default value.
+    """
+
+    @wraps(init)
+    def noting(self: Options, *args: Any, **kwargs: Any) -> None:
+        _check_names(kwargs)
+        init(self, *args, **kwargs)
+        passed = {*list(FIELDS)[: len(args)], *kwargs}
+        if "passed" in kwargs:
+            changed = {name for name in passed & FIELDS.keys() if getattr(self, name) != getattr(_DEFAULTS, name)}
+            passed = kwargs["passed"] | changed
+        object.__setattr__(self, "passed", frozenset(passed))
+
+    return noting
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in FIELDS and name != "passed":
+            raise TypeError(f"Options has no setting {name!r}{did_you_mean(name, FIELDS)}")
 
 
 class Field(NamedTuple):
@@ -370,10 +421,10 @@ def _accepted(name: str, check: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _suggestion(name: str) -> str:
-    import difflib
-
     # Without the prefix, because it would make all names similar.
-    near = difflib.get_close_matches(
-        name.removeprefix(PREFIX), [other.removeprefix(PREFIX) for other in _VARIABLES], n=1
-    )
-    return f"; did you mean {PREFIX}{near[0]}?" if near else "; `unisono doctor` lists the settings"
+    names = [other.removeprefix(PREFIX) for other in _VARIABLES]
+    return did_you_mean(name.removeprefix(PREFIX), names, PREFIX) or "; `unisono doctor` lists the settings"
+
+
+_DEFAULTS = Options()
+Options.__init__ = _noting_passed(Options.__init__)  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import itertools
 import os
 import threading
@@ -159,6 +160,7 @@ def init(
     rank: int | None = None,
     size: int | None = None,
     mpi_comm: Any = None,
+    **settings: Any,
 ) -> Communicator:
     """Meet the other ranks of the job and return the communicator of all of them.
 
@@ -170,7 +172,8 @@ def init(
     together with its plans and works.
 
     Args:
-        options: settings; by default those of the ``UNISONO_*`` variables. All ranks use rank 0's `transports`,
+        options: settings. Each one that the program does not pass comes from its ``UNISONO_*`` variable, such as
+            ``UNISONO_TIMEOUT_S``, or else from its default. All ranks use rank 0's `transports`,
             `algorithm`, `table`, `segment_nbytes`, `tcp_streams`, `tcp_checksum` and `verify_results`. A rank whose own
             values differ logs a warning. If the option `tls` differs, all ranks raise an error.
         store: the place where the ranks meet: ``tcp://host:port`` (served by rank 0), ``file:///directory``, or a store
@@ -179,13 +182,17 @@ def init(
         rank: this rank; only with `store`.
         size: the number of ranks; only with `store`.
         mpi_comm: an intracommunicator of mpi4py. All its ranks must call this, and become the ranks in its order.
+        settings: fields of `Options`, such as ``timeout_s=30``, as in ``un.Options(timeout_s=30)``.
 
     Raises:
+        TypeError: there is no setting of that name.
         UsageError: an argument or an environment variable cannot be used.
         RendezvousError: ranks did not arrive within the option `rendezvous_timeout_s` (the message names them), a rank
             gave up (the message says why), or the store cannot be used.
         TransportUnavailableError: the system refuses descriptors, threads or system calls that ranks need.
     """
+    if settings:
+        options = Options(**settings) if options is None else dataclasses.replace(options, **settings)
     if store is None and mpi_comm is None and is_restarted(os.environ):
         return join(options)
     return meet(_launch(store, rank, size, mpi_comm), options, store if mpi_comm is None else mpi_comm)
@@ -272,7 +279,7 @@ def join(options: Options | None = None, *, timeout_s: float | None = None) -> C
 
 def _settings(options: Options | None) -> Options:
     """Return the options of this process, and load the algorithms of the user that they name."""
-    settings = Options.from_environment(os.environ) if options is None else options
+    settings = (options or Options()).resolved(os.environ)
     if settings.load:
         from unisono.collectives.bootstrap.user_algorithms import load_all
 

@@ -364,7 +364,7 @@ class CallPlanner:
         try:
             check_known(name)
         except UsageError as error:
-            raise UsageError(f"the option algorithm (UNISONO_ALGORITHM) is {name!r}: {error}") from None
+            raise UsageError(f"{self._options.source_of('algorithm')} is {name!r}: {error}") from None
         return "auto"
 
     def _plan(self, specs: tuple[CallSpec, ...]) -> Call:

@@ -5,17 +5,22 @@ Variables that are no settings are ignored or warned about.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
+import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
 
 import unisono as un
-from unisono.options import unknown_variables
+from unisono.options import FIELDS, unknown_variables
 
 NAN, INFINITY = math.nan, math.inf
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -103,7 +108,7 @@ def test_option_is_normalized_to_one_form(name: str) -> None:
 
 
 def test_every_option_has_refused_and_accepted_test_values() -> None:
-    assert set(REFUSED) == set(TAKEN) == set(un.Options.__dataclass_fields__)
+    assert set(REFUSED) == set(TAKEN) == set(FIELDS)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", ""])
@@ -146,3 +151,68 @@ def test_unknown_unisono_variable_warns_once_and_the_program_runs(tmp_path: Path
         "unisono [0/1] UNISONO_LOGG is not a setting of this version of Unisono and is ignored; "
         "did you mean UNISONO_LOG?"
     ]
+
+
+# --- where a setting comes from --------------------------------------------------------------------------------------
+
+
+def test_setting_comes_from_the_program_else_its_variable_else_its_default() -> None:
+    environ = {"UNISONO_TIMEOUT_S": "30", "UNISONO_DUMP": "dumps", "UNISONO_LOG": "info"}
+    options = un.Options(timeout_s=4, log="warning").resolved(environ)
+    assert (options.timeout_s, options.dump, options.log, options.trace) == (4.0, "dumps", "warning", "")
+    assert options.resolved({}) == options
+
+
+def test_variable_of_a_setting_that_the_program_passes_is_not_read() -> None:
+    assert un.Options(timeout_s=4).resolved({"UNISONO_TIMEOUT_S": "never"}).timeout_s == 4.0
+
+
+@pytest.mark.parametrize("copied", [lambda o: pickle.loads(pickle.dumps(o)), copy.deepcopy, dataclasses.replace])
+def test_copy_of_options_keeps_which_settings_were_passed(copied: Any) -> None:
+    options = copied(un.Options(timeout_s=4, tcp_streams=1))
+    assert options.passed == {"timeout_s", "tcp_streams"}
+    assert dataclasses.replace(options, dump="here").passed == {"timeout_s", "tcp_streams", "dump"}
+
+
+def test_setting_that_does_not_exist_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(TypeError, match=r"no setting 'transport'; did you mean transports\?"):
+        un.Options(transport="tcp")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"no setting 'timeout'; did you mean timeout_s\?"):
+        un.init(timeout=4)
+
+
+PROGRAM = """
+import sys, unisono as un
+with un.init(un.Options(timeout_s=9), warn_after_s=5) as world:
+    print(world.rank, world._options.timeout_s, world._options.warn_after_s, world._options.tcp_streams)
+    if world.rank == 1:
+        sys.exit("ends early")
+    world.barrier()
+"""
+
+
+def test_operator_turns_dumps_on_in_a_program_that_passes_other_options(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environ = {**os.environ, "UNISONO_DUMP": str(tmp_path / "dumps"), "UNISONO_TIMEOUT_S": "3"}
+    command = [sys.executable, "-m", "unisono", "run", "-n", "2", "program.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, text=True, capture_output=True, timeout=DEADLINE_S, check=False
+    )
+    assert "0 9.0 5.0 1" in done.stdout, done.stderr
+    assert list((tmp_path / "dumps").iterdir()), done.stderr
+
+
+def test_advice_names_the_option_that_hides_the_variable() -> None:
+    of_program, of_variable = un.Options(algorithm="rnig"), un.Options().resolved({"UNISONO_ALGORITHM": "rnig"})
+    for options, place in ((of_program, "option algorithm of the program"), (of_variable, "UNISONO_ALGORITHM")):
+        with un.init(options) as world, pytest.raises(un.UsageError, match=place):
+            world.allreduce(np.ones(2))
+
+
+def test_wrong_keyword_of_a_call_is_refused_with_the_nearest_name() -> None:
+    with un.init() as world:
+        for call in (world.allreduce, world.broadcast, world.sendrecv, world.barrier):
+            with pytest.raises(TypeError, match=r"\(\) has no argument 'timeout'; did you mean timeout_s\?"):
+                call(timeout=3)
+        computed = "".join(["timeout", "_s"])
+        assert world.allreduce(np.ones(1), **{computed: 5})[0] == 1

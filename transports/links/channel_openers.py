@@ -200,7 +200,7 @@ class ChannelKind(NamedTuple):
         is_shared_memory: whether channels are shared memory, which both ranks must be able to map.
         reaches_all: whether it reaches every rank.
         dials_tcp: whether it needs TCP sockets, also between ranks of one host.
-        advice: what an error recommends if a channel cannot be opened; may be empty.
+        advice: what an error recommends if a channel cannot be opened, with {} for the setting `transports`; or empty.
     """
 
     make_opener: Callable[[OpenerContext], Opener]
@@ -213,7 +213,7 @@ class ChannelKind(NamedTuple):
 
 CHANNELS: Mapping[str, ChannelKind] = {
     "shm": ChannelKind(
-        _SharedMemory, is_shared_memory=True, advice="; UNISONO_TRANSPORTS=tcp does without shared memory"
+        _SharedMemory, is_shared_memory=True, advice="; tcp alone does without shared memory: set {} to tcp"
     ),
     "tcp": ChannelKind(_Tcp, reaches_all=True, dials_tcp=True),
     "ucx": ChannelKind(partial(_Fabric, name="ucx"), is_authenticated=False),

@@ -241,7 +241,8 @@ class Channels:
             self._note_obstacle(opening, obstacle)
         if not set(REACHING_ALL) & set(self._options.preference):
             opening.obstacles.append(f"{' or '.join(REACHING_ALL)}, if it is among the transports, reaches every rank")
-        message = f"no transport of UNISONO_TRANSPORTS={self.preference} reaches rank {opening.peer}: "
+        setting = self._options.source_of("transports")
+        message = f"no transport of {setting} = {self.preference} reaches rank {opening.peer}: "
         self._hooks.fail(opening.peer, TransportUnavailableError(message + "; ".join(opening.obstacles)))
 
     def _note_obstacle(self, opening: _Opening, obstacle: str) -> None:
@@ -288,7 +289,8 @@ class Channels:
             self._hooks.fail(opening.peer, self._refused(f"a channel to rank {opening.peer}", error, opening.peer))
         else:
             message = f"a channel over {opening.transport} to rank {opening.peer} cannot be opened: {error}"
-            self._hooks.fail(opening.peer, TransportUnavailableError(message + CHANNELS[opening.transport].advice))
+            advice = CHANNELS[opening.transport].advice.format(self._options.source_of("transports"))
+            self._hooks.fail(opening.peer, TransportUnavailableError(message + advice))
 
     def _on_accepted(self, hello: Hello, sock: socket.socket, error: Exception | None) -> None:
         """Record that a channel that another rank has dialled is open, or has failed on this side."""

@@ -151,7 +151,8 @@ class Session:
                 tls=tls,
             )
             opened.callback(self._listener.close, lambda: None)
-            directories, name = Directories(options.dump, options.trace), f"{job.hex()[:8]}-{epoch}"
+            directories = Directories(options.dump, options.trace, options.source_of("dump"))
+            name = f"{job.hex()[:8]}-{epoch}"
             self.recorder = Recorder(self.control, self._listener.loop, directories, name, _error_name)
             self._listener.loop.submit(self.recorder.start)
             if recorded_calls:

@@ -58,10 +58,12 @@ class Directories(NamedTuple):
     Attributes:
         dumps: for dumps on failures and SIGUSR1.
         traces: for a trace when the rank leaves the job.
+        setting: the place where a user sets the directory of dumps, as advice names it.
     """
 
     dumps: str
     traces: str
+    setting: str
 
 
 class Recorder:
@@ -80,7 +82,7 @@ class Recorder:
     ) -> None:
         self._control = control
         self._loop = loop
-        self._directory, self._traces = directories
+        self._directory, self._traces, self._setting = directories
         self._name = name
         self._error_name = error_name
         self._writing = threading.Lock()
@@ -213,7 +215,7 @@ class Recorder:
 
             for line in where(self._name):
                 _log.warning("SIGUSR1: %s", line)
-            _log.warning("SIGUSR1: for dumps of all calls, set UNISONO_DUMP to a directory before the job starts")
+            _log.warning("SIGUSR1: for dumps of all calls, set %s to a directory before the job starts", self._setting)
 
     def _failure(self) -> Mapping[str, Any]:
         kind, finder, peer, sequence, text = self._control.failure()

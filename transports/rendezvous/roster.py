@@ -237,8 +237,9 @@ def _check_reachable(members: Sequence[Member]) -> None:
         why = first.surroundings.apart_from(away.surroundings)
         raise RendezvousError(
             f"ranks 0 and {away.rank} are apart ({why}), and {shown} can be reached from its own host only (it listens "
-            f"on {hidden[0].addresses.tcp_host}): set UNISONO_BIND_ADDRESS on all ranks to the network between the "
-            "hosts, such as 10.0.0.0/8, or to an interface, such as eth0"
+            f"on {hidden[0].addresses.tcp_host}): set UNISONO_BIND_ADDRESS on all ranks, or the option bind_address if "
+            "the program passes it, to the network between the hosts, such as 10.0.0.0/8, or to an interface, such as "
+            "eth0"
         )
 
 

@@ -11,12 +11,14 @@ import click
 from unisono.cli.outputs import OutputFile
 from unisono.errors import UsageError
 from unisono.foreign import text_of_file
+from unisono.options import variable
 from unisono.postmortem.culprits import ranks_text
 from unisono.transports.recorder import traces
 from unisono.transports.recorder.clocks import facts_of, measured
 from unisono.transports.recorder.memory import job_name
 
 _DEFAULT = "trace.json"
+_NO_TRACES = f": set {variable('trace')} to it before the job, unless the program passes the option trace"
 
 
 @click.group(short_help="Merge the traces of a job's ranks.")
@@ -39,7 +41,7 @@ def merge(directory: Path, output: Path | None, job: str) -> None:
         by_job.setdefault(job_name(trace["otherData"]), []).append(trace)
     jobs = [name for name in by_job if name.startswith(job)]
     if not jobs:
-        known = f": there are {', '.join(by_job)}" if by_job else ": set UNISONO_TRACE to it before the job"
+        known = f": there are {', '.join(by_job)}" if by_job else _NO_TRACES
         raise UsageError(f"there are no traces{f' of job {job!r}' if job else ''} in {str(directory)!r}{known}")
     if len(jobs) > 1:
         raise UsageError(f"there are traces of the jobs {', '.join(jobs)} in {str(directory)!r}: pick one by --job")

@@ -9,7 +9,6 @@ Each process keeps its communicators by name, so that later calls of the engine 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from collections.abc import Callable
@@ -85,7 +84,7 @@ def join(ticket: Ticket, rank: int, host: str, options: Options | None = None) -
         _check_free(ticket.name)
     launch = Launch(rank, ticket.size, ticket.store, ticket.job, ticket.key, ticket.launcher)
     try:
-        world = meet(launch, options or options_at(host))
+        world = meet(launch, options_at(host, options))
     finally:
         stop_serving(ticket.name)
     with _lock:
@@ -93,10 +92,11 @@ def join(ticket: Ticket, rank: int, host: str, options: Options | None = None) -
     return world
 
 
-def options_at(host: str) -> Options:
-    """Return the options of this process, with an address to listen on unless ``UNISONO_BIND_ADDRESS`` is set."""
-    options = Options.from_environment(os.environ)
-    return options if variable("bind_address") in os.environ else dataclasses.replace(options, bind_address=host)
+def options_at(host: str, options: Options | None = None) -> Options:
+    """Return the options of this process, which listens on `host` unless the program or its variable says where."""
+    settings = (options or Options()).resolved(os.environ)
+    is_set = "bind_address" in settings.passed or variable("bind_address") in os.environ
+    return settings if is_set else settings.adopting({"bind_address": host})
 
 
 def stop_serving(name: str) -> None:

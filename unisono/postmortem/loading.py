@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from unisono.errors import UsageError
+from unisono.options import variable
 from unisono.printable import printable
 from unisono.records import record
 from unisono.transports.recorder.dumps import Dump, read, read_head
@@ -57,8 +59,8 @@ def load(places: Sequence[Path], job: str = "") -> JobDumps:
     if not dumps:
         reasons = "".join(f"\n  {note}" for note in notes)
         raise UsageError(
-            f"there are no dumps in {', '.join(map(str, places))}: set UNISONO_DUMP to a directory before the job, or "
-            f"call world.dump(directory) in it{reasons}"
+            f"there are no dumps in {', '.join(map(str, places))}: {_how_to_dump()}, or call world.dump(directory) "
+            f"in the job{reasons}"
         )
     others = [name for name in newest_s if name != chosen]
     if others:
@@ -70,6 +72,16 @@ def load(places: Sequence[Path], job: str = "") -> JobDumps:
         newest[dump.snapshot.rank] = dump
     size = max(dump.snapshot.size for dump in newest.values())
     return JobDumps(chosen, size, dict(sorted(newest.items())), tuple(notes))
+
+
+def _how_to_dump() -> str:
+    place = os.environ.get(variable("dump"))
+    if not place:
+        return f"set {variable('dump')} to a directory before the job"
+    return (
+        f"{variable('dump')} is {place!r} here, and ranks write dumps when a job fails or they get SIGUSR1, unless the "
+        "program passes the option dump itself"
+    )
 
 
 def _read_or_note(function: Callable[[Path], T], path: Path, notes: list[str]) -> T | None:

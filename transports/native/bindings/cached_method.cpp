@@ -103,6 +103,25 @@ bool place_arguments(const CachedMethod& self, PyObject* const* args, Py_ssize_t
          !(self.returns_out && arguments[out_index] == Py_None);
 }
 
+// Raises TypeError and returns false if a keyword is no parameter. Before version 3.13, Python names no nearest one.
+bool check_keywords(const CachedMethod& self, PyObject* names) {
+  const Py_ssize_t keywords = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < keywords; ++i) {
+    const nb::handle keyword = PyTuple_GET_ITEM(names, i);
+    const Parameter* end = self.parameter + self.parameters;
+    // By value: a name that the program has computed is no interned string.
+    if (std::any_of(self.parameter, end, [&](const Parameter& each) { return keyword.equal(nb::handle(each.name)); })) continue;
+    return or_error(false, [&] {
+      nb::list known;
+      for (Py_ssize_t k = 0; k < self.parameters; ++k) known.append(nb::handle(self.parameter[k].name));
+      const nb::object hint = nb::module_::import_("unisono.near_names").attr("did_you_mean")(keyword, known);
+      PyErr_Format(PyExc_TypeError, "%U() has no argument %R%U", self.default_value[0], keyword.ptr(), hint.ptr());
+      return false;
+    });
+  }
+  return true;
+}
+
 PyObject* call(PyObject* object, PyObject* const* args, std::size_t flagged_count, PyObject* names) {
   const auto& self = *reinterpret_cast<CachedMethod*>(object);
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
@@ -114,7 +133,7 @@ PyObject* call(PyObject* object, PyObject* const* args, std::size_t flagged_coun
     if (result == CacheResult::failed) return nullptr;
     if (result == CacheResult::hit) return Py_NewRef(self.returns_out ? arguments[out_index] : Py_None);
   }
-  return PyObject_Vectorcall(self.method, args, flagged_count, names);
+  return check_keywords(self, names) ? PyObject_Vectorcall(self.method, args, flagged_count, names) : nullptr;
 }
 
 void add_parameter(CachedMethod& self, nb::handle parameter) {
