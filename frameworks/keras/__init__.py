@@ -1,8 +1,8 @@
 """Data-parallel training by Keras 3, on its backends torch, TensorFlow and JAX: `unisono.keras`.
 
-Theory of operation. Keras passes the gradients of a step to the method `apply` of the optimizer: as tensors at once on
-torch, and inside a compiled program on TensorFlow and JAX. `DistributedOptimizer` puts an average over ranks in front
-of this method. The callbacks do the rest, so `model.fit` stays as it is.
+Theory of operation. Keras passes the gradients of a step to a method of the optimizer: to `apply` or `apply_gradients`
+on torch and TensorFlow, and to `stateless_apply` inside a compiled program on JAX. `DistributedOptimizer` puts an
+average over ranks in front of these methods. The callbacks do the rest, so `model.fit` stays as it is.
 
 - `averages.py`: the average of a step's gradients on each backend.
 - `optimizer.py`: `DistributedOptimizer`.

@@ -10,6 +10,7 @@ import keras
 
 from unisono import Communicator, UsageError
 from unisono.data_parallel import average_metrics, broadcast_parameters
+from unisono.frameworks.keras.optimizer import check_outermost, verify_trained
 from unisono.programs import communicator_or_world
 
 
@@ -19,6 +20,9 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
     The states of random generators stay as they are, so that ranks drop different units. Seed ranks differently for
     that, as by ``keras.utils.set_random_seed(seed + rank)``.
 
+    After the first epoch, it checks that the trainable variables are still the same on all ranks over which a
+    `DistributedOptimizer` averages.
+
     Args:
         root: the rank whose values are copied.
         comm: the ranks; by default the world that `unisono.init` has made.
@@ -27,19 +31,33 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, root: int = 0, *, comm: Communicator | None = None) -> None:
         super().__init__()
         self._root, self._comm = root, communicator_or_world(comm)
+        self._is_verified = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Copy the values.
 
         Raises:
             MismatchError: the ranks have different models.
+            UsageError: another optimizer stands around the distributed one.
         """
         model = self.model
+        check_outermost(model.optimizer)
+        self._is_verified = False
         variables = [*model.weights, *model.optimizer.variables]
         # Not by their paths, in which Keras numbers the models of a process.
         broadcast_parameters(
             self._comm, {f"variable {number}": each for number, each in enumerate(variables)}, self._root
         )
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Check the first epoch.
+
+        Raises:
+            MismatchError: the trainable variables differ between ranks.
+        """
+        if not self._is_verified:
+            verify_trained(self.model)
+            self._is_verified = True
 
 
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]

@@ -18,7 +18,7 @@ _SAMPLES = ("x", "y", "sample_weight")
 def change(changes: Changes, keras: Any) -> None:
     """Change `compile`, `fit` and the methods of `keras.Model` that write files."""
     from unisono.frameworks.keras.callbacks import BroadcastVariables, MetricAverage
-    from unisono.frameworks.keras.optimizer import MARK, DistributedOptimizer
+    from unisono.frameworks.keras.optimizer import DistributedOptimizer, averages_gradients
 
     world = changes.world
     keras.utils.set_random_seed(random.randrange(1 << 31))  # all ranks draw the same number
@@ -27,7 +27,7 @@ def change(changes: Changes, keras: Any) -> None:
         @wraps(original)
         def compile_model(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            if self.optimizer is not None and not hasattr(self.optimizer, MARK):
+            if self.optimizer is not None and not averages_gradients(self.optimizer):
                 DistributedOptimizer(self.optimizer, world)
                 changes.note(
                     f"{type(self.optimizer).__name__} averages gradients over {world.size} ranks; the learning rate "

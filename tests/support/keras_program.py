@@ -106,6 +106,44 @@ def errors() -> None:
     refused("different models", un.MismatchError, "on rank 1", lambda: fitted(different, uk.BroadcastVariables()))
 
 
+def step_of(optimizer: Any, *callbacks: Any) -> float:
+    """Return the change of a weight, whose gradient is 1 + rank, in a step of `fit`."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(optimizer, loss=lambda target, output: output * (1.0 + world.rank))
+    copy = uk.BroadcastVariables()
+    copy.set_model(model)
+    copy.on_train_begin()
+    before = float(model.get_weights()[0][0, 0])
+    model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0, callbacks=list(callbacks))
+    return before - float(model.get_weights()[0][0, 0])
+
+
+class Drift(keras.callbacks.Callback):  # type: ignore[misc]
+    """Changes a weight on rank 1."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if world.rank == 1:
+            self.model.weights[0].assign(self.model.weights[0] + 1)
+
+
+def loss_scaling() -> None:
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    expect("a scaled step", step_of(uk.DistributedOptimizer(scaled), uk.BroadcastVariables()), 1.5)
+    inside = keras.optimizers.LossScaleOptimizer(uk.DistributedOptimizer(keras.optimizers.SGD(1.0)))
+    refused("an inner optimizer", un.UsageError, "pass the LossScaleOptimizer", lambda: step_of(inside))
+    refused("one around another", un.UsageError, "already", lambda: uk.DistributedOptimizer(inside))
+
+
+def drift() -> None:
+    for callback in (uk.BroadcastVariables(), hvd.callbacks.BroadcastGlobalVariablesCallback(0)):
+        if isinstance(callback, uk.BroadcastVariables):
+            optimizer = uk.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        else:
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        words = "after the first epoch, the parameters are not the same on all ranks: 'variable 0 (kernel)'"
+        refused("a drift", un.MismatchError, words, lambda: step_of(optimizer, Drift(), callback))  # noqa: B023
+
+
 def momentum() -> None:
     """Halve the rate, with a sum of changes that is 1."""
     model = compiled()
@@ -133,6 +171,9 @@ def horovod() -> None:
     expect("allgather", hvd.allgather(np.full(world.rank, 2.0)), [2.0])
     expect("broadcast", hvd.broadcast([world.rank], 1), [1])
     expect("reducescatter", hvd.reducescatter(np.ones(2), op=hvd.Sum), [2.0])
+    scaled = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0)), op=hvd.Sum)
+    expect("a scaled step of Horovod", step_of(scaled, callbacks.BroadcastGlobalVariablesCallback(0)), 3.0)
+    drift()
 
     # One gradient of 1 + rank in each of two passes, without a local layer and with one.
     keras.utils.set_random_seed(0)
@@ -172,7 +213,7 @@ def horovod() -> None:
     hvd.shutdown()
 
 
-for part in (example, callbacks, momentum, errors, horovod):
+for part in (example, callbacks, momentum, loss_scaling, errors, horovod):
     part()
 sys.stdout.write("all was checked\n")  # at once, because the ranks share the output
 sys.stdout.flush()

@@ -62,9 +62,13 @@ class Averaging:
         """Let the gradients of a variable stay those of this rank."""
         self._local.add(id(variable))
 
+    def is_local(self, variable: Any) -> bool:
+        """Return whether the gradients of a variable stay those of this rank."""
+        return id(variable) in self._local
+
     def average(self, gradients: Sequence[Any], variables: Sequence[Any] = ()) -> list[Any]:
         """Return the averages over ranks; arguments and results are those of the class for TensorFlow."""
-        is_local = [bool(self._local) and id(variable) in self._local for variable in variables]
+        is_local = [self.is_local(variable) for variable in variables]
         is_local += [False] * (len(gradients) - len(is_local))
         ranks = self._process_set.size() or 1
         sent = [

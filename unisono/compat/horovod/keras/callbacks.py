@@ -12,10 +12,14 @@ from unisono.compat.horovod import arrays, job
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.variables import broadcast_values
 from unisono.frameworks.keras import callbacks
+from unisono.frameworks.keras.optimizer import check_outermost, verify_trained
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Copies the weights of the model and the variables of its optimizer from a rank to all others before training.
+
+    After the first epoch, it checks that the trainable variables are still the same on all ranks over which a
+    `DistributedOptimizer` averages.
 
     Args:
         root_rank: the rank whose values are copied.
@@ -26,17 +30,34 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         self._root_rank = root_rank
-        listed = list(local_variables) if isinstance(local_variables, Iterable) else [local_variables]
-        self._local = {id(variable) for variable in listed}
+        self._local = list(local_variables) if isinstance(local_variables, Iterable) else [local_variables]
+        self._is_verified = False
 
     def register_local_var(self, var: Any) -> None:
         """Let a variable stay that of each rank."""
-        self._local.add(id(var))
+        self._local.append(var)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Copy the values."""
+        """Copy the values.
+
+        Raises:
+            UsageError: another optimizer stands around the distributed one.
+        """
+        check_outermost(self.model.optimizer)
+        self._is_verified = False
+        local = {id(variable) for variable in self._local}
         variables = [*self.model.weights, *self.model.optimizer.variables]
-        broadcast_values([each for each in variables if id(each) not in self._local], self._root_rank)
+        broadcast_values([each for each in variables if id(each) not in local], self._root_rank)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Check the first epoch.
+
+        Raises:
+            MismatchError: the trainable variables differ between ranks.
+        """
+        if not self._is_verified:
+            verify_trained(self.model, self._local)
+            self._is_verified = True
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -7,12 +7,13 @@ from typing import Any
 
 import keras
 
+from unisono.compat.horovod import job
 from unisono.compat.horovod.arguments import Average
 from unisono.compat.horovod.compression import NoneCompressor
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.variables import weights_of
-from unisono.frameworks.keras.optimizer import check_optimizer, distribute
+from unisono.frameworks.keras.optimizer import check_optimizer, distribute, verify
 
 
 def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is an optimizer)
@@ -73,7 +74,13 @@ def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is a
         return averages if factor == 1 else [None if each is None else each * factor for each in averages]
 
     object.__setattr__(optimizer, "register_local_var", averaging.add_local)
-    return distribute(optimizer, average, process_set.size() or 1)
+
+    def verify_shared(variables: list[Any]) -> None:
+        if process_set.included():
+            with job.communicator(process_set) as comm:
+                verify(comm, [variable for variable in variables if not averaging.is_local(variable)])
+
+    return distribute(optimizer, average, verify_shared)
 
 
 def PartialDistributedOptimizer(  # noqa: N802  (the name of Horovod)
