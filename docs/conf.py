@@ -8,6 +8,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 import unisono
 
@@ -22,6 +23,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_click",
     "sphinx_copybutton",
+    "sphinx_design",
     "drawings",
 ]
 
@@ -65,6 +67,14 @@ def draw_dashes(app: Sphinx, doctree: nodes.document, page: str) -> None:
             text.parent.replace(text, nodes.Text(" – "))
 
 
+def leave_out_of_search(app: Sphinx, environment: BuildEnvironment) -> list[str]:
+    """Let the search find measurements and decisions by their titles only, so that guides come first."""
+    for page in environment.found_docs:
+        if page.startswith(("measurements/", "decisions/")) or page == "changes":
+            environment.metadata[page]["nosearch"] = "true"
+    return []
+
+
 def show_own_section(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
     """Let the sidebar list the pages of the current section only.
 
@@ -77,4 +87,5 @@ def show_own_section(app: Sphinx, page: str, template: str, context: dict[str, A
 def setup(app: Sphinx) -> None:
     """Register the functions of this file."""
     app.connect("doctree-resolved", draw_dashes)
+    app.connect("env-updated", leave_out_of_search)
     app.connect("html-page-context", show_own_section, priority=400)  # before that of furo
