@@ -235,6 +235,10 @@ class Dispatcher:
             return out if writes else None
         return adapters.adapter_of(x, "x").wrap(result, x)
 
+    def _call_of(self, spec: CallSpec, elements: int) -> Call:
+        layout = layout_of(spec.collective, (elements,), size=self.size, rank=self.rank)
+        return self._planner.find(spec._replace(layout=layout, algorithm="auto"))
+
     def _call_on_host(
         self, spec: CallSpec, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
     ) -> None:

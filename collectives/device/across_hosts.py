@@ -14,6 +14,9 @@ The arrays are cut into segments, and there are two slots, so that the phases of
     rail (2)              0  1  2  3
     within hosts (3)         0  1  2  3
 
+If UCX knows the memory of the device, ranks of a rail exchange there, by the plan that the host would run
+(`message_run`). Then nothing is copied to the host.
+
 Phases 1 and 3 have a stream and mapped memory of their own each. The host waits for phase 1 of a segment, because it
 exchanges the result, and for nothing else from the device. A kernel packs the elements of a segment that do not follow
 each other, and one unpacks them.
@@ -37,16 +40,21 @@ from unisono.collectives.device.within_hosts import MakeWithin, Within
 from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
 from unisono.errors import UnisonoError
-from unisono.transports.contracts.call import AnyArray, Extent, Signature
+from unisono.transports.contracts.call import AnyArray, Extent, MemoryType, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Event, Extent as Copied, Stream
+from unisono.transports.cuda.message_run import MessageMemory, MessageRun
 from unisono.transports.cuda.peer_exchange import exchange
 from unisono.transports.cuda.staging import await_event
 from unisono.transports.reductions.definition import numpy_dtype
 
 # Bytes of the whole vector that are in one segment.
 SEGMENT_NBYTES = 4 << 20
+# Less memory of a call between hosts goes through the host: transports do not send small messages from a device.
+LEAST_DIRECT_NBYTES = 16 << 10
+# The bytes of a message that is not small.
+_LARGE_NBYTES = 1 << 20
 
 
 class AcrossHosts:
@@ -56,6 +64,7 @@ class AcrossHosts:
         links: an executor of all ranks, which agree over it.
         local: an executor of the ranks of this host.
         host, rail: communicators of all ranks, and of this rank's rail, which make no other calls at the same time.
+        rail_links: an executor of this rank's rail, for messages in memory of the device.
         rails: the place of this rank.
         device: the device of the arrays.
         within: creates the collectives of a host.
@@ -64,7 +73,8 @@ class AcrossHosts:
 
     Attributes:
         refusal: why these ranks cannot use it; None if they can. Equal on all of them.
-        to_host_nbytes, to_device_nbytes: the bytes copied so far.
+        detour: why ranks of rails exchange through pinned memory; None if the transport takes memory of the device.
+            Equal on all ranks.
     """
 
     def __init__(
@@ -73,6 +83,7 @@ class AcrossHosts:
         local: Executor,
         host: HostCalls,
         rail: HostCalls,
+        rail_links: Executor,
         rails: Rails,
         device: Device,
         within: MakeWithin,
@@ -84,13 +95,46 @@ class AcrossHosts:
         self._host, self._rail = host, rail
         self._device = device
         self._entering, self._leaving = within(local, device, deadline), within(local, device, deadline)
-        mine = self._entering.refusal or self._leaving.refusal
-        reasons = exchange(links, mine and f"on the host of rank {rails.local[0]}, {mine}", deadline.remaining_s())
-        self.refusal: str | None = next((reason for reason in reasons if reason is not None), None)
+        self._rail_links, self._messages = rail_links, MessageMemory(device)
+        refusal = self._entering.refusal or self._leaving.refusal
+        mine = refusal and f"on the host of rank {rails.local[0]}, {refusal}", self._obstacle(deadline)
+        refusals, detours = zip(*exchange(links, mine, deadline.remaining_s()), strict=True)
+        self.refusal: str | None = next((reason for reason in refusals if reason is not None), None)
+        self.detour: str | None = next((reason for reason in detours if reason is not None), None)
         self._inward, self._outward = device.new_stream(), device.new_stream()
         self._slots = (Slot(device), Slot(device))
         self._joined = device.new_event()
-        self.to_host_nbytes = self.to_device_nbytes = 0
+        self._to_host_nbytes = self._to_device_nbytes = 0
+
+    @property
+    def to_host_nbytes(self) -> int:
+        """The bytes copied to the host so far."""
+        return self._to_host_nbytes + self._messages.to_host_nbytes
+
+    @property
+    def to_device_nbytes(self) -> int:
+        """The bytes copied from the host so far."""
+        return self._to_device_nbytes + self._messages.to_device_nbytes
+
+    def explain(self) -> str:
+        """Return how GPU arrays travel, as text."""
+        within = "cuda_ipc within each host" if self._name is None else "NCCL within each host"
+        if self.detour is None:
+            return f"{within}, and ucx with cuda between hosts"
+        return f"{within}, and staged through the host between hosts, as {self.detour}"
+
+    def _obstacle(self, deadline: Deadline) -> str | None:
+        """Return the reason why this rank cannot exchange memory of the device with its rail, as text; None if it can.
+
+        It opens the channels, because each of them may choose another transport.
+        """
+        others, links = [peer for peer in range(len(self._rails.rail)) if peer != self._rails.host], self._rail_links
+        for peer in others:
+            sends = links.sends_from(MemoryType.CUDA, peer, _LARGE_NBYTES, deadline.remaining_s())
+            if not sends or not links.receives_into(MemoryType.CUDA, peer, _LARGE_NBYTES):
+                way, ends = links.links()[peer], (self._rails.rank, self._rails.rail[peer])
+                return f"the link between ranks {ends[0]} and {ends[1]} does not carry memory of a GPU: {way}"
+        return None
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:
         return next((reason for array in call.checked.arrays if (reason := self._refuses_spec(array.spec))), None)
@@ -140,7 +184,8 @@ class AcrossHosts:
         if index >= len(parts):
             return
         (call, segment), slot = parts[index], self._slots[index % 2]
-        slot.reserve(*parts[index].region_nbytes(), lambda event: self._await(event, deadline), pinned=True)
+        is_pinned = not self._is_direct(parts[index])
+        slot.reserve(*parts[index].region_nbytes(), lambda event: self._await(event, deadline), pinned=is_pinned)
         self._device.wait(self._inward, slot.stored)  # the segment before last has left the slot
         between, inside = slot.between + call.nbytes(segment.between.source[0]), call.phases.inward
         if segment.inward is not None and call.takes_part(inside):
@@ -150,11 +195,11 @@ class AcrossHosts:
             self._pack(call, between, slot.turned, segment.turned, self._inward)
         elif call.source:
             self._pack(call, between, call.source, segment.reads, self._inward)
-        if call.sends(segment):
+        if is_pinned and call.sends(segment):
             for run in without(segment.between.source, segment.between.own[0]):
                 start, nbytes = map(call.nbytes, run)
                 self._device.copy(slot.address + start, slot.between + start, nbytes, self._inward)
-                self.to_host_nbytes += nbytes
+                self._to_host_nbytes += nbytes
         self._device.record(slot.fetched, self._inward)
 
     def _packed(self, call: PhasedCall, segment: Segment, slot: Slot) -> int:
@@ -168,9 +213,12 @@ class AcrossHosts:
         """Make phase 2 of a segment, and issue phase 3."""
         call, segment = part
         self._await(slot.fetched, deadline)
-        self._exchange(call, segment, slot, deadline)
+        if self._is_direct(part):
+            self._exchange_there(call, segment, slot, deadline)
+        else:
+            self._exchange(call, segment, slot, deadline)
         if call.receives(segment):
-            self._arrive(call, segment, slot)
+            self._arrive(part, slot)
         source, inside = slot.between + call.nbytes(segment.between.target[0]), call.phases.outward
         if segment.outward is not None and call.takes_part(inside):
             is_direct = len(segment.writes) == 1
@@ -181,6 +229,20 @@ class AcrossHosts:
         elif call.target:
             self._unpack(call, source, segment.writes)
         self._device.record(slot.stored, self._outward)
+
+    def _is_direct(self, part: Part) -> bool:
+        """Return whether the ranks of a rail exchange a segment in memory of the device; equal on all ranks."""
+        between = part.segment.between
+        nbytes = part.call.nbytes(between.elements)
+        return self.detour is None and not between.of_all and nbytes >= LEAST_DIRECT_NBYTES
+
+    def _exchange_there(self, call: PhasedCall, segment: Segment, slot: Slot, deadline: Deadline) -> None:
+        """Make the call between hosts in memory of the device."""
+        between = segment.between
+        planned = self._rail._call_of(call.spec_of(segment), between.source[1])
+        source, target = (slot.between + call.nbytes(first) for first, _ in (between.source, between.target))
+        run = MessageRun(self._rail_links, self._device, self._outward, self._messages, planned, (source, target))
+        run.run(deadline)
 
     def _exchange(self, call: PhasedCall, segment: Segment, slot: Slot, deadline: Deadline) -> None:
         """Make the call between hosts in pinned memory."""
@@ -194,16 +256,17 @@ class AcrossHosts:
             calls = self._host if between.of_all else self._rail
             calls._call_on_host(call.spec_of(segment), x, out, None, deadline.remaining_s())
 
-    def _arrive(self, call: PhasedCall, segment: Segment, slot: Slot) -> None:
+    def _arrive(self, part: Part, slot: Slot) -> None:
         """Issue the copy of the result of phase 2 to the device, and complete it there."""
+        (call, segment), is_there = part, self._is_direct(part)
         between = segment.between
         (kept, count), (target, arrived) = between.own
-        if not call.has_all(segment):
+        if not is_there and not call.has_all(segment):
             for run in without(between.target, between.own[1]):
                 start, nbytes = map(call.nbytes, run)
                 self._device.copy(slot.between + start, slot.address + start, nbytes, self._outward)
-                self.to_device_nbytes += nbytes
-        if count and arrived:
+                self._to_device_nbytes += nbytes
+        if not is_there and count and arrived:
             dst, src = (slot.between + call.nbytes(first) for first in (target, kept))
             self._device.copy(dst, src, call.nbytes(count), self._outward)
         if call.op is not None and call.is_lowered(segment):
@@ -290,12 +353,15 @@ class AcrossHosts:
         are_over = [each.close(deadline) for each in (self._entering, self._leaving)]
         if not all(are_over):
             return  # what the device still uses may not be freed
+        if self._messages.is_torn:
+            return  # nor what the transport may still use
         try:
             for slot in self._slots:
                 await_event(self._device, slot.fetched, deadline)
                 await_event(self._device, slot.stored, deadline)
         except UnisonoError:
             return
+        self._messages.close()
         for slot in self._slots:
             slot.close()
         self._device.end_event(self._joined)

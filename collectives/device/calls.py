@@ -85,6 +85,7 @@ class DeviceCalls:
         self._by_ipc: ByIpc | None = None
         self._local: Executor | None = None
         self._rail: HostCalls | None = None
+        self._rail_links: Executor | None = None
         self._rails: Rails | None = None
         self._make_across: Callable[..., AcrossHosts] | None = None
         self._across: AcrossHosts | None = None
@@ -142,7 +143,7 @@ class DeviceCalls:
         if self._staged is None:
             return ""
         if self._across is not None and (reason := self._across.refuses_collective(collective)) is None:
-            return "cuda_ipc within each host, and staged through the host between hosts"
+            return self._across.explain()
         if self._across is not None:
             return f"staged through the host, as {reason}"
         if self._by_ipc is None:  # only calls that name NCCL, or none, have met yet
@@ -164,9 +165,14 @@ class DeviceCalls:
 
     def between_hosts(self) -> Mapping[int, Traffic]:
         """Return the bytes that ranks of rails have exchanged, by peer."""
-        if self._rail is None or self._rails is None:
+        if self._rail is None or self._rail_links is None or self._rails is None:
             return {}
-        return {self._rails.rail[peer]: traffic for peer, traffic in self._rail.stats().items()}
+        total: dict[int, Traffic] = {}
+        for traffic in (self._rail.stats(), self._rail_links.traffic()):
+            for peer, more in traffic.items():
+                rank = self._rails.rail[peer]
+                total[rank] = total[rank] + more if rank in total else more
+        return total
 
     def staged_nbytes(self) -> tuple[int, int]:
         """Return how many bytes have been copied to the host, and from the host."""
@@ -192,12 +198,12 @@ class DeviceCalls:
         self._works.drop_ended()
         for route in self._routes():
             route.close(deadline)
-        for links in (self._links, self._local, self._nccl_links):
+        for links in (self._links, self._local, self._rail_links, self._nccl_links):
             if links is not None:
                 links.close()
         self._by_ipc = self._across = self._across_by_nccl = self._by_nccl = self._staged = None
         self._make_across = None
-        self._links = self._local = self._nccl_links = None
+        self._links = self._local = self._rail_links = self._nccl_links = None
 
     def _routes(self) -> list[Route]:
         routes = (self._by_ipc, self._across, self._across_by_nccl, self._by_nccl, self._staged)
@@ -216,7 +222,9 @@ class DeviceCalls:
                 rails = Rails(self._calls.hosts, self._executor.rank)
                 self._local = self._executor.subgroup(rails.local)
                 self._rail, self._rails = spare.subgroup(rails.rail), rails
-                self._make_across = partial(AcrossHosts, self._links, self._local, spare, self._rail, rails, device)
+                self._rail_links = self._executor.subgroup(rails.rail)
+                groups = self._links, self._local, spare, self._rail, self._rail_links
+                self._make_across = partial(AcrossHosts, *groups, rails, device)
         if self._device is not device:
             raise UsageError(
                 f"the arrays are on cuda:{device.ordinal}, but this communicator uses cuda:{self._device.ordinal}: "

@@ -9,7 +9,7 @@ from unisono.collectives.calls.planning import CallSpec
 from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
 from unisono.errors import UnisonoError
-from unisono.transports.contracts.call import AnyArray
+from unisono.transports.contracts.call import AnyArray, Call
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Event
 
@@ -24,6 +24,9 @@ class HostCalls(Protocol):
         self, spec: CallSpec, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float, /
     ) -> None:
         """Make a call on flat numpy arrays, with the collective, op, root and algorithm of `spec` (not its layout)."""
+
+    def _call_of(self, spec: CallSpec, elements: int, /) -> Call:
+        """Return the call that `_call_on_host` makes for an INPUT of so many elements."""
 
     def subgroup(self, ranks: Sequence[int], /) -> HostCalls:
         """Return a communicator of these ranks, which call it all."""

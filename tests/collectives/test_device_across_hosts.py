@@ -15,6 +15,7 @@ import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
+from support import cuda_ucx, fabric_ranks
 from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
 
@@ -92,22 +93,32 @@ def check_cases(world: un.Communicator, cases: list[Case], seed: int) -> None:
     """Make calls on GPU arrays, and compare the bits of their results with those of numpy arrays."""
     across_hosts.SEGMENT_NBYTES = 64
     for number, case in enumerate(cases):
-        x, arguments = case.input(world.rank, world.size), case.arguments()
-        share = {"out": np.empty(case.count, x.dtype)} if case.collective == "scatter" else {}
-        expected = getattr(world, case.collective)(x, **arguments, **share)
-        with device_double(seed * 100 + number * 10 + world.rank) as gpu, on_hosts(world, case.hosts) as comm:
-            stream = gpu.device().new_stream()
-            length = len(x) if case.collective == "broadcast" else 0 if expected is None else len(expected)
-            array, out = case.memory(gpu, x, length, world.rank, stream)
-            result = getattr(comm, case.collective)(array, **arguments, out=out)
-            assert (result is None) == (expected is None), case
-            if expected is not None:
-                actual = read(gpu, out)
-                assert actual.tobytes() == expected.tobytes(), f"{case}: {actual} instead of {expected}"
-            assert "within each host" in comm.explain(case.collective, 100).on_device
-            del array, out, result
-            comm.close()
-            gpu.device().end_stream(stream)
+        way = check_case(world, world, case, seed * 10 + number)
+        assert way.startswith(
+            "cuda_ipc within each host, and staged through the host between hosts, as the link between"
+        )
+        assert way.endswith("does not carry memory of a GPU: shm")
+
+
+def check_case(world: un.Communicator, job: un.Communicator, case: Case, seed: int) -> str:
+    """Make a call of `job` on GPU arrays, and compare its bits with one of `world`; return what `explain` says."""
+    x, arguments = case.input(world.rank, world.size), case.arguments()
+    share = {"out": np.empty(case.count, x.dtype)} if case.collective == "scatter" else {}
+    expected = getattr(world, case.collective)(x, **arguments, **share)
+    with device_double(seed * 10 + world.rank) as gpu, on_hosts(job, case.hosts) as comm:
+        stream = gpu.device().new_stream()
+        length = len(x) if case.collective == "broadcast" else 0 if expected is None else len(expected)
+        array, out = case.memory(gpu, x, length, world.rank, stream)
+        result = getattr(comm, case.collective)(array, **arguments, out=out)
+        assert (result is None) == (expected is None), case
+        if expected is not None:
+            actual = read(gpu, out)
+            assert actual.tobytes() == expected.tobytes(), f"{case}: {actual} instead of {expected}"
+        way = comm.explain(case.collective, 100).on_device
+        del array, out, result
+        comm.close()
+        gpu.device().end_stream(stream)
+    return way
 
 
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
@@ -219,6 +230,44 @@ def test_each_rank_multiplies_its_contribution_once(ranks: NativeRanks) -> None:
     assert ranks.run_calls(premultiplied) == [[10.0] * 9] * 4
 
 
+# --- UCX with CUDA ----------------------------------------------------------------------------------------------------
+
+
+def by_ucx(world: un.Communicator, store: str, cases: list[Case], least: int) -> list[tuple[str, int, str]]:
+    """Make calls over a UCX that knows CUDA; return what `explain` says, and the bytes sent from the device."""
+    across_hosts.SEGMENT_NBYTES, across_hosts.LEAST_DIRECT_NBYTES = 1 << 17, least
+    found = []
+    with cuda_ucx.cuda_support(), cuda_ucx.joined(world, store, "cuda_ipc,ucx") as job:
+        for number, case in enumerate(cases):
+            before = cuda_ucx.device_traffic()
+            way = check_case(world, job, case, number)
+            found.append((case.collective, cuda_ucx.device_traffic()[0] - before[0], way))
+    return found
+
+
+CASES_BY_UCX = [
+    Case("allreduce", "avg", "float32", 50_003, True, 0, TWO_HOSTS),
+    Case("allreduce", "land", "int32", 20_000, False, 0, MIXED_HOSTS),
+    Case("reduce", "sum", "float64", 20_000, False, 3, TWO_HOSTS),
+    Case("reduce_scatter", "max", "bfloat16", 20_000, True, 0, MIXED_HOSTS),
+    Case("broadcast", None, "float32", 60_001, True, 2, TWO_HOSTS),
+    Case("scatter", None, "int32", 9_999, False, 1, MIXED_HOSTS),
+    Case("allgather", None, "float64", 9_999, True, 0, TWO_HOSTS),
+    Case("gather", None, "uint8", 40_001, False, 2, MIXED_HOSTS),
+    Case("alltoall", None, "float32", 9_999, False, 0, TWO_HOSTS),
+]
+
+
+@pytest.mark.parametrize("least", [16 << 10, 1])
+def test_ranks_of_rails_exchange_memory_of_the_device_by_ucx(ranks: NativeRanks, tmp_path: Path, least: int) -> None:
+    fabric_ranks.require("ucx")
+    several = [case._replace(count=case.count if least > 1 else case.count // 100) for case in CASES_BY_UCX]
+    results = ranks.run_calls(by_ucx, str(tmp_path / "store"), several, least)
+    for of_rank in zip(*results, strict=True):
+        assert all("cuda_ipc within each host, and ucx with cuda between hosts" in way for *_, way in of_rank)
+        assert least == 1 or sum(sent for _, sent, _ in of_rank) > 9_999, of_rank[0]
+
+
 # --- calls that are staged -------------------------------------------------------------------------------------------
 
 
@@ -296,29 +345,36 @@ def test_call_goes_wrong_without_a_rule_of_the_route(rule: str, collective: str)
 DEATHS = {
     "within hosts": ("_fetch", ("allreduce", "broadcast", "alltoall")),
     "between hosts": ("_exchange", ("allreduce", "broadcast", "reduce_scatter")),
+    "between GPUs": ("_exchange_there", ("allreduce", "alltoall")),
     "behind that": ("_arrive", ("allreduce", "allgather")),
 }
 
 
-def dies(world: un.Communicator, say: Callable[[Any], None], collective: str, phase: str) -> None:
-    """Let rank 1 be killed before it takes part in a phase of a segment, when earlier segments are under way."""
+def dies(
+    world: un.Communicator, say: Callable[[Any], None], collective: str, phase: str, store: str, number_of_signal: int
+) -> None:
+    """Let rank 1 get a signal before it takes part in a phase of a segment, when earlier segments are under way."""
     across_hosts.SEGMENT_NBYTES = 1 << 12
+    across_hosts.LEAST_DIRECT_NBYTES = 1
     whole, number = getattr(across_hosts.AcrossHosts, phase), [0]
+    limit_s = 30.0 if number_of_signal == signal.SIGKILL else 3.0
 
     def counted(self: Any, *args: Any) -> Any:
         number[0] += 1
         if world.rank == 1 and number[0] == 12:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number_of_signal)
         return whole(self, *args)
 
     with (
         mock.patch.object(across_hosts.AcrossHosts, phase, counted),
+        cuda_ucx.cuda_support() if store else nullcontext(),
+        cuda_ucx.joined(world, store, "cuda_ipc,ucx") if store else nullcontext(world) as job,
         device_double(world.rank) as gpu,
-        on_hosts(world, TWO_HOSTS) as comm,
+        on_hosts(job, TWO_HOSTS) as comm,
     ):
         stream = gpu.device().new_stream()
         x = DoubleArray(gpu, np.ones(4000), stream)
-        error = error_of(lambda: [getattr(comm, collective)(x, timeout_s=30.0) for _ in range(3)])
+        error = error_of(lambda: [getattr(comm, collective)(x, timeout_s=limit_s) for _ in range(3)])
         comm.close()
         gpu.synchronize()
         say(error)
@@ -327,8 +383,21 @@ def dies(world: un.Communicator, say: Callable[[Any], None], collective: str, ph
 
 @pytest.mark.parametrize(("phase", "collective"), [(phase, each) for phase in DEATHS for each in DEATHS[phase][1]])
 def test_death_of_a_rank_in_a_phase_ends_the_call_on_all_hosts(tmp_path: Path, phase: str, collective: str) -> None:
-    with Job(dies, 4, tmp_path, collective, DEATHS[phase][0], transports=WAY) as job:
+    is_by_ucx = phase == "between GPUs"
+    if is_by_ucx:
+        fabric_ranks.require("ucx")
+    store = str(tmp_path / "inner") if is_by_ucx else ""
+    with Job(dies, 4, tmp_path, collective, DEATHS[phase][0], store, signal.SIGKILL, transports=WAY) as job:
         assert job.exit_code(1) == -signal.SIGKILL
         for kind, message in job.hear_all(but=1):
             assert kind == "PeerLostError", message
             assert "rank 1" in message
+
+
+def test_rank_that_stops_between_gpus_is_late_on_all_hosts(tmp_path: Path) -> None:
+    fabric_ranks.require("ucx")
+    arguments = "reduce_scatter", "_exchange_there", str(tmp_path / "inner"), signal.SIGSTOP
+    with Job(dies, 4, tmp_path, *arguments, transports=WAY) as job:
+        kinds = {kind for kind, _ in job.hear_all(but=1)}
+        job.signal(1, signal.SIGKILL)
+    assert kinds == {"CollectiveTimeoutError"}

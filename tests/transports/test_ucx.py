@@ -171,6 +171,7 @@ def test_ucx_uses_tcp_and_sysv_only_if_the_user_asks(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("UCX_TLS", raising=False)
     shown = shown_by()
     assert "posix/memory" in shown
+    assert " with cuda, which" in shown or " without cuda (arrays of a GPU pass through the host), which" in shown
     assert not any(word in shown for word in ("tcp", "sysv", "listens"))
 
 

@@ -10,6 +10,7 @@
 - `issued_calls`: work that is issued again, as data. `native_programs`: the same, compiled for native code.
   `replays`: the same, as graphs, for persistent calls.
 - `ipc_probe`: tests whether IPC works.
+- `message_run`: runs a plan of messages on memory of a device.
 - `staging`: the slower way, through pinned host memory. `pinned_pool`: such memory, used again.
 - `reaper`: a thread that releases memory, because the driver may wait for all work of the process meanwhile.
   `context_fence`: all work that the process has issued so far.

@@ -80,9 +80,11 @@ def report() -> str:
         here, there = (_messenger_with(settings()) for _ in range(2))
     except NotEnteredError as error:
         return error.message
-    with_cuda = " with cuda" if here.supports(MemoryType.CUDA) else ""
+    with_cuda = (
+        "with cuda" if here.supports(MemoryType.CUDA) else "without cuda (arrays of a GPU pass through the host)"
+    )
     carriers = here.carriers(there.address()) or "transports that it does not name"
-    return f"UCX {here.version()}{with_cuda}, which chooses {carriers}{_new_listeners(before)}"
+    return f"UCX {here.version()} {with_cuda}, which chooses {carriers}{_new_listeners(before)}"
 
 
 def drives_infiniband() -> bool:
