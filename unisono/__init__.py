@@ -87,6 +87,26 @@ _FRAMEWORKS = ("jax", "torch")
 __all__ = ["__version__", *_NAMES, *_MODULES]  # noqa: PLE0604
 
 
+_METHODS = (
+    *("allreduce", "reduce", "broadcast", "allgather", "gather", "scatter", "alltoall", "reduce_scatter", "scan"),
+    *("exscan", "barrier", "send", "recv", "sendrecv", "broadcast_object", "allgather_object", "subgroup", "split"),
+)
+_JOB = ": un.init() returns the communicator of all ranks"
+# A name that programs look for here, often one of another library → the end of the error.
+_ELSEWHERE = {
+    **{name: f": it is a method of the communicator: un.init().{name}" for name in _METHODS},
+    **{name.capitalize(): f": it is a method of the communicator: un.init().{name}" for name in _METHODS},
+    **dict.fromkeys(("all_reduce", "pmean", "psum"), ": it is a method of the communicator: un.init().allreduce"),
+    **dict.fromkeys(("all_gather", "bcast"), f"{_JOB}, which has allgather() and broadcast()"),
+    **dict.fromkeys(("COMM_WORLD", "MPI", "world", "new_group"), _JOB),
+    "init_process_group": f"{_JOB}; for torch.distributed: torch.distributed.init_process_group('unisono')",
+    **dict.fromkeys(("rank", "get_rank", "Get_rank"), f"{_JOB}, with the attribute rank"),
+    **dict.fromkeys(("size", "get_world_size", "Get_size", "world_size"), f"{_JOB}, with the attribute size"),
+    **dict.fromkeys(("SUM", "MAX", "MIN", "PROD", "ReduceOp"), ": an operation is a name, as op='sum'"),
+    **dict.fromkeys(("shutdown", "finalize", "destroy_process_group"), ": a communicator has close()"),
+}
+
+
 def __getattr__(name: str) -> object:
     if name in _FRAMEWORKS:
         return _framework(name)
@@ -94,7 +114,7 @@ def __getattr__(name: str) -> object:
         return _imported(f"unisono.{name}")
     module = _NAMES.get(name)
     if module is None:
-        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}{_ELSEWHERE.get(name, '')}")
     value = getattr(_imported(module), name)
     globals()[name] = value
     return value

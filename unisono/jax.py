@@ -28,6 +28,23 @@ from unisono.frameworks.jax.collectives import (
 )
 from unisono.frameworks.jax.xla import use_for_xla
 
+_IN_JAX = {
+    **dict.fromkeys(("psum", "pmean", "pmax", "pmin"), "allreduce, with the argument op"),
+    **dict.fromkeys(("all_gather", "pgather"), "allgather"),
+    "psum_scatter": "reduce_scatter",
+    "all_to_all": "alltoall",
+    **dict.fromkeys(("ppermute", "pshuffle"), "permute"),
+    "pbroadcast": "broadcast",
+    "axis_index": "the attribute rank of the communicator",
+    "axis_size": "the attribute size of the communicator",
+}
+
+
+def __getattr__(name: str) -> object:
+    instead = f": use {_IN_JAX[name]}" if name in _IN_JAX else ""
+    raise AttributeError(f"module 'unisono.jax' has no attribute {name!r}{instead}")
+
+
 __all__ = [
     "allgather",
     "allreduce",

@@ -1,8 +1,7 @@
-"""Advice for programs that come from mpi4py: MPI's names of methods raise an error that names the call to make.
+"""Advice for programs that come from other libraries: a name of mpi4py or torch.distributed says which call to make.
 
-Python suggests the right name by itself if only the case or one letter differs, as in ``Allreduce`` or ``Split``. The
-table below has the other names. A ``__getattr__`` could handle every name, but it would slow down every call on a
-communicator.
+Python suggests a name by itself only if an error is not caught, and if one letter or so differs. A ``__getattr__``
+could handle every name, but it would slow down every call on a communicator.
 """
 
 from __future__ import annotations
@@ -13,9 +12,23 @@ from typing import TYPE_CHECKING, NoReturn
 _BROADCAST = "broadcast(x, root=0) for an array, or broadcast_object(value, root=0)"
 _SEND = "send(x, dest, tag, wait=False), which returns a Work"
 _RECV = "recv(out, source, tag, wait=False), which returns a Work"
+_RANK, _SIZE = "the attribute rank", "the attribute size"
 
-# The name in MPI → the call to make instead.
+_SAME = ("allreduce", "reduce", "gather", "allgather", "scatter", "alltoall", "scan", "exscan", "barrier")
+_OTHERS = ("send", "recv", "sendrecv", "probe", "iprobe", "split", "dup")
+
+# The name in MPI or torch.distributed → the call to make instead.
 INSTEAD = {
+    **{name.capitalize(): f"{name}()" for name in (*_SAME, *_OTHERS)},
+    **{f"I{name}": f"{name}(..., wait=False), which returns a Work" for name in _SAME},
+    **{f"{name.capitalize()}v": f"{name}v()" for name in ("gather", "scatter", "allgather", "alltoall")},
+    **dict.fromkeys(("Reduce_scatter", "Reduce_scatter_block", "reduce_scatter_tensor"), "reduce_scatter()"),
+    "all_reduce": "allreduce()",
+    **dict.fromkeys(("all_gather", "all_gather_into_tensor"), "allgather()"),
+    **dict.fromkeys(("all_to_all", "all_to_all_single"), "alltoall()"),
+    "all_gather_object": "allgather_object()",
+    "broadcast_object_list": "broadcast_object()",
+    "new_group": "subgroup()",
     "bcast": _BROADCAST,
     "Bcast": _BROADCAST,
     "Ibcast": "broadcast(x, root=0, wait=False), which returns a Work",
@@ -23,9 +36,9 @@ INSTEAD = {
     "Isend": _SEND,
     "irecv": _RECV,
     "Irecv": _RECV,
-    "Get_rank": "the attribute rank",
-    "Get_size": "the attribute size",
-    "Free": "close()",
+    **dict.fromkeys(("Get_rank", "get_rank"), _RANK),
+    **dict.fromkeys(("Get_size", "get_world_size", "world_size"), _SIZE),
+    **dict.fromkeys(("Free", "destroy_process_group"), "close()"),
 }
 
 
@@ -40,11 +53,18 @@ class _Absent:
         raise AttributeError(self._message)
 
 
-class MpiNames:
-    """The base class of `Communicator` that answers MPI's names of methods, such as `comm.bcast`, with advice.
+class _HidesNames(type):
+    """A class of communicators, whose `dir` does not list the names of other libraries."""
+
+    def __dir__(cls) -> Iterable[str]:
+        return [name for name in super().__dir__() if name not in INSTEAD]
+
+
+class MpiNames(metaclass=_HidesNames):
+    """The base class of `Communicator` that answers names of other libraries, such as `comm.bcast`, with advice.
 
     To look up a name of `INSTEAD` raises an `AttributeError` that names the call to make instead. Type checkers and
-    `dir` of a communicator do not list these names.
+    `dir` do not list these names.
     """
 
     __slots__ = ()

@@ -128,12 +128,21 @@ def adapter_of(x: Any, name: str) -> ArrayAdapter:
     raise UsageError(f"{name} must be an array, not {class_name}: {_advice(x, name)}")
 
 
+_OR_OBJECT = "or use a method for objects, such as broadcast_object or scatter_object, which take any object"
+
+
 def _advice(x: Any, name: str) -> str:
     if isinstance(x, Mapping):
         return f"pass list({name}.values())"
-    if isinstance(x, str):
-        return "use broadcast_object or another method for objects, which take any object"
-    return f"pass numpy.asarray({name})"
+    if x is None:
+        return "every rank passes an array, also a rank whose values are not used"
+    if isinstance(x, (bool, int, float, complex, np.generic)):
+        return f"pass numpy.asarray({name}); the result is an array too, and result.item() its number"
+    if type(x).__module__.partition(".")[0] == "pandas":
+        return f"pass {name}.to_numpy(dtype), with one dtype for all columns, {_OR_OBJECT}"
+    if hasattr(x, "__array__") or isinstance(x, (list, tuple)):
+        return f"pass numpy.asarray({name})"
+    return f"pass numpy.asarray({name}) if its elements are numbers, {_OR_OBJECT}"
 
 
 # --- numpy and the protocols ---------------------------------------------------------------------------------------

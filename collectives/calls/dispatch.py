@@ -346,6 +346,8 @@ class Dispatcher:
         rows = None if counts is None else _rows(counts, self.size)
         # In a scatter only the root has an x; the other ranks learn shape and dtype from their out.
         has_x = contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0)
+        if has_x and x is None:
+            raise UsageError(_missing_x(collective))
         source = memory.source(x, any_order=any_order) if has_x else None
         written = self._out_operand(memory, contract, out, root or 0, any_order)
         layout = self._layout(collective, source, written, rows)
@@ -458,6 +460,21 @@ def spread(arguments: CallArguments) -> list[CallArguments]:
     _check_elements(sources)
     targets = operands.outs_of(sources, out)
     return [arguments._replace(x=source, out=target) for source, target in zip(sources, targets, strict=True)]
+
+
+def _missing_x(collective: str) -> str:
+    """Return the error of a call without an x, such as that of a broadcast on a rank that does not know the values."""
+    by_object = {
+        "broadcast": "a value that only the root knows: broadcast_object(value, root=root)",
+        "scatter": "values of any kind: scatter_object(values, root=root)",
+        "gather": "values of any kind: gather_object(value, root=root)",
+        "allgather": "values of any kind: allgather_object(value)",
+    }
+    of_root = (
+        " of the root's shape and dtype, whose values are ignored off the root" if collective == "broadcast" else ""
+    )
+    text = f"x is None in {collective}: every rank passes an array{of_root}"
+    return f"{text}; for {by_object[collective]}" if collective in by_object else text
 
 
 def _is_of_other_library(x: Any, out: Any) -> bool:

@@ -279,7 +279,7 @@ REFUSED = {
     "a number": (2, "not int"),
     "a scalar of numpy": (np.float32(1), "not numpy.float32"),
     "text": ("abc", "not str"),
-    "nothing": (None, "not NoneType"),
+    "nothing": (None, "x is None in allreduce"),
     "a class": (np.ndarray, "array"),
     "a mask": (np.ma.masked_array([1.0], [True]), "masks"),
     "another byte order": (WithArrayInterface(np.zeros(2, ">f4")), "byte order"),

@@ -74,11 +74,57 @@ def test_communicator_suggests_its_own_names_for_names_of_mpi(world: un.Communic
     for name in INSTEAD:
         assert not hasattr(un.Communicator, name)
         assert name not in dir(world)
-    for name, advice in (("bcast", "broadcast"), ("isend", "wait=False"), ("Get_rank", "the attribute rank")):
+        assert name not in dir(un.Communicator)
+    for name, advice in (
+        ("bcast", "broadcast"),
+        ("isend", "wait=False"),
+        ("Get_rank", "the attribute rank"),
+        ("Allreduce", "allreduce"),
+        ("all_reduce", "allreduce"),
+        ("world_size", "the attribute size"),
+    ):
         with pytest.raises(AttributeError, match=f"a communicator has no '{name}': use .*{advice}"):
             getattr(world, name)
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
         _ = world.no_such_name
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("allreduce", r"method of the communicator: un.init\(\).allreduce"),
+        ("Allreduce", r"method of the communicator: un.init\(\).allreduce"),
+        ("COMM_WORLD", r"un.init\(\) returns the communicator"),
+        ("init_process_group", r"torch.distributed.init_process_group\('unisono'\)"),
+        ("SUM", "op='sum'"),
+    ],
+)
+def test_name_of_another_library_says_what_to_use(name: str, advice: str) -> None:
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}': .*{advice}"):
+        getattr(un, name)
+
+
+class DataFrame:
+    __module__ = "pandas.core.frame"
+
+
+# The array, and what the error of a collective advises.
+NO_ARRAYS: dict[str, tuple[str, object]] = {
+    "broadcast_object": ("broadcast", None),
+    "values are ignored off the root": ("broadcast", None),
+    "gather_object": ("gather", None),
+    "every rank passes an array": ("allreduce", None),
+    r"result\.item\(\)": ("allreduce", 2.0),
+    r"x\.to_numpy\(dtype\)": ("broadcast", DataFrame()),
+    "scatter_object": ("allgather", "text"),
+}
+
+
+@pytest.mark.parametrize("advice", NO_ARRAYS)
+def test_value_that_is_no_array_is_refused_with_advice(world: un.Communicator, advice: str) -> None:
+    collective, x = NO_ARRAYS[advice]
+    with pytest.raises(un.UsageError, match=advice):
+        getattr(world, collective)(x)
 
 
 @pytest.mark.parametrize(
