@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono import Communicator, UnisonoError, UsageError
+from unisono import Communicator, UnisonoError, UsageError, log
 from unisono.autograph import unconverted
 from unisono.frameworks.arrays import Array, Named, pairs_of
 from unisono.frameworks.data_parallel.sync_check import SyncCheck
@@ -51,6 +51,8 @@ from unisono.frameworks.gradients.step_memory import StepMemory, StepMemoryPool
 from unisono.frameworks.gradients.steps_in_flight import StepsInFlight
 from unisono.frameworks.gradients.timeline import Report, Timeline, now, report_of
 from unisono.transports.recorder.traces import add_source
+
+_log = log.get()
 
 
 @unconverted
@@ -289,7 +291,9 @@ class GradientReducer:
             self._sync_check.restart()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank for `load_state_dict`, as numpy arrays. All ranks call it, between two steps.
+        """Return the state of this rank for `load_state_dict`: numpy arrays and plain values in dicts and lists.
+
+        All ranks call it, between two steps.
 
         The state holds the order of the gradients, the residuals of compression and the gradients of the steps in
         flight. `state_dict` waits for these steps, which stay in flight. It raises the same errors as `finish`.
@@ -299,12 +303,13 @@ class GradientReducer:
             in_flight = []
             for memory in self._steps.pending:
                 self._steps.wait(memory)
-                self._agree_on_missing(memory)
-                in_flight.append(memory.present(memory.copies()))
+                in_flight.append(memory.copies())
             return {
                 "step": self._step,
+                "rank": self._control.rank,
+                "size": self._control.size,
                 "device": None if self._where.workspace is None else self._where.workspace.device.ordinal,
-                "bucket_nbytes": self._replanner.bucket_nbytes,
+                "bucket_nbytes": int(self._replanner.bucket_nbytes),
                 "turns": self._pool.start_order if self._pool else (),
                 "gradients": [tuple(gradient) for gradient in self._pool.layout.gradients.values()]
                 if self._pool
@@ -316,7 +321,8 @@ class GradientReducer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, of which each rank passes its own. All ranks call it, between two steps.
 
-        The number of ranks must be the same as when the state was saved.
+        A rank may pass the state of another rank. It then starts with residuals of zero, because residuals are what its
+        own rounding has lost; all else is the same on all ranks. So compression loses the rounding errors of one step.
 
         Raises:
             UsageError, MismatchError: the states of the ranks do not belong together.
@@ -344,13 +350,21 @@ class GradientReducer:
             if device is not None:
                 self._where.open(device)
             self._pool = self._new_pool(gradients, state["turns"])
-            if self._pool.residuals is not None:
+            if self._pool.residuals is not None and self._is_own(state):
                 self._pool.residuals.write(state["residuals"])
             for saved in state["in_flight"]:
                 memory = self._pool.take()
                 memory.write(saved)
-                memory.leave_out(frozenset(memory.flat).difference(saved))
                 self._steps.pending.append(memory)
+
+    def _is_own(self, state: Mapping[str, Any]) -> bool:
+        """Return whether this rank has saved a state, among as many ranks; log that its residuals are not used."""
+        own = self._control.rank, self._control.size
+        saved = state.get("rank", own[0]), state.get("size", own[1])  # states of earlier versions lack them
+        if saved != own:
+            text = "the state of a reducer is that of rank %d of %d, so the residuals of compression begin at zero"
+            _log.info(text, *saved)
+        return saved == own
 
     def report(self) -> Report:
         """Return the times and the traffic of the last steps on this rank."""

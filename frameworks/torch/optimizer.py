@@ -16,7 +16,7 @@ from unisono.frameworks.gradients.priorities import Arriving
 from unisono.frameworks.torch import sparse
 from unisono.frameworks.torch.deferred_updates import DeferredUpdates, check_deferrable
 from unisono.frameworks.torch.slots import Slots
-from unisono.frameworks.torch.tensors import like
+from unisono.frameworks.torch.tensors import array_of, like, tensor_of
 from unisono.frameworks.torch.trained import TrainedParameters
 from unisono.frameworks.torch.wrapped_optimizer import WrappedOptimizer
 
@@ -214,19 +214,25 @@ class DistributedOptimizer(WrappedOptimizer):
             self.hybrid.finish(self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer, with the state of this rank's reducer under the key "reducer"."""
+        """Return the state of the optimizer, with the state of this rank's reducer under the key "reducer".
+
+        It holds tensors and plain values only, so ``torch.load(..., weights_only=True)`` takes it.
+        """
         self._settle()
-        return {**self.optimizer.state_dict(), "reducer": self.reducer.state_dict()}
+        return {**self.optimizer.state_dict(), "reducer": _with_arrays(self.reducer.state_dict(), tensor_of)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned, here or on the wrapped optimizer alone."""
+        """Load what `state_dict` returned, on this rank or another one, or on the wrapped optimizer alone.
+
+        See `GradientReducer.load_state_dict` for the state of another rank.
+        """
         self._settle()
         state = dict(state_dict)
         reducer = state.pop("reducer", None)
         self.optimizer.load_state_dict(state)
         self.reducer.verify_all()
         if reducer is not None:
-            self.reducer.load_state_dict(reducer)
+            self.reducer.load_state_dict(_with_arrays(reducer, array_of))
 
     def close(self) -> None:
         """Close the reducer and remove all hooks. Afterwards the wrapped optimizer can be used alone again.
@@ -396,6 +402,14 @@ class DistributedOptimizer(WrappedOptimizer):
             return float(self._world.allreduce(np.array(float(loss)), "avg"))
 
         return averaged
+
+
+def _with_arrays(state: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the state of a reducer with its arrays converted."""
+    *in_flight, residuals = (
+        {name: convert(array) for name, array in arrays.items()} for arrays in (*state["in_flight"], state["residuals"])
+    )
+    return {**state, "in_flight": in_flight, "residuals": residuals}
 
 
 def _module(model: Any) -> Any:

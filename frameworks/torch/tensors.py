@@ -27,6 +27,7 @@ Array: TypeAlias = NDArray[Any]
 FlatMemory: TypeAlias = "NDArray[Any] | Any"
 
 _TYPES: dict[Any, np.dtype[Any]] = {getattr(torch, name): np.dtype(name) for name in DTYPES}
+_TENSOR_TYPES = {dtype: tensor_type for tensor_type, dtype in _TYPES.items()}
 # Types that can be moved and not reduced. They travel as an integer type of their size.
 ONLY_MOVED: dict[Any, np.dtype[Any]] = {
     torch.float8_e4m3fnuz: np.dtype(np.uint8),
@@ -218,6 +219,20 @@ def _array_at(address: int, count: int, dtype: Any) -> Array:
     memory = (ctypes.c_byte * (count * numpy_dtype.itemsize)).from_address(address)
     array: Array = np.frombuffer(memoryview(memory), numpy_dtype)
     _arrays[address, count, dtype] = array
+    return array
+
+
+def tensor_of(array: Array) -> Any:
+    """Return a tensor over the memory of a contiguous array, with its dtype and shape."""
+    return torch.from_numpy(array.reshape(-1).view(np.uint8)).view(_TENSOR_TYPES[array.dtype]).view(array.shape)
+
+
+def array_of(tensor: Any) -> Array:
+    """Return an array with the elements of a tensor. An array is returned as it is."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    plain = tensor.detach().cpu().contiguous()
+    array: Array = plain.view(-1).view(torch.uint8).numpy().view(_TYPES[plain.dtype]).reshape(plain.shape)
     return array
 
 

@@ -500,7 +500,6 @@ def sometimes(world: Any, of_steps: list[list[str]], **arguments: Any) -> list[d
                 reducer.ready(name, np.full(2, world.rank + 2.0 * step))
             found = reducer.finish()
             results.append({name: found[name].tolist() for name in sorted(found)})
-        reducer.load_state_dict(reducer.state_dict())
         results += [{name: array.tolist() for name, array in found.items()} for found in reducer.flush()]
     return results
 
@@ -639,6 +638,32 @@ def test_reducer_resumes_exactly_from_its_saved_state(two: Pool, arguments: Any)
         assert one.keys() == other.keys()
         for name in one:
             np.testing.assert_array_equal(one[name], other[name])
+
+
+def continued_from_rank_0(world: Any) -> list[tuple[float, list[bytes]]]:
+    """Load the state of rank 0 on all ranks; return for two forms the residual, and the gradients of later steps."""
+    found = []
+    for arguments in ({"compression": "float16"}, {"compression": "int8", "lag": 1}):
+        with un.GradientReducer(world, **arguments) as reducer:
+
+            def step(number: int, reducer: Any = reducer) -> bytes:
+                reducer.ready("x", np.linspace(0, 1 + world.rank + number, 1000, dtype=np.float32))
+                return b"".join(array.tobytes() for array in reducer.finish().values())
+
+            for number in range(3):
+                step(number)
+            state = reducer.state_dict()
+            reducer.load_state_dict(world.broadcast_object(state))
+            residual = float(np.abs(reducer.state_dict()["residuals"]["x"]).max())
+            found.append((residual, [step(number) for number in range(3)]))
+    return found
+
+
+def test_state_of_another_rank_is_loaded_without_its_residuals(two: Pool) -> None:
+    for (residual, gradients), (other_residual, other_gradients) in zip(*run(two, continued_from_rank_0), strict=True):
+        assert residual > 0
+        assert other_residual == 0
+        assert gradients == other_gradients
 
 
 def refuse_reset(world: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -222,13 +223,18 @@ def test_grad_scaler_works_with_a_fused_optimizer(two: Pool) -> None:
 
 
 def saved(world: Any, restart: bool) -> Any:
+    import torch
+
     model, optimizer, batches = model_and_optimizer(world, lag=2, compression="float16")
     for step, batch in enumerate(batches):
         optimizer.zero_grad()
         loss_of(model, share(world, batch)).backward()
         optimizer.step()
         if restart and step == 3:
-            state, weights = optimizer.state_dict(), model.state_dict()
+            file = io.BytesIO()
+            torch.save((optimizer.state_dict(), model.state_dict()), file)
+            file.seek(0)
+            state, weights = torch.load(file, weights_only=True)
             optimizer.close()
             model, optimizer, _ = model_and_optimizer(world, lag=2, compression="float16")
             model.load_state_dict(weights)

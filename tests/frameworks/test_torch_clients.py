@@ -10,7 +10,10 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
 
+from support.deadlines import DEADLINE_S
 from support.torchrun import torchrun
+
+import unisono as un
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parents[1] / "support" / "torch_clients"
@@ -47,6 +50,17 @@ def test_accelerate_uses_the_existing_process_group(tmp_path: Path) -> None:
 def test_trainer_of_hugging_face_uses_the_existing_process_group(tmp_path: Path) -> None:
     expected = {"trained": True, "backends": ["unisono"], "predictions": 24, "mode": "ParallelMode.DISTRIBUTED"}
     assert run("transformers", "hf_trainer", tmp_path) == [expected] * 2
+
+
+def test_trainer_of_hugging_face_uses_the_optimizer_and_resumes(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="make torch-clients installs it")
+    from support.torch_clients import hf_optimizer
+
+    alone = hf_optimizer.trained(None, f"{tmp_path}/alone")
+    found, other = un.launch(hf_optimizer.compared, 2, str(tmp_path), timeout_s=DEADLINE_S, on_output=lambda *_: None)
+    assert found == other
+    assert found["plain"] == pytest.approx(alone, abs=1e-4)
+    assert found["resumed"] == pytest.approx(found["whole"], abs=0.05)
 
 
 def test_lightning_makes_the_process_group_by_its_name(tmp_path: Path) -> None:
