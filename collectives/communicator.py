@@ -136,6 +136,11 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         return Topology(self.hosts, host, machine())
 
     @property
+    def timeout_s(self) -> float:
+        """Seconds after which a call without a limit of its own fails: the option `timeout_s`."""
+        return self._options.timeout_s
+
+    @property
     def is_closed(self) -> bool:
         """Whether `close` has been called."""
         return self._is_closed

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -528,6 +530,81 @@ def test_ranks_that_have_joined_answer_with_zeros(pool: Pool) -> None:
     assert none == ([], None, 2, -2.0)
     assert one == ([-1.0], None, 2, -2.0)
     assert two == ([-1.0, -2.0], 1.0, 2, -2.0)
+
+
+def train_one_that_others_know(hvd: Any) -> Any:
+    """Train with an optimizer that has a scheduler, a `zero_grad` and hooks before it is distributed."""
+    model, inputs, targets = problem()
+    sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(sgd, 2, 0.5)
+    called, plain_zero_grad = [], sgd.zero_grad
+    sgd.zero_grad = lambda: (called.append("zero_grad"), plain_zero_grad())[1]  # as apex does
+    sgd.register_step_pre_hook(lambda *_: called.append("step"))
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    later = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    part = slice(hvd.rank(), None, hvd.size())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs[part]), targets[part]).backward()
+        optimizer.step()
+        scheduler.step()
+        if step == 1:
+            optimizer.load_state_dict(optimizer.state_dict())
+    rates = sgd.param_groups[0]["lr"], optimizer.param_groups[0]["lr"], later.get_last_lr()[0]
+    optimizer.state = {}
+    refusals = [error_of(call) for call in (lambda: copy.deepcopy(optimizer), lambda: pickle.dumps(optimizer))]
+    weights = torch.cat([each.detach().flatten() for each in model.parameters()])
+    return weights, rates, called, sgd.state is optimizer.state, refusals
+
+
+def weights_with_a_scheduler() -> Any:
+    model, inputs, targets = problem()
+    sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(sgd, 2, 0.5)
+    for _ in range(STEPS):
+        sgd.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        sgd.step()
+        scheduler.step()
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def test_an_optimizer_that_has_a_scheduler_and_methods_of_its_own_can_be_distributed(pool: Pool) -> None:
+    for weights, rates, called, is_shared, refusals in on_ranks(pool, train_one_that_others_know):
+        torch.testing.assert_close(weights, weights_with_a_scheduler(), rtol=1e-4, atol=1e-5)
+        assert rates[:2] == (0.025, 0.025)
+        assert called == ["zero_grad", "step"] * STEPS
+        assert is_shared
+        for kind, text in refusals:
+            assert kind == "TypeError"
+            assert "DistributedOptimizer cannot be copied or pickled" in text
+
+
+def optimizers_of_a_set_and_of_all(hvd: Any) -> Any:
+    low = hvd.add_process_set([0, 1])
+    weights = []
+    for ranks in (low, hvd.global_process_set):
+        layer = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(layer.weight)
+        if ranks.included():
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 1.0), process_set=ranks)
+            (layer.weight * hvd.rank()).sum().backward()
+            optimizer.step()
+        weights.append(layer.weight.item())
+    hvd.barrier()
+    return weights
+
+
+def test_optimizers_of_a_process_set_do_not_change_the_numbers_of_others(pool: Pool) -> None:
+    assert on_ranks(pool, optimizers_of_a_set_and_of_all) == [[-0.5, -1.0], [-0.5, -1.0], [0.0, -1.0]]
+
+
+def limit_of_names(hvd: Any) -> Any:
+    return job.running().calls._settings.stall_s, job.running().world.timeout_s
+
+
+def test_a_name_is_an_error_after_the_time_limit_of_the_communicator() -> None:
+    assert un.launch(initialized, 1, limit_of_names, env={"UNISONO_TIMEOUT_S": "77"}) == [(77.0, 77.0)]
 
 
 def misuse_of_optimizers(hvd: Any) -> Any:

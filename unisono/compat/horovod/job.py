@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 from weakref import WeakValueDictionary
 
-from unisono import Communicator, Options, init as init_world
+from unisono import Communicator, init as init_world
 from unisono.compat.horovod.entries import Entry
 from unisono.compat.horovod.negotiation import Negotiator
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
@@ -117,7 +117,8 @@ class Job:
             self.world.close()
 
     def _negotiator(self, ranks: Sequence[int]) -> Negotiator:
-        return Negotiator(self.world.subgroup(ranks), self.settings, self.timeline.note, _open, _steps)
+        settings = self.settings._replace(stall_s=self.settings.stall_s or self.world.timeout_s)
+        return Negotiator(self.world.subgroup(ranks), settings, self.timeline.note, _open, _steps)
 
 
 _epochs = itertools.count()
@@ -125,7 +126,9 @@ _starting = threading.Lock()
 _job: Job | None = None
 # By the name under which the ranks match it, each optimizer of this process.
 optimizers: WeakValueDictionary[str, Steps] = WeakValueDictionary()
-_optimizer_numbers: dict[str, int] = {}  # by the digest of a signature, the number of the last optimizer
+# The number of the last optimizer, by the digest of its signature and its process set. Other ranks create no optimizers
+# of a set that they are not in, so their numbers in other sets must not depend on it.
+_optimizer_numbers: dict[str, int] = {}
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -145,7 +148,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if _job is not None:
             return
         settings = read_settings()
-        settings = settings._replace(stall_s=settings.stall_s or Options().timeout_s)
         if isinstance(comm, Communicator):
             _job = Job(comm, settings, is_own=False)
         else:
@@ -204,15 +206,17 @@ def raise_explained(error: UnisonoError) -> NoReturn:
     raise explained from explained.__cause__
 
 
-def register_optimizer(optimizer: Steps, signature: str) -> str:
+def register_optimizer(optimizer: Steps, signature: str, process_set: ProcessSet) -> str:
     """Return the name of a new optimizer.
 
     Args:
         optimizer: the optimizer.
-        signature: a text about its parameters. Ranks match optimizers of the same signature by the order in which they
-            create them.
+        signature: a text about its parameters. The ranks of a process set match optimizers of the same signature by the
+            order in which they create them.
+        process_set: the ranks.
     """
-    digest = hashlib.blake2b(signature.encode(), digest_size=8).hexdigest()
+    ranks = "all" if process_set is global_process_set else process_set.ranks
+    digest = hashlib.blake2b(f"{ranks} {signature}".encode(), digest_size=8).hexdigest()
     number = _optimizer_numbers[digest] = _optimizer_numbers.get(digest, -1) + 1
     name = f"optimizer {digest}.{number}"
     optimizers[name] = optimizer

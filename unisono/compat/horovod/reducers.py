@@ -19,8 +19,8 @@ class JobReducer:
     has changed the ranks it is opened again. A rank that has joined takes part in the steps without gradients.
 
     Args:
-        signature: a text about the gradients. Ranks match reducers of one signature by the order in which they create
-            them.
+        signature: a text about the gradients. The ranks of a process set match reducers of one signature by the order
+            in which they create them.
         process_set: the ranks.
         op: "avg" or "sum".
         is_half: whether gradients travel as float16.
@@ -48,7 +48,7 @@ class JobReducer:
         self._process_set, self._op, self._is_half, self._on_open = process_set, op, is_half, on_open
         self._epoch = -1  # of the job in which the reducer was opened
         self._steps = 0  # since the reducer was opened
-        self.name = job.register_optimizer(self, signature)
+        self.name = job.register_optimizer(self, signature, process_set)
 
     def averages(self) -> bool:
         """Return whether this rank averages with others."""

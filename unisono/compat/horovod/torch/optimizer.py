@@ -18,7 +18,44 @@ from unisono.compat.horovod.torch.compression import Compression
 from unisono.frameworks.torch.trained import TrainedParameters
 
 
-class _Distributed:
+def _shared(name: str) -> property:
+    """Return an attribute of a distributed optimizer that is one of its plain optimizer."""
+    return property(lambda self: getattr(self._plain, name), lambda self, value: setattr(self._plain, name, value))
+
+
+class _Sharing:
+    """What a distributed optimizer shares with the optimizer that it was made of.
+
+    The program may go on using the plain optimizer: a scheduler that was made before keeps it, and changes the learning
+    rates of its groups. So state, groups and defaults are attributes of the plain one only. A library may also have put
+    a method into the plain one, as schedulers and profilers do with `step`. It hides no method of the distributed
+    optimizer, which calls it in place of that of the class.
+    """
+
+    _plain: Any
+
+    state = _shared("state")
+    param_groups = _shared("param_groups")
+    defaults = _shared("defaults")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the state of the plain optimizer, as `load_state_dict` of torch does."""
+        self._plain.__setstate__(state)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse copies and pickles, whose gradients nobody would average."""
+        raise TypeError(
+            "DistributedOptimizer cannot be copied or pickled, because hooks of this process average its gradients: "
+            "copy its state_dict(), or pass a copy of the optimizer of torch to hvd.DistributedOptimizer"
+        )
+
+    def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the optimizer of torch."""
+        method = vars(self._plain).get(name) or getattr(super(), name)
+        return method(*arguments, **options)
+
+
+class _Distributed(_Sharing):
     """The methods of an optimizer that averages gradients. The class of the wrapped optimizer comes behind this one."""
 
     _averaging: Averaging
@@ -57,9 +94,9 @@ class _Distributed:
         """
         if not self._synchronizes:
             self._is_synchronized = False
-            return super().step(closure)  # type: ignore[misc]
+            return self._call("step", closure)
         if closure is not None:
-            return super().step(self._averaged(closure))  # type: ignore[misc]
+            return self._call("step", self._averaged(closure))
         if self._is_synchronized:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
@@ -68,7 +105,7 @@ class _Distributed:
             )
         self.synchronize()
         self._is_synchronized = False
-        return super().step()  # type: ignore[misc]
+        return self._call("step")
 
     def zero_grad(self, *arguments: Any, **options: Any) -> None:
         """Reset the gradients, as torch does.
@@ -81,12 +118,12 @@ class _Distributed:
                 "zero_grad() was called after backward and before step() or synchronize(), while gradients were being "
                 "averaged: call it after step()"
             )
-        super().zero_grad(*arguments, **options)  # type: ignore[misc]
+        self._call("zero_grad", *arguments, **options)
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Load a state, as torch does. Backwards that were not followed by a step do not count."""
         self._averaging.restart()
-        super().load_state_dict(state_dict)  # type: ignore[misc]
+        self._call("load_state_dict", state_dict)
 
     def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def averaged() -> Any:
@@ -97,7 +134,7 @@ class _Distributed:
         return averaged
 
 
-class _DistributedAdasum:
+class _DistributedAdasum(_Sharing):
     """The methods of an optimizer that combines the updates of ranks by Adasum. Each rank applies its own gradients."""
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -113,9 +150,9 @@ class _DistributedAdasum:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the gradients of this rank, and replace the changes by the Adasum of those of all ranks."""
-        parameters = [each for group in self.param_groups for each in group["params"] if each.requires_grad]  # type: ignore[attr-defined]
+        parameters = [each for group in self.param_groups for each in group["params"] if each.requires_grad]
         before = [parameter.clone() for parameter in parameters]
-        loss = super().step(closure)  # type: ignore[misc]
+        loss = self._call("step", closure)
         changes = [parameter - start for parameter, start in zip(parameters, before, strict=True)]
         combined = synchronize(grouped_allreduce_async(changes, op=Adasum))
         for parameter, start, change in zip(parameters, before, combined, strict=True):
@@ -187,7 +224,11 @@ def _extended(optimizer: Any, methods: type) -> Any:
         raise ArgumentError("optimizer is distributed already: pass the optimizer of torch")
     extended_class: Any = type(type(optimizer).__name__, (methods, type(optimizer)), {})
     extended = extended_class.__new__(extended_class)
-    extended.__dict__.update(optimizer.__dict__)
+    hiding = {
+        name for each in extended_class.__mro__[: extended_class.__mro__.index(_Sharing) + 1] for name in vars(each)
+    }
+    extended.__dict__.update({name: value for name, value in vars(optimizer).items() if name not in hiding})
+    extended._plain = optimizer
     return extended
 
 
