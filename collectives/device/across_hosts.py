@@ -33,7 +33,17 @@ from unisono.collectives.calls.planning import CallSpec, as_request
 from unisono.collectives.calls.prepared import BoundArray
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.contracts import HostCalls
-from unisono.collectives.device.host_phases import PHASES, Elements, Inside, Rails, Runs, Segment, segments_of, without
+from unisono.collectives.device.host_phases import (
+    PHASES,
+    Elements,
+    Inside,
+    Rails,
+    Runs,
+    Segment,
+    refuses_hosts,
+    segments_of,
+    without,
+)
 from unisono.collectives.device.host_slots import Slot
 from unisono.collectives.device.phased_call import Part, PhasedCall
 from unisono.collectives.device.within_hosts import MakeWithin, Within
@@ -64,7 +74,7 @@ class AcrossHosts:
         links: an executor of all ranks, which agree over it.
         local: an executor of the ranks of this host.
         host, rail: communicators of all ranks, and of this rank's rail, which make no other calls at the same time.
-        rail_links: an executor of this rank's rail, for messages in memory of the device.
+        rail_links: an executor of this rank's rail, for messages in memory of the device. Both are None without a rail.
         rails: the place of this rank.
         device: the device of the arrays.
         within: creates the collectives of a host.
@@ -82,8 +92,8 @@ class AcrossHosts:
         links: Executor,
         local: Executor,
         host: HostCalls,
-        rail: HostCalls,
-        rail_links: Executor,
+        rail: HostCalls | None,
+        rail_links: Executor | None,
         rails: Rails,
         device: Device,
         within: MakeWithin,
@@ -128,8 +138,10 @@ class AcrossHosts:
 
         It opens the channels, because each of them may choose another transport.
         """
-        others, links = [peer for peer in range(len(self._rails.rail)) if peer != self._rails.host], self._rail_links
-        for peer in others:
+        links = self._rail_links
+        if links is None:
+            return None
+        for peer in (peer for peer in range(links.size) if peer != links.rank):
             sends = links.sends_from(MemoryType.CUDA, peer, _LARGE_NBYTES, deadline.remaining_s())
             if not sends or not links.receives_into(MemoryType.CUDA, peer, _LARGE_NBYTES):
                 way, ends = links.links()[peer], (self._rails.rank, self._rails.rail[peer])
@@ -143,7 +155,9 @@ class AcrossHosts:
         """Return the reason why no call of a collective can take this route, as text; None if some calls can."""
         if self.refusal is not None:
             return self.refusal
-        return None if collective in PHASES else f"there is no {collective} by phases within hosts"
+        if collective not in PHASES:
+            return f"there is no {collective} by phases within hosts"
+        return refuses_hosts(self._rails.hosts, collective)
 
     def _refuses_spec(self, spec: CallSpec) -> str | None:
         request = as_request(spec.algorithm)
@@ -221,10 +235,10 @@ class AcrossHosts:
             self._arrive(part, slot)
         source, inside = slot.between + call.nbytes(segment.between.target[0]), call.phases.outward
         if segment.outward is not None and call.takes_part(inside):
-            is_direct = len(segment.writes) == 1
-            target = call.target and call.target + call.nbytes(segment.writes[0][0]) if is_direct else slot.gathered
+            is_there = not segment.is_gathered
+            target = call.target and call.target + call.nbytes(segment.writes[0][0]) if is_there else slot.gathered
             self._make(self._leaving, inside, call, segment.outward, source, target, self._outward, deadline)
-            if call.target and not is_direct:
+            if call.target and not is_there:
                 self._unpack(call, slot.gathered, segment.writes)
         elif call.target:
             self._unpack(call, source, segment.writes)
@@ -237,7 +251,9 @@ class AcrossHosts:
         return self.detour is None and not between.of_all and nbytes >= LEAST_DIRECT_NBYTES
 
     def _exchange_there(self, call: PhasedCall, segment: Segment, slot: Slot, deadline: Deadline) -> None:
-        """Make the call between hosts in memory of the device."""
+        """Make the call between hosts in memory of the device, if this rank is in a rail."""
+        if self._rail is None or self._rail_links is None:
+            return
         between = segment.between
         planned = self._rail._call_of(call.spec_of(segment), between.source[1])
         source, target = (slot.between + call.nbytes(first) for first, _ in (between.source, between.target))
@@ -254,6 +270,7 @@ class AcrossHosts:
         x: AnyArray | None = source if call.sends(segment) else out if call.collective == "broadcast" else None
         if x is not None or out is not None:
             calls = self._host if between.of_all else self._rail
+            assert calls is not None, "a rank without a rail neither sends nor receives"
             calls._call_on_host(call.spec_of(segment), x, out, None, deadline.remaining_s())
 
     def _arrive(self, part: Part, slot: Slot) -> None:

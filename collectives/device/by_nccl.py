@@ -25,10 +25,10 @@ def check_for_nccl(call: CheckedDeviceCall, name: str, hosts: Sequence[Sequence[
         NoAlgorithmError: NCCL cannot carry it out as Unisono defines it.
         UsageError: it would overwrite its input before NCCL has read it.
     """
-    if name == NCCL_WITHIN_HOSTS and (reason := refuses_hosts(hosts)) is not None:
-        raise NoAlgorithmError(f"{name} cannot run: {reason}")
     for array in call.checked.arrays:
         spec = array.spec
+        if name == NCCL_WITHIN_HOSTS and (reason := refuses_hosts(hosts, spec.collective)) is not None:
+            raise NoAlgorithmError(f"{name} cannot run: {reason}")
         if (reason := refusal_by_nccl(spec)) is not None:
             raise NoAlgorithmError(f"{name} {reason}", operation=spec.collective)
         is_unable = name == NCCL_NATIVE and spec.collective == "alltoall"

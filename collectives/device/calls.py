@@ -221,8 +221,10 @@ class DeviceCalls:
             if refuses_hosts(self._calls.hosts) is None:
                 rails = Rails(self._calls.hosts, self._executor.rank)
                 self._local = self._executor.subgroup(rails.local)
-                self._rail, self._rails = spare.subgroup(rails.rail), rails
-                self._rail_links = self._executor.subgroup(rails.rail)
+                self._rails = rails
+                if rails.rail:
+                    self._rail = spare.subgroup(rails.rail)
+                    self._rail_links = self._executor.subgroup(rails.rail)
                 groups = self._links, self._local, spare, self._rail, self._rail_links
                 self._make_across = partial(AcrossHosts, *groups, rails, device)
         if self._device is not device:

@@ -1,7 +1,8 @@
 """The phases of collectives across hosts, as data. Pure arithmetic, equal on all ranks.
 
-A host has p ranks, and the ranks with the same index on their hosts form a *rail*. A collective has up to three phases:
-one of the ranks of a host, the same collective among the ranks of each rail, and another one of the ranks of a host.
+The smallest host has p ranks. The ranks with the same index on their hosts, below p, form a *rail*. A collective has up
+to three phases: one of the ranks of a host, the same collective among the ranks of each rail, and another one of the
+ranks of a host.
 The table `PHASES` names them.
 
 The bytes between hosts are the fewest possible. Of an allreduce, a reduce or a broadcast, 1/p travels on each rail. Of
@@ -61,37 +62,46 @@ PHASES: dict[str, Phases] = {
 }
 
 
-def refuses_hosts(hosts: Hosts) -> str | None:
-    """Return the reason why ranks on these hosts cannot take the route, as text; None if they can."""
+def refuses_hosts(hosts: Hosts, collective: str | None = None) -> str | None:
+    """Return the reason why ranks on these hosts cannot take the route, as text; None if they can.
+
+    Args:
+        hosts: the ranks of each host.
+        collective: a collective; None: return the reason for which none can take it.
+    """
     sizes = {len(ranks) for ranks in hosts}
-    if len(sizes) > 1:
-        return f"the hosts have different numbers of ranks: {', '.join(map(str, map(len, hosts)))}"
     if len(hosts) < 2:
         return "all ranks are on one host"
-    return "each host has one rank" if sizes == {1} else None
+    if sizes == {1}:
+        return "each host has one rank"
+    if len(sizes) > 1 and collective is not None and CONTRACTS[collective].input is not Cut.VECTOR:
+        return f"the hosts have different numbers of ranks: {', '.join(map(str, map(len, hosts)))}"
+    return None
 
 
 class Rails:
-    """The place of this rank among the hosts, each of which has the same number of ranks.
+    """The place of this rank among the hosts.
 
     Attributes:
         rank: this rank.
         hosts: the ranks of each host.
         host, index: the number of the host of this rank, and of this rank on it.
         local: the ranks of its host.
-        rail: the ranks of its rail, in the order of the hosts.
+        ways: the number of rails, which is that of the ranks of the smallest host.
+        rail: the ranks of its rail, in the order of the hosts; empty if it is in none.
     """
 
     def __init__(self, hosts: Hosts, rank: int) -> None:
         self.rank, self.hosts = rank, hosts
         self.host, self.index = self.place_of(rank)
         self.local = hosts[self.host]
-        self.rail = [ranks[self.index] for ranks in hosts]
+        self.ways = min(map(len, hosts))
+        self.rail = [ranks[self.index] for ranks in hosts] if self.index < self.ways else []
 
     @property
     def size(self) -> int:
         """The number of all ranks."""
-        return len(self.hosts) * len(self.local)
+        return sum(map(len, self.hosts))
 
     def place_of(self, rank: int) -> tuple[int, int]:
         """Return the number of the host of a rank, and of the rank on it."""
@@ -138,24 +148,34 @@ class Segment(NamedTuple):
     outward: Elements | None
     writes: Runs
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the result of `outward` lies elsewhere than in OUTPUT."""
+        return self.outward is not None and self.writes[0][1] != self.outward[1]
+
 
 def segments_of(collective: str, whole: int, rails: Rails, most: int) -> list[Segment]:
     """Return the segments of a call on a whole vector of `whole` elements, each of about `most` elements."""
     if CONTRACTS[collective].input is Cut.VECTOR:
-        return _of_vector(whole, len(rails.local), most)
+        return _of_vector(whole, rails, most)
     share, step = whole // rails.size, max(1, most // rails.size)
     return [_of_shares(collective, share, (at, min(step, share - at)), rails) for at in range(0, share, step)]
 
 
-def _of_vector(whole: int, ranks: int, most: int) -> list[Segment]:
-    """Cut a vector. The elements at its end that the ranks of a host cannot divide are a segment of all ranks."""
-    step, divided = max(ranks, most // ranks * ranks), whole // ranks * ranks
+def _of_vector(whole: int, rails: Rails, most: int) -> list[Segment]:
+    """Cut a vector. The elements at its end that the rails cannot divide are a segment of all ranks.
+
+    A host with more ranks than there are rails repeats the first part for each further rank, whose result is not used.
+    """
+    ways, ranks = rails.ways, len(rails.local)
+    step, divided = max(ways, most // ways * ways), whole // ways * ways
     segments = []
     for first in range(0, divided, step):
         length = min(step, divided - first)
-        run, part = ((first, length),), length // ranks
+        part = length // ways
+        reads = ((first, length), *[(first, part)] * (ranks - ways))
         between = Between((0, part), (0, part))
-        segments.append(Segment(run, (length, part), (), between, (part, length), run))
+        segments.append(Segment(reads, (ranks * part, part), (), between, (part, ranks * part), ((first, length),)))
     if divided < whole:
         run, part = ((divided, whole - divided),), whole - divided
         segments.append(Segment(run, None, (), Between((0, part), (0, part), of_all=True), None, run))

@@ -49,11 +49,11 @@ class PhasedCall:
 
     def sends(self, segment: Segment) -> bool:
         """Return whether this rank has an INPUT in the call between hosts."""
-        return self._contract.has_input(*self._place(segment))
+        return self._is_in(segment) and self._contract.has_input(*self._place(segment))
 
     def receives(self, segment: Segment) -> bool:
         """Return whether this rank has an OUTPUT in the call between hosts."""
-        return self._contract.has_output(*self._place(segment))
+        return self._is_in(segment) and self._contract.has_output(*self._place(segment))
 
     def has_all(self, segment: Segment) -> bool:
         """Return whether the OUTPUT of the call between hosts is a part of INPUT, which this rank has."""
@@ -71,6 +71,10 @@ class PhasedCall:
         root = None if self.root is None else self.root[0]
         return self._spec._replace(op=self._between, root=root, algorithm=None)
 
+    def _is_in(self, segment: Segment) -> bool:
+        """Return whether this rank makes the call between hosts."""
+        return segment.between.of_all or bool(self._rails.rail)
+
     def _place(self, segment: Segment) -> tuple[int, int]:
         """Return the number of this rank, and of the root, among those that make the call between hosts."""
         if segment.between.of_all:
@@ -86,8 +90,8 @@ class Part(NamedTuple):
 
     def region_nbytes(self) -> tuple[int, int, int, int]:
         """Return the bytes of each memory that `Slot.reserve` lays out."""
-        reads, inward, turned, between, outward, writes = self.segment
-        is_packed, is_gathered = inward is not None and len(reads) > 1, outward is not None and len(writes) > 1
+        reads, inward, turned, between, outward, _ = self.segment
+        is_packed, is_gathered = inward is not None and len(reads) > 1, self.segment.is_gathered
         elements = (
             between.elements,
             inward[0] if is_packed and inward else 0,

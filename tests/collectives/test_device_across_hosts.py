@@ -32,6 +32,7 @@ pytestmark = pytest.mark.timeout(120)
 
 TWO_HOSTS = ((0, 1), (2, 3))
 MIXED_HOSTS = ((0, 3), (1, 2))
+UNEQUAL_HOSTS = ((0, 2, 3), (1,))
 WAY = "cuda_ipc,shm"
 
 
@@ -134,7 +135,8 @@ def cases(draw: Any, collective: str) -> Case:
     dtype = draw(st.sampled_from(list(OPS)))
     op = draw(st.sampled_from(OPS[dtype])) if CONTRACTS[collective].reduces else None
     counts = [0, 1, 2, 3, 17, 200, 333] if CONTRACTS[collective].input is Cut.VECTOR else [0, 1, 2, 3, 17, 83]
-    place = draw(st.booleans()), draw(st.integers(0, 3)), draw(st.sampled_from([TWO_HOSTS, MIXED_HOSTS]))
+    hosts = [TWO_HOSTS, MIXED_HOSTS, *([UNEQUAL_HOSTS] if CONTRACTS[collective].input is Cut.VECTOR else [])]
+    place = draw(st.booleans()), draw(st.integers(0, 3)), draw(st.sampled_from(hosts))
     return Case(collective, op, dtype, draw(st.sampled_from(counts)), *place)
 
 
@@ -251,6 +253,7 @@ CASES_BY_UCX = [
     Case("reduce", "sum", "float64", 20_000, False, 3, TWO_HOSTS),
     Case("reduce_scatter", "max", "bfloat16", 20_000, True, 0, MIXED_HOSTS),
     Case("broadcast", None, "float32", 60_001, True, 2, TWO_HOSTS),
+    Case("allreduce", "sum", "int32", 20_001, False, 0, UNEQUAL_HOSTS),
     Case("scatter", None, "int32", 9_999, False, 1, MIXED_HOSTS),
     Case("allgather", None, "float64", 9_999, True, 0, TWO_HOSTS),
     Case("gather", None, "uint8", 40_001, False, 2, MIXED_HOSTS),
@@ -280,7 +283,6 @@ def refused(world: un.Communicator, hosts: Any, arguments: Any, own_device: bool
 @pytest.mark.parametrize(
     ("hosts", "arguments", "own_device", "why"),
     [
-        (((0, 1, 2), (3,)), {}, False, "the hosts have different numbers of ranks: 3, 1"),
         (((0,), (1,), (2,), (3,)), {}, False, "each host has one rank"),
         (TWO_HOSTS, {}, True, "on the host of rank 2, rank 0: device"),
         (TWO_HOSTS, {"reproducible": True}, False, "within each host"),
@@ -294,6 +296,17 @@ def test_what_cannot_reduce_within_hosts_is_staged(
         assert is_right
         assert why in way
         assert is_staged, "nothing went over mapped memory"
+
+
+def alltoall_on_unequal_hosts(world: un.Communicator) -> tuple[bool, str, bool]:
+    x = np.arange(8.0) + world.rank
+    actual, way, stats = call_on_double(world, UNEQUAL_HOSTS, x, {}, {}, "alltoall")
+    return actual == world.alltoall(x).tobytes(), way, not stats.by_ipc
+
+
+def test_shares_are_staged_among_hosts_with_different_numbers_of_ranks(ranks: NativeRanks) -> None:
+    why = "staged through the host, as the hosts have different numbers of ranks: 3, 1"
+    assert ranks.run_calls(alltoall_on_unequal_hosts) == [(True, why, True)] * 4
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

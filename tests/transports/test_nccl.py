@@ -183,7 +183,13 @@ def call_across_hosts(world: un.Communicator) -> None:
             if expected is not None:
                 np.testing.assert_array_equal(values_of(bench, result), expected, f"{collective} {options}")
         assert comm.stats().on_device.to_host_nbytes > 0
-        kind, text = error_of(lambda: world.allreduce(array(bench, x), **arguments))
+        with on_hosts(world, ((0, 1, 2), (3,))) as unequal:
+            x = array(bench, np.full(2 * COUNT, world.rank + 1, np.int32))
+            assert (values_of(bench, unequal.allreduce(x, **arguments)) == 10).all()
+            assert (values_of(bench, unequal.broadcast(x, root=1, **arguments)) == 2).all()
+            kind, text = error_of(lambda: unequal.allgather(x, **arguments))
+            assert (kind, "different numbers of ranks: 3, 1" in text) == ("NoAlgorithmError", True)
+        kind, text = error_of(lambda: world.allreduce(x, **arguments))
         assert (kind, "all ranks are on one host" in text) == ("NoAlgorithmError", True)
 
 
@@ -194,9 +200,9 @@ def test_nccl_reduces_within_hosts_and_unisono_between_them(monkeypatch: pytest.
     un.launch(call_across_hosts, 4, timeout_s=DEADLINE_S)
     if not fake_cuda.has_gpu():
         calls = (tmp_path / "log").read_text()
-        # For each rank, of each segment: an allreduce has 3 or 2, and other calls have 4, or 2 of their vector.
-        assert calls.count("ncclReduceScatter") == 4 * (3 + 2 + 4 + 1)
-        assert calls.count("ncclAllGather") == 4 * (3 + 2 + 2 + 4)
+        # On each rank, by segments: allreduces, reduce_scatter or broadcast and allgather, reduce, and unequal hosts.
+        assert calls.count("ncclReduceScatter") == 4 * (3 + 2 + 4 + 1 + 2)
+        assert calls.count("ncclAllGather") == 4 * (3 + 2 + 2 + 4 + 2 + 2)
 
 
 def call_by_options(world: un.Communicator) -> None:
