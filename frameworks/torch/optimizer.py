@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,14 @@ from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.priorities import Arriving
 from unisono.frameworks.torch import sparse
 from unisono.frameworks.torch.deferred_updates import DeferredUpdates, check_deferrable
+from unisono.frameworks.torch.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.slots import Slots
 from unisono.frameworks.torch.tensors import array_of, like, tensor_of
 from unisono.frameworks.torch.trained import TrainedParameters
 from unisono.frameworks.torch.wrapped_optimizer import WrappedOptimizer
 
 
+@skip_dynamo
 class DistributedOptimizer(WrappedOptimizer):
     """A wrapper of an optimizer of torch that averages gradients over ranks. Use it like the optimizer that it wraps.
 
@@ -313,7 +316,8 @@ class DistributedOptimizer(WrappedOptimizer):
                 continue
             if hook is not None:
                 hook.remove()
-            self._hooks[name] = parameter, parameter.register_post_accumulate_grad_hook(self._hook(name))
+            hook = parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
+            self._hooks[name] = parameter, hook
 
     def _adopt(self, reduced: Mapping[str, Any]) -> None:
         """Wait for the gradients in `reduced`, and set ``.grad`` of parameters that had no gradient on this rank.
@@ -342,20 +346,18 @@ class DistributedOptimizer(WrappedOptimizer):
             self.hybrid.exchange(self._parameters)
         return loss
 
-    def _hook(self, name: str) -> Callable[[Any], None]:
-        def ready(parameter: Any) -> None:
-            if self._deferred is not None:
-                self._update_before(self._deferred, name, parameter)
-            self._is_synchronized = False
-            if not self._syncs:
-                self._averaged.pop(name, None)
-                return
-            self._pass(name, parameter)
-            if self._ends_in_backward and not self._is_end_queued:
-                self._is_end_queued = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-
-        return ready
+    def _accumulated(self, name: str, parameter: Any) -> None:
+        """Take a gradient that backward has accumulated. It is the hook of each parameter."""
+        if self._deferred is not None:
+            self._update_before(self._deferred, name, parameter)
+        self._is_synchronized = False
+        if not self._syncs:
+            self._averaged.pop(name, None)
+            return
+        self._pass(name, parameter)
+        if self._ends_in_backward and not self._is_end_queued:
+            self._is_end_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
         """Average all gradients at the end of a backward. `step` raises the error, because its callers expect it."""

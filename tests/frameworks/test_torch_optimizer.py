@@ -289,6 +289,28 @@ def attributes(side: Side) -> None:
     )
 
 
+def compiled(side: Side) -> None:
+    """Compile a function with backward and step, and in other steps only the step."""
+    optimizer = side.optimizer()
+
+    def train(x: Any) -> None:
+        optimizer.zero_grad()
+        side.layers["a"](x).square().mean().backward()
+        optimizer.step()
+
+    compiled_train, compiled_step = train, optimizer.step
+    if side.world is not None:
+        compiled_train, compiled_step = (torch.compile(each, backend="eager") for each in (train, optimizer.step))
+    for step in range(STEPS):
+        x = torch.cat([side.x(step, share) for share in side.shares])
+        if step % 2:
+            compiled_train(x)
+        else:
+            optimizer.zero_grad()
+            side.layers["a"](x).square().mean().backward()
+            compiled_step()
+
+
 LOOPS: tuple[Callable[[Side], None], ...] = (
     micro_batches,
     micro_batches_with_priorities,
@@ -306,6 +328,7 @@ LOOPS: tuple[Callable[[Side], None], ...] = (
     embedded,
     mixed_layouts,
     attributes,
+    compiled,
 )
 
 
