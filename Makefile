@@ -119,12 +119,11 @@ coverage: $(STAMPS)/dev-$(KEY) ## Run the tests, ranks included, and show which 
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered
 
-lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
+lint: $(STAMPS)/dev-$(KEY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy examples/*.py tests/typing/*.py
-	$(BIN)/lint-imports --no-logo
 	@echo "clang-format --dry-run -Werror (C++ and CUDA)"
 	@$(BIN)/clang-format --dry-run -Werror $(filter-out %/c_api.h,$(filter %.h %.cpp,$(NATIVE))) tests/native/*.h tests/native/*.cpp \
 	  tests/native/fuzz/*.h tests/native/fuzz/*.cpp transports/cuda/kernels/*.cuh
@@ -208,7 +207,7 @@ docs: $(STAMPS)/docs-$(KEY) ## Build the documentation into site/
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -d build/docs docs site
 
 clean: ## Remove what was built; .venv, .peers, .mpi, .torch, .jax, .cuda and .keras stay
-	rm -rf build dist site jupyter_execute $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf build dist site jupyter_execute $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -not -path './.mpi/*' -not -path './.torch/*' \
 	  -not -path './.jax/*' -not -path './.cuda/*' -not -path './.keras/*' -prune -exec rm -rf {} +
 

@@ -82,7 +82,7 @@ _NAMES = {
 
 # Public modules. A module in `_FRAMEWORKS` needs the library of the same name.
 _MODULES = ("data_parallel", "metrics", "testing")
-_FRAMEWORKS = ("jax", "torch")
+_FRAMEWORKS = ("jax", "keras", "tensorflow", "torch")
 
 __all__ = ["__version__", *_NAMES, *_MODULES]  # noqa: PLE0604
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import operator
 import pydoc
@@ -67,7 +68,7 @@ def test_module_without_torch_has_no_attribute_torch_and_says_why() -> None:
 def test_dir_of_module_lists_public_names_only() -> None:
     names = {name for name in dir(un) if not name.startswith("__")}
     assert {*un.__all__} - {"__version__"} <= names
-    assert names <= {*un.__all__, "jax", "torch"}
+    assert names <= {*un.__all__, "jax", "keras", "tensorflow", "torch"}
 
 
 def test_communicator_suggests_its_own_names_for_names_of_mpi(world: un.Communicator) -> None:
@@ -147,3 +148,12 @@ WRONG_ARRAYS: dict[str, Callable[[un.Communicator], object]] = {
 def test_wrong_array_is_refused_with_advice_for_it(world: un.Communicator, message: str) -> None:
     with pytest.raises(un.UsageError, match=message):
         WRONG_ARRAYS[message](world)
+
+
+@pytest.mark.parametrize("name", ["jax", "keras", "tensorflow", "torch"])
+def test_each_framework_is_an_attribute_of_the_package(name: str) -> None:
+    if importlib.util.find_spec(name):
+        assert getattr(un, name) is importlib.import_module(f"unisono.{name}")
+    else:
+        with pytest.raises(AttributeError, match=f"unisono.{name} needs {name}"):
+            getattr(un, name)

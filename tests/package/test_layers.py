@@ -24,6 +24,9 @@ VOCABULARY = (
 OF_PROCESSES = ("unisono.forks", "unisono.once", "unisono.processes", "unisono.program", "unisono.streams")
 _OUTSIDE = ("unisono.entry_points", "typing_extensions.dataclass_transform")
 LAYERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
+# The rooms of the facade, from the top to the bottom: each may import the rooms below it. Only the command line may import
+# the benchmarks.
+ROOMS = ("cli", "testing", "compat", "launchers", "postmortem")
 PUBLIC = tuple(f"unisono.{name}" for name in unisono.__all__)
 
 # For each folder, the parts of Unisono that its files may import, with everything inside these parts.
@@ -236,6 +239,20 @@ def is_permitted(folder: str, name: str) -> bool:
 def test_file_imports_only_modules_allowed_for_its_layer(path: Path) -> None:
     exceptions = EXCEPTIONS.get(name_of(path), {})
     assert violations(path.relative_to(ROOT).parts[0], path.read_text(), exceptions) == []
+
+
+def rooms_above(room: str) -> tuple[str, ...]:
+    """Return the modules that the files of a room of the facade must not import."""
+    above = tuple(f"unisono.{name}" for name in ROOMS[: ROOMS.index(room)])
+    return above if room == "cli" else (*above, "unisono.bench")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_room_of_the_facade_imports_only_rooms_below_it(room: str) -> None:
+    files = [path for path in FACADE if path.relative_to(ROOT / "unisono").parts[0] == room]
+    assert files
+    wrong = {(name_of(path), name) for path in files for name in imports(path.read_text())}
+    assert [each for each in sorted(wrong) if is_inside(each[1], rooms_above(room))] == []
 
 
 def test_native_core_is_imported_only_from_its_package() -> None:
