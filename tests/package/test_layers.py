@@ -24,8 +24,8 @@ VOCABULARY = (
 OF_PROCESSES = ("unisono.forks", "unisono.once", "unisono.processes", "unisono.program", "unisono.streams")
 _OUTSIDE = ("unisono.entry_points", "typing_extensions.dataclass_transform")
 LAYERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
-# The rooms of the facade, from the top to the bottom: each may import the rooms below it. Only the command line may import
-# the benchmarks.
+# The rooms of the facade, from the top to the bottom: each may import the rooms below it. Only the command line may
+# import the benchmarks.
 ROOMS = ("cli", "testing", "compat", "launchers", "postmortem")
 PUBLIC = tuple(f"unisono.{name}" for name in unisono.__all__)
 
