@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 from support import cuda_ucx, fabric_ranks
+from support.hosts import HostsJob, needs_namespaces
 from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
 
 import unisono as un
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
 from unisono.bench.gpu_stages.hosts import on_hosts
+from unisono.bench.namespaces import network
 from unisono.collectives.device import across_hosts
 from unisono.collectives.device.host_phases import PHASES
 from unisono.testing.device_arrays import DoubleArray, device_double, read
@@ -34,6 +36,7 @@ TWO_HOSTS = ((0, 1), (2, 3))
 MIXED_HOSTS = ((0, 3), (1, 2))
 UNEQUAL_HOSTS = ((0, 2, 3), (1,))
 WAY = "cuda_ipc,shm"
+REAL = "cuda_ipc,shm,tcp"
 
 
 @pytest.fixture(scope="module")
@@ -102,24 +105,28 @@ def check_cases(world: un.Communicator, cases: list[Case], seed: int) -> None:
 
 
 def check_case(world: un.Communicator, job: un.Communicator, case: Case, seed: int) -> str:
-    """Make a call of `job` on GPU arrays, and compare its bits with one of `world`; return what `explain` says."""
-    x, arguments = case.input(world.rank, world.size), case.arguments()
-    share = {"out": np.empty(case.count, x.dtype)} if case.collective == "scatter" else {}
-    expected = getattr(world, case.collective)(x, **arguments, **share)
+    """Check a call of `job` on a new double, whose ranks count as those of several hosts; return as `check_call`."""
     with device_double(seed * 10 + world.rank) as gpu, on_hosts(job, case.hosts) as comm:
         stream = gpu.device().new_stream()
-        length = len(x) if case.collective == "broadcast" else 0 if expected is None else len(expected)
-        array, out = case.memory(gpu, x, length, world.rank, stream)
-        result = getattr(comm, case.collective)(array, **arguments, out=out)
-        assert (result is None) == (expected is None), case
-        if expected is not None:
-            actual = read(gpu, out)
-            assert actual.tobytes() == expected.tobytes(), f"{case}: {actual} instead of {expected}"
-        way = comm.explain(case.collective, 100).on_device
-        del array, out, result
+        way = check_call(world, comm, case, gpu, stream)
         comm.close()
         gpu.device().end_stream(stream)
     return way
+
+
+def check_call(world: un.Communicator, comm: un.Communicator, case: Case, gpu: Gpu, stream: Stream) -> str:
+    """Make a call of `comm` on GPU arrays, and compare its bits with one of `world`; return what `explain` says."""
+    x, arguments = case.input(world.rank, world.size), case.arguments()
+    share = {"out": np.empty(case.count, x.dtype)} if case.collective == "scatter" else {}
+    expected = getattr(world, case.collective)(x, **arguments, **share)
+    length = len(x) if case.collective == "broadcast" else 0 if expected is None else len(expected)
+    array, out = case.memory(gpu, x, length, world.rank, stream)
+    result = getattr(comm, case.collective)(array, **arguments, out=out)
+    assert (result is None) == (expected is None), case
+    if expected is not None:
+        actual = read(gpu, out)
+        assert actual.tobytes() == expected.tobytes(), f"{case}: {actual} instead of {expected}"
+    return comm.explain(case.collective, 100).on_device
 
 
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
@@ -344,8 +351,10 @@ def outcome_without(world: un.Communicator, rule: str, collective: str) -> str:
     return "right" if actual == expected.tobytes() else "wrong"
 
 
-@pytest.mark.parametrize("rule", ["waits for phase 1", "waits for the slot"])
-@pytest.mark.parametrize("collective", ["allreduce", "alltoall", "allgather"])
+@pytest.mark.parametrize(
+    ("rule", "collective"),
+    [("waits for phase 1", "allreduce"), ("waits for phase 1", "alltoall"), ("waits for the slot", "allgather")],
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_call_goes_wrong_without_a_rule_of_the_route(rule: str, collective: str) -> None:
     with NativeRanks(4, WAY) as own:
@@ -356,10 +365,10 @@ def test_call_goes_wrong_without_a_rule_of_the_route(rule: str, collective: str)
 
 
 DEATHS = {
-    "within hosts": ("_fetch", ("allreduce", "broadcast", "alltoall")),
-    "between hosts": ("_exchange", ("allreduce", "broadcast", "reduce_scatter")),
-    "between GPUs": ("_exchange_there", ("allreduce", "alltoall")),
-    "behind that": ("_arrive", ("allreduce", "allgather")),
+    "within hosts": ("_fetch", ("allreduce", "alltoall")),
+    "between hosts": ("_exchange", ("broadcast", "reduce_scatter")),
+    "between GPUs": ("_exchange_there", ("allreduce",)),
+    "behind that": ("_arrive", ("allgather",)),
 }
 
 
@@ -414,3 +423,41 @@ def test_rank_that_stops_between_gpus_is_late_on_all_hosts(tmp_path: Path) -> No
         kinds = {kind for kind, _ in job.hear_all(but=1)}
         job.signal(1, signal.SIGKILL)
     assert kinds == {"CollectiveTimeoutError"}
+
+
+# --- real links -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[list[str]]:
+    with network(2) as names:
+        yield names
+
+
+def between_real_hosts(world: un.Communicator, say: Callable[[Any], None], cases: list[Case]) -> None:
+    """Make calls between network namespaces; then rank 1 is killed in a broadcast from the other host."""
+    across_hosts.SEGMENT_NBYTES = 1 << 12
+    with device_double(world.rank) as gpu, world.dup() as comm:
+        stream = gpu.device().new_stream()
+        ways = {check_call(world, comm, case, gpu, stream) for case in cases}
+        say(sorted(ways))
+        if world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x = DoubleArray(gpu, np.ones(400_000), stream)
+        say(error_of(lambda: [comm.broadcast(x, root=2, timeout_s=30.0) for _ in range(100)]))
+        os._exit(0)  # the memory that the lost rank has open is kept
+
+
+@needs_namespaces
+def test_calls_between_network_namespaces_are_right_and_a_lost_rank_is_named(
+    namespaces: list[str], tmp_path: Path
+) -> None:
+    several = [case._replace(hosts=TWO_HOSTS) for case in CASES_BY_UCX]
+    with HostsJob(between_real_hosts, namespaces, [2, 2], tmp_path, several, transports=REAL) as job:
+        ways = job.hear_all()
+        assert all(len(of_rank) == 1 for of_rank in ways), ways
+        assert "cuda_ipc within each host, and staged through the host between hosts" in ways[0][0]
+        assert ways[0][0].endswith("does not carry memory of a GPU: tcp (another network namespace)"), ways[0][0]
+        for kind, message in job.hear_all(but=1):
+            assert kind == "PeerLostError", message
+            assert "rank 1" in message
