@@ -95,4 +95,4 @@ def _explanation() -> str:
             f"Unisono was imported from its source folder {folder}, where its native core has not been built. Run from "
             f"another directory to use the installed one, or install this one: pip install --editable {folder}"
         )
-    return f"Unisono in {folder} is incomplete: its native core is missing. Install it again: pip install unisono"
+    return f"Unisono in {folder} is incomplete: its native core is missing. Install it again"

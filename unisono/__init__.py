@@ -135,7 +135,9 @@ def _framework(name: str) -> object:
     try:
         return importlib.import_module(f"unisono.{name}")
     except ImportError as error:
-        why = f"{name} cannot be imported here ({error}); to install it: pip install 'unisono[{name}]'"
+        from unisono.installing import install_command
+
+        why = f"{name} cannot be imported here ({error}); to install it: {install_command(name)}"
         raise AttributeError(f"unisono.{name} needs {name}, and {why}") from error
 
 

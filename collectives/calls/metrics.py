@@ -1,4 +1,4 @@
-"""Metrics of a communicator, for Prometheus and OpenTelemetry: `pip install 'unisono[metrics]'`.
+"""Metrics of a communicator, for Prometheus and OpenTelemetry: the extra `metrics` installs what they need.
 
 Nothing is exported unless the program, or the option `metrics`, asks for it. Both exporters read `Communicator.stats`
 whenever they are asked, so calls do not become slower. The names, labels and units are those of `METRICS` in both; by
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono import log
 from unisono.errors import UsageError
+from unisono.installing import install_command
 
 if TYPE_CHECKING:
     from unisono.collectives.calls.statistics import Statistics
@@ -196,4 +197,4 @@ def _library(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         package = name.partition(".")[0].replace("_", "-")
-        raise UsageError(f"metrics need the package {package}: pip install 'unisono[metrics]'") from None
+        raise UsageError(f"metrics need the package {package}: {install_command('metrics')}") from None

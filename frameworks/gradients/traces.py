@@ -8,6 +8,7 @@ from typing import Any
 
 from unisono import UsageError
 from unisono.frameworks.gradients.timeline import Span, Step, Timeline
+from unisono.installing import install_command
 
 _PROGRAM, _WAITING, _BUCKETS = 0, 1, 2  # the first rows of a trace; each bucket has a row
 _MOST_DRAWN = 3
@@ -56,7 +57,7 @@ def draw(steps: Sequence[Step], path: str | Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("drawing needs matplotlib: pip install 'unisono[report]'") from None
+        raise UsageError(f"drawing needs matplotlib: {install_command('report')}") from None
     if not steps:
         raise UsageError("no step has ended: call finish() before draw()")
     drawn = steps[-_MOST_DRAWN:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unisono.installing import install_command
+
 _OLDEST = (0, 5)
 
 
@@ -17,11 +19,11 @@ def check() -> None:
         if error.name not in ("jax", "jaxlib"):
             raise
         raise ImportError(
-            f"unisono.jax needs JAX, and {error.name} is not installed: pip install 'unisono[jax]'", name=error.name
+            f"unisono.jax needs JAX, and {error.name} is not installed: {install_command('jax')}", name=error.name
         ) from None
     if jax.__version_info__ < _OLDEST:
         raise ImportError(
             f"unisono.jax needs JAX {'.'.join(map(str, _OLDEST))} or newer, and this is JAX {jax.__version__}: "
-            "pip install --upgrade 'unisono[jax]'",
+            "install a newer one by pip install --upgrade jax",
             name="jax",
         )

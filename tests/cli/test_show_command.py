@@ -13,6 +13,7 @@ from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.ir.drawing import Move, Row, legend, lines, moves, ranges, rows, start_times
 from unisono.algorithms.ir.plan import Group, Plan, Read, Send, Signal, Wait, Write, even, input_block, output_block
 from unisono.cli.main import main
+from unisono.installing import install_command
 
 ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
 EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL]
@@ -194,7 +195,7 @@ def test_show_says_how_to_install_matplotlib_for_a_picture(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     status, shown, errors = show(capsys, "allreduce", "ring", "--svg", str(tmp_path / "ring.svg"))
     assert (status, shown) == (2, "")  # before anything is shown
-    assert "it needs matplotlib: pip install 'unisono[report]'" in errors
+    assert f"it needs matplotlib: {install_command('report')}" in errors
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("svg", b"<?xml"), ("png", b"\x89PNG")])

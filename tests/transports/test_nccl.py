@@ -316,7 +316,7 @@ def test_a_rank_without_nccl_is_named() -> None:
 
 def test_missing_bindings_are_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_BINDINGS", {"no.such.binding": library._Nccl4py})
-    with pytest.raises(un.TransportUnavailableError, match=r"no.such.binding.*pip install 'unisono\[nccl\]'"):
+    with pytest.raises(un.TransportUnavailableError, match=r"no.such.binding.*pip install .*\[nccl\]"):
         library.loaded()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import InternalError, TransportUnavailableError
+from unisono.installing import install_command
 from unisono.transports.cuda.kernel_catalogue import KERNELS, SHARED, SHARED_HEADERS, Kernel, Macros
 
 _CAPABILITIES = {(8, 0): "80", (9, 0): "90", (10, 0): "100"}
@@ -131,7 +132,7 @@ def _nvrtc() -> Any:
         why = str(error).partition("\n")[0]
         raise TransportUnavailableError(
             "kernels for GPUs cannot be compiled, because NVRTC was not found in the system and in sys.path "
-            f"({why}): pip install 'unisono[cuda]'"
+            f"({why}): {install_command('cuda')}"
         ) from error
     return nvrtc
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.errors import InternalError, TransportUnavailableError, UsageError
+from unisono.installing import install_command
 
-INSTALL_BINDING = "pip install 'unisono[cuda]'"
 INSTALL_DRIVER = (
     "install NVIDIA's driver, of CUDA 13 (580) or newer, so that nvidia-smi shows the GPU; "
-    "a driver of CUDA 12 needs pip install 'unisono[cuda12]'"
+    "for a driver of CUDA 12, install the extra cuda12 of Unisono in place of cuda"
 )
 _CONTAINERS = "in a container, it must be started with access to GPUs"
 
@@ -176,5 +176,7 @@ def _binding() -> tuple[Any, Callable[[Any], int]]:
         from cuda.bindings import driver
         from cuda.bindings.utils import get_cuda_native_handle
     except ImportError as error:
-        raise TransportUnavailableError(f"cuda.bindings is not installed ({error}): {INSTALL_BINDING}") from error
+        raise TransportUnavailableError(
+            f"cuda.bindings is not installed ({error}): {install_command('cuda')}"
+        ) from error
     return driver, get_cuda_native_handle

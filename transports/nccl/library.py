@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from unisono.errors import InternalError, TransportUnavailableError
+from unisono.installing import install_command
 from unisono.transports.cuda.device import Stream
 
 _IN_PROGRESS = 7
@@ -101,7 +102,7 @@ def loaded() -> Library:
             return wrap(importlib.import_module(module))
         except Exception as error:  # noqa: BLE001  (bindings raise errors of their own if the library is missing)
             reasons.append(f"{module}: {error}")
-    raise TransportUnavailableError(f"NCCL cannot be used ({'; '.join(reasons)}): pip install 'unisono[nccl]'")
+    raise TransportUnavailableError(f"NCCL cannot be used ({'; '.join(reasons)}): {install_command('nccl')}")
 
 
 def _refuse(error: Exception, function: str) -> NoReturn:

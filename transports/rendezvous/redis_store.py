@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from unisono.errors import RendezvousError, UsageError
+from unisono.installing import install_command
 from unisono.transports.rendezvous.stores import already_set, check_value, encoded_key, poll
 
 # A value may be read until all ranks have met, for which they have the time of the rendezvous.
@@ -43,7 +44,7 @@ class RedisStore:
         try:
             import redis
         except ImportError:
-            raise UsageError(f"the store {hidden(url)!r} needs redis-py: pip install 'unisono[redis]'") from None
+            raise UsageError(f"the store {hidden(url)!r} needs redis-py: {install_command('redis')}") from None
         self._shown = hidden(url)
         self._lifetime_s = math.ceil(timeout_s) + _MARGIN_S
         self._own: set[bytes] = set()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unisono.entry_points import entry_points
+from unisono.installing import install_command
 from unisono.options import TRANSPORTS_GROUP
 from unisono.processes import python_command
 from unisono.transports.host.host_discovery import Surroundings
@@ -81,11 +82,19 @@ class Check(NamedTuple):
 
 
 class Package(NamedTuple):
-    """An optional package: its name, a statement that prints its version, and the command that installs it."""
+    """An optional package.
+
+    Attributes:
+        name: its name.
+        statement: a statement that prints its version.
+        install: the command that installs it; empty if an extra of Unisono does.
+        extra: that extra.
+    """
 
     name: str
     statement: str
     install: str
+    extra: str = ""
 
 
 def _native_core() -> str:
@@ -243,13 +252,14 @@ PACKAGES = (
         "import cupy as m; print(m.__version__, 'devices:', m.cuda.runtime.getDeviceCount())",
         "pip install cupy-cuda13x",
     ),
-    Package("ray", "import ray as m; print(m.__version__)", 'pip install "unisono[ray]"'),
-    Package("dask", "import dask, distributed as m; print(m.__version__)", 'pip install "unisono[dask]"'),
-    Package("redis", "import redis as m; print(m.__version__)", 'pip install "unisono[redis]"'),
+    Package("ray", "import ray as m; print(m.__version__)", "", extra="ray"),
+    Package("dask", "import dask, distributed as m; print(m.__version__)", "", extra="dask"),
+    Package("redis", "import redis as m; print(m.__version__)", "", extra="redis"),
     Package(
         "matplotlib",
         "import importlib.metadata as m; print(m.version('matplotlib'))",  # its import writes into the home folder
-        'pip install "unisono[report]"',
+        "",
+        extra="report",
     ),
 )
 
@@ -298,7 +308,7 @@ def _looked_for(package: Package) -> Finding:
     last = output[-1] if output else f"its import ended with code {ended.returncode}"
     if ended.returncode == 0:
         return Finding(package.name, True, last)
-    return Finding(package.name, False, _reason(last, package), package.install)
+    return Finding(package.name, False, _reason(last, package), package.install or install_command(package.extra))
 
 
 def _reason(error: str, package: Package) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from unisono.errors import UsageError
+from unisono.installing import install_command
 
 
 class OutputFile(click.Path):
@@ -33,7 +34,7 @@ class OutputFile(click.Path):
         if not os.access(path if path.exists() else folder, os.W_OK):
             self.fail(f"{str(path)!r} cannot be written", param, ctx)
         if self._needs and importlib.util.find_spec(self._needs) is None:
-            self.fail(f"it needs {self._needs}: pip install 'unisono[report]'", param, ctx)
+            self.fail(f"it needs {self._needs}: {install_command('report')}", param, ctx)
         return path
 
 
