@@ -35,6 +35,7 @@ from unisono.operations import Op, operation
 from unisono.options import Options
 from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor
 from unisono.tuning.decide.choice import NO_STATE, Explanation, TunerState, explain
+from unisono.uncopyable import uncopyable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,7 @@ def _refuse_to_grow(world: Communicator, count: int | None, timeout_s: float) ->
     raise UsageError("only the communicator of all ranks can grow, which init, shrink, grow or join has made")
 
 
+@uncopyable("it belongs to this process; dup() makes another one of the same ranks")
 class Communicator(Groups, Objects, Messages, MpiNames):
     """Some or all ranks of a job, which make calls together; a context manager that closes it at its end.
 

@@ -25,6 +25,7 @@ from unisono.errors import UnisonoError, UsageError
 from unisono.operations import Op
 from unisono.transports import _core
 from unisono.transports.contracts.executor import Message as MessageFacts, Operation
+from unisono.uncopyable import uncopyable
 
 # The collectives whose calls are fused: all except the barrier, which has no arrays.
 FUSED = frozenset(name for name, contract in CONTRACTS.items() if contract.input is not Cut.TOKEN)
@@ -216,6 +217,7 @@ class Batch(Outcome):
                 yield gathered(of_call) if not of_call or of_call[0] is not None else None
 
 
+@uncopyable("make the calls in one group")
 class Group:
     """The calls of one ``with world.group()`` block, which are recorded and run together when the block ends.
 

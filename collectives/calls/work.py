@@ -22,6 +22,7 @@ from unisono import log
 from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UnisonoError, UsageError
 from unisono.transports.contracts.executor import Executor, Message, Operation
+from unisono.uncopyable import uncopyable
 
 _log = log.get("calls")
 
@@ -38,6 +39,7 @@ _POLL_S = 0.0002
 _CLOSE_S = 2.0
 
 
+@uncopyable("wait() for it, and copy its result")
 class Work(Generic[Result]):
     """A started call. Do not change its arrays or read its `out` before it has ended.
 

@@ -29,9 +29,11 @@ from unisono.frameworks.data_parallel.center import LAST, Center, Clock, Desk
 from unisono.frameworks.data_parallel.layers import Frame, change, layers_of, read, spread, write
 from unisono.frameworks.data_parallel.parameters import check_names, check_writable, verify_sync
 from unisono.frameworks.data_parallel.servers import FOREVER_S, Server
+from unisono.uncopyable import uncopyable
 
 
 @unconverted
+@uncopyable("make another one")
 class HybridGroups:
     """A context manager for groups of ranks that train one model asynchronously.
 

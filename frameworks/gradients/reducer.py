@@ -51,11 +51,13 @@ from unisono.frameworks.gradients.step_memory import StepMemory, StepMemoryPool
 from unisono.frameworks.gradients.steps_in_flight import StepsInFlight
 from unisono.frameworks.gradients.timeline import Report, Timeline, now, report_of
 from unisono.transports.recorder.traces import add_source
+from unisono.uncopyable import uncopyable
 
 _log = log.get()
 
 
 @unconverted
+@uncopyable("make another one; state_dict() returns its state")
 class GradientReducer:
     """A context manager that averages named gradients over ranks while the program computes the next ones.
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = (
     *("unisono.errors", "unisono.dtypes", "unisono.operations", "unisono.options", "unisono.records"),
     *("unisono.deadlines", "unisono.foreign", "unisono.html_page", "unisono.log", "unisono.autograph"),
-    *("unisono.installing", "unisono.near_names", "unisono.printable"),
+    *("unisono.installing", "unisono.near_names", "unisono.printable", "unisono.uncopyable"),
 )
 # The modules for processes, their children and their standard streams, which any layer with I/O may import.
 OF_PROCESSES = ("unisono.forks", "unisono.once", "unisono.processes", "unisono.program", "unisono.streams")

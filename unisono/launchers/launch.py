@@ -21,6 +21,7 @@ from unisono.launchers.job import require_open_files
 from unisono.launchers.pool_processes import OnOutput, PoolProcesses
 from unisono.launchers.pool_protocol import Setup, Task, by_value, encoded
 from unisono.options import Options
+from unisono.uncopyable import uncopyable
 
 
 def launch(
@@ -56,6 +57,7 @@ def launch(
         return pool.run(fn, *args, timeout_s=timeout_s)
 
 
+@uncopyable("make another one")
 class Pool:
     """A context manager for local ranks that run one function after the other with the same communicator.
 
