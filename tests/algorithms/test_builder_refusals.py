@@ -75,7 +75,7 @@ def test_builder_refuses_unsupported_size_with_the_declared_reason(
         with pytest.raises(UsageError, match=refusal):
             algorithm.build(size, 0)
         message = f"{algorithm.collective} {algorithm.name!r} cannot run on {size} ranks: {refusal}"
-        assert show(capsys, algorithm, f"-n{size}") == (1, message)
+        assert show(capsys, algorithm, f"-n{size}") == (2, message)
 
 
 def test_only_three_algorithms_refuse_five_or_six_ranks() -> None:
