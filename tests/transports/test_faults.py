@@ -17,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from support.covering import pairwise
 from support.deadlines import DEADLINE_S, await_marks, leave_mark
 from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
@@ -343,6 +344,57 @@ def test_timeout_names_a_stopped_rank(tmp_path: Path, transport: str, victim: in
             assert kind == "CollectiveTimeoutError", text
             assert f"waited {SHORT_S} s in call #{1 if channels == 'open' else 0} allreduce(" in text
             assert f": rank {victim} does not answer" in text
+
+
+WAITS: dict[str, Callable[[un.Communicator], Any]] = {
+    "collective": lambda world: world.allreduce(X),
+    "barrier": lambda world: world.barrier(),
+    "receive": lambda world: world.recv(X.copy(), 1),
+    "work": lambda world: world.allreduce(X, wait=False).wait(),
+    "persistent": lambda world: world.plan("allreduce", X)(),
+}
+# In seconds: the time limit less the time after which a rank warns. A rank begins to ask for its error 1 s before the
+# limit, and for its warning at most 0.5 s before it.
+DISTANCES_S = (-1.0, 0.0, 0.1, 0.5, 0.9, 1.1, 1.9)
+CULPRITS = {"stopped": "rank 1 does not answer", "elsewhere": "rank 1 "}
+LIMIT_S = 2.0
+
+
+def wait_for_rank_1(world: un.Communicator, say: Say, folder: Path, wait: str) -> None:
+    say("ready")
+    if world.rank == 1:
+        await_marks(folder, "over")
+        return
+    await_marks(folder, "begin")
+    try:
+        WAITS[wait](world)
+    except un.CollectiveTimeoutError as error:
+        say((error.peer, str(error)))
+
+
+def test_a_timeout_names_the_culprit_however_near_its_warning_is(tmp_path: Path) -> None:
+    cells = pairwise(DISTANCES_S, ("shm", "tcp"), tuple(WAITS), tuple(CULPRITS))
+    with contextlib.ExitStack() as stack:
+        jobs = []
+        for number, (distance_s, transport, wait, _) in enumerate(cells):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            limits = {"timeout_s": LIMIT_S, "warn_after_s": LIMIT_S - distance_s}
+            jobs.append(
+                stack.enter_context(Job(wait_for_rank_1, 3, folder, tmp_path, wait, transports=transport, **limits))
+            )
+        for job, (*_, culprit) in zip(jobs, cells, strict=True):
+            job.hear_all()
+            if culprit == "stopped":
+                job.signal(1, signal.SIGSTOP)
+        leave_mark(tmp_path, "begin")
+        heard = [job.hear_all(but=1) for job in jobs]
+        for job in jobs:
+            job.signal(1, signal.SIGKILL)
+    for cell, outcomes in zip(cells, heard, strict=True):
+        for peer, text in outcomes:
+            assert peer == 1, (cell, text)
+            assert CULPRITS[cell[-1]] in text, (cell, text)
 
 
 def start_calls_with_the_stopped(world: un.Communicator, say: Say, folder: Path) -> None:

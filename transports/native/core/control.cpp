@@ -22,6 +22,9 @@ constexpr auto farewell_time = 200ms;
 constexpr auto departure_time = 500ms;
 // How long an outlook of the hub counts before one of its stand-in replaces it.
 constexpr auto outlook_time = 300ms;
+// A call is asked about twice: for its warning and for its error. The answer to the first question counts for the
+// second until another one arrives, but only for this long.
+constexpr auto recent_time = 5s;
 // A judge that has not reported about a late call for this long is silent.
 constexpr auto silence_time = 50ms;
 // At most this many outlooks of late calls are kept.
@@ -308,8 +311,16 @@ void Control::report_late(std::uint64_t communicator, const std::vector<std::int
                           std::int64_t number, std::int32_t waits_for, Clock::time_point deadline) {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
-  if (outlooks_.size() >= most_outlooks) outlooks_.clear();
-  outlooks_.insert_or_assign(LateCall{communicator, sequence, number}, JudgedOutlook{{}, size_, now});
+  const LateCall call{communicator, sequence, number};
+  const auto entry = outlooks_.find(call);
+  if (entry == outlooks_.end()) {
+    if (outlooks_.size() >= most_outlooks)
+      outlooks_.erase(std::min_element(outlooks_.begin(), outlooks_.end(),
+                                       [](const auto& a, const auto& b) { return a.second.time < b.second.time; }));
+    outlooks_.try_emplace(call, JudgedOutlook{{}, size_, now});
+  } else if (now - entry->second.time > recent_time) {
+    entry->second = {{}, size_, now};
+  }
   Frame report = report_frame(FrameType::late, communicator, members, sequence);
   report.number = number;
   report.waits_for = waits_for;
@@ -330,7 +341,7 @@ Outlook Control::outlook(std::uint64_t communicator, std::int64_t sequence, std:
   const std::lock_guard lock(mutex_);
   const auto entry = outlooks_.find(LateCall{communicator, sequence, number});
   const bool has_asked = entry != outlooks_.end();
-  if (has_asked && entry->second.judge < size_) return outlooks_.extract(entry).mapped().outlook;
+  if (has_asked && entry->second.judge < size_) return entry->second.outlook;
   std::string why = ": there was no time to ask the other ranks why";
   if (has_asked && Clock::now() - entry->second.time >= silence_time) {
     auto silent_judges = current_judges();

@@ -158,8 +158,8 @@ class Control {
   //! Reports that a call will time out at `deadline`, or, for sequence -1, message `number` to or from `waits_for`.
   void report_late(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence,
                    std::int64_t number, std::int32_t waits_for, Clock::time_point deadline);
-  //! Returns the outlook that the judges have sent on a late call. If they have sent none, the outlook says that the
-  //! judges do not answer.
+  //! Returns the latest outlook that the judges have sent on a late call, and keeps it. If they have sent none, the
+  //! outlook says that the judges do not answer.
   Outlook outlook(std::uint64_t communicator, std::int64_t sequence, std::int64_t number);
   //! Waits until every other rank has made the last collective that this rank made on the communicator, or has
   //! departed. Ends early if the job fails, and at the latest after `limit`. Calls `interrupted` now and then.

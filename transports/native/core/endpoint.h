@@ -118,8 +118,8 @@ class Request {
   std::unique_ptr<std::byte[]> host_copy_;
   std::optional<Clock::time_point> idle_since_;
   std::chrono::milliseconds next_report_{10};  // the call is reported as blocked after it has been idle this long
-  bool reported_late_ = false;
-  bool has_moved_ = false;  // since it was found that it takes a while
+  Clock::rep reported_late_for_ = 0;           // the deadline for which the judges have been asked
+  bool has_moved_ = false;                     // since it was found that it takes a while
   // Whether the judges have been asked why the call takes so long, and whether their answer has been reported.
   enum class Slow : std::uint8_t { no, asked, reported } slow_ = Slow::no;
   std::int64_t number_ = -1;  // of a message that has begun

@@ -325,22 +325,23 @@ void Endpoint::check_deadlines(Clock::time_point now) {
 void Endpoint::check_deadline(Request& request, Clock::time_point now) {
   const auto time = now.time_since_epoch().count();
   if (time < request.late_from_) return;
-  if (!request.reported_late_) report_late(request);
+  if (request.reported_late_for_ != request.deadline_) report_late(request);
   if (time >= request.deadline_) time_out(request);
 }
 
 std::chrono::microseconds Endpoint::time_to_next_deadline() const {
   auto next = Clock::time_point::max().time_since_epoch().count();
   for (const Request* request : pending())
-    next = std::min(next, request->reported_late_ ? request->deadline_.load() : request->late_from_.load());
+    next = std::min(next, request->reported_late_for_ == request->deadline_ ? request->deadline_.load()
+                                                                            : request->late_from_.load());
   const auto remaining = Clock::duration(next) - Clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::microseconds>(std::max(remaining, Clock::duration::zero()));
 }
 
 // Asks the judges why a call does not end. Their last answer before the deadline becomes part of its error.
 void Endpoint::report_late(Request& request) {
-  request.reported_late_ = true;
-  ask_judges(request, Clock::time_point{Clock::duration(request.deadline_)});
+  request.reported_late_for_ = request.deadline_;
+  ask_judges(request, Clock::time_point{Clock::duration(request.reported_late_for_)});
 }
 
 void Endpoint::ask_judges(const Request& request, Clock::time_point deadline) {
