@@ -126,12 +126,12 @@ def test_builder_refuses_unknown_parameter(capsys: pytest.CaptureFixture[str], a
 def test_misspelled_name_is_refused_with_a_suggestion(capsys: pytest.CaptureFixture[str], algorithm: Algorithm) -> None:
     wrong = replace(algorithm, name=algorithm.name[:-1])
     status, message = show(capsys, wrong)
-    assert status == 1
+    assert status == 2
     assert message.startswith(f"{algorithm.collective} has no algorithm '{wrong.name}': it has ")
     assert message.endswith(f"; did you mean '{algorithm.name}'?")
     wrong = replace(algorithm, collective=f"{algorithm.collective}s")
     status, message = show(capsys, wrong)
-    assert status == 1
+    assert status == 2
     assert message.startswith(f"no algorithm carries out '{wrong.collective}': there are allreduce, ")
     assert message.endswith(f"; did you mean '{algorithm.collective}'?")
 
@@ -180,7 +180,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("registration", "status", "message"),
     [
-        ('"allreduse", "mine"', 1, "no algorithm carries out 'allreduse': there are allreduce, "),
+        ('"allreduse", "mine"', 2, "no algorithm carries out 'allreduse': there are allreduce, "),
         ('"allreduce", "ring"', 2, "allreduce has an algorithm 'ring' already; it has direct, "),
         ('"allreduce", "mine", sizes=[0]', 2, "sizes must be numbers of ranks such as [2, 4, 8], not [0]"),
         (
