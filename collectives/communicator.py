@@ -8,6 +8,7 @@ closing.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -387,6 +388,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         for more in (by_custom_ops, by_devices, by_rails, by_objects, by_verifier):
             for peer, traffic in more.items():
                 totals[peer] = totals[peer] + traffic if peer in totals else traffic
+        if sys.is_finalizing():  # nothing can be imported any more
+            raise UsageError("Python is ending: call stats() before")
         from unisono.collectives.calls.statistics import Statistics
 
         return Statistics(totals, self._executor.usage(), self._devices.statistics())

@@ -9,6 +9,7 @@ imports neither numpy nor the native module.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -116,6 +117,9 @@ def __getattr__(name: str) -> object:
     if module is None:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}{_ELSEWHERE.get(name, '')}")
     value = getattr(_imported(module), name)
+    # With the errors, because nothing can be imported any more while Python ends, and a `__del__` may catch them then.
+    if "unisono.errors" in sys.modules and hasattr(sys.modules["unisono.errors"], _ERRORS[-1]):
+        globals().update((error, getattr(sys.modules["unisono.errors"], error)) for error in _ERRORS)
     globals()[name] = value
     return value
 

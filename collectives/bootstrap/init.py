@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -191,6 +192,8 @@ def init(
             gave up (the message says why), or the store cannot be used.
         TransportUnavailableError: the system refuses descriptors, threads or system calls that ranks need.
     """
+    if sys.is_finalizing():  # nothing can be imported any more
+        raise UsageError("Python is ending: a rank meets the others before")
     if settings:
         options = Options(**settings) if options is None else dataclasses.replace(options, **settings)
     if store is None and mpi_comm is None and is_restarted(os.environ):

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import operator
 import pydoc
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -157,3 +158,29 @@ def test_each_framework_is_an_attribute_of_the_package(name: str) -> None:
     else:
         with pytest.raises(AttributeError, match=f"unisono.{name} needs {name}"):
             getattr(un, name)
+
+
+AT_THE_END = """
+import builtins
+import numpy as np
+import unisono as un
+
+class Late:
+    def __init__(self):
+        self.world = un.init()
+
+    def __del__(self):
+        for call in (self.world.barrier, self.world.stats, un.init, lambda: self.world.broadcast_object(1)):
+            try:
+                call()
+                print("no error")
+            except un.UnisonoError as error:
+                print(type(error).__name__)
+
+builtins.late = Late()
+"""
+
+
+def test_call_of_a_destructor_while_python_ends_raises_an_error_of_the_library() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout.split(), done.stderr) == (["UsageError"] * 4, "")
