@@ -27,13 +27,12 @@ from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.errors import UnisonoError
 from unisono.operations import OPERATIONS
+from unisono.transports.cuda.context_fence import has_context_events
 from unisono.transports.cuda.device import Device, Event, Flags, Stream
 from unisono.transports.cuda.driver_errors import Driver
 from unisono.transports.cuda.issued_calls import Counters, IssuedCall, NextNumber
 
 HELD_S = 0.3
-# A call that takes so much of the time for which a stream is held has waited for it.
-PART_HELD = 0.5
 SOON_S, LATE_S = 2.0, 0.1
 THIRD = 2**64 // 3
 STREAMS = 12
@@ -47,6 +46,7 @@ CYCLIC = "flags are compared cyclically"
 GRAPHS = "flags in a graph wait and are written, each time the graph is launched"
 BESIDE = "a stream goes on beside one that waits"
 CAPTURES = "a kernel is first launched while another thread captures a graph"
+FENCED = "an event of the context is behind the work of every stream"
 GONE = "the handle of a destroyed stream is refused, and no new stream gets it"
 HANDED = "a flag of one process releases a stream of another one"
 PREMISES = {
@@ -55,11 +55,11 @@ PREMISES = {
     GRAPHS: "driver.py: persistent calls are replayed as graphs",
     BESIDE: "ipc.py: side streams of a communicator beside the user's",
     CAPTURES: "driver_errors.py: calls that are made in the relaxed mode",
-    GONE: "all that keeps handles of the user's streams",
+    FENCED: "context_fence.py: memory is released only after the work that uses it",
+    GONE: "nothing: memory returns to the pool by a stream of the pool's own",
     HANDED: "ipc.py: ranks that are processes order their streams by flags",
 }
-WAITING = "waits for all work of the process: {}"
-RELEASING = "reaper.py: memory may be released as soon as it has been given back"
+WAITING = "{} while a stream is held up for {:.0f} ms"
 
 
 class Held(NamedTuple):
@@ -106,9 +106,8 @@ def say(name: str, holds: bool, figure: str, premise: str = "") -> None:
 
 
 def say_waits(name: str, seconds: float) -> None:
-    """Print whether a call of the driver has waited for a stream that was held up."""
-    waited = seconds > PART_HELD * HELD_S
-    say(WAITING.format(name), waited, f"{seconds * 1e3:.1f} ms of {HELD_S * 1e3:.0f} ms", RELEASING)
+    """Print how long a call took while a stream was held up. The code is right whether or not the call waits."""
+    tell("cost", name=WAITING.format(name, HELD_S * 1e3), us=seconds * 1e6)
 
 
 class Probes:
@@ -128,7 +127,7 @@ class Probes:
         say(RELEASED, waits and ends, f"waits: {waits}, ends: {ends}")
         return ends
 
-    def fences(self) -> None:
+    def releases_of_memory(self) -> None:
         """Try which calls that release memory wait for work under way."""
         driver, held, flags = self._driver, Held.of(self.device), self.device.new_flags(1)
         free = int(driver("cuMemAlloc", 2 << 20))
@@ -141,6 +140,19 @@ class Probes:
         }
         for number, (name, call) in enumerate(calls.items(), 1):
             say_waits(name, held.seconds(number, call))
+
+    def fence(self) -> None:
+        """Record an event of the context while a stream is held up."""
+        device, driver, held, event = self.device, self._driver, Held.of(self.device), self.device.new_event()
+        if not has_context_events(driver):
+            say(FENCED, False, "the driver lacks cuCtxRecordEvent")
+            return
+        device.await_flag(held.flags, 0, 1, held.stream)
+        driver("cuCtxRecordEvent", driver("cuCtxGetCurrent"), event.handle)
+        waits = not _eventually(lambda: device.done(event), LATE_S)
+        device.release_flags(held.flags, 1)
+        ends = _eventually(lambda: device.done(event))
+        say(FENCED, waits and ends, f"waits: {waits}, ends: {ends}")
 
     def cyclic(self) -> None:
         """Compare numbers of flags around their end."""
@@ -257,6 +269,14 @@ def _take_and_give(device: Device, stream: Stream) -> None:
     memory, event = device.take(4096, stream), device.new_event()
     device.record(event, stream)
     device.give(memory, [event])
+
+
+def _eventually(condition: Callable[[], bool], seconds: float = SOON_S) -> bool:
+    """Return whether a condition becomes true within some seconds."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.0005)
+    return condition()
 
 
 def tell_cost(name: str, call: Callable[[], object], finish: Callable[[], object]) -> None:
@@ -386,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not probes.releases():
             sys.stdout.flush()
             os._exit(1)  # an end in order would wait for the stream
-        for name in ("fences", "cyclic", "graphs", "streams", "loads", "costs"):
+        for name in ("releases_of_memory", "fence", "cyclic", "graphs", "streams", "loads", "costs"):
             attempt(name, getattr(probes, name))
     attempt("a stream that is gone", gone)
     attempt("two processes", lambda: pairs(options.rounds, nbytes // 4))
