@@ -15,6 +15,7 @@ from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.torch.averaging import Averaging
 from unisono.compat.horovod.torch.calls import grouped_allreduce_async, synchronize
 from unisono.compat.horovod.torch.compression import Compression
+from unisono.errors import UsageError
 from unisono.frameworks.torch.trained import TrainedParameters
 
 
@@ -44,8 +45,8 @@ class _Sharing:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse copies and pickles, whose gradients nobody would average."""
-        raise TypeError(
-            "DistributedOptimizer cannot be copied or pickled, because hooks of this process average its gradients: "
+        raise UsageError(
+            "a DistributedOptimizer cannot be copied or pickled, because hooks of this process average its gradients: "
             "copy its state_dict(), or pass a copy of the optimizer of torch to hvd.DistributedOptimizer"
         )
 
