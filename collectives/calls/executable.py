@@ -151,7 +151,7 @@ class DeviceCall(ExecutableCall):
         return f"{self.checked.arrays[0].spec.collective} on a GPU"
 
     def _run(self, limit_s: float) -> None:
-        self._calls.start(self._call, limit_s, here=True).wait()
+        self._calls.run(self._call, limit_s)
 
     def _start(self, limit_s: float) -> Work[Any]:
         return self._calls.start(self._call, limit_s, here=False)
@@ -161,8 +161,9 @@ class DeviceCall(ExecutableCall):
 
         def again(wait: bool = True) -> Any:
             self._check_usable()
-            work = self._calls.start(call, limit_s, here=wait)
-            return work.wait() if wait else work
+            if wait:
+                return self._calls.run(call, limit_s)
+            return self._calls.start(call, limit_s, here=False)
 
         return again
 

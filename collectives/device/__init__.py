@@ -3,6 +3,7 @@
 - `gateway`: the entrance, which creates everything else when it is needed
 - `calls`: collective calls, ordered with the caller's streams
 - `work`: the works of these calls
+- `events`: events that are used again
 - `contracts`: the protocols between calls and routes
 - `routes`: CUDA IPC, and staging through the host
 - `across_hosts`: GPUs work within a host, and links join the hosts

@@ -39,6 +39,7 @@ from unisono.collectives.device.across_hosts import AcrossHosts
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.by_nccl import ByNccl, check_for_nccl
 from unisono.collectives.device.contracts import HostCalls, Route
+from unisono.collectives.device.events import Events
 from unisono.collectives.device.host_phases import Rails, refuses_hosts
 from unisono.collectives.device.routes import ByIpc, Staged
 from unisono.collectives.device.within_hosts import ByMappedMemory
@@ -49,7 +50,7 @@ from unisono.errors import TransportUnavailableError, UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports.contracts.executor import Executor, Operation
 from unisono.transports.contracts.transport import Traffic
-from unisono.transports.cuda.device import Device, Event, Stream
+from unisono.transports.cuda.device import Device, Event
 from unisono.transports.cuda.staging import await_event
 from unisono.transports.nccl.collectives import NcclCollectives
 
@@ -80,6 +81,7 @@ class DeviceCalls:
         self._make_spare = make_spare
         self._queue = SerialQueue()
         self._device: Device | None = None
+        self._events: Events | None = None
         self._links: Executor | None = None
         self._staged: Staged | None = None
         self._by_ipc: ByIpc | None = None
@@ -103,6 +105,12 @@ class DeviceCalls:
         memory = DeviceArrays()
         return CheckedDeviceCall(prepare(memory), memory)
 
+    def run(self, call: CheckedDeviceCall, limit_s: float) -> Any:
+        """Make a call, let the streams of its arrays wait for its end, and return its result; raises as `start`."""
+        device = call.memory.device
+        with device.current():
+            return self._started(call, device, limit_s, here=True, at_once=True).wait()
+
     def start(self, call: CheckedDeviceCall, limit_s: float, *, here: bool) -> DeviceWork[Any]:
         """Start a call and return its work. If `here`, the calling thread issues the call before this method returns.
 
@@ -110,8 +118,14 @@ class DeviceCalls:
             UsageError: an array is on another device than those of earlier calls, or a stream is being captured.
             NoAlgorithmError: the call names `nccl.native`, and NCCL cannot carry it out.
         """
-        memory, device = call.memory, call.memory.device
-        streams = memory.streams()
+        device = call.memory.device
+        with device.current():
+            return self._started(call, device, limit_s, here=here, at_once=False)
+
+    def _started(
+        self, call: CheckedDeviceCall, device: Device, limit_s: float, *, here: bool, at_once: bool
+    ) -> DeviceWork[Any]:
+        streams = call.memory.streams()
         named = self._of_nccl(call)
         if named is not None:
             check_for_nccl(call, named, self._calls.hosts)
@@ -119,8 +133,10 @@ class DeviceCalls:
         announced = self._calls.announcing(*(array.spec for array in call.checked.arrays), plan=self._number_of(call))
         announcement = self._executor.start(announced, None, None)
         announcement.run_in_background(limit_s)
-        ready = [_recorded(device, stream) for stream in streams]
-        arrival = Arrival(device, call, device.new_event())
+        events = self._events
+        assert events is not None, "`_set_up` has run"
+        arrival = Arrival(device, call, events, streams if at_once else None)
+        ready = [arrival.recorded(stream) for stream in streams]
         self._keep(arrival)
         ticket = self._queue.take()
         job = partial(self._issue, call, ready, arrival, announcement, Deadline(limit_s))
@@ -203,6 +219,8 @@ class DeviceCalls:
                 links.close()
         self._by_ipc = self._across = self._across_by_nccl = self._by_nccl = self._staged = None
         self._make_across = None
+        if self._events is not None:
+            self._events.close()
         self._links = self._local = self._rail_links = self._nccl_links = None
 
     def _routes(self) -> list[Route]:
@@ -212,7 +230,7 @@ class DeviceCalls:
     def _set_up(self, device: Device, *, with_nccl: bool) -> None:
         """Create the links and the staged route at the first call that needs them; sends nothing."""
         if self._device is None:
-            self._device = device
+            self._device, self._events = device, Events(device)
             make_spare = self._make_spare()
             assert make_spare is not None, "the communicator is making a call"
             spare = make_spare()
@@ -263,7 +281,8 @@ class DeviceCalls:
             route = self._route_of(call, announcement, deadline)
             refusal = route.refuses(call)
             if refusal is None:
-                route.issue(call, ready, arrival.event, deadline)
+                with arrival.device.current():
+                    route.issue(call, ready, arrival.event, deadline)
                 announcement.wait(deadline.remaining_s())
         except UnisonoError as error:
             for route in self._routes():
@@ -276,8 +295,6 @@ class DeviceCalls:
             raise
         finally:
             arrival.is_issued = True
-            for event in ready:
-                arrival.device.end_event(event)
         if refusal is not None:  # on all ranks, so the communicator can be used
             raise TransportUnavailableError(f"{self._of_nccl(call)} cannot be used here: {refusal}")
 
@@ -309,12 +326,14 @@ class DeviceCalls:
         by_ipc = self._by_ipc
         if by_ipc.refuses(call) is not None:
             return self._staged
-        if by_ipc.choice(call) == NCCL_NATIVE:
+        choice = by_ipc.choice(call)
+        if choice == NCCL_NATIVE:
             by_nccl = self._nccl(announcement, deadline)
             if (reason := by_nccl.refuses(call)) is None:
                 return by_nccl
             by_ipc.refuse(NCCL_NATIVE, reason)
-        return self._staged if by_ipc.choice(call) else by_ipc
+            choice = by_ipc.choice(call)
+        return self._staged if choice else by_ipc
 
     def _of_nccl(self, call: CheckedDeviceCall) -> str | None:
         return self._calls.of_nccl(call.checked.arrays[0].spec)
@@ -332,9 +351,3 @@ class DeviceCalls:
         if not self._options.allows_cuda_ipc:
             return "cuda_ipc is not among the transports"
         return refuses_hosts(self._calls.hosts) if len(self._calls.hosts) > 1 else None
-
-
-def _recorded(device: Device, stream: Stream) -> Event:
-    event = device.new_event()
-    device.record(event, stream)
-    return event

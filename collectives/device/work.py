@@ -9,9 +9,11 @@ from typing import Protocol, TypeVar
 from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.device.adapters import DeviceArrays
+from unisono.collectives.device.events import Events
 from unisono.deadlines import Deadline
+from unisono.errors import UsageError
 from unisono.transports.contracts.executor import Operation
-from unisono.transports.cuda.device import Device, Event, is_over
+from unisono.transports.cuda.device import Device, Event, Stream, is_over
 from unisono.transports.cuda.replays import Replays
 from unisono.transports.cuda.shown_arrays import Shown
 from unisono.transports.cuda.staging import await_event
@@ -47,27 +49,48 @@ class DevicePlan:
 class Arrival:
     """The point at which the device has done all work of a call: an event behind that work.
 
-    The arrays stay alive as long as this object. Its end releases the event.
+    The arrays stay alive as long as this object. Its end gives the event back, and those of `recorded`.
 
     Attributes:
         device, event: the event and its device.
         is_issued: whether all work has been issued, or no more will be because issuing failed.
     """
 
-    def __init__(self, device: Device, call: CheckedDeviceCall, event: Event) -> None:
+    def __init__(
+        self, device: Device, call: CheckedDeviceCall, events: Events, streams: Sequence[Stream] | None = None
+    ) -> None:
+        """Create an arrival. `streams` are those of the arrays if the program cannot change them before `order`."""
         self.device = device
-        self.event = event
+        self._streams = streams
+        self._events = events
+        self.event = events.take()
+        self._earlier: list[Event] = []
         self.is_issued = False
         self._call = call
 
     def __del__(self) -> None:
-        """Release the event."""
-        self.device.end_event(self.event)
+        """Give the events back, all of which have happened."""
+        for event in (self.event, *self._earlier):
+            self._events.give_back(event)
+
+    def recorded(self, stream: Stream) -> Event:
+        """Return an event behind the work that a stream has now, which the work of the call waits for."""
+        event = self._events.take()
+        self._earlier.append(event)
+        self.device.record(event, stream)
+        return event
 
     def order(self) -> None:
         """Make the streams that the arrays are used on wait for this point before they run later work."""
-        if not self.device.done(self.event):
-            for stream in self._call.memory.streams():
+        with self.device.current():
+            streams, self._streams = self._streams, None
+            try:
+                streams = self._call.memory.streams() if streams is None else streams
+            except UsageError:  # one of them records a graph, which matters only if it has to wait
+                if self.device.done(self.event):
+                    return
+                raise
+            for stream in streams:
                 self.device.wait(stream, self.event)
 
     def is_over(self) -> bool:

@@ -116,6 +116,8 @@ class CudaDevice:
             )
         )
         without = os.environ.get(_WITHOUT, "").split(",")
+        known = driver.api.CUpointer_attribute
+        self._attributes = [getattr(known, f"CU_POINTER_ATTRIBUTE_{name}") for name in _POINTER_ATTRIBUTES]
         self._has_flags = bool(has_waits and registers) and "flags" not in without
         self._has_graphs: bool | None = False if "graphs" in without else None  # None: unknown
         self._flags: dict[int, _MappedFlags] = {}
@@ -211,9 +213,7 @@ class CudaDevice:
 
     def facts(self, pointer: int) -> PointerFacts:
         self._require_running()
-        known_attributes = self._driver.api.CUpointer_attribute
-        attributes = [getattr(known_attributes, f"CU_POINTER_ATTRIBUTE_{name}") for name in _POINTER_ATTRIBUTES]
-        values = self._call("cuPointerGetAttributes", len(attributes), attributes, pointer)
+        values = self._call("cuPointerGetAttributes", len(self._attributes), self._attributes, pointer)
         return _facts(pointer, *(int(value) for value in values))
 
     # --- streams and events ----------------------------------------------------------------------------------------

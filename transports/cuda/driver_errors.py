@@ -102,11 +102,17 @@ class Driver:
             UsageError: a stream records a graph.
             InternalError: the driver reports any other error.
         """
-        return self._value(name, self.attempt(name, *arguments))
+        result, *values = self.attempt(name, *arguments)
+        if int(result):
+            raise self.error(name, result)
+        return values[0] if values else None
 
     def relaxed(self, name: str, *arguments: Any) -> Any:
         """Do the same as a call of this object, in the mode in which captures of other threads allow every call."""
-        return self._value(name, self._attempt(self._attempt_relaxed, name, *arguments))
+        result, *values = self._attempt_relaxed(name, *arguments)
+        if int(result):
+            raise self.error(name, result)
+        return values[0] if values else None
 
     def attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """Call the function `name`; return its result code, followed by its values.
@@ -115,40 +121,35 @@ class Driver:
             TransportUnavailableError: there is no driver, or it lacks the function.
             InternalError: the binding does not know the result code.
         """
-        make = self._attempt_relaxed if name in _UNSAFE_IN_CAPTURES else self._attempt_plain
-        return self._attempt(make, name, *arguments)
-
-    def _attempt(self, make: Callable[..., tuple[Any, ...]], name: str, *arguments: Any) -> tuple[Any, ...]:
+        if name in _UNSAFE_IN_CAPTURES:
+            return self._attempt_relaxed(name, *arguments)
         try:
-            return make(name, *arguments)
-        except RuntimeError as error:
-            why = f"NVIDIA's driver, or its {name}, was not found ({error})"
-            raise TransportUnavailableError(f"{why}: {INSTALL_DRIVER}") from error
-        except (ValueError, KeyError) as error:  # a driver newer than the binding; old bindings raise KeyError
-            raise self.unknown(name, error) from error
-
-    def _value(self, name: str, returned: tuple[Any, ...]) -> Any:
-        result, *values = returned
-        if int(result):
-            raise self.error(name, result)
-        return values[0] if values else None
-
-    def _attempt_plain(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        returned: tuple[Any, ...] = getattr(self.api, name)(*arguments)
+            returned: tuple[Any, ...] = getattr(self.api, name)(*arguments)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise self._not_called(name, error) from error
         return returned
-
-    def unknown(self, name: str, error: Exception) -> Exception:
-        """Return the error for a call of the function `name` whose result code the binding does not know."""
-        return InternalError(f"the driver of the GPU failed in {name} with an unknown code: {error}")
 
     def _attempt_relaxed(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         exchange = self.api.cuThreadExchangeStreamCaptureMode
         _, before = exchange(self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
             returned: tuple[Any, ...] = getattr(self.api, name)(*arguments)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise self._not_called(name, error) from error
         finally:
             exchange(before)
         return returned
+
+    def _not_called(self, name: str, error: Exception) -> Exception:
+        """Return the error for a call of the function `name` in which the binding has raised `error`."""
+        if not isinstance(error, RuntimeError):  # a driver newer than the binding; old bindings raise KeyError
+            return self.unknown(name, error)
+        why = f"NVIDIA's driver, or its {name}, was not found ({error})"
+        return TransportUnavailableError(f"{why}: {INSTALL_DRIVER}")
+
+    def unknown(self, name: str, error: Exception) -> Exception:
+        """Return the error for a call of the function `name` whose result code the binding does not know."""
+        return InternalError(f"the driver of the GPU failed in {name} with an unknown code: {error}")
 
     def failure(self, name: str, code: int) -> Exception:
         """Return the error for a call of the function `name` that returned the result `code`."""

@@ -114,6 +114,7 @@ class DeviceCollectives:
         self._bound: dict[tuple[object, ...], Bound] = {}
         self._started: deque[DeviceOperation] = deque()
         self._traffic: dict[int, Traffic] = {}
+        self._uncounted: dict[int, tuple[Bound, int]] = {}  # bound calls by identity, and how often each was made
         self._shown: list[ShownArrays] = []
         self._replays: list[Replays] = []
         self._failure: UnisonoError | None = None
@@ -230,7 +231,11 @@ class DeviceCollectives:
                     self.executor.check(self._started[0].name)
                     if not self._started[0].advance():
                         return
-                    self._count(self._started.popleft().bound)
+                    bound = self._started.popleft().bound
+                    _, times = self._uncounted.get(id(bound), (bound, 0))
+                    self._uncounted[id(bound)] = bound, times + 1
+                    if len(self._uncounted) > _MOST_REPEATS:
+                        self._count()
             except UnisonoError as error:
                 self.fail(error)
 
@@ -282,6 +287,7 @@ class DeviceCollectives:
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the counters of the issued work, by peer."""
         with self._lock:
+            self._count()
             return dict(self._traffic)
 
     def streams(self, segments: int, stream: Stream) -> list[Stream]:
@@ -393,9 +399,13 @@ class DeviceCollectives:
             load_kernels(self.device, self._bound[place])
         return self._bound[place]
 
-    def _count(self, bound: Bound) -> None:
-        for peer, more in bound.traffic.items():
-            self._traffic[peer] = more + self._traffic.get(peer, Traffic(NAME))
+    def _count(self) -> None:
+        while self._uncounted:
+            _, (bound, times) = self._uncounted.popitem()
+            for peer, once in bound.traffic.items():
+                counts = (once.sent_messages, once.sent_nbytes, once.received_messages, once.received_nbytes)
+                more = Traffic(NAME, *(times * count for count in counts))
+                self._traffic[peer] = more + self._traffic.get(peer, Traffic(NAME))
 
 
 class Watched(Protocol):
@@ -420,7 +430,8 @@ class Watch:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="unisono-gpu-watch", daemon=True)
             self._thread.start()
-        self._is_needed.set()
+        if not self._is_needed.is_set():
+            self._is_needed.set()
 
     def end(self) -> None:
         """Let the thread end."""
