@@ -139,7 +139,7 @@ class DeviceCalls:
         ready = [arrival.recorded(stream) for stream in streams]
         self._keep(arrival)
         ticket = self._queue.take()
-        job = partial(self._issue, call, ready, arrival, announcement, Deadline(limit_s))
+        job = partial(self._issue, call, named, ready, arrival, announcement, Deadline(limit_s))
         name = str(announced.signature)
         operation = QueuedOperation(self._executor, ticket.ended, name)
         if here:
@@ -271,6 +271,7 @@ class DeviceCalls:
     def _issue(
         self,
         call: CheckedDeviceCall,
+        named: str | None,
         ready: Sequence[Event],
         arrival: Arrival,
         announcement: Operation,
@@ -278,7 +279,7 @@ class DeviceCalls:
     ) -> None:
         """Issue all work of a call; blocks while other ranks are needed."""
         try:
-            route = self._route_of(call, announcement, deadline)
+            route = self._route_of(call, named, announcement, deadline)
             refusal = route.refuses(call)
             if refusal is None:
                 with arrival.device.current():
@@ -296,16 +297,17 @@ class DeviceCalls:
         finally:
             arrival.is_issued = True
         if refusal is not None:  # on all ranks, so the communicator can be used
-            raise TransportUnavailableError(f"{self._of_nccl(call)} cannot be used here: {refusal}")
+            raise TransportUnavailableError(f"{named} cannot be used here: {refusal}")
 
     def _is_intact(self) -> bool:
         return all(route.is_intact() for route in self._routes())
 
-    def _route_of(self, call: CheckedDeviceCall, announcement: Operation, deadline: Deadline) -> Route:
+    def _route_of(
+        self, call: CheckedDeviceCall, named: str | None, announcement: Operation, deadline: Deadline
+    ) -> Route:
         """Return the route of a call, the same on all ranks. At its first call, they find out if a route works."""
         assert self._staged is not None, "`_set_up` has run"
         assert self._device is not None, "`_set_up` has run"
-        named = self._of_nccl(call)
         if named == NCCL_NATIVE:
             return self._nccl(announcement, deadline)
         if named is not None:

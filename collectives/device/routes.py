@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 from unisono.algorithms.catalogue.on_devices import ROUTES, STAGED
 from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
@@ -37,8 +38,22 @@ from unisono.tuning.decide.device_routes import LINK, routes_of
 
 # Bytes of the whole vector that are staged at once.
 SEGMENT_NBYTES = 4 << 20
-# The most calls whose choice of the tuner is kept.
-_MOST_CHOSEN = 256
+# The most calls of which something is known.
+_MOST_KNOWN = 256
+
+
+class _Known(NamedTuple):
+    """What a route knows of calls on an array.
+
+    Attributes:
+        refusal: why they cannot take the route; None if they can.
+        choice: the algorithm that the tuner chooses, or the name of another route.
+        route: the name of that route; "" for an algorithm.
+    """
+
+    refusal: str | None
+    choice: str
+    route: str
 
 
 class ByIpc:
@@ -51,11 +66,14 @@ class ByIpc:
         self._device = device
         self._collectives = DeviceCollectives(executor, device, timeout_s=timeout_s, most_blocks=most_blocks)
         self._stream = device.new_stream(most_blocks)
-        self._chosen: dict[CallSpec, str] = {}
+        self._known: dict[CallSpec, _Known] = {}
         self._refused: dict[str, str] = {}  # other routes
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:
-        return next((reason for array in call.checked.arrays if (reason := self.refuses_spec(array.spec))), None)
+        for array in call.checked.arrays:
+            if (reason := self._of(array.spec).refusal) is not None:
+                return reason
+        return None
 
     def refuses_collective(self, collective: str) -> str | None:
         """Return the reason why no call of a collective can take this route, as text; None if some calls can."""
@@ -80,13 +98,13 @@ class ByIpc:
 
         The arrays of a call travel by one route, and are staged if the tuner chooses different ones.
         """
-        chosen = {choice if (choice := self._choice(array.spec)) in ROUTES else "" for array in call.checked.arrays}
+        chosen = {self._of(array.spec).route for array in call.checked.arrays}
         return chosen.pop() if len(chosen) == 1 else STAGED
 
     def refuse(self, route: str, reason: str) -> None:
         """Choose `route` for no call from now on, on all ranks."""
         self._refused[route] = reason
-        self._chosen.clear()
+        self._known.clear()
 
     def explain(
         self,
@@ -111,17 +129,23 @@ class ByIpc:
         }
         return self._calls.explain_route(collective, nbytes, dtype, algorithm, {**refusals, **more})
 
+    def _of(self, spec: CallSpec) -> _Known:
+        """Return what this route knows of calls on an array."""
+        known = self._known.get(spec)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            refusal = self.refuses_spec(spec)
+            choice = self._choice(spec) if refusal is None else STAGED
+            known = self._known[spec] = _Known(refusal, choice, choice if choice in ROUTES else "")
+        return known
+
     def _choice(self, spec: CallSpec) -> str:
-        """Return the algorithm for an array, or the name of another route."""
-        if spec not in self._chosen:
-            if len(self._chosen) >= _MOST_CHOSEN:
-                self._chosen.clear()
-            nbytes = spec.layout.whole * spec.dtype.itemsize if spec.layout and spec.dtype else 0
-            forced = as_request(spec.algorithm).algorithm
-            reason = refusal_by_nccl(spec)
-            more = {} if reason is None else {NCCL_NATIVE: reason}
-            self._chosen[spec] = self.explain(spec.collective, nbytes, spec.dtype, forced, more).choice.algorithm
-        return self._chosen[spec]
+        nbytes = spec.layout.whole * spec.dtype.itemsize if spec.layout and spec.dtype else 0
+        forced = as_request(spec.algorithm).algorithm
+        reason = refusal_by_nccl(spec)
+        more = {} if reason is None else {NCCL_NATIVE: reason}
+        return self.explain(spec.collective, nbytes, spec.dtype, forced, more).choice.algorithm
 
     def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         for event in ready:
@@ -152,7 +176,7 @@ class ByIpc:
             address_of(array.source),
             address_of(array.target),
             self._stream,
-            self._choice(array.spec),
+            self._of(array.spec).choice,
             shown,
             replays,
         )

@@ -39,7 +39,7 @@ from unisono.transports.cuda.device import (
     Stream,
     is_over,
 )
-from unisono.transports.cuda.devices import device_of
+from unisono.transports.cuda.devices import current_ordinal, device_of
 from unisono.transports.cuda.host_memory import HostMemory
 from unisono.transports.cuda.ipc_probe import try_sharing
 from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, reduction, scaling
@@ -255,6 +255,29 @@ def test_device_calls_restore_the_current_context(device: Any) -> None:
     with pytest.raises(InternalError):
         device.copy(12345, 12345, 1, LEGACY_STREAM)
     assert int(device._driver("cuCtxGetCurrent")) == int(before)
+
+
+@only_double
+def test_contexts_are_current_in_nested_bodies_of_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (device_of(ordinal) for ordinal in range(2))
+    pushes = []
+    for device in (first, second):
+        push = device._context._push
+        monkeypatch.setattr(
+            device._context, "_push", lambda handle, push=push: (pushes.append(handle), push(handle))[1]
+        )
+    with first.current():
+        with first.current():
+            assert current_ordinal() == 0
+        with second.current():
+            assert current_ordinal() == 1
+            with first.current():
+                assert current_ordinal() == 0
+            assert current_ordinal() == 1
+        first.end_event(first.new_event())
+        assert current_ordinal() == 0
+    assert len(pushes) == 3
+    assert not first._driver.number_of(first._driver("cuCtxGetCurrent"))
 
 
 @only_double

@@ -25,11 +25,11 @@ class CurrentContext:
         self.handle = context
         self._push, self._pop = driver.api.cuCtxPushCurrent, driver.api.cuCtxPopCurrent
         self.is_lost = False
-        self._thread = _Depth()
 
     def __enter__(self) -> None:
-        if self._thread.depth:
-            self._thread.depth += 1
+        entered = _thread.entered
+        if entered and entered[-1] is self:
+            entered.append(self)
             return
         try:
             (result,) = self._push(self.handle)
@@ -39,13 +39,14 @@ class CurrentContext:
             failure = self._driver.error("cuCtxPushCurrent", result)
             self.note(failure)
             raise failure
-        self._thread.depth = 1
+        entered.append(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.depth -= 1
-        if not self._thread.depth:
+        entered = _thread.entered
+        entered.pop()
+        if not entered or entered[-1] is not self:
             self._pop()
         if error is not None:
             self.note(error)
@@ -56,7 +57,11 @@ class CurrentContext:
             self.is_lost = True
 
 
-class _Depth(threading.local):
-    """The number of bodies that this thread is in."""
+class _Thread(threading.local):
+    """The contexts whose bodies this thread is in, from the outermost one on."""
 
-    depth = 0
+    def __init__(self) -> None:
+        self.entered: list[CurrentContext] = []
+
+
+_thread = _Thread()
