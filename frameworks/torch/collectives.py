@@ -6,8 +6,8 @@ method with aliases.
 
 Every method takes tensors on the host or on a GPU, contiguous or not, of any dtype that can be moved. A tensor on
 another device is copied. Every method also takes the options object of its call, of which it reads `asyncOp`, `timeout`
-and the fields of its collective. Without `asyncOp` the method returns None when the call has ended, or on a GPU when
-the call is in the stream.
+and the fields of its collective, or these fields themselves. Without `asyncOp` the method returns None when the call
+has ended, or on a GPU when the call is in the stream.
 
 Raises `dist.DistBackendError`. Its subclass `CallError` says that the arguments are wrong, and nothing has been sent.
 """
@@ -59,6 +59,66 @@ def torch_call(method: Method) -> Method:
     return called  # type: ignore[return-value]
 
 
+# By method, the class of its options, and the fields of them that torch takes in place of the options, in their order.
+_FORMS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    "allreduce": (c10d.AllreduceOptions, ("op", "timeout")),
+    "allreduce_coalesced": (c10d.AllreduceCoalescedOptions, ()),
+    "reduce": (c10d.ReduceOptions, ("root", "op", "timeout")),
+    "reduce_scatter": (c10d.ReduceScatterOptions, ("op", "timeout")),
+    "reduce_scatter_single": (c10d.ReduceScatterOptions, ()),
+    "reduce_scatter_single_coalesced": (c10d.ReduceScatterOptions, ()),
+    "broadcast": (c10d.BroadcastOptions, ("root", "timeout")),
+    "allgather": (c10d.AllgatherOptions, ("timeout",)),
+    "all_gather_single": (c10d.AllgatherOptions, ()),
+    "all_gather_single_coalesced": (c10d.AllgatherOptions, ()),
+    "allgather_coalesced": (c10d.AllgatherOptions, ()),
+    "gather": (c10d.GatherOptions, ("root", "timeout")),
+    "gather_single": (c10d.GatherOptions, ()),
+    "scatter": (c10d.ScatterOptions, ("root", "timeout")),
+    "all_to_all_single": (c10d.AllToAllOptions, ("timeout",)),
+    "alltoall": (c10d.AllToAllOptions, ()),
+    "barrier": (c10d.BarrierOptions, ("timeout",)),
+}
+_FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
+
+
+def collective_call(method: Method) -> Method:
+    """Decorate a collective as `torch_call` does, and let it take the fields of its options in place of them.
+
+    For example, ``group.broadcast(tensor, 0)`` has the options of root 0, and ``group.barrier()`` has the default ones.
+    """
+    options_class, _ = _FORMS[method.__name__]
+    count = method.__code__.co_argcount - 2  # of the arguments between `self` and `opts`
+
+    @wraps(method)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != count + 1 or not isinstance(args[count], options_class):
+            fields = {name: kwargs.pop(name) for name in ("opts", *_FIELDS) if name in kwargs}
+            args = (*args[:count], _options(method.__name__, args[count:], fields))
+        return method(self, *args, **kwargs)
+
+    return torch_call(called)  # type: ignore[return-value]
+
+
+def _options(name: str, values: Sequence[Any], fields: dict[str, Any]) -> Any:
+    """Return the options of a collective, of which the program has passed these values without and with names.
+
+    Raises:
+        UsageError: the collective takes no such values.
+    """
+    options_class, names = _FORMS[name]
+    if values and (values[0] is None or hasattr(values[0], "asyncOp")):
+        fields, values = {"opts": values[0], **fields}, values[1:]
+    opts = fields.pop("opts", None) or options_class()
+    fields = {**dict(zip(names, values, strict=False)), **fields}
+    if len(values) > len(names) or not fields.keys() <= set(names):
+        raise UsageError(f"{name} takes its tensors and then opts{''.join(f', or {each}' for each in names)}")
+    for field, value in fields.items():
+        if value is not None:
+            setattr(opts, _FIELDS[field], value)
+    return opts
+
+
 @skip_dynamo
 class Collectives:
     """Collectives over a communicator. The process group sets the attributes.
@@ -79,10 +139,9 @@ class Collectives:
 
     # --- reductions -------------------------------------------------------------------------------------------------
 
-    @torch_call
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+    @collective_call
+    def allreduce(self, tensors: Any, opts: Any) -> Any:
         """Combine a tensor of each rank, in place. Of sparse tensors only the sum is possible, as with Gloo."""
-        opts = opts or c10d.AllreduceOptions()
         (tensor,) = tensors = _listed(tensors)
         is_waited_for = not (opts.asyncOp or self._keeper.is_coalescing)
         if is_waited_for and (plain := plain_memory(tensor)) is not None:
@@ -102,19 +161,17 @@ class Collectives:
         op, rounding = self._op(opts, tensor.dtype)
         return self._run(partial(self._communicator.allreduce, x, op, out=x, **rounding), opts, tensors, stage)
 
-    @torch_call
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+    @collective_call
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
         """Combine the lists of all ranks, tensor by tensor, in place."""
-        opts = opts or c10d.AllreduceCoalescedOptions()
         tensors, stage = _listed(tensors), GpuStage()
         x: Any = [stage.write(tensor) for tensor in tensors]
         op, rounding = self._op_of_all(opts, tensors)
         return self._run(partial(self._communicator.allreduce, x, op, out=x, **rounding), opts, tensors, stage)
 
-    @torch_call
-    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+    @collective_call
+    def reduce(self, tensors: Any, opts: Any) -> Any:
         """Combine a tensor of each rank. The root's tensor gets the result, and the others stay unchanged."""
-        opts = opts or c10d.ReduceOptions()
         (tensor,) = tensors = _listed(tensors)
         stage = GpuStage()
         is_root = opts.rootRank == self._communicator.rank
@@ -123,10 +180,9 @@ class Collectives:
         reduce = partial(self._communicator.reduce, x, op, opts.rootRank, out=x if is_root else None, **rounding)
         return self._run(reduce, opts, tensors, stage)
 
-    @torch_call
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    @collective_call
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Combine the lists of all ranks, tensor by tensor. Rank r gets the result at index r, of any shape."""
-        opts = opts or c10d.ReduceScatterOptions()
         (output,), (parts,) = _listed(outputs), _nested(inputs)
         self._check_list(parts)
         stage = GpuStage()
@@ -139,20 +195,18 @@ class Collectives:
             reduce = partial(self._communicator.reduce_scatterv, disjoint(x, out), counts, op, out=out, **rounding)
         return self._run(reduce, opts, [output], stage)
 
-    @torch_call
-    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+    @collective_call
+    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any) -> Any:
         """Combine the tensors of all ranks. Each rank gets an equal part of the result."""
-        opts = opts or c10d.ReduceScatterOptions()
         stage = GpuStage()
         out, x = stage.write(output), stage.read(tensor)
         op, rounding = self._op(opts, tensor.dtype)
         reduce = partial(self._communicator.reduce_scatter, disjoint(x, out), op, out=out, **rounding)
         return self._run(reduce, opts, [output], stage)
 
-    @torch_call
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    @collective_call
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Run `reduce_scatter_single` for several tensors in one call."""
-        opts = opts or c10d.ReduceScatterOptions()
         outputs, inputs, stage = _listed(outputs), _listed(inputs), GpuStage()
         outs = [stage.write(output) for output in outputs]
         x = [disjoint(stage.read(tensor), out) for tensor, out in zip(inputs, outs, strict=True)]
@@ -162,19 +216,17 @@ class Collectives:
 
     # --- movements --------------------------------------------------------------------------------------------------
 
-    @torch_call
-    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+    @collective_call
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
         """Copy the root's tensor to the tensors of all ranks."""
-        opts = opts or c10d.BroadcastOptions()
         (tensor,) = tensors = _listed(tensors)
         stage = GpuStage()
         x = stage.write(tensor)
         return self._run(partial(self._communicator.broadcast, x, opts.rootRank, out=x), opts, tensors, stage)
 
-    @torch_call
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    @collective_call
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Copy the tensors of all ranks, whose shapes may differ, to the list of outputs of every rank."""
-        opts = opts or c10d.AllgatherOptions()
         (parts,), (tensor,) = _nested(outputs), _listed(inputs)
         self._check_list(parts)
         stage = GpuStage()
@@ -186,30 +238,27 @@ class Collectives:
             gather = partial(self._communicator.allgatherv, disjoint(x, out), counts, out=out)
         return self._run(gather, opts, parts, stage)
 
-    @torch_call
-    def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+    @collective_call
+    def all_gather_single(self, output: Any, tensor: Any, opts: Any) -> Any:
         """Copy the tensors of all ranks, one after the other, to the output of every rank."""
-        opts = opts or c10d.AllgatherOptions()
         stage = GpuStage()
         out, x = stage.write(output), stage.read(tensor)
         return self._run(
             partial(self._communicator.allgather, self._in_its_part(x, out), out=out), opts, [output], stage
         )
 
-    @torch_call
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    @collective_call
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Run `all_gather_single` for several tensors in one call."""
-        opts = opts or c10d.AllgatherOptions()
         outputs, stage = _listed(outputs), GpuStage()
         outs = [stage.write(output) for output in outputs]
         pairs = zip(_listed(inputs), outs, strict=True)
         x = [self._in_its_part(stage.read(tensor), out) for tensor, out in pairs]
         return self._run(partial(self._communicator.allgather, x, out=outs), opts, outputs, stage)
 
-    @torch_call
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    @collective_call
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Run `allgather` for several tensors in one call: ``outputs[r][i]`` gets ``inputs[i]`` of rank r."""
-        opts = opts or c10d.AllgatherOptions()
         self._check_list(outputs)
         stage = GpuStage()
         outs = [stage.write_all(parts) for parts in zip(*outputs, strict=True)]
@@ -217,10 +266,9 @@ class Collectives:
         written = [tensor for parts in outputs for tensor in parts]
         return self._run(partial(self._communicator.allgather, x, out=outs), opts, written, stage)
 
-    @torch_call
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    @collective_call
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Copy the tensors of all ranks to the list of outputs of the root. The other ranks pass an empty list."""
-        opts = opts or c10d.GatherOptions()
         (tensor,), stage = _listed(inputs), GpuStage()
         is_root = opts.rootRank == self._communicator.rank
         parts = self._list_of_root(outputs, is_root, "output")
@@ -229,10 +277,9 @@ class Collectives:
             x = self._in_its_part(x, out)
         return self._run(partial(self._communicator.gather, x, opts.rootRank, out=out), opts, parts, stage)
 
-    @torch_call
-    def gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+    @collective_call
+    def gather_single(self, output: Any, tensor: Any, opts: Any) -> Any:
         """Copy the tensors of all ranks, one after the other, to the output of the root. Others pass any tensor."""
-        opts = opts or c10d.GatherOptions()
         stage = GpuStage()
         is_root = opts.rootRank == self._communicator.rank
         x, out = stage.read(tensor), stage.write(output) if is_root else None
@@ -241,10 +288,9 @@ class Collectives:
         written = [output] if is_root else []
         return self._run(partial(self._communicator.gather, x, opts.rootRank, out=out), opts, written, stage)
 
-    @torch_call
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    @collective_call
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Copy the tensor at index r of the root's list to the output of rank r. The other ranks pass an empty list."""
-        opts = opts or c10d.ScatterOptions()
         (output,), stage = _listed(outputs), GpuStage()
         is_root = opts.rootRank == self._communicator.rank
         parts = self._list_of_root(inputs, is_root, "input")
@@ -253,12 +299,11 @@ class Collectives:
             x = disjoint(x, out)
         return self._run(partial(self._communicator.scatter, x, opts.rootRank, out=out), opts, [output], stage)
 
-    @torch_call
+    @collective_call
     def all_to_all_single(
-        self, output: Any, tensor: Any, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
+        self, output: Any, tensor: Any, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any
     ) -> Any:
         """Split the rows of the tensor among the ranks, equally or by `input_splits`, and exchange the parts."""
-        opts = opts or c10d.AllToAllOptions()
         stage = GpuStage()
         out, x = stage.write(output), stage.read(tensor)
         x = disjoint(x, out)
@@ -268,19 +313,18 @@ class Collectives:
         sent, received = self._split(tensor, input_splits), self._split(output, output_splits)
         return self._run(partial(self._communicator.alltoallv, x, sent, received, out=out), opts, [output], stage)
 
-    @torch_call
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    @collective_call
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         """Copy ``inputs[r]`` of this rank s to ``outputs[s]`` of rank r."""
-        opts = opts or c10d.AllToAllOptions()
         outputs, inputs, stage = _listed(outputs), _listed(inputs), GpuStage()
         out, x = stage.write_all(outputs), stage.read_all(inputs)
         exchange = partial(self._communicator.alltoallv, disjoint(x, out), _counts(inputs), _counts(outputs), out=out)
         return self._run(exchange, opts, outputs, stage)
 
-    @torch_call
-    def barrier(self, opts: Any = None) -> Any:
+    @collective_call
+    def barrier(self, opts: Any) -> Any:
         """Wait until all ranks have called `barrier`."""
-        return self._run(self._communicator.barrier, opts or c10d.BarrierOptions(), [], _NO_TENSORS)
+        return self._run(self._communicator.barrier, opts, [], _NO_TENSORS)
 
     # The older names of torch for the same methods.
     _reduce_scatter_base = reduce_scatter_single
@@ -329,7 +373,7 @@ class Collectives:
         Raises:
             UsageError: another rank passes tensors, or the root does not pass one for each rank.
         """
-        tensors: list[Any] = [] if not lists else list(lists[0])
+        tensors: list[Any] = [] if not lists else list(_nested(lists)[0])
         if len(tensors) != (self._communicator.size if is_root else 0):
             raise UsageError(
                 f"the {name} list has {len(tensors)} tensors: the root passes one for each rank, and the other ranks "

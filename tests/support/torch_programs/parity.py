@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -209,6 +210,47 @@ def objects(group: Any) -> list[Any]:
     return [gathered, listed]
 
 
+def short_forms() -> Iterator[tuple[str, Call]]:
+    """Yield calls of the methods of a group, with fields of the options in place of the options."""
+    limit, largest, last = timedelta(seconds=60), dist.ReduceOp.MAX, SIZE - 1
+
+    def form(call: Callable[[Any, Any, list[Any], Any], Any]) -> Call:
+        def called(group: Any) -> list[Any]:
+            tensor, out = data(SIZE), torch.zeros(SIZE)
+            parts = [torch.zeros(SIZE) for _ in range(SIZE)]
+            call(group, tensor, parts, out).wait()
+            return [tensor, *parts, out]
+
+        return called
+
+    forms: dict[str, Callable[[Any, Any, list[Any], Any], Any]] = {
+        "allreduce op": lambda g, x, parts, out: g.allreduce([x], largest),
+        "allreduce names": lambda g, x, parts, out: g.allreduce(x, op=largest, timeout=limit),
+        "allreduce": lambda g, x, parts, out: g.allreduce([x]),
+        "allreduce opts": lambda g, x, parts, out: g.allreduce([x], opts=dist.AllreduceOptions()),
+        "broadcast": lambda g, x, parts, out: g.broadcast(x, last),
+        "broadcast names": lambda g, x, parts, out: g.broadcast(x, root=last, timeout=limit),
+        "allgather": lambda g, x, parts, out: g.allgather(parts, x, limit),
+        "gather": lambda g, x, parts, out: g.gather(parts if last == RANK else [], x, last, limit),
+        "scatter": lambda g, x, parts, out: g.scatter(
+            out, [data(SIZE, rank=each) for each in range(SIZE)] if last == RANK else [], last
+        ),
+        "reduce_scatter": lambda g, x, parts, out: g.reduce_scatter(out, [x * (k + 1) for k in range(SIZE)], largest),
+        "alltoall_base": lambda g, x, parts, out: g.alltoall_base(out, x, [], [], timeout=limit),
+        "barrier": lambda g, x, parts, out: g.barrier(timeout=limit),
+        "barrier place": lambda g, x, parts, out: g.barrier(limit),
+    }
+    for name, call in forms.items():
+        yield f"short form of {name}", form(call)
+    yield "short form of reduce", reduced_at_last
+
+
+def reduced_at_last(group: Any) -> list[Any]:
+    tensor = data(3)
+    group.reduce(tensor, SIZE - 1, dist.ReduceOp.MAX).wait()
+    return [tensor] if SIZE - 1 == RANK else []
+
+
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
@@ -221,7 +263,7 @@ def compare(rank: int, size: int) -> None:
     RANK, SIZE = rank, size
     ranks = list(range(SIZE))
     gloo, unisono = dist.new_group(ranks, backend="gloo"), dist.new_group(ranks, backend="unisono")
-    for name, call in [*reductions(), *moves()]:
+    for name, call in [*reductions(), *moves(), *short_forms()]:
         try:
             expected = call(gloo)
         except RuntimeError as error:
