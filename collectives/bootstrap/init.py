@@ -33,7 +33,7 @@ from unisono.collectives.bootstrap.exit_reason import reason_to_leave
 from unisono.collectives.bootstrap.rendezvous import Rendezvous, rendezvous_of
 from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
-from unisono.deadlines import checked_timeout_s
+from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options, unknown_variables
 from unisono.transports import _core
@@ -368,9 +368,15 @@ def open_world() -> Communicator:
 
 
 def join_world(
-    session: Session, rendezvous: Rendezvous, options: Options, server: StoreServer | None = None
+    session: Session,
+    rendezvous: Rendezvous,
+    options: Options,
+    server: StoreServer | None = None,
+    deadline: Deadline | None = None,
 ) -> Communicator:
     """Meet the other ranks and return the communicator of all ranks. It closes session, rendezvous and server.
+
+    The ranks have `options.rendezvous_timeout_s` seconds for that, or until `deadline`.
 
     Raises:
         UnisonoError: the ranks could not meet; nothing has been closed.
@@ -386,16 +392,18 @@ def join_world(
         identity.launch_rank,
         tls_of(options),
     )
-    roster = rendezvous.join(me, options.rendezvous_timeout_s, shared_settings.collect(options, identity.rank))
+    timeout_s = options.rendezvous_timeout_s if deadline is None else deadline.remaining_s()
+    deadline = deadline or Deadline(timeout_s)
+    roster = rendezvous.join(me, timeout_s, shared_settings.collect(options, identity.rank))
     with _core.DefaultFloatEnvironment():  # all ranks must read the same numbers, because these decide about algorithms
         tuner_state = shared_settings.apply(roster.settings)
     shared_settings.report_differences(options, roster.settings)
     try:
         agreed = options.adopting({name: roster.settings[name] for name in shared_settings.SHARED_OPTIONS})
     except UsageError:  # a plugin that this rank lacks: meet the others first, so that they get the error
-        session.meet(roster, options.adopting({"transports": "auto"}), rendezvous.comm)
+        _link(job, roster, options.adopting({"transports": "auto"}), deadline)
         raise
-    executor, host_layout = _executor(roster, agreed, job)
+    executor, host_layout = _executor(roster, agreed, job, deadline)
     world = Communicator(
         executor,
         host_layout,
@@ -429,17 +437,27 @@ def _export_on(world: Communicator, directory: str) -> None:
         _log.warning("%s", error.message)
 
 
-def _executor(roster: Roster, options: Options, job: _Job) -> tuple[Executor, HostLayout]:
+def _link(job: _Job, roster: Roster, options: Options, deadline: Deadline) -> None:
+    """Open the control links. If that fails, tell the other ranks why."""
+    rendezvous = job.rendezvous
+    try:
+        job.session.meet(roster, options, rendezvous.comm, deadline=deadline, failure=rendezvous.failure)
+    except UnisonoError as error:
+        rendezvous.report_failure(error.message)
+        raise
+
+
+def _executor(roster: Roster, options: Options, job: _Job, deadline: Deadline) -> tuple[Executor, HostLayout]:
     """Open the control links; return the executor for the calls of all ranks, and the host layout."""
-    name, session, comm = options.third_party, job.session, job.rendezvous.comm
+    name, session = options.third_party, job.session
     if name is None:
-        session.meet(roster, options, comm)
+        _link(job, roster, options, deadline)
         executor = NativeExecutor(session, mpi=job.rendezvous.collectives())
         return executor, _host_layout(roster, options.preference)
     from unisono.collectives.bootstrap.plugin_transport import open_executor
 
     own_links = options.adopting({"transports": ",".join(resolved(("auto",)))})
-    session.meet(roster, own_links, comm)
+    _link(job, roster, own_links, deadline)
     job.native = NativeExecutor(session)
     plugin_executor = open_executor(name, session, job.native, own_links)
     return plugin_executor, _host_layout(roster, ("local" if plugin_executor.maps_memory else "tcp",))

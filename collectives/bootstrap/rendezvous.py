@@ -20,7 +20,7 @@ from unisono.transports.rendezvous import (
     store_of_process_group,
     torch_store_of,
 )
-from unisono.transports.rendezvous.roster import Member, Roster, Setting, give_up, join
+from unisono.transports.rendezvous.roster import Member, Roster, Setting, failure, give_up, join, report_failure
 from unisono.transports.rendezvous.stores import Store
 from unisono.transports.rendezvous.tcp_store import StoreServer
 
@@ -52,6 +52,12 @@ class Rendezvous(Protocol):
     def give_up(self, reason: str) -> None:
         """Tell the other ranks, if that is still possible, that this rank will not come."""
 
+    def report_failure(self, reason: str) -> None:
+        """Tell the other ranks, if that is possible, that this rank cannot connect to them."""
+
+    def failure(self) -> str:
+        """Return the `reason` that a rank has reported; empty if none has."""
+
     def collectives(self) -> MpiCollectives | None:
         """Return the collectives of MPI over the ranks, if the ranks meet by MPI; otherwise None."""
 
@@ -75,6 +81,12 @@ class SingleRank:
 
     def give_up(self, reason: str) -> None:
         """Do nothing: there is no other rank."""
+
+    def report_failure(self, reason: str) -> None:
+        """Do nothing."""
+
+    def failure(self) -> str:
+        return ""
 
     def collectives(self) -> None:
         """Return None."""
@@ -122,6 +134,12 @@ class StoreRendezvous:
         self._store.close()
         if self._server is not None:
             self._server.close(linger_s=_LINGER_S, clients=self._size)
+
+    def report_failure(self, reason: str) -> None:
+        report_failure(self._store, reason)
+
+    def failure(self) -> str:
+        return failure(self._store)
 
     def collectives(self) -> None:
         """Return None."""

@@ -408,6 +408,59 @@ def test_init_between_hosts_on_loopback_says_what_to_set(
         assert "UNISONO_BIND_ADDRESS" in line
 
 
+def errors_of_init(job: HostsJob, capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the last lines of all ranks, none of which meets the others."""
+    assert [job.exit_code(rank) for rank in range(job.size)] == [1] * job.size
+    lines = [line for line in capfd.readouterr().err.splitlines() if "Error:" in line]
+    assert len(lines) == job.size, lines
+    return lines
+
+
+def refuse_connections(hosts: Sequence[str]) -> None:
+    """Let host 1 reject what it would send to host 0, as a firewall does."""
+    ip("rule", "add", "to", address(0), "prohibit", namespace=hosts[1])
+
+
+def drop_connections(hosts: Sequence[str]) -> None:
+    """Let what host 1 sends to host 0 arrive nowhere."""
+    nobody = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
+    ip("neigh", "replace", address(0), *nobody, "dev", "eth0", namespace=hosts[1])
+
+
+# For each way in which rank 2 cannot connect to rank 0, the part of the error that says so.
+OBSTACLES = {refuse_connections: "Permission denied", drop_connections: "within 12 s"}
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_ranks_that_a_firewall_separates_all_name_the_address_and_the_setting(
+    obstacle: Callable[[Sequence[str]], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with network(2) as apart:
+        obstacle(apart)
+        job_of = HostsJob(say_error_of_init, apart, [2, 1], tmp_path, rendezvous_timeout_s=12.0)
+        with job_of as job:
+            lines = errors_of_init(job, capfd)
+    for line in lines:
+        assert "RendezvousError: rank 2 " in line
+        assert f"connect to rank 0 at {address(0)} port" in line
+        assert OBSTACLES[obstacle] in line
+        assert "set UNISONO_BIND_ADDRESS" in line
+
+
+def test_hosts_that_share_an_address_say_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bridge = "10.214.0.1"
+    with network(2) as twins:
+        for host in twins:
+            ip("link", "add", "docker0", "type", "veth", "peer", "name", "inside", namespace=host)
+            ip("addr", "add", f"{bridge}/16", "dev", "docker0", namespace=host)
+            ip("link", "set", "docker0", "up", namespace=host)
+        with HostsJob(say_error_of_init, twins, [1, 1], tmp_path, address_of=lambda _: bridge) as job:
+            lines = errors_of_init(job, capfd)
+    for line in lines:
+        assert f"RendezvousError: rank 1 cannot connect to rank 0 at {bridge} port" in line
+        assert "the host of this rank has that address too" in line
+
+
 def say_error_of_init(world: un.Communicator, say: Say) -> None:
     raise AssertionError("the ranks cannot have met")
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
 
 SETTING = "UNISONO_BIND_ADDRESS"
+HOW_TO_REACH = (
+    f"set {SETTING} on all ranks, or the option bind_address if the program passes it, to the network between the hosts, "
+    "such as 10.0.0.0/8, or to an interface, such as eth0, and let firewalls admit TCP connections between the hosts"
+)
 
 
 def address_for(bind_address: str) -> str:

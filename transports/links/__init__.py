@@ -12,6 +12,7 @@
 `pending_sockets.py`    sockets on which a channel waits for the other rank
 `resumption.py`         continues TCP channels whose connection has broken
 `socket_passing.py`    passes shared memory over a socket
+`meeting.py`           how all ranks connect to rank 0, and learn whether all have
 `liveness.py`          heartbeats between hosts, and the process at the other end of a link
 `tagged_fabrics.py`    UCX and MPI as libraries of tagged messages
 `preference.py`        the transports that `transports=auto` means

@@ -170,7 +170,7 @@ class Connection:
         return handshake
 
     def _error(self, error: OSError | HandshakeError) -> UnisonoError:
-        peer = _shown(self._target)
+        peer = shown(self._target)
         facts: dict[str, Any] = {"rank": self._caller.rank, "peer": self._target.peer}
         if isinstance(error, HandshakeError):
             return TransportUnavailableError(f"{peer} refused: {error.message}", **facts)
@@ -202,7 +202,7 @@ def dial(caller: DialingRank, target: Target, timeout_s: float) -> tuple[socket.
             raise
         return connection.sock, hello
     except TimeoutError:
-        message = f"{_shown(target)} did not answer within {timeout_s:g} s"
+        message = f"{shown(target)} did not answer within {timeout_s:g} s"
         raise CollectiveTimeoutError(message, rank=caller.rank, peer=target.peer) from None
 
 
@@ -392,7 +392,8 @@ def _address_of(target: Target) -> tuple[socket.AddressFamily, Any]:
     return socket.AF_INET6 if ":" in host else socket.AF_INET, (host, target.addresses.tcp_port)
 
 
-def _shown(target: Target) -> str:
+def shown(target: Target) -> str:
+    """Return the rank and the address of a target, for errors."""
     addresses = target.addresses
     address = f"unix:{addresses.unix}" if target.use_unix else f"{addresses.tcp_host} port {addresses.tcp_port}"
     return f"rank {target.peer} at {address}"

@@ -1,4 +1,4 @@
-"""Messages on a connection between two processes that agree on the membership of a job: `send` and `receive`.
+"""Messages between two processes that agree on the membership of a job: `send`, `receive` and `readable`.
 
 A message is a length of four bytes and an object in JSON. The handshake has been completed before, so the sender is a
 process of the job. Its messages are data nevertheless: the receiver checks the fields.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import struct
 from typing import Any
@@ -42,6 +43,15 @@ def receive(link: socket.socket, deadline: Deadline) -> dict[str, Any]:
         raise ValueError("a message is too long")
     message: dict[str, Any] = checked(parsed_json(_exactly(link, nbytes, deadline)), dict, "a message")
     return message
+
+
+def readable(links: list[socket.socket]) -> list[socket.socket]:
+    """Return the connections that can be read. That of a process which must only wait has ended."""
+    poll = select.poll()
+    by_descriptor = {link.fileno(): link for link in links}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
 
 
 def _exactly(link: socket.socket, nbytes: int, deadline: Deadline) -> bytes:

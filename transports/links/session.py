@@ -22,7 +22,7 @@ from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 from unisono import log
-from unisono.deadlines import LONGEST_WAIT_S, Deadline
+from unisono.deadlines import Deadline
 from unisono.errors import (
     CollectiveTimeoutError,
     PeerLostError,
@@ -44,6 +44,7 @@ from unisono.transports.links.failures import ERRORS, kind_of
 from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.listener import Addresses, Listener
 from unisono.transports.links.liveness import exchange_heartbeats, process_descriptor
+from unisono.transports.links.meeting import Failure, Gathering, link_to_first
 from unisono.transports.links.preference import tcp_interface_of_ucx
 from unisono.transports.links.resumption import Resumption, Stream, Streams
 from unisono.transports.links.tagged_fabrics import Fabrics
@@ -120,10 +121,8 @@ class Session:
             self._groups = traced_groups(self.control)
         self._members: tuple[Member, ...] = ()
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._arrivals: Arrivals | None = None
-        self._given_up = ""  # the reason why `meet` must not wait any longer
-        self._linked: set[int] = set()  # the ranks that have connected a control link, even if they have left since
+        self._gathering = Gathering()
         self._dialled_judges: set[int] = set()
         self._news: FileIO | None = None  # an eventfd that the native core signals when a rank or a connection is lost
         allowed = lift_limit_of_files(_descriptors_of(identity.size))
@@ -176,17 +175,27 @@ class Session:
         """The addresses of this rank's listener."""
         return self._listener.addresses
 
-    def meet(self, roster: Roster, options: Options, comm: Any = None) -> None:
+    def meet(
+        self,
+        roster: Roster,
+        options: Options,
+        comm: Any = None,
+        *,
+        deadline: Deadline | None = None,
+        failure: Failure = lambda: "",
+    ) -> None:
         """Open the control links to the members of `roster`.
 
         Args:
             roster: the ranks of the job.
             options: `transports` and the options of TCP hold for every channel. `rendezvous_timeout_s` limits how long
-                rank 0 waits for the control links of the others.
+                the ranks may take to connect to rank 0.
             comm: the communicator of mpi4py on which the ranks have met, or None.
+            deadline: the end of that time, if it has begun.
+            failure: returns why another rank cannot connect; empty as long as none has said so.
 
         Raises:
-            RendezvousError: some ranks did not connect to rank 0 in that time.
+            RendezvousError: not all ranks could connect to rank 0 in that time, which the error explains.
         """
         self._host_discovery.close()  # every rank has found its host by now
         self._members = roster.members
@@ -194,12 +203,7 @@ class Session:
         self._describe(hosts)
         interface = tcp_interface_of_ucx(options.preference, hosts, self.addresses.tcp_host)
         self.channels.start(options, Fabrics(options.preference, self.identity.rank, comm, interface))
-        timeout_s = options.rendezvous_timeout_s
-        if self.identity.rank == 0:
-            self._await_links(timeout_s)
-        else:
-            self._dialled_judges.add(0)
-            self._add_control_link(0, self._dial(0, Purpose.CONTROL, 0, 0, timeout_s))
+        self._link_all(deadline or Deadline(options.rendezvous_timeout_s), options.rendezvous_timeout_s, failure)
         if not self._is_local(0):
             self.recorder.compare_clocks()
         if self.identity.size > 1:
@@ -213,14 +217,21 @@ class Session:
         facts = {"job": identity.job.hex(), "epoch": identity.epoch, "host": surroundings.host, "hosts": hosts}
         self.recorder.describe({**facts, "launch_rank": identity.launch_rank})
 
-    def _await_links(self, timeout_s: float) -> None:
-        with self._changed:
-            others, limit_s = self.identity.size - 1, min(timeout_s, LONGEST_WAIT_S)
-            self._changed.wait_for(lambda: self._given_up or len(self._linked) == others, limit_s)
-        if self._given_up:
-            raise RendezvousError(self._given_up)
-        if len(self._linked) < others:
-            raise RendezvousError(f"not all ranks connected to rank 0 within {timeout_s:g} s of the rendezvous")
+    def _link_all(self, deadline: Deadline, timeout_s: float, failure: Failure) -> None:
+        """Connect to rank 0, and wait until all ranks have."""
+        addresses = [member.addresses for member in self._members]
+        if self.identity.rank != 0:
+            self._dialled_judges.add(0)
+            target = self._target(0, Purpose.CONTROL, 0, 0)
+            link = link_to_first(self._caller, target, self.addresses, deadline, timeout_s, failure)
+            self._add_control_link(0, link)
+            return
+        try:
+            self._gathering.complete(addresses, deadline, timeout_s, failure)
+        except RendezvousError as error:
+            self._gathering.close(error.message)
+            raise
+        self._gathering.begin(self._add_control_link)
 
     def _watch_news(self, news: FileIO) -> None:
         """Connect to the judges, and later to the ranks that take their places, and resume broken connections.
@@ -247,10 +258,8 @@ class Session:
                 )
 
     def give_up(self, reason: str) -> None:
-        """Make `meet` stop waiting and raise `RendezvousError` with `reason`."""
-        with self._changed:
-            self._given_up = reason
-            self._changed.notify_all()
+        """Make `meet` of rank 0 stop waiting and raise `RendezvousError` with `reason`."""
+        self._gathering.give_up(reason)
 
     def reach(self, peer: int, communicator: int, lane: int, timeout_s: float) -> socket.socket:
         """Return a connection to another rank for the agreement of survivors; raises the errors of `dial`."""
@@ -285,6 +294,7 @@ class Session:
             arrivals = self._arrivals
         if arrivals is not None:
             arrivals.close()
+        self._gathering.close(farewell or "rank 0 has left")
         self.control.leave(farewell)
         self.channels.close()
 
@@ -361,7 +371,8 @@ class Session:
         """Accept a connection of another rank. If that fails, the other rank sees the connection end."""
         try:
             if hello.purpose is Purpose.CONTROL:
-                self._add_control_link(hello.sender, sock)
+                if self.identity.rank != 0 or not self._gathering.admit(hello.sender, sock):
+                    self._add_control_link(hello.sender, sock)
             elif hello.purpose is Purpose.SURVIVOR:
                 self.survivors.admit(hello, sock)
             elif hello.purpose in (Purpose.TCP_RESUME, Purpose.TCP_REDIAL):
@@ -391,10 +402,7 @@ class Session:
         process = process_descriptor(sock)
         if sock.family != socket.AF_UNIX:
             exchange_heartbeats(sock, self._heartbeat_timeout_s)
-        with self._changed:
-            self.control.add_link(peer, connection_of(sock), process)
-            self._linked.add(peer)
-            self._changed.notify_all()
+        self.control.add_link(peer, connection_of(sock), process)
 
 
 class _ControlStreams:

@@ -78,6 +78,12 @@ class MpiRendezvous:
     def give_up(self, reason: str) -> None:
         """Do nothing: the others wait in operations of MPI until their time limit."""
 
+    def report_failure(self, reason: str) -> None:
+        """Do nothing: the others wait for links until their time limit."""
+
+    def failure(self) -> str:
+        return ""
+
     def close(self) -> None:
         """Free the duplicate, on which no operation may be pending. May be called twice."""
         comm, self.comm = self.comm, None

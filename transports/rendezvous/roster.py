@@ -19,7 +19,7 @@ from unisono.errors import RendezvousError, UnisonoError
 from unisono.foreign import parsed_json
 from unisono.options import Options
 from unisono.records import record
-from unisono.transports.host.bind_address import is_numeric
+from unisono.transports.host.bind_address import HOW_TO_REACH, is_numeric
 from unisono.transports.host.host_discovery import Surroundings
 from unisono.transports.links.handshake import WIRE_VERSIONS
 from unisono.transports.links.listener import Addresses
@@ -28,6 +28,7 @@ from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
 Setting: TypeAlias = str | int | float
 
 _ROSTER = "roster"
+_FAILURE = "failure"
 _TEXT_LIMIT = 256
 _SURROUNDINGS = {"machine": str, "host": str, "network": int, "users": int, "user": int, "alone": str}
 
@@ -155,6 +156,25 @@ def give_up(store: Store, rank: int, size: int, reason: str) -> None:
             store.set(key, value)
 
 
+def report_failure(store: Store, reason: str) -> None:
+    """Put into `store` why a rank cannot connect to another one, unless a rank has done so before."""
+    with contextlib.suppress(UnisonoError):
+        store.set(_FAILURE, _encode({"error": reason}))
+
+
+def failure(store: Store) -> str:
+    """Return why a rank cannot connect to another one; empty as long as no rank has reported that.
+
+    Raises:
+        RendezvousError: the store has failed.
+    """
+    try:
+        record = _decode(store.get(_FAILURE, 0.0))
+    except StoreTimeoutError:
+        return ""
+    return str(record.get("error")) if isinstance(record, dict) else ""
+
+
 def entry_of(me: Member, size: int) -> bytes:
     """Return the entry of a rank that was started as one of `size` ranks."""
     return _encode({"terms": terms(size), "member": dataclasses.asdict(me)})
@@ -237,9 +257,7 @@ def _check_reachable(members: Sequence[Member]) -> None:
         why = first.surroundings.apart_from(away.surroundings)
         raise RendezvousError(
             f"ranks 0 and {away.rank} are apart ({why}), and {shown} can be reached from its own host only (it listens "
-            f"on {hidden[0].addresses.tcp_host}): set UNISONO_BIND_ADDRESS on all ranks, or the option bind_address if "
-            "the program passes it, to the network between the hosts, such as 10.0.0.0/8, or to an interface, such as "
-            "eth0"
+            f"on {hidden[0].addresses.tcp_host}): {HOW_TO_REACH}"
         )
 
 
