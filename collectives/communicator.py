@@ -453,7 +453,9 @@ class Communicator(Groups, Objects, Messages, MpiNames):
 
         Args:
             count: the number of processes to wait for; None admits those that wait now, and waits for no other.
-            timeout_s: seconds to wait for `count` processes; by default the option `rendezvous_timeout_s`.
+            timeout_s: seconds to wait for `count` processes, once all ranks have called `grow`; by default the option
+                `rendezvous_timeout_s`. Processes that wait then have 2 seconds to meet the ranks, or the rest of the
+                time if that is longer.
 
         Raises:
             UsageError: the communicator is not of all ranks, or the job has no place where processes could wait.

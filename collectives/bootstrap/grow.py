@@ -29,8 +29,8 @@ from unisono.deadlines import Deadline
 from unisono.errors import MismatchError, RendezvousError, UnisonoError, UsageError
 from unisono.foreign import checked, parsed_json
 from unisono.options import Options
-from unisono.transports.links.joiners import Invitation, Joiners, readable
-from unisono.transports.links.link_messages import receive, send
+from unisono.transports.links.joiners import Invitation, Joiners
+from unisono.transports.links.link_messages import readable, receive, send
 from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous import host_and_port, open_waiting_place
@@ -41,19 +41,25 @@ if TYPE_CHECKING:
 
     from unisono.collectives.communicator import Communicator
 
-JoinWorld: TypeAlias = "Callable[[Session, Rendezvous, Options, StoreServer | None], Communicator]"
+JoinWorld: TypeAlias = "Callable[[Session, Rendezvous, Options, StoreServer | None, Deadline], Communicator]"
 
 _log = log.get("rendezvous")
 
 # How long the leader looks for joiners before it tells the members that they wait another round.
 _ROUND_S = 0.5
 _PAUSE_S = 0.01
+# How long a call that waits for no process looks for the answers of those that have asked.
+_PATIENCE_S = 1.0
 _ANSWER_S = 5.0
 # The bytes of a decision, which has the same size on all members, and of an error in it.
 _DECISION_NBYTES = 4096
 _MOST_REASON = 512
 # The least time for a meeting, however short the caller wants to wait for joiners.
-_MEETING_S = 10.0
+_MEETING_S = 2.0
+# How long after the end of the caller's time the members may still tell each other how it has ended.
+_AGREEING_S = 2.0
+# Set in the store of a meeting when all joiners have met the members.
+_MET = "met"
 _NO_COUNT = -1  # stands for the count None
 # The errors because of which a member cannot do its part; the system may refuse descriptors or threads.
 _FAILURES = (UnisonoError, OSError, RuntimeError)
@@ -98,12 +104,14 @@ class Growth:
         self._options = options
         self._join_world = join_world
         self._joiners: Joiners | None = None  # of the leader, from its first look on
+        self._has_tried = False  # whether a meeting has failed in this call of `grow`
 
     def grow(self, world: Communicator, count: int | None, timeout_s: float) -> Communicator:
         """Return a communicator of the members and of joiners, as `Communicator.grow` documents."""
-        deadline = Deadline(timeout_s)
+        self._has_tried = False
+        self._session.latest_epoch = _compare(world, count, self._session.latest_epoch, None)
+        deadline = Deadline(timeout_s)  # all members have called `grow` now
         while True:
-            self._session.latest_epoch = _compare(world, count, self._session.latest_epoch)
             decision, party = self._decide(world, count, deadline)
             with contextlib.closing(party):
                 if decision.do == "stay":
@@ -113,6 +121,10 @@ class Growth:
                 grown = self._meet_and_agree(world, decision, party, deadline)
             if grown is not None:
                 return grown
+            self._session.latest_epoch = _compare(
+                world, count, self._session.latest_epoch, _limit_s(self._options, deadline)
+            )
+            self._has_tried = True
 
     def close(self) -> None:
         """Close the connections to joiners that still wait."""
@@ -123,7 +135,7 @@ class Growth:
         while True:
             decision, party = self._look(world, count, deadline) if world.rank == 0 else (Decision("wait"), _Party())
             try:
-                decision = _broadcast(world, decision)
+                decision = _broadcast(world, decision, _limit_s(self._options, deadline))
             except BaseException:
                 party.close()
                 raise
@@ -134,8 +146,9 @@ class Growth:
         """Look for joiners during one round. Only the leader does so."""
         try:
             joiners = self._joiners = self._joiners or self._open()
-            waiting = _await_joiners(joiners, count or 0, deadline)
-            links = joiners.ready(waiting if count is None else count) if waiting >= (count or 1) else []
+            waiting = joiners.look(_PATIENCE_S) if count is None else _await_joiners(joiners, count, deadline)
+            may_meet = waiting >= (count or 1) and not (self._has_tried and deadline.has_passed())
+            links = joiners.ready(waiting if count is None else count) if may_meet else []
             if len(links) < (count or 1):
                 joiners.wait_again(links)
                 if count is None:
@@ -181,7 +194,7 @@ class Growth:
             except _FAILURES as error:
                 failure = _text(error)
                 party.fail(failure)
-            if world.allgather(np.array([grown is not None])).all():
+            if world.allgather(np.array([grown is not None]), timeout_s=_limit_s(self._options, deadline)).all():
                 party.begin()
                 opened.pop_all()
                 return grown
@@ -210,12 +223,16 @@ class Growth:
         session = Session(me, self._options)
         opened.callback(session.close, _FAREWELL)
         limit = Deadline(max(_MEETING_S, deadline.remaining_s()))
-        with party.watched(session, self._session, limit):
-            store = store_of_leader(decision.store, me, limit, self._options)
-            with contextlib.closing(store):
+        with contextlib.closing(store_of_leader(decision.store, me, limit, self._options)) as store:
+            with party.watched(session, self._session, limit):
                 rendezvous = StoreRendezvous(store, me.rank, me.size, me.key, limit.remaining_s())
-                grown = self._join_world(session, rendezvous, self._options, None)
+                grown = self._join_world(session, rendezvous, self._options, None, limit)
                 opened.callback(grown.close)
+            # The other members wait here for the joiners, and not in a call, which would be logged as one that waits.
+            if world.rank == 0:
+                store.set(_MET, b"")
+            else:
+                store.get(_MET, limit.remaining_s())
         return grown
 
 
@@ -332,13 +349,18 @@ def _await_joiners(joiners: Joiners, count: int, deadline: Deadline) -> int:
     return waiting
 
 
-def _compare(world: Communicator, count: int | None, epoch: int) -> int:
+def _limit_s(options: Options, deadline: Deadline) -> float:
+    """Return the time limit of a call by which the members agree: no later than soon after `deadline`."""
+    return min(options.timeout_s, deadline.remaining_s() + _AGREEING_S)
+
+
+def _compare(world: Communicator, count: int | None, epoch: int, limit_s: float | None) -> int:
     """Check that all members pass the same count; return the highest epoch that one of them knows.
 
     Raises:
         MismatchError: the counts differ. The world goes on.
     """
-    rows = world.allgather(np.array([[_NO_COUNT if count is None else count, epoch]], np.int64))
+    rows = world.allgather(np.array([[_NO_COUNT if count is None else count, epoch]], np.int64), timeout_s=limit_s)
     counts = rows[:, 0].tolist()
     odd = next((rank for rank, other in enumerate(counts) if other != counts[0]), None)
     if odd is not None:
@@ -355,10 +377,10 @@ def _shown(count: int) -> str:
     return "" if count == _NO_COUNT else f"count={count}"
 
 
-def _broadcast(world: Communicator, decision: Decision) -> Decision:
+def _broadcast(world: Communicator, decision: Decision, limit_s: float) -> Decision:
     """Return the decision of the leader on all members."""
     text = json.dumps(decision._asdict()).encode()
     frame = np.zeros(_DECISION_NBYTES, np.uint8)
     frame[: len(text)] = np.frombuffer(text, np.uint8)
-    fields = parsed_json(world.broadcast(frame).tobytes().rstrip(b"\0"))
+    fields = parsed_json(world.broadcast(frame, timeout_s=limit_s).tobytes().rstrip(b"\0"))
     return Decision(**checked(fields, {"do": str, "joiners": int, "store": str, "error": str}))

@@ -91,6 +91,6 @@ def _meet(
     opened.callback(session.close, _FAREWELL)
     with contextlib.closing(store_of_leader(invitation.store, me, deadline, options)) as store:
         rendezvous = StoreRendezvous(store, me.rank, me.size, me.key, deadline.remaining_s())
-        world = join_world(session, rendezvous, options, None)
+        world = join_world(session, rendezvous, options, None, deadline)
     opened.callback(world.close)
     return world

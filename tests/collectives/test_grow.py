@@ -115,7 +115,9 @@ MOMENTS = {
 def die_at(moment: str) -> None:
     """Let this process die at `moment`."""
     module, owner, name = MOMENTS[moment]
-    setattr(getattr(importlib.import_module(module), owner), name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    setattr(
+        getattr(importlib.import_module(module), owner), name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    )
 
 
 def join_and_die(say: Say, moment: str) -> None:
@@ -290,6 +292,22 @@ def test_stopped_process_is_passed_over_and_joins_later(tmp_path: Path) -> None:
         job.signal(stopped, signal.SIGCONT)
         leave_mark(tmp_path, "continued")
         assert [job.hear(number) for number in (0, other, stopped)] == [(rank, 3, 3, True) for rank in range(3)]
+
+
+def stop_while_growing(world: un.Communicator, say: Say) -> None:
+    """Stop rank 1 once all members have called `grow`."""
+    if world.rank == 1:
+        growing = importlib.import_module("unisono.collectives.bootstrap.grow")
+        growing._broadcast = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[attr-defined]
+    with pytest.raises((un.RendezvousError, un.CollectiveTimeoutError)):
+        world.grow(1, timeout_s=1.0)
+    say("went on")
+
+
+def test_member_that_stops_while_others_grow_does_not_hold_them_up_beyond_their_limit(tmp_path: Path) -> None:
+    with LastingJob(stop_while_growing, 3, tmp_path, timeout_s=100 * DEADLINE_S) as job:
+        assert [job.hear(rank) for rank in (0, 2)] == ["went on"] * 2
+        job.signal(1, signal.SIGKILL)
 
 
 def be_second(say: Say, folder: Path) -> None:

@@ -31,14 +31,14 @@ from typing import Any, NamedTuple
 
 from unisono import log
 from unisono.deadlines import Deadline
-from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, UnisonoError
+from unisono.errors import PeerLostError, RendezvousError, UnisonoError
 from unisono.foreign import checked, parsed_json
 from unisono.records import record
-from unisono.transports.links.dialer import DialingRank, Target, dial
+from unisono.transports.links.dialer import Connection, DialingRank, Target
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, Admission, Hello, Purpose
 from unisono.transports.links.handshake_io import HandshakeServer
-from unisono.transports.links.link_messages import receive, send
+from unisono.transports.links.link_messages import readable, receive, send
 from unisono.transports.links.listener import Addresses, listen_tcp
 from unisono.transports.links.liveness import watch
 from unisono.transports.links.tls import TlsPolicy
@@ -49,6 +49,8 @@ _log = log.get("rendezvous")
 
 # How long a joiner may take to answer. One that takes longer asks again, and so waits for the next call of `grow`.
 _ANSWER_S = 2.0
+# The same while all members wait for it.
+_READY_S = 1.0
 # How often a joiner looks for the answer to its request.
 _LOOK_S = 0.2
 _PENDING_LIMIT = 64
@@ -110,6 +112,14 @@ class Request:
         return f"process {self.pid} on {self.node} ({self.host} port {self.port})"
 
 
+class _Dialled(NamedTuple):
+    """A joiner to which the leader is connecting."""
+
+    request: Request
+    connection: Connection
+    deadline: Deadline
+
+
 class Joiners:
     """The processes that wait to join, for the leader of the members.
 
@@ -126,9 +136,13 @@ class Joiners:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._next = 0  # the first request that has not been read
         self._waiting: list[socket.socket] = []
+        self._dialled: dict[int, _Dialled] = {}  # by request
 
-    def look(self) -> int:
-        """Dial the joiners with new requests; return the number of all that wait now.
+    def look(self, patience_s: float = 0.0) -> int:
+        """Dial the joiners with new requests, side by side; return the number of all that wait now.
+
+        A joiner that does not answer at once is looked at again in the next call. With `patience_s`, this call waits so
+        long for those that have been dialled.
 
         Raises:
             RendezvousError: the store has failed.
@@ -139,17 +153,22 @@ class Joiners:
         while (value := _read(self._store, _request(self._next))) is not None:
             number, self._next = self._next, self._next + 1
             if _read(self._store, _answer(number)) is None:
-                self._put(number, self._reach(value))
+                self._begin(number, value)
+        patience = Deadline(patience_s)
+        while self._dialled and not self._advance(patience):
+            pass
         return len(self._waiting)
 
     def ready(self, most: int) -> list[socket.socket]:
         """Return the connections of the first joiners that answer now, at most `most`. The caller owns them."""
-        links: list[socket.socket] = []
-        while self._waiting and len(links) < most:
-            link = self._waiting.pop(0)
+        asked, self._waiting = self._waiting[:most], self._waiting[most:]
+        for link in asked:
             send(link, {"ask": "ready"})
+        links: list[socket.socket] = []
+        deadline = Deadline(_READY_S)
+        for link in asked:
             try:
-                receive(link, Deadline(_ANSWER_S))
+                receive(link, deadline)
             except (OSError, ValueError) as error:
                 _log.debug("a process that waits to join does not answer: %s", error)
                 link.close()
@@ -165,30 +184,61 @@ class Joiners:
         """Close all connections and the store."""
         for link in self._waiting:
             link.close()
+        for each in self._dialled.values():
+            each.connection.close()
         self._waiting.clear()
+        self._dialled.clear()
         self._store.close()
 
-    def _reach(self, value: bytes) -> dict[str, Any]:
-        """Connect to the joiner of a request, and return the answer to it."""
+    def _begin(self, number: int, value: bytes) -> None:
+        """Begin to connect to the joiner of a request, or answer the request."""
         try:
             request = Request.parse(value)
         except ValueError as error:
-            return {"error": f"the request to join cannot be used: {error}"}
+            self._put(number, {"error": f"the request to join cannot be used: {error}"})
+            return
         if request.release != release():
-            return {"error": f"this process runs {request.release}, and the job {release()}: all must run the same"}
+            text = f"this process runs {request.release}, and the job {release()}: all must run the same"
+            self._put(number, {"error": text})
+            return
         addresses = Addresses("", "", request.host, request.port, request.pid)
         try:
-            link, _ = dial(self._caller, Target(NO_RANK, addresses, False, Purpose.JOIN), _ANSWER_S)
+            connection = Connection(self._caller, Target(NO_RANK, addresses, False, Purpose.JOIN))
         except UnisonoError as error:
-            _log.info("%s asked to join and cannot be reached: %s", request, error.message)
-            is_refused = isinstance(error, PeerLostError) and isinstance(error.__cause__, ConnectionRefusedError)
-            if isinstance(error, CollectiveTimeoutError) or (isinstance(error, PeerLostError) and not is_refused):
-                return {"again": "it did not answer in time"}
-            needs = "a process that joins needs the key of the job, and on another host UNISONO_BIND_ADDRESS"
-            return {"error": f"the members of the job cannot reach {request}: {error.message}; {needs}"}
-        watch(link, self._heartbeat_timeout_s)
-        self._waiting.append(link)
-        return {"reached": str(request)}
+            self._put(number, _unreached(request, error))
+        else:
+            self._dialled[number] = _Dialled(request, connection, Deadline(_ANSWER_S))
+
+    def _advance(self, patience: Deadline) -> bool:
+        """Go on with the connections that can; return whether `patience` has passed."""
+        poll = select.poll()
+        earliest_s = min(each.deadline.remaining_s() for each in self._dialled.values())
+        for each in self._dialled.values():
+            poll.register(each.connection.sock, select.POLLOUT if each.connection.is_connecting else select.POLLIN)
+        is_over = patience.has_passed()
+        active = {number for number, _ in poll.poll(1e3 * min(earliest_s, patience.remaining_s()))}
+        for number, each in list(self._dialled.items()):
+            if each.connection.sock.fileno() in active:
+                self._go_on(number, each)
+            elif each.deadline.has_passed():
+                del self._dialled[number]
+                each.connection.close()
+                self._put(number, {"again": "it did not answer in time"})
+        return is_over
+
+    def _go_on(self, number: int, each: _Dialled) -> None:
+        try:
+            if each.connection.advance() is None:
+                return
+        except UnisonoError as error:
+            each.connection.close()
+            answer = _unreached(each.request, error)
+        else:
+            watch(each.connection.sock, self._heartbeat_timeout_s)
+            self._waiting.append(each.connection.sock)
+            answer = {"reached": str(each.request)}
+        del self._dialled[number]
+        self._put(number, answer)
 
     def _put(self, number: int, answer: dict[str, Any]) -> None:
         try:
@@ -351,13 +401,13 @@ class Joiner:
             number += 1
 
 
-def readable(links: list[socket.socket]) -> list[socket.socket]:
-    """Return the connections that can be read. That of a joiner that waits has ended, because it sends nothing."""
-    poll = select.poll()
-    by_descriptor = {link.fileno(): link for link in links}
-    for descriptor in by_descriptor:
-        poll.register(descriptor, select.POLLIN)
-    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
+def _unreached(request: Request, error: UnisonoError) -> dict[str, Any]:
+    """Return the answer to a request whose joiner cannot be reached."""
+    _log.info("%s asked to join and cannot be reached: %s", request, error.message)
+    if isinstance(error, PeerLostError) and not isinstance(error.__cause__, ConnectionRefusedError):
+        return {"again": "it did not answer in time"}
+    needs = "a process that joins needs the key of the job, and on another host UNISONO_BIND_ADDRESS"
+    return {"error": f"the members of the job cannot reach {request}: {error.message}; {needs}"}
 
 
 def _parsed_answer(value: bytes) -> dict[str, Any]:
