@@ -413,12 +413,19 @@ def _tell_failure(ended: Exit, living: int, is_restarted: bool) -> None:
 
 
 def _tell_survival(exits: Sequence[Exit]) -> None:
-    """Name the lost ranks, and those that ended with 0; a rank that was started anew may be among both."""
-    lost = sorted({ended.rank for ended in exits if ended.code})
-    if lost:
-        succeeded = sorted(ended.rank for ended in exits if ended.code == 0)
-        were = "were" if len(lost) > 1 else "was"
-        tell(f"{_named(lost)} {were} lost (--keep-going), and {_named(succeeded)} ended with 0")
+    """Name the lost ranks, those that were started anew and ended with 0, and the others; each rank once."""
+    failed = {ended.rank for ended in exits if ended.code}
+    if not failed:
+        return
+    succeeded = {ended.rank for ended in exits if ended.code == 0}
+    were = "were" if len(failed - succeeded) > 1 else "was"
+    parts = (
+        (failed - succeeded, f"{were} lost (--keep-going)"),
+        (failed & succeeded, "ended with 0 after a new start"),
+        (succeeded - failed, "ended with 0"),
+    )
+    *first, last = [f"{_named(sorted(ranks))} {how}" for ranks, how in parts if ranks]
+    tell(", and ".join(filter(None, [", ".join(first), last])))
 
 
 def _named(ranks: Sequence[int]) -> str:
