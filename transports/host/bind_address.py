@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 SETTING = "UNISONO_BIND_ADDRESS"
 HOW_TO_REACH = (
-    f"set {SETTING} on all ranks, or the option bind_address if the program passes it, to the network between the hosts, "
-    "such as 10.0.0.0/8, or to an interface, such as eth0, and let firewalls admit TCP connections between the hosts"
+    f"set {SETTING} on all ranks, or the option bind_address if the program passes it, to the network between the "
+    "hosts, such as 10.0.0.0/8, or to an interface, such as eth0, and let firewalls admit TCP "
+    "connections between the hosts"
 )
 
 
