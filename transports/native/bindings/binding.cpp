@@ -222,7 +222,7 @@ nb::bytes recorded(Control& control) {
 nb::object measure_clock(Control& control, double limit_s) {
   std::optional<ClockOffset> clock;
   {
-    const nb::gil_scoped_release released;
+    const LockReleased released;
     clock = control.measure_clock(std::chrono::milliseconds(static_cast<std::int64_t>(limit_s * 1e3)));
   }
   if (!clock) return nb::none();
@@ -252,14 +252,14 @@ void reduce(nb::handle dst, const std::vector<nb::object>& sources, int dtype, i
   const Kernel kernel = find_kernel(static_cast<DType>(dtype), static_cast<Combine>(combine));
   if (!kernel || data.empty()) throw std::invalid_argument("no kernel reduces this element type by this operation");
   const std::size_t count = target.nbytes() / dtype_table[static_cast<std::size_t>(dtype)].itemsize;
-  const nb::gil_scoped_release unlocked;
+  const LockReleased unlocked;
   kernel(target.data(), data.data(), data.size(), count, divisor);
 }
 
 // The CRC-32C of earlier bytes, whose checksum is `before`, and of those of `x`.
 std::uint32_t checksum(nb::handle x, std::uint32_t before) {
   const Buffer bytes(x, false);
-  const nb::gil_scoped_release unlocked;
+  const LockReleased unlocked;
   return crc32c(before, bytes.data(), bytes.nbytes());
 }
 
@@ -286,7 +286,7 @@ void to_wire(int form, nb::handle wire, nb::handle x, nb::handle residual) {
   const std::size_t count = elements_coded(codec, from, to);
   if (residual_buffer.nbytes() != from.nbytes())
     throw std::invalid_argument("x and its residual must be of one length");
-  const nb::gil_scoped_release unlocked;
+  const LockReleased unlocked;
   codec.encode(to.data(), reinterpret_cast<const float*>(from.data()), reinterpret_cast<float*>(residual_buffer.data()),
                count);
 }
@@ -296,7 +296,7 @@ void from_wire(int form, nb::handle x, nb::handle wire, bool adds) {
   const Buffer to(x, true);
   const Buffer from(wire, false);
   const std::size_t count = elements_coded(codec, to, from);
-  const nb::gil_scoped_release unlocked;
+  const LockReleased unlocked;
   codec.decode(reinterpret_cast<float*>(to.data()), from.data(), count, adds);
 }
 
@@ -343,15 +343,15 @@ void bind_control(nb::module_& module) {
           [](Control& control, int peer, std::uint32_t resumptions) {
             return to_pair(control.retire_link(peer, resumptions));
           },
-          nb::arg("peer"), nb::arg("resumptions"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("peer"), nb::arg("resumptions"), nb::call_guard<LockReleased>())
       .def(
           "resume_link",
           [](Control& control, int peer, Connection& connection, std::uint32_t resumptions, std::uint64_t received) {
             return control.resume_link(peer, std::move(connection), {resumptions, received});
           },
           nb::arg("peer"), nb::arg("connection"), nb::arg("resumptions"), nb::arg("received"),
-          nb::call_guard<nb::gil_scoped_release>())
-      .def("end_link", &Control::end_link, nb::arg("peer"), nb::call_guard<nb::gil_scoped_release>())
+          nb::call_guard<LockReleased>())
+      .def("end_link", &Control::end_link, nb::arg("peer"), nb::call_guard<LockReleased>())
       .def(
           "describe", [](Control& control, const std::string& about) { control.recorder().memory().describe(about); },
           nb::arg("about"))
@@ -373,7 +373,7 @@ void bind_control(nb::module_& module) {
           nb::arg("kind"), nb::arg("peer"), nb::arg("text"))
       .def(
           "lose", [](Control& control, int peer, const std::string& seen) { control.lose(peer, -1, seen); },
-          nb::arg("peer"), nb::arg("seen"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("peer"), nb::arg("seen"), nb::call_guard<LockReleased>())
       .def(
           "suspect",
           [](Control& control, int peer, const std::string& seen) { control.suspect(peer, control_links, -1, seen); },
@@ -408,7 +408,7 @@ void bind_control(nb::module_& module) {
       .def("departed", &Control::departed, nb::arg("peer"))
       .def("farewell", &Control::farewell, nb::arg("peer"))
       .def("frames_sent", &Control::frames_sent)
-      .def("leave", &Control::leave, nb::arg("farewell"), nb::call_guard<nb::gil_scoped_release>())
+      .def("leave", &Control::leave, nb::arg("farewell"), nb::call_guard<LockReleased>())
       .def("abandon", &Control::abandon);
 }
 
@@ -494,8 +494,7 @@ void bind_endpoint(nb::module_& module) {
           [](Endpoint& endpoint, std::int64_t lane, int peer, std::uint32_t stream, std::uint32_t resumptions) {
             return to_pair(endpoint.retire_stream(lane, endpoint.member(peer), {stream, resumptions}));
           },
-          nb::arg("lane"), nb::arg("peer"), nb::arg("stream"), nb::arg("resumptions"),
-          nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("lane"), nb::arg("peer"), nb::arg("stream"), nb::arg("resumptions"), nb::call_guard<LockReleased>())
       .def(
           "resume_stream",
           [](Endpoint& endpoint, std::int64_t lane, int peer, std::uint32_t stream, Connection& connection,
@@ -504,7 +503,7 @@ void bind_endpoint(nb::module_& module) {
                                           {resumptions, received});
           },
           nb::arg("lane"), nb::arg("peer"), nb::arg("stream"), nb::arg("connection"), nb::arg("resumptions"),
-          nb::arg("received"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("received"), nb::call_guard<LockReleased>())
       .def("add_tagged", add_tagged, nb::arg("lane"), nb::arg("peer"), nb::arg("messenger"), nb::arg("address"),
            nb::arg("out_tag"), nb::arg("in_tag"), nb::arg("socket"))
       .def("start", start, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"))
@@ -526,19 +525,19 @@ void bind_endpoint(nb::module_& module) {
           [](Endpoint& endpoint, std::uint64_t seen, double most_s) {
             return endpoint.wait_for_end(seen, std::chrono::milliseconds(static_cast<std::int64_t>(most_s * 1e3)));
           },
-          nb::arg("seen"), nb::arg("most_s"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("seen"), nb::arg("most_s"), nb::call_guard<LockReleased>())
       .def(
           "settle",
           [](Endpoint& endpoint, double limit_s) {
             {
-              const nb::gil_scoped_release unlocked;
+              const LockReleased unlocked;
               endpoint.settle(std::chrono::milliseconds(static_cast<std::int64_t>(limit_s * 1e3)), interrupted);
             }
             if (PyErr_Occurred() != nullptr) throw nb::python_error();
           },
           nb::arg("limit_s"))
       .def("last_call", [](Endpoint& endpoint) { return endpoint.last_call(); })
-      .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>());
+      .def("close", &Endpoint::close, nb::call_guard<LockReleased>());
 }
 
 }  // namespace
@@ -594,7 +593,7 @@ NB_MODULE(_core, module) {
   module.def("from_wire", from_wire, nb::arg("form"), nb::arg("x"), nb::arg("wire"), nb::arg("adds"));
   module.def("simd", simd_level);
   module.def("flag_latency_ns", flag_latency_ns, nb::arg("core_a"), nb::arg("core_b"), nb::arg("rounds"),
-             nb::call_guard<nb::gil_scoped_release>());
+             nb::call_guard<LockReleased>());
   module.def("notify_of_signal", notify_of_signal, nb::arg("event"));
   module.def("forget_signal", forget_signal, nb::arg("event"));
   module.def("set_package_directory", set_package_directory, nb::arg("directory"));

@@ -56,7 +56,7 @@ class PythonCudaProgram {
   nb::object issue() const {
     std::optional<CudaFailure> failure;
     {
-      const nb::gil_scoped_release released;
+      const LockReleased released;
       failure = program_.issue();
     }
     if (!failure) return nb::none();

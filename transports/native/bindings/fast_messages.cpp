@@ -144,7 +144,7 @@ class MessageCalls {
   void complete(Request& request, const Message& message, nb::handle array, double limit_s) {
     Outcome outcome = request.outcome();
     if (outcome == Outcome::pending) {
-      const nb::gil_scoped_release unlocked;
+      const LockReleased unlocked;
       outcome = target_->wait(request, limit_s, interrupted);
     }
     if (outcome != Outcome::done && target_->memory_must_leak()) array.inc_ref();

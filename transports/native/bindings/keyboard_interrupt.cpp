@@ -18,6 +18,8 @@
 #include <mutex>
 #include <thread>
 
+#include "python_lock.h"
+
 namespace nb = nanobind;
 
 namespace unisono {
@@ -61,7 +63,8 @@ bool handles(std::uintptr_t count) {
 
 // Another handler may want the program to go on.
 bool raises_interrupt() {
-  const nb::gil_scoped_acquire lock;
+  if (interpreter_ends()) return true;
+  const LockTaken lock;
   try {
     const nb::module_ signal = nb::module_::import_("signal");
     return signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));

@@ -71,7 +71,8 @@ CallSite call_site() {
 void set_package_directory(std::string directory) { package_directory() = std::move(directory); }
 
 bool interrupted() {
-  const nb::gil_scoped_acquire lock;
+  if (interpreter_ends()) return false;
+  const LockTaken lock;
   return PyErr_CheckSignals() != 0;
 }
 
@@ -82,7 +83,7 @@ int outcome_of(Outcome outcome) {
 
 Outcome yield_and_poll(Endpoint& endpoint, const Request& request) {
   if (endpoint.crowded() && request.outcome() == Outcome::pending) {
-    const nb::gil_scoped_release unlocked;
+    const LockReleased unlocked;
     endpoint.yield_and_poll(request);
   }
   return request.outcome();
@@ -101,7 +102,7 @@ int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory,
     endpoint.set_site(*request, call_site());
   Outcome outcome;
   {
-    const nb::gil_scoped_release unlocked;
+    const LockReleased unlocked;
     outcome = endpoint.wait(*request, timeout_s, interrupted);
   }
   if (outcome != Outcome::done && endpoint.memory_must_leak()) {

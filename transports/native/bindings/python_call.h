@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "endpoint.h"
+#include "python_lock.h"
 
 namespace unisono {
 

@@ -23,7 +23,7 @@ int StartedCall::poll() { return outcome_of(endpoint_->abandoned() ? Outcome::fa
 int StartedCall::wait(double timeout_s) {
   Outcome outcome = endpoint_->abandoned() ? Outcome::failed : request_->outcome();
   if (outcome == Outcome::pending) {
-    const nb::gil_scoped_release unlocked;
+    const LockReleased unlocked;
     outcome = endpoint_->wait(*request_, timeout_s, interrupted);
   }
   return outcome_of(outcome);

@@ -159,7 +159,8 @@ class Table {
   std::int64_t add(std::unique_ptr<RegisteredCall> call) {
     // The last user may be a thread of XLA, which does not hold the interpreter's lock.
     std::shared_ptr<const RegisteredCall> shared(call.release(), [](const RegisteredCall* each) {
-      const nb::gil_scoped_acquire lock;
+      if (interpreter_ends()) return;  // the process ends, and its memory with it
+      const LockTaken lock;
       delete each;
     });
     const std::lock_guard lock(mutex_);
