@@ -110,7 +110,8 @@ bool check_keywords(const CachedMethod& self, PyObject* names) {
     const nb::handle keyword = PyTuple_GET_ITEM(names, i);
     const Parameter* end = self.parameter + self.parameters;
     // By value: a name that the program has computed is no interned string.
-    if (std::any_of(self.parameter, end, [&](const Parameter& each) { return keyword.equal(nb::handle(each.name)); })) continue;
+    if (std::any_of(self.parameter, end, [&](const Parameter& each) { return keyword.equal(nb::handle(each.name)); }))
+      continue;
     return or_error(false, [&] {
       nb::list known;
       for (Py_ssize_t k = 0; k < self.parameters; ++k) known.append(nb::handle(self.parameter[k].name));
