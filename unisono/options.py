@@ -31,6 +31,9 @@ WHOLE_TRANSPORTS = ("ucx_core",)
 TRANSPORTS_GROUP = "unisono.transports"
 MOST_TCP_STREAMS = 16
 MOST_RECORDED = 100_000
+# The native core holds numbers in 64 bits with a sign. Python refuses to convert thousands of digits.
+_MOST_INTEGER = (1 << 63) - 1
+_MOST_DIGITS = 20
 
 
 def parse_transports(names: str | tuple[str, ...]) -> str:
@@ -76,9 +79,11 @@ def parse_nbytes(text: str) -> int:
     digits = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = digits[-1:] if digits[-1:] in ("K", "M", "G") else ""
     number = digits.removesuffix(unit)
-    if not (number.isascii() and number.isdigit() and int(number) > 0):
+    is_number = number.isascii() and number.isdigit() and len(number) < _MOST_DIGITS
+    nbytes = int(number) * units[unit] if is_number else 0
+    if not 0 < nbytes <= _MOST_INTEGER:
         raise ValueError("a positive number of bytes, such as 65536, 64K or 1M")
-    return int(number) * units[unit]
+    return nbytes
 
 
 def _switch(text: str) -> bool:
@@ -94,13 +99,13 @@ def _flag(value: object) -> bool:
     return value
 
 
-def _integer(least: int, most: int | None, meaning: str) -> Callable[[Any], int]:
+def _integer(least: int, most: int, meaning: str) -> Callable[[Any], int]:
     def check(value: Any) -> int:
         try:
             number = -1 if isinstance(value, bool) else operator.index(value)
         except TypeError:
             number = -1
-        if number < least or (most is not None and number > most):
+        if not least <= number <= most:
             raise ValueError(meaning)
         return number
 
@@ -232,12 +237,13 @@ class Options:
         files = {name: getattr(self, name) for name in ("tls_certificate", "tls_key", "tls_authority")}
         missing = [name for name, path in files.items() if not path]
         if missing and len(missing) < len(files):
-            raise UsageError(f"{', '.join(missing)} must be set too: a certificate needs its key and an authority")
+            shown = ", ".join(f"{name} ({variable(name)})" for name in missing)
+            raise UsageError(f"{shown} must be set too: a certificate needs its key and an authority")
         unencrypted = [name for name in self.preference if name not in ("auto", "shm", "tcp")]
         if self.tls == "on" and unencrypted:
             raise UsageError(
                 f"tls='on' cannot be used with transports={self.transports!r}: TLS encrypts TCP, but not "
-                f"{' or '.join(unencrypted)}"
+                f"{' or '.join(unencrypted)}; {variable('tls')} and {variable('transports')} set them too"
             )
 
     @property
@@ -360,12 +366,12 @@ FIELDS: dict[str, Field] = {
     "algorithm": Field(str, _text),
     "table": Field(str, _path_or_none),
     "load": Field(str, _path_or_none),
-    "segment_nbytes": Field(parse_nbytes, _integer(0, None, "a number of bytes, such as 65536")),
+    "segment_nbytes": Field(parse_nbytes, _integer(0, _MOST_INTEGER, "a number of bytes, such as 65536")),
     "bind_address": Field(str, _text),
     "heartbeat_timeout_s": _SECONDS,
     "tcp_streams": Field(_number_or_text(int), _integer(1, MOST_TCP_STREAMS, f"a number from 1 to {MOST_TCP_STREAMS}")),
     "tcp_checksum": Field(_switch, _flag),
-    "gpu_blocks": Field(_number_or_text(int), _integer(0, None, "a number of blocks, or 0 for no limit")),
+    "gpu_blocks": Field(_number_or_text(int), _integer(0, _MOST_INTEGER, "a number of blocks, or 0 for no limit")),
     "verify_results": Field(_switch, _flag),
     "tls": Field(str, _one_of("auto", "on", "off")),
     "tls_certificate": Field(str, _path_or_none),

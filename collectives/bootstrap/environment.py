@@ -316,9 +316,10 @@ def _rank_and_size(environ: Mapping[str, str], rank: str, size: str) -> tuple[in
 
 def _number(environ: Mapping[str, str], name: str, least: int, end: int) -> int:
     text = environ[name]
-    if not (text.isascii() and text.isdigit() and least <= int(text[:20]) < end):
+    digits = text.lstrip("0") or text[-1:]
+    if not (text.isascii() and text.isdigit() and least <= int(digits[:20]) < end):
         raise UsageError(f"{name}={text!r} cannot be used: it must be a whole number, at least {least}")
-    return int(text)
+    return int(digits)
 
 
 def _job(text: str) -> bytes:
@@ -351,7 +352,8 @@ def job_of_store(url: str) -> bytes:
 
 
 def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()[:JOB_NBYTES]
+    # A variable may hold bytes that are no UTF-8, such as the path of a folder.
+    return hashlib.sha256(text.encode(errors="surrogateescape")).digest()[:JOB_NBYTES]
 
 
 def _key(environ: Mapping[str, str], job: bytes) -> bytes | None:

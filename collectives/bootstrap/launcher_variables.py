@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from unisono.errors import UsageError
@@ -37,6 +38,9 @@ _JOB, _STEP, _RESTART = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"
 _NODES = "SLURM_STEP_NODELIST"
 STEP_VARIABLES = (_JOB, _STEP, STEP_RANK, STEP_SIZE, _NODES)
 
+# Slurm has at most 65,536 nodes, and its names at most two brackets on the machines of today.
+_MOST_NODES, _MOST_BRACKETS, _MOST_DIGITS = 65_536, 8, 18
+
 # The range lies below the ephemeral ports of systems.
 _FIRST_PORT, _PORTS = 15_000, 15_000
 
@@ -55,7 +59,8 @@ class Step(NamedTuple):
     @property
     def store(self) -> str:
         """The URL of the store that rank 0 serves, on the first node."""
-        port = _FIRST_PORT + int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big") % _PORTS
+        name = self.name.encode(errors="surrogateescape")
+        port = _FIRST_PORT + int.from_bytes(hashlib.sha256(name).digest()[:4], "big") % _PORTS
         return f"tcp://{'127.0.0.1' if len(self.nodes) == 1 else self.nodes[0]}:{port}"
 
 
@@ -90,8 +95,8 @@ def node_names(text: str) -> list[str]:
     >>> node_names("login,node[01-03,7],r[1-2]n[0-1]")
     ['login', 'node01', 'node02', 'node03', 'node7', 'r1n0', 'r1n1', 'r2n0', 'r2n1']
     """
-    names = [name for part in _split(text) for name in _expanded(part, text)]
-    if not all(names):
+    names = list(islice((name for part in _split(text) for name in _expanded(part, text)), _MOST_NODES + 1))
+    if not all(names) or len(names) > _MOST_NODES:
         raise _no_nodes(text)
     return names
 
@@ -118,11 +123,14 @@ def _expanded(part: str, whole: str) -> Iterator[str]:
         yield part
         return
     inside, _, after = rest.partition("]")
-    endings = list(_expanded(after, whole))
+    if part.count("[") > _MOST_BRACKETS:
+        raise _no_nodes(whole)
+    endings = list(islice(_expanded(after, whole), _MOST_NODES + 1))
     for item in inside.split(","):
         first, dash, last = item.partition("-")
         last = last if dash else first
-        if not (first.isdigit() and last.isdigit() and int(first) <= int(last) < int(first) + 65_536):
+        are_numbers = all(end.isascii() and end.isdigit() and len(end) <= _MOST_DIGITS for end in (first, last))
+        if not (are_numbers and int(first) <= int(last)):
             raise _no_nodes(whole)
         for number in range(int(first), int(last) + 1):
             yield from (f"{before}{number:0{len(first)}}{ending}" for ending in endings)

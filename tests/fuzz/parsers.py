@@ -1,7 +1,11 @@
 """The parsers of what other processes have written, each with valid seeds and the errors by which it may refuse.
 
 A parser that raises another error, such as KeyError, struct.error or RecursionError, has a fault, and so has one that
-hangs or takes memory without bound. `fuzz_parsers.py` drives them by atheris, and `test_parsers.py` by Hypothesis.
+hangs or takes memory without bound: `bounds.py` limits both. `fuzz_parsers.py` drives them by atheris, and
+`test_parsers.py` by Hypothesis.
+
+No parser reads the attributes of calls in JAX programs: XLA decodes them for the native handler from a program that it
+has compiled in this process, and its calls of MPI pass numbers. Neither comes from another process.
 """
 
 from __future__ import annotations
@@ -10,17 +14,25 @@ import contextlib
 import dataclasses
 import hmac
 import json
+import os
+import pickle
+import socket
 import struct
-from collections.abc import Callable, Sequence
+from base64 import b85decode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from fuzz.bounds import bounded
 from fuzz.edits import edited
 
 from unisono.cli import job_statistics
-from unisono.collectives.bootstrap import shared_settings
+from unisono.collectives.bootstrap import environment, launcher_variables, shared_settings
 from unisono.errors import RendezvousError, UnisonoError, UsageError
-from unisono.launchers import root_cause
-from unisono.options import Options
+from unisono.launchers import pool_protocol, root_cause, ssh_protocol
+from unisono.launchers.process import Share
+from unisono.launchers.ssh_job import SshJob
+from unisono.options import FIELDS, LAUNCHER_VARIABLES, Options, unknown_variables, variable
+from unisono.postmortem import torch_layout
 from unisono.postmortem.analysis import analyse
 from unisono.postmortem.culprits import live_findings
 from unisono.postmortem.loading import JobDumps
@@ -30,6 +42,8 @@ from unisono.transports.contracts.transport import Identity
 from unisono.transports.host.host_discovery import Surroundings
 from unisono.transports.links import link_messages
 from unisono.transports.links.handshake import (
+    TLS,
+    TLS_NEEDED,
     AcceptorHandshake,
     Admission,
     DialerHandshake,
@@ -39,14 +53,17 @@ from unisono.transports.links.handshake import (
 )
 from unisono.transports.links.joiners import Invitation, Request, _parsed_answer
 from unisono.transports.links.listener import Addresses
+from unisono.transports.links.resumption import Resumption, Stream
 from unisono.transports.links.survivors import Arrivals, Search
 from unisono.transports.links.tagged_fabrics import Proposal
+from unisono.transports.links.tls import TlsHandshake, TlsPolicy
 from unisono.transports.message import framed
 from unisono.transports.message.plugin import Bootstrap
 from unisono.transports.recorder import dumps, memory, traces
 from unisono.transports.recorder.clocks import measured
 from unisono.transports.recorder.live_ranks import LiveRank
-from unisono.transports.rendezvous import roster, tcp_store
+from unisono.transports.rendezvous import roster, stores, tcp_store
+from unisono.transports.rendezvous.redis_store import RedisStore
 from unisono.tuning.decide import table
 from unisono.tuning.machine import parameters, topology_files
 from unisono.tuning.measure import calibration_files, measurement_log
@@ -141,6 +158,123 @@ def lead(data: bytes) -> None:
     SEARCH.close()
 
 
+class _Loop:
+    """An event loop that calls the reader of a socket until it no longer watches the socket."""
+
+    def __init__(self) -> None:
+        self.readers: dict[socket.socket, Callable[[], None]] = {}
+
+    def watch(self, sock: socket.socket, on_readable: Callable[[], None]) -> None:
+        self.readers[sock] = on_readable
+
+    def unwatch(self, sock: socket.socket) -> None:
+        del self.readers[sock]
+
+    def run(self) -> None:
+        while self.readers:
+            next(iter(self.readers.values()))()
+
+
+class _Streams:
+    def retire_stream(self, lane: int, _peer: int, _stream: int, resumptions: int) -> tuple[int, int] | None:
+        assert lane < 1 << 32
+        return (resumptions, 99) if resumptions % 2 else None
+
+    def resume_stream(self, *fields: Any) -> bool:
+        *_, resumptions, received = fields
+        assert 0 <= resumptions < 1 << 32
+        assert 0 <= received < 1 << 64
+        return bool(received % 2)
+
+
+_RESUMED = struct.Struct("!BI")  # the role of this rank, and the lane of the HELLO
+
+
+def resume(data: bytes) -> None:
+    """Read the state of a stream, or the request to dial it, from a rank whose HELLO names any lane."""
+    role, lane = _RESUMED.unpack(data[: _RESUMED.size].ljust(_RESUMED.size, b"\0"))
+    near, far = socket.socketpair()
+    with far:
+        far.sendall(data[_RESUMED.size :])
+        far.shutdown(socket.SHUT_WR)
+        loop, dialled = _Loop(), [near]
+
+        def connect(_target: object, on_connected: Callable[[Any], None], _on_error: object, **_: Any) -> None:
+            if dialled:
+                on_connected(dialled.pop())
+
+        streams = lambda communicator: _Streams() if communicator != 8 else None  # noqa: E731
+        resumption = Resumption(
+            2, cast(Any, loop), cast(Any, _Dialer(connect)), lambda *_: cast(Any, None), streams, lambda _: None
+        )
+        if role == 0:
+            resumption.begin(_STREAM, 1)
+        else:
+            purpose = Purpose.TCP_REDIAL if role == 1 else Purpose.TCP_RESUME
+            sock = dialled.pop()
+            resumption.admit(dataclasses.replace(HELLO, purpose=purpose, communicator=role, lane=lane), sock)
+        loop.run()
+        assert near.fileno() == -1
+
+
+class _Dialer(NamedTuple):
+    dial: Callable[..., None]
+
+
+_STREAM = Stream(7, 0, 1, 0)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a connection by TCP, which do not block."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    for sock in (near, far):
+        sock.setblocking(False)
+    return near, far
+
+
+_TLS = TlsPolicy.offering()
+
+
+def hand_over(data: bytes) -> None:
+    """Read a HELLO that agrees on TLS and its proof, as an acceptor, and then bytes by TLS."""
+    near, far = _pair()
+    with near, far:
+        acceptor = AcceptorHandshake(KEY, dataclasses.replace(ADMISSION, features=TLS | TLS_NEEDED), NONCE)
+        hello = data[:90]
+        answer = acceptor.receive(hello)
+        proof = hmac.digest(KEY, b"dialer" + hello + answer[:90], "sha256")
+        far.sendall(proof + data[90:])
+        acceptor.receive(near.recv(acceptor.needed))
+        if acceptor.done and acceptor.uses_tls:
+            assert not TlsHandshake(_TLS, near, acceptor.secret, is_client=False).advance()
+
+
+def begin_tls(data: bytes) -> None:
+    """Read bytes of TLS, as a dialer."""
+    near, far = _pair()
+    with near, far:
+        handshake = TlsHandshake(_TLS, near, NONCE, is_client=True)
+        far.sendall(data)
+        assert not handshake.advance()
+
+
+# Both were sent by OpenSSL 3 under a pre-shared key. The end that reads them refuses the second, which is of another
+# connection.
+CLIENT_HELLO = b85decode(
+    b"76SnR5CH%I3<Coj*w|dmzE8#WXeMjDM@!fHAs{6X=B$nkt)GAff&0=Ro#<f9js;EewcYyZHe??D53k2Oh~g06#udx8W$eYL00t8Q69WMM0RRBK01E&F0"
+    b"{{U6015yW02BZn02crr02u%n0RRC30RjO70R#Xe0000M0000N0000D03HAw1Oo*F1_KBO2nYxX2nq-b2m}ZP2nGZJ1px*D04o3k0s{m9EdT-m0RS@qCI"
+    b"BP=9RMKm80Q7htB*nOa#WK$wzjZ8gycfo&5c?jzt>V7!(40tDF8A64FCsqZfSFGZf^hp0000XAWa1oU8?sRfPEtbpqwoJzh8|GKB}J&8ISHu&8Ma23j"
+)
+TLS_HELLO = dataclasses.replace(HELLO, features=TLS | TLS_NEEDED).pack()
+SERVER_HELLO = b85decode(
+    b"76StSfC2yjd;<ej2ZCF3903*dQfx^2NXMT!M;w|!t{7wJK96?YvyYA-o#<f9js;EewcYyZHe??D53k2Oh~g06#udx8W$eY"
+    b"L69E7KGyp3A0s{m9GXNw29RMI-QFDJxYqvfJB|jsK@xIziTGmZEg-*m7A*R<w4Aln!DF6Zh02BiQ0099P0|NjTi++g<BiE"
+    b"jU!B@0^7w$;Ln6m;ANJt(R0|Njxj>7|&+<PKs4B;j9Wiz$sUnvEU-w!eov#e-}KDJTi1DP^LtBtmL>3ELDwQO|2<8m=-J^"
+)
+
+
 def _prefixed(data: bytes) -> bytes:
     return struct.pack("!I", len(data)) + data
 
@@ -200,6 +334,149 @@ def collect_entries(data: bytes) -> None:
 
 
 ENTRIES = [roster.entry_of(member, SIZE).decode() for member in _MEMBERS]
+
+
+class _Redis(RedisStore):
+    """A client of a Redis server in which other programs have set the value of each key."""
+
+    def __init__(self, value: bytes) -> None:
+        self._shown, self._lifetime_s, self._own, self._errors, self._prefix = "redis://h", 60, set(), (OSError,), b""
+        self._client = _RedisServer(value)
+
+
+class _RedisServer(NamedTuple):
+    value: bytes
+
+    def get(self, _: bytes) -> bytes:
+        return self.value
+
+    def set(self, *_: Any, **__: Any) -> bool:
+        return True
+
+
+def read_store(data: bytes) -> None:
+    """Ask everything that ranks ask of a store while they meet."""
+    questions: Sequence[Callable[[stores.Store], object]] = (
+        *(lambda store, rank=rank: roster.join(store, rank, 4, _MEMBERS[1], 1, settings={}) for rank in range(4)),  # type: ignore[misc]
+        lambda store: environment.agree_on_key(store, 1, 1),
+        roster.failure,
+    )
+    for question in questions:
+        with contextlib.suppress(RendezvousError):
+            question(_Redis(data))
+
+
+# --- launchers and pools -------------------------------------------------------------------------------------------
+
+FROM_LAUNCHER = [
+    {
+        "start": {
+            **{"argv": ["a"], "folder": "/", "environ": {"A": "1"}, "first": 0, "count": 1, "size": 2, "node": 0},
+            **{"nodes": 2, "store": "", "job": "00", "key": "00", "bind": None, "keep_going": False, "timeout_s": None},
+        }
+    },
+    {"forward": 15},
+    {"kill": None},
+]
+FROM_AGENT = [
+    {"hello": {"version": "1", "address": "127.0.0.1"}},
+    {"output": {"rank": 0, "stream": "stdout", "text": "a"}},
+    {"ended": {"rank": 0, "code": 0, "stopped": False, "pid": 7}},
+    {"done": {"late": [1], "whereabouts": ["h"]}},
+]
+
+
+def obey(data: bytes) -> None:
+    """Read a message of the launcher, as its agent."""
+    ssh_protocol.decoded(data, ssh_protocol.TO_AGENT)
+
+
+def hear(data: bytes) -> None:
+    """Read messages of an agent in pieces, and take them as the launcher does."""
+    messages = ssh_protocol.Messages(ssh_protocol.TO_LAUNCHER)
+    pieces = [b"motd\n", ssh_protocol.BEGINNING[:5], ssh_protocol.BEGINNING[5:] + data[:7], data[7:], b"\n"]
+    job = cast(Any, object.__new__(SshJob))
+    job._observer, job._end_rank = _Observer(), lambda _, exit_: int(exit_.rank)
+    for piece in pieces:
+        for name, value in messages.feed(piece):
+            if name in ("output", "ended"):
+                getattr(job, f"_on_{name}")(_AGENT, value)
+    assert messages.prologue == pieces[0]
+
+
+class _Observer:
+    def output(self, _rank: int, _stream: str, data: bytes) -> None:
+        assert isinstance(data, bytes)
+
+
+class _Agent(NamedTuple):
+    share: Any
+    living: Sequence[int]
+    host: str
+
+
+_AGENT = _Agent(Share(0, 2, 2), range(2), "h")
+
+
+def collect_message(data: bytes) -> None:
+    """Collect the bytes of a message of a pool. They are not unpickled, because parent and child trust each other."""
+    inbox, sock = pool_protocol.Inbox(), cast(Any, Received(data))
+    while not inbox.complete and inbox.read(sock):
+        pass
+    assert len(inbox._data) <= len(data)
+
+
+VARIABLES = (
+    *map(variable, (*FIELDS, *LAUNCHER_VARIABLES)),
+    *environment._TORCHRUN,
+    *launcher_variables.STEP_VARIABLES,
+    *(
+        name
+        for names in (launcher_variables.OPEN_MPI, launcher_variables.PALS, launcher_variables.HYDRA)
+        for name in names[1:]
+    ),
+)
+_OF_UNISONO = {"UNISONO_RANK": "0", "UNISONO_SIZE": "2", "UNISONO_STORE": "tcp://h:9", "UNISONO_JOB": "ab" * 16}
+_OF_SRUN = {
+    **{"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+    **{"SLURM_STEP_NODELIST": "node01", "SLURM_RESTART_COUNT": "1"},
+}
+ENVIRONMENTS = [
+    {**_OF_UNISONO, **{variable(name): str(getattr(Options(), name)) for name in FIELDS}},
+    {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9", "TORCHELASTIC_RUN_ID": "a"},
+    _OF_SRUN,
+    {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "UNISONO_STORE": "file:///a"},
+]
+
+
+def read_environment(data: bytes) -> None:
+    """Read the variables of a launcher and the settings. A refusal names a variable."""
+    try:
+        texts = json.loads(data, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return
+    environ = dict(_variables(texts)) if isinstance(texts, dict) else {}
+    for read in (environment.detect, environment.waiting_place, Options.from_environment):
+        try:
+            facts = read(environ)
+            assert not isinstance(facts, environment.Launch) or facts.rank < facts.size < 1 << 31
+        except UsageError as error:
+            if not any(name in error.message for name in VARIABLES):
+                raise AssertionError("a refusal names no variable") from error
+    environment.is_restarted(environ)
+    environment.launchers(environ)
+    list(unknown_variables(environ))
+
+
+def _variables(texts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the texts that an environment can hold, which has no zeros. No descriptor of this process is read."""
+    for name, value in texts.items():
+        if isinstance(value, str) and name != "UNISONO_KEY_FD":
+            yield (
+                name.encode(errors="replace").decode(),
+                os.fsdecode(value.encode(errors="surrogatepass")).replace("\0", ""),
+            )
+
 
 # --- frames of transports of packages ------------------------------------------------------------------------------
 
@@ -338,6 +615,19 @@ def read_dump(data: bytes) -> None:
     json.dumps(report.to_json())
 
 
+def write_torch_layout(data: bytes) -> None:
+    """Write dumps, which may be hostile, in the layout of torch."""
+    with contextlib.suppress(ValueError):
+        first = dumps.parsed(data.decode(errors="replace"), "dump.json")
+        job = JobDumps(first.snapshot.job, min(first.snapshot.size, 64), {first.snapshot.rank: first}, ())
+        content = None
+        try:
+            content = pickle.dumps(torch_layout._content(job, first.snapshot.rank, first))
+        except ValueError as error:
+            raise AssertionError("a dump that was accepted cannot be written") from error
+        assert content
+
+
 def read_trace(data: bytes) -> None:
     trace = traces.parsed(data.decode(errors="replace"))
     events = traces.merged([trace, TRACE])
@@ -436,6 +726,30 @@ PARSERS: dict[str, Parser] = {
     "S": Parser(read_statistics, (ValueError,), [STATISTICS]),
     "R": Parser(read_recorder, (ValueError,), [_recorder_memory()]),
     "x": Parser(last_error, (), [TRACEBACK]),
+    "u": Parser(
+        resume,
+        (),
+        [
+            _RESUMED.pack(0, 0) + struct.pack("!IQ", 1, 9),
+            _RESUMED.pack(1, 0) + struct.pack("!I", 1),
+            _RESUMED.pack(2, 0xFFFF) + struct.pack("!IQ", 1, 9),
+            _RESUMED.pack(8, 0xFFFF) + struct.pack("!IQ", 1, 9),
+        ],
+    ),
+    "z": Parser(
+        hand_over,
+        (HandshakeError, OSError),
+        [TLS_HELLO + CLIENT_HELLO[:60], TLS_HELLO + CLIENT_HELLO],
+    ),
+    "Z": Parser(begin_tls, (HandshakeError, OSError), [SERVER_HELLO[:5], SERVER_HELLO]),
+    "v": Parser(
+        read_store, (), [{"members": MEMBERS, "settings": SETTINGS}, json.loads(ENTRIES[1]), ENTRIES, b"k" * 32]
+    ),
+    "h": Parser(obey, (ssh_protocol.ProtocolError,), FROM_LAUNCHER),
+    "H": Parser(hear, (ssh_protocol.ProtocolError,), FROM_AGENT),
+    "b": Parser(collect_message, (), [pool_protocol.encoded("a"), b"\xff" * 8 + b"a"]),
+    "E": Parser(read_environment, (), ENVIRONMENTS),
+    "y": Parser(write_torch_layout, (), [DUMP, QUIET_DUMP]),
 }
 _LETTERS = list(PARSERS)
 
@@ -447,9 +761,10 @@ def parser_of(data: bytes) -> Parser:
 
 
 def parse(data: bytes) -> None:
-    """Give an input to its parser; raises the error of a parser that has a fault."""
+    """Give an input to its parser; raises the error of a parser that has a fault, or that exceeds its bounds."""
     if not data:
         return
     parser = parser_of(data)
-    with contextlib.suppress(*parser.refusals):
-        parser.parse(edited(data[1:], parser.seeds))
+    text = edited(data[1:], parser.seeds)
+    with bounded(), contextlib.suppress(*parser.refusals):
+        parser.parse(text)

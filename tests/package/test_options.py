@@ -32,11 +32,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "algorithm": (None, "", " ", 3),
     "table": (None, 5, b"table.json"),
     "load": (None, 5, ["own.py"]),
-    "segment_nbytes": (-5, 1.5, None, "64K", True),
+    "segment_nbytes": (-5, 1.5, None, "64K", True, 1 << 63),
     "bind_address": (None, "", 7),
     "tcp_streams": (0, 17, -1, None, 2.5, "2", True),
     "tcp_checksum": ("maybe", None, 1),
-    "gpu_blocks": (-1, None, 2.5, "2", True),
+    "gpu_blocks": (-1, None, 2.5, "2", True, 1 << 63),
     "verify_results": ("maybe", None, 1),
     "tls": ("maybe", "", None, True),
     "tls_certificate": (None, 5, b"certificate.pem"),
@@ -216,3 +216,9 @@ def test_wrong_keyword_of_a_call_is_refused_with_the_nearest_name() -> None:
                 call(timeout=3)
         computed = "".join(["timeout", "_s"])
         assert world.allreduce(np.ones(1), **{computed: 5})[0] == 1
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "9" * 18 + "G"])
+def test_number_of_bytes_beyond_64_bits_is_refused_in_words(text: str) -> None:
+    with pytest.raises(un.UsageError, match=r"UNISONO_SEGMENT_NBYTES=.* must be a positive number of bytes"):
+        un.Options.from_environment({"UNISONO_SEGMENT_NBYTES": text})

@@ -15,6 +15,7 @@ from support.redis_server import redis_server
 
 from unisono.errors import RendezvousError, UsageError
 from unisono.transports.rendezvous.redis_store import RedisStore, hidden
+from unisono.transports.rendezvous.stores import VALUE_LIMIT_NBYTES
 
 redis = pytest.importorskip("redis")
 
@@ -32,6 +33,16 @@ def test_values_have_a_time_to_live_and_go_when_they_are_cleared(port: int) -> N
     assert 60 < client.ttl("job-7/a") <= 80
     store.clear()
     assert client.keys() == []
+    store.close()
+    client.close()
+
+
+def test_value_that_no_rank_can_have_set_is_refused(port: int) -> None:
+    store, client = RedisStore(f"redis://127.0.0.1:{port}/1?prefix=job-8/", 20), redis.Redis(port=port, db=1)
+    client.set("job-8/a", bytes(VALUE_LIMIT_NBYTES + 1))
+    with pytest.raises(RendezvousError, match="another program has set it"):
+        store.get("a", DEADLINE_S)
+    client.delete("job-8/a")
     store.close()
     client.close()
 

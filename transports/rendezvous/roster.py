@@ -95,7 +95,7 @@ def join(
     if rank == 0:
         _publish(store, size, entries, timeout_s, settings)
     elif len(entries) > 1:
-        store.set(_part(rank), _encode([text.decode() for text in entries]))
+        store.set(_part(rank), _encode([text.decode(errors="replace") for text in entries]))
     return _read_roster(store, size, deadline, timeout_s)
 
 

@@ -101,6 +101,7 @@ def poll(look: Callable[[], bytes | None], key: str, timeout_s: float) -> bytes:
 
     Raises:
         StoreTimeoutError: `look` returned None for `timeout_s` seconds. It was called at least once.
+        RendezvousError: the value is longer than a rank may set, so another program has set it.
     """
     deadline = Deadline(timeout_s)
     pause, longest = _PAUSE_S
@@ -109,6 +110,11 @@ def poll(look: Callable[[], bytes | None], key: str, timeout_s: float) -> bytes:
             raise not_set(key, timeout_s)
         time.sleep(min(pause, deadline.remaining_s()))
         pause = min(2 * pause, longest)
+    if len(value) > VALUE_LIMIT_NBYTES:
+        raise RendezvousError(
+            f"{key!r} in the store has more than {VALUE_LIMIT_NBYTES} bytes, so another program has set it: use a "
+            "store that no other program uses"
+        )
     return value
 
 

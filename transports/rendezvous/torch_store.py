@@ -80,9 +80,7 @@ class TorchStore:
     def get(self, key: str, timeout_s: float) -> bytes:
         encoded_key(key)
         # Ctrl-C cannot interrupt the wait of TCPStore, which also writes warnings to stderr when it times out.
-        value = poll(partial(self.look, key), key, timeout_s)
-        check_value(value)
-        return value
+        return poll(partial(self.look, key), key, timeout_s)
 
     def look(self, key: str) -> bytes | None:
         """Return the value of `key`, or None if it is not set.

@@ -278,11 +278,12 @@ class SshJob:
 
     def _on_output(self, agent: _Agent, output: Mapping[str, Any]) -> None:
         if output["rank"] in agent.share.ranks and output["stream"] in ("stdout", "stderr"):
-            self._observer.output(output["rank"], output["stream"], output["text"].encode("latin-1"))
+            self._observer.output(output["rank"], output["stream"], output["text"].encode("latin-1", "replace"))
 
     def _on_ended(self, agent: _Agent, facts: Mapping[str, Any]) -> None:
         if facts["rank"] in agent.living:
-            self._end_rank(agent, Exit(**facts, host=agent.host))
+            exit_ = Exit(facts["rank"], facts["code"], stopped=facts["stopped"], pid=facts["pid"], host=agent.host)
+            self._end_rank(agent, exit_)
 
     def _on_report(self, agent: _Agent, line: str) -> None:
         self._tell(f"{agent.host}: {line}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import UsageError
+from unisono.foreign import checked
 from unisono.postmortem.culprits import WORLD, members
 from unisono.postmortem.loading import JobDumps
 from unisono.transports.host.whole_file import whole_file
@@ -46,6 +47,7 @@ _NAMES_WITHOUT_SIZES = {
     "gatherv": "gather",
     "scatterv": "scatter",
 }
+_MOST_DIGITS = 18
 _STATES = {"running": "started", "failed": "started", "done": "completed"}
 
 
@@ -120,7 +122,7 @@ def _entry(index: int, call: RecordedCall, dump: Dump) -> Mapping[str, Any]:
         return int(dump.written_s * 1e9) + ns - dump.written_ns if ns else None
 
     name, sizes = _name(call), _sizes(call)
-    dtypes = [call.facts["dtype"]] if call.facts.get("dtype") else []
+    dtypes = [dtype] if isinstance(dtype := call.facts.get("dtype"), str) and dtype else []
     file, _, line = call.site.rpartition(":")
     return {
         "record_id": index,
@@ -140,13 +142,24 @@ def _entry(index: int, call: RecordedCall, dump: Dump) -> Mapping[str, Any]:
         "time_created_ns": since_1970_ns(call.called_ns),
         "time_discovered_started_ns": since_1970_ns(call.begun_ns),
         "time_discovered_completed_ns": since_1970_ns(call.ended_ns),
-        "frames": [{"name": call.text, "filename": file or "?", "line": int(line or 0)}],
+        "frames": [{"name": call.text, "filename": file or "?", "line": _line(line)}],
     }
 
 
+def _line(text: str) -> int:
+    """Return the number of a line; 0 if a text is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 0
+
+
 def _sizes(call: RecordedCall) -> tuple[list[int], list[int]]:
-    """Return the shapes of the input and of the output as lists of their elements; empty where they may differ."""
+    """Return the shapes of the input and of the output as lists of their elements; empty where they may differ.
+
+    They are empty too if the dump has no two numbers there, because anybody may have written it.
+    """
     if call.facts["collective"] not in _NAMES or not call.facts.get("dtype"):
         return [], []
-    inputs, outputs = call.facts["elements"]
+    try:
+        inputs, outputs = checked(call.facts.get("elements"), [int])
+    except ValueError:
+        return [], []
     return [inputs], [outputs]
