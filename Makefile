@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 STAMPS := .venv/stamps
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
-# What compiles the native core, or takes long to load, says how far it is.
+# Targets that compile the native core, or install large packages, show their progress.
 INSTALL = @scripts/pip_install.sh $(BIN)/python --no-build-isolation -Ccmake.define.UNISONO_WERROR=$(WERROR) --editable
 NATIVE := $(shell find transports/native -type f | LC_ALL=C sort)
 # A stamp names the state of the project that it was made for, so that no clock and no checkout can confuse it.

@@ -46,10 +46,11 @@ SAID_LINES = 15  # the lines of a stage's own output that are kept
 # Exit codes: a stage failed, or the build did; no GPU works; all stages ended well, but a target is missed.
 FAILED, NO_GPU, MISSED = 1, 3, 4
 PACKAGE = "unisono.bench.gpu_stages"
-# The environment variable of a run on a real GPU, in which the double of the driver may stand for none.
+# The environment variable that forbids the double of the driver. Runs on a real GPU set it.
 REAL_GPU = "FAKE_CUDA_FORBIDDEN"
-# The environment variable that names what devices do without (`transports/cuda/driver.py`), and the checks of `machine`
-# and premises of `probes` that it takes to do with it. Without flags, events order processes.
+# The environment variable that names the features, flags or graphs, that devices must not use
+# (`transports/cuda/driver.py`). Each check of `machine` or premise of `probes` in the table is needed for its feature.
+# Without flags, events order processes.
 WITHOUT = "BENCH_GPU_WITHOUT"
 NEEDED = (
     ("CUDA IPC", "flags"),

@@ -1,4 +1,4 @@
-"""Asks a real driver what the code takes for granted, and what the calls cost of which it issues a call.
+"""Tests on a real driver the premises of the code, and measures the driver's calls that issue a collective.
 
 Each *premise* is a sentence about the driver. A record says whether it holds, by which figure, and which part of the
 code stands on it. A premise is tried on a stream that a flag holds up, which the host releases after `HELD_S`. The

@@ -21,7 +21,7 @@ Phases 1 and 3 have a stream and mapped memory of their own each. The host waits
 exchanges the result, and for nothing else from the device. A kernel packs the elements of a segment that do not follow
 each other, and one unpacks them.
 
-An average is a sum in both phases. Each rank divides its part when it is back on the GPU.
+An average is a sum in phases 1 and 2. Each rank divides its part once, when the result of phase 2 is on the GPU.
 """
 
 from __future__ import annotations

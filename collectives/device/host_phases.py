@@ -2,8 +2,7 @@
 
 The smallest host has p ranks. The ranks with the same index on their hosts, below p, form a *rail*. A collective has up
 to three phases: one of the ranks of a host, the same collective among the ranks of each rail, and another one of the
-ranks of a host.
-The table `PHASES` names them.
+ranks of a host. The table `PHASES` names the first and the last.
 
 The bytes between hosts are the fewest possible. Of an allreduce, a reduce or a broadcast, 1/p travels on each rail. Of
 an allgather or a gather, each rank sends its own share to one rank of each other host. In a reduce_scatter, the ranks
@@ -207,7 +206,7 @@ def _of_shares(collective: str, share: int, part: Run, rails: Rails) -> Segment:
 
 
 def without(run: Run, kept: Run) -> Runs:
-    """Return what is left of some elements without others among them.
+    """Return the runs of some elements that remain when others among them are removed.
 
     >>> without((0, 9), (3, 2)), without((0, 9), (0, 0))
     (((0, 3), (5, 4)), ((0, 9),))

@@ -43,7 +43,7 @@ _MOST_KNOWN = 256
 
 
 class _Known(NamedTuple):
-    """What a route knows of calls on an array.
+    """The facts about calls on an array that a route keeps.
 
     Attributes:
         refusal: why they cannot take the route; None if they can.
@@ -130,7 +130,7 @@ class ByIpc:
         return self._calls.explain_route(collective, nbytes, dtype, algorithm, {**refusals, **more})
 
     def _of(self, spec: CallSpec) -> _Known:
-        """Return what this route knows of calls on an array."""
+        """Return the facts about calls on an array."""
         known = self._known.get(spec)
         if known is None:
             if len(self._known) >= _MOST_KNOWN:

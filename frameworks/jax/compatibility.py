@@ -82,7 +82,7 @@ def process_number() -> int:
     return int(global_state.process_id)
 
 
-# Whether this thread is compiling a program of `run_sum_over`, which nobody is called for.
+# Whether this thread is compiling a program of `run_sum_over`, for which no callback is called.
 _own = threading.local()
 
 
@@ -110,7 +110,7 @@ def run_sum_over(groups: Sequence[Sequence[Any]]) -> None:
     positions = [[*range(*pair)] for pair in itertools.pairwise(ends)]
     mesh = jax.sharding.Mesh(np.array(devices), ("i",))
 
-    # Integers: with jax_debug_nans, JAX looks at results, which nobody has computed here.
+    # Integers: with jax_debug_nans, JAX looks for NaNs in results, and this sum is not computed.
     def add() -> Any:
         return jax.lax.psum(jax.lax.axis_index("i"), "i", axis_index_groups=positions)[None]
 

@@ -11,8 +11,8 @@ class WrappedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """An optimizer whose attributes are those of the optimizer that it wraps, except for its own.
 
     Its own are the attributes of its class, and those that its constructor has set before it called `_seal`. So
-    ``optimizer.state = {}`` reaches the wrapped optimizer, as do names that libraries invent. A scheduler that replaces
-    ``optimizer.step`` replaces the method of the wrapper, which is the one that it has read.
+    ``optimizer.state = {}`` reaches the wrapped optimizer, as do names that libraries invent. A scheduler that
+    replaces ``optimizer.step`` replaces the method of the wrapper.
 
     It cannot be copied or pickled, because a copy would need ranks and hooks of its own.
 

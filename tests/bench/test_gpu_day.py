@@ -36,7 +36,7 @@ def probes_say_which_premises_hold_and_what_calls_cost(found: Records) -> None:
     assert {name for name, _ in gpu.NEEDED if name != "CUDA IPC"} < set(premises)
     not_run = [record for record in premises.values() if record["name"].startswith("the probe of")]
     assert not not_run, not_run
-    # What the double does about memory is its own affair; the others hold on it, so that all stages use flags.
+    # Premises about memory need not hold on the double. Those of NEEDED must, so that all stages use flags and graphs.
     assert all(premises[name]["holds"] for name, _ in gpu.NEEDED if name in premises), premises
     costs = {record["name"]: record["us"] for record in of_kind(found, "cost")}
     held_up = {probes.WAITING.format(name, 300) for name in ("cuMemFree of 2 MiB", "cuIpcCloseMemHandle")}

@@ -74,7 +74,7 @@ _MEMORY_S = 2.0
 # How long the device may take for a graph that shows whether graphs work. It may do work of others meanwhile.
 _TRIAL_S = 5.0
 
-# The environment variable by which measurements do without "flags" or "graphs" where a driver is wrong about them.
+# The environment variable by which measurements switch off "flags" or "graphs" where those of a driver do not work.
 _WITHOUT = "BENCH_GPU_WITHOUT"
 
 _ON_HOST = 1  # CU_MEMORYTYPE_HOST

@@ -34,8 +34,8 @@ _REDIAL_PAUSE_S = 0.01
 # An acceptor that lacks descriptors, or is at its limit of handshakes, drops connections without an answer. A dialer
 # that gets no answer for the first time tries again. The time doubles with each attempt, up to the second value.
 _PATIENCE_S = (5.0, 60.0)
-# An attempt to open a broken connection anew is joined by another one after this time, because a network that was gone
-# takes the next packet, and the kernel repeats the lost one seconds later. So many attempts run at once.
+# After this time, a second attempt to open a broken connection anew begins beside the first one. The network may be
+# back by then, and the kernel repeats the lost packet of the first attempt only seconds later. So many run at once.
 _URGENT_S = 0.25
 _MOST_AT_ONCE = 2
 # A network that fails for a moment may have no route. If the peer's host is lost, heartbeats say so before this time.

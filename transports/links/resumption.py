@@ -14,8 +14,9 @@ STATE holds how many bytes the rank has received over the stream, and how often 
 then sends what the other has not received (transports/native/core/tcp_stream.h). Two ranks that notice the loss at the
 same time may ask twice; the second request names an earlier connection, and is ignored.
 
-If no connection can be made within half a second, or bytes are lost, the peer is lost (`Control::suspect`). A control
-link may take longer, because it also shows that the peer lives; it ends at once if the peer refuses the connection.
+The peer of a channel whose connection has ended is lost (`Control::suspect`) in three cases: the ranks do not connect
+within half a second, they then do not exchange STATE within `Control::resumption_time`, or bytes are lost. A control
+link has the longer time from the beginning, and ends at once if the peer refuses the connection.
 """
 
 from __future__ import annotations

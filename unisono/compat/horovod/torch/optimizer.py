@@ -25,7 +25,7 @@ def _shared(name: str) -> property:
 
 
 class _Sharing:
-    """What a distributed optimizer shares with the optimizer that it was made of.
+    """The attributes that a distributed optimizer shares with the optimizer that it was made of.
 
     The program may go on using the plain optimizer: a scheduler that was made before keeps it, and changes the learning
     rates of its groups. So state, groups and defaults are attributes of the plain one only. A library may also have put
