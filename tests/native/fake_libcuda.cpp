@@ -141,6 +141,7 @@ struct State {
   pid_t initialized = 0;  // the process
   std::map<uintptr_t, Memory> memory;
   std::set<void*> streams;
+  std::deque<char> stream_handles;  // what handles of streams point to
   std::vector<void*> ended_streams;
   std::map<void*, Capture> capturing;
   std::map<void*, Event> events;
@@ -580,7 +581,7 @@ static int cu_stream_create(void** stream, unsigned flags) {
   ENTER_CONTEXT("cuStreamCreate")
   CHECK(flags == 1, invalid_value)  // it does not synchronise with the default stream
   std::vector<void*>& ended = state().ended_streams;
-  *stream = ended.empty() ? malloc(1) : ended.back();
+  *stream = ended.empty() ? &state().stream_handles.emplace_back() : ended.back();
   if (!ended.empty()) ended.pop_back();
   state().streams.insert(*stream);
   return success;
