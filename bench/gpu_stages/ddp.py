@@ -38,14 +38,14 @@ SEES_GPU = "import torch; print(torch.cuda.is_available())"
 def run_ranks(timeout_s: int, *command: str) -> str:
     """Run a program on the ranks, which write to this standard output; return why it failed, or ""."""
     words = ("-m", "unisono", "run", "-n", str(RANKS), "--no-label", "--timeout", str(timeout_s), "--", sys.executable)
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *words, *command],
         stderr=subprocess.PIPE,
         text=True,
         check=False,
     )
-    last = ended.stderr.strip().splitlines()[-LINES:]
-    return f"code {ended.returncode}: {' | '.join(last)}" if ended.returncode else ""
+    last = process.stderr.strip().splitlines()[-LINES:]
+    return f"code {process.returncode}: {' | '.join(last)}" if process.returncode else ""
 
 
 def train(ways: Sequence[str], timeout_s: int, arguments: Sequence[str]) -> bool:

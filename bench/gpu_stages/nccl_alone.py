@@ -24,7 +24,7 @@ CALLS = 5
 
 def times_of(world: un.Communicator, sizes: Sequence[int]) -> list[float]:
     """Return the least seconds of a call for each size, until the device is done; raises if a result is wrong."""
-    gpu, found = Gpu(), []
+    gpu, least_s = Gpu(), []
     for nbytes in sizes:
         source, target = (gpu.empty(nbytes // 4, np.dtype(np.float32)) for _ in range(2))
         gpu.fill(source, np.arange(1024, dtype=np.float32))
@@ -36,8 +36,8 @@ def times_of(world: un.Communicator, sizes: Sequence[int]) -> list[float]:
             times.append(time.perf_counter() - started)
         if not np.array_equal(gpu.fetch(source), gpu.fetch(target)):
             raise AssertionError(f"a sum of {nbytes} bytes over one rank differs from its input")
-        found.append(min(times))
-    return found
+        least_s.append(min(times))
+    return least_s
 
 
 def main() -> int:

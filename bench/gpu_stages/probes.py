@@ -156,7 +156,7 @@ class Probes:
 
     def cyclic(self) -> None:
         """Compare numbers of flags around their end."""
-        held, found = Held.of(self.device), []
+        held, wrong = Held.of(self.device), []
         for flag, number, expected in (
             (2 * THIRD + 5, 2 * THIRD + 1, True),
             (7, 2 * THIRD + 1, True),
@@ -165,10 +165,10 @@ class Probes:
             self.device.release_flags(held.flags, flag)
             self.device.await_flag(held.flags, 0, number, held.stream)
             passes = held.passes(SOON_S if expected else LATE_S)
-            found += [] if passes is expected else [f"{flag:x} {'passes' if passes else 'holds up'} {number:x}"]
+            wrong += [] if passes is expected else [f"{flag:x} {'passes' if passes else 'holds up'} {number:x}"]
             self.device.release_flags(held.flags, number)
             held.passes(SOON_S)
-        say(CYCLIC, not found, ", ".join(found) or "3 comparisons")
+        say(CYCLIC, not wrong, ", ".join(wrong) or "3 comparisons")
 
     def graphs(self) -> None:
         """Launch a graph of a wait, a copy and a write, and measure its replays beside a program."""
@@ -313,9 +313,10 @@ for has_another in (False, True):
 
 def gone() -> None:
     """Give memory back behind a stream that has been destroyed, in a process that may crash."""
-    ended = subprocess.run([sys.executable, "-c", _GONE], capture_output=True, text=True, timeout=30, check=False)
-    said = (ended.stdout if ended.returncode == 0 else f"code {ended.returncode}: {ended.stderr}").strip()[-300:]
-    say(GONE, ended.returncode == 0 and "is taken" not in said and "a new one" not in said, said)
+    process = subprocess.run([sys.executable, "-c", _GONE], capture_output=True, text=True, timeout=30, check=False)
+    code = process.returncode
+    said = (process.stdout if code == 0 else f"code {code}: {process.stderr}").strip()[-300:]
+    say(GONE, code == 0 and "is taken" not in said and "a new one" not in said, said)
 
 
 def of_pair(world: un.Communicator, rounds: int, copy_nbytes: int) -> list[tuple[str, float]]:
@@ -324,7 +325,7 @@ def of_pair(world: un.Communicator, rounds: int, copy_nbytes: int) -> list[tuple
     device, held, side = gpu.device, Held.of(gpu.device), gpu.device.new_stream()
     own, memory = device.new_flags(1), device.allocate(max(4096, 2 * copy_nbytes))
     flags, handle = world.allgather_object((device.export_flags(own), device.export(memory)))[1 - world.rank]
-    theirs, found = device.open_flags(flags), list[tuple[str, float]]()
+    theirs, times = device.open_flags(flags), list[tuple[str, float]]()
     first = 1
     for name, copies in (("idle", 0), ("with copies beside", 50)):
         world.barrier()
@@ -339,8 +340,8 @@ def of_pair(world: un.Communicator, rounds: int, copy_nbytes: int) -> list[tuple
                 device.await_flag(own, 0, number, held.stream)
         if not held.passes(LAUNCH_S / 3):
             device.release_flags(own)
-            return [*found, (f"{HANDED}: not within {LAUNCH_S / 3:.0f} s", 0.0)]
-        found.append((f"hand-over between processes, {name}", (time.perf_counter() - started) / rounds / 2))
+            return [*times, (f"{HANDED}: not within {LAUNCH_S / 3:.0f} s", 0.0)]
+        times.append((f"hand-over between processes, {name}", (time.perf_counter() - started) / rounds / 2))
         first += rounds
         device.record(held.event, side)
         while not device.done(held.event):
@@ -348,11 +349,11 @@ def of_pair(world: un.Communicator, rounds: int, copy_nbytes: int) -> list[tuple
     opened, driver, clock = list[int](), Driver(), Clock(gpu, 4096)
     started = time.perf_counter()
     opened.append(device.open(handle).pointer)
-    found.append(("cuIpcOpenMemHandle", time.perf_counter() - started))
+    times.append(("cuIpcOpenMemHandle", time.perf_counter() - started))
     with clock.current():
-        found.append(("", held.seconds(1, lambda: driver("cuIpcCloseMemHandle", opened[0]))))
+        times.append(("", held.seconds(1, lambda: driver("cuIpcCloseMemHandle", opened[0]))))
     world.barrier()
-    return found
+    return times
 
 
 def pairs(rounds: int, copy_nbytes: int) -> None:

@@ -137,10 +137,10 @@ def test_first_run_records_all_that_its_stages_find(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     use_double(monkeypatch)
-    ended = run_script("--small", "--python", sys.executable, out=tmp_path)
-    assert ended.stderr == ""
-    assert "=== first: code 0" in ended.stdout, ended.stdout
-    assert ended.returncode == 0
+    process = run_script("--small", "--python", sys.executable, out=tmp_path)
+    assert process.stderr == ""
+    assert "=== first: code 0" in process.stdout, process.stdout
+    assert process.returncode == 0
     document = json.loads((tmp_path / "first.json").read_text())
     assert [(stage["name"], stage["ended"]) for stage in document["stages"]] == [
         (stage.name, "code 0") for stage in gpu.FIRST
@@ -173,7 +173,7 @@ def test_training_whose_gradients_are_not_averaged_is_wrong(tmp_path: Path) -> N
     program = tmp_path / "alone.py"
     program.write_text(ALONE)
     arguments = ("--cpu", "--width", "64", "--steps", "30", "--ways", "gloo; alone; fails; DDP")
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "unisono", "run", "-n", "2", "--no-label", program, *arguments],
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -181,12 +181,12 @@ def test_training_whose_gradients_are_not_averaged_is_wrong(tmp_path: Path) -> N
         timeout=DEADLINE_S,
         check=True,
     )
-    found = {each["way"]: each for each in map(json.loads, ended.stdout.splitlines())}
-    assert {way: each.get("right") for way, each in found.items()} == {
+    records = {each["way"]: each for each in map(json.loads, process.stdout.splitlines())}
+    assert {way: each.get("right") for way, each in records.items()} == {
         **{"gloo": True, "alone": False, "fails": None, "DDP": True},
     }
-    assert found["fails"]["failure"] == "ValueError: there is no such way"
-    (missed,) = [outcome for outcome in targets.outcomes(list(found.values())) if outcome.met is False]
+    assert records["fails"]["failure"] == "ValueError: there is no such way"
+    (missed,) = [outcome for outcome in targets.outcomes(list(records.values())) if outcome.met is False]
     assert missed.worst.startswith("alone: off by ")
 
 
@@ -203,9 +203,9 @@ def test_rest_of_the_runs_goes_on_after_failures_and_ends_its_own_server(tmp_pat
     python = program(tmp_path / "python", f'case "$*" in *version_info*) echo cp0;; *) {notes};; esac\n')
     program(tmp_path / "nvidia-cuda-mps-control", f'[ "$1" = -d ] && echo begins >>{noted} || cat >>{noted}\n')
     path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))
-    ended = run_script("--rest", "--small", out=out, PYTHON=str(python), PATH=path)
-    assert ended.returncode == 1
-    assert [line.split(",")[0] for line in ended.stdout.splitlines() if ": code" in line] == [
+    process = run_script("--rest", "--small", out=out, PYTHON=str(python), PATH=path)
+    assert process.returncode == 1
+    assert [line.split(",")[0] for line in process.stdout.splitlines() if ": code" in line] == [
         "=== rest: code 1",
         "=== nccl: code 4",
         "=== mps: code 0",

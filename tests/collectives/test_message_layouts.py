@@ -162,14 +162,14 @@ def disagreement(world: un.Communicator, sent: Any, expected: Any, peeks: bool) 
 @pytest.mark.parametrize("transport", ["generic", "shm", "tcp"])
 def test_other_shape_is_a_mismatch_on_both_ranks(sent: Any, expected: Any, text: str, transport: str) -> None:
     if transport == "generic":
-        found = Threads().run_calls(disagreement, sent, expected, False)
+        errors = Threads().run_calls(disagreement, sent, expected, False)
     else:
         with NativeRanks(2, transport) as started:
-            found = started.run_calls(disagreement, sent, expected, True)
-    for kind, message in found:
+            errors = started.run_calls(disagreement, sent, expected, True)
+    for kind, message in errors:
         assert kind == "MismatchError", message
         assert text in message
-    assert "float64[" + ",".join(map(str, expected)) in found[1][1]
+    assert "float64[" + ",".join(map(str, expected)) in errors[1][1]
 
 
 def alone(world: un.Communicator) -> str:

@@ -173,9 +173,9 @@ def _refused(caller: DialingRank, target: Target, own: Addresses, error: Unisono
 
 
 def _ended(links: Mapping[int, socket.socket]) -> str:
-    """Return that a rank has ended: until all have connected, only the end of a link can be read."""
-    ended = readable(list(links.values()))
-    peer = next((peer for peer, link in links.items() if link in ended), None)
+    """Return a text that names a rank that has ended. Until all have connected, only the end of a link is readable."""
+    readable_links = readable(list(links.values()))
+    peer = next((peer for peer, link in links.items() if link in readable_links), None)
     return "" if peer is None else f"rank {peer} ended while the ranks connected to rank 0"
 
 

@@ -65,7 +65,7 @@ def trained(world: Any, folder: str, steps: int = 6, resumes: str = "", **option
 def compared(world: Any, folder: str) -> dict[str, list[float]]:
     """Return the parameters of several trainings on these ranks; the last one resumes from the checkpoint of rank 0."""
     compressed = {"compression": "int8"}
-    found = {"plain": trained(world, f"{folder}/plain"), "whole": trained(world, f"{folder}/whole", **compressed)}
+    trainings = {"plain": trained(world, f"{folder}/plain"), "whole": trained(world, f"{folder}/whole", **compressed)}
     trained(world, f"{folder}/parts", steps=3, **compressed)
     resumed = trained(world, f"{folder}/resumed", resumes=f"{folder}/parts/0/checkpoint-3", **compressed)
-    return {**found, "resumed": resumed}
+    return {**trainings, "resumed": resumed}
