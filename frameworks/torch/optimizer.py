@@ -258,6 +258,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._notice_new_parameters()
         self._pass_others()
         passed, self._passed = self._passed, {}
+        self._slots.vacate_others(passed.keys())
         for name, gradient in passed.items():
             if self._parameters[name].grad is not gradient:
                 self.reducer.complain(agreement.changed(name, "replaced").message)

@@ -172,6 +172,21 @@ def clipped(side: Side) -> None:
         optimizer.step()
 
 
+def held_gradients(side: Side) -> None:
+    """Add the gradients of the step before, which the program has kept, also those of a layer that has none now."""
+    optimizer = side.optimizer()
+    before: dict[Any, Any] = {}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        side.loss(step, "ab"[step % 3 == 2]).backward()
+        gradients = {parameter: parameter.grad for parameter in side.layers.parameters()}
+        for parameter, gradient in before.items():
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        before = gradients
+        optimizer.step()
+
+
 def scaled(side: Side) -> None:
     """Use a GradScaler as in one process; it skips the third step, whose gradients are infinite."""
     optimizer = side.optimizer()
@@ -319,6 +334,7 @@ LOOPS: tuple[Callable[[Side], None], ...] = (
     alternating_losses,
     regularised,
     surgery,
+    held_gradients,
     some_inputs,
     clipped,
     scaled,

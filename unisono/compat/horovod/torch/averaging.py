@@ -99,6 +99,7 @@ class Averaging:
             try:
                 self._pass_others()
                 passed, self._passed = self._passed, {}
+                self._slots.vacate_others(passed.keys())
                 sparse, self._sparse = self._sparse, {}
                 self._remaining = {}
                 self._reducer.begin_step()
