@@ -188,11 +188,16 @@ void Control::trust(std::int32_t peer) {
   resuming_.erase(peer);
 }
 
+// Further attempts get no further time, because a peer that has left the communicator refuses every one of them.
 void Control::expect_resumption(std::int32_t peer) {
   const std::lock_guard lock(mutex_);
-  const auto until = resuming_[peer] = Clock::now() + resumption_time();
+  const auto now = Clock::now();
+  const auto [entry, is_first] = resuming_.try_emplace(peer, now + resumption_time());
+  const bool is_suspected = std::any_of(suspicions_.begin(), suspicions_.end(),
+                                        [=](const Suspicion& suspicion) { return suspicion.peer == peer; });
+  if (!is_first && entry->second < now && !is_suspected) entry->second = now + resumption_time();
   for (Suspicion& suspicion : suspicions_)
-    if (suspicion.peer == peer) suspicion.until = std::max(suspicion.until, until);
+    if (suspicion.peer == peer) suspicion.until = std::max(suspicion.until, entry->second);
 }
 
 void Control::give_up_resumption(std::int32_t peer) {
