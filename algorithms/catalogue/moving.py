@@ -227,6 +227,10 @@ SCATTER: dict[str, Algorithm] = {
         commutative_only=False,
         varying=True,
     ),
+}
+
+# Only GPUs run this one: the native executor gives a rank that has no INPUT no partition of the root's.
+SCATTER_ON_DEVICES: dict[str, Algorithm] = {
     "read": Algorithm(
         collective="scatter",
         name="read",

@@ -380,7 +380,8 @@ def test_tune_report_is_one_self_contained_page(tuned: Path) -> None:
     ended = unisono("tune", "report", "table.json", "--out", "report", folder=tuned)
     assert ended.returncode == 0, ended.stderr
     page = (tuned / "report" / "index.html").read_text()
-    assert page.count("<svg ") == 4  # two collectives, the model and its regret
+    contexts = len(loaded(tuned / "table.json").decisions)
+    assert page.count("<svg ") == contexts + 2  # the times of each context, the model and its regret
     assert "at a load of" in page
     links = set(re.findall("https?://[^\"' <]*", page))
     assert links <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, "only names of XML, no addresses"

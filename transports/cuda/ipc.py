@@ -37,8 +37,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from unisono.algorithms.catalogue.on_devices import mapped_names, usual_on_devices
-from unisono.algorithms.catalogue.registry import find
+from unisono.algorithms.catalogue.on_devices import find_on_devices, mapped_names, usual_on_devices
 from unisono.algorithms.ir.plan import Plan
 from unisono.errors import (
     AbortedError,
@@ -376,7 +375,7 @@ class DeviceCollectives:
         """Return the plans of all ranks; raises an error with the reason of `refuses`."""
         place = collective, name, root
         if place not in self._plans:
-            size, algorithm = self.executor.size, find(collective, name)
+            size, algorithm = self.executor.size, find_on_devices(collective, name)
             algorithm.check_supports(size)
             plans = [algorithm.build(size, rank, root) for rank in range(size)]
             for rank, plan in enumerate(plans):
