@@ -26,19 +26,25 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPUTE_S = 0.01
+BELOW_THE_FACADE = (
+    ["frameworks"],
+    ["collectives"],
+    ["tuning", "transports"],
+    ["algorithms"],
+    ["vocabulary: errors, options, dtypes, operations …"],
+)
 COLLECTIVES = ("allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall", "barrier")
 
 
 def layers(ink: str) -> Figure:
-    """Return a figure of the layers in the contract that `make lint` checks, the highest first."""
-    contract = re.search(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
-    assert contract is not None
-    rows = [re.findall(r"unisono\.(\w+)", line) for line in contract[1].splitlines()]
+    """Return a figure of the layers, the highest first. The rooms of the facade are those of the layer test."""
+    test = (ROOT / "tests" / "package" / "test_layers.py").read_text()
+    (rooms,) = re.findall(r"^ROOMS = \((.*)\)$", test, re.MULTILINE)
+    rows = [*([name] for name in re.findall(r"\w+", rooms)), *BELOW_THE_FACADE]
     figure, axes = _blank((7.2, 0.5 * len(rows) + 0.3))
     for level, names in enumerate(rows):
-        shown = names if len(names) < 4 else ["vocabulary: errors, options, dtypes, operations …"]
-        for place, name in enumerate(shown):
-            width = 10 / len(shown)
+        for place, name in enumerate(names):
+            width = 10 / len(names)
             _box(axes, (place * width, -level), width - 0.15, name, COLOURS[level % len(COLOURS)], ink)
     axes.set(xlim=(-0.2, 10.2), ylim=(-len(rows) + 0.2, 0.9))
     return figure
