@@ -99,7 +99,8 @@ class Averaging:
             try:
                 self._pass_others()
                 passed, self._passed = self._passed, {}
-                self._slots.vacate_others(passed.keys())
+                if self._slots is not None:  # there are none before the first dense gradient
+                    self._slots.vacate_others(passed.keys())
                 sparse, self._sparse = self._sparse, {}
                 self._remaining = {}
                 self._reducer.begin_step()
