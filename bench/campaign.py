@@ -258,9 +258,9 @@ def _judged(trial: Trial, said: dict[int, list[dict[str, Any]]], fault_ns: int |
     fault = FAULTS[trial.fault]
     if wrong := [line["wrong"] for lines in said.values() for line in lines if "wrong" in line]:
         return Outcome(trial, "wrong result", why="; ".join(wrong))
-    if "CollectiveTimeoutError" in fault.errors and fault_ns is None:
-        return Outcome(trial, "skipped", why="a rank was so slow that a call reached its time limit before the fault")
     ends = {rank: end for rank, lines in said.items() for end in _ends(lines)}
+    if "CollectiveTimeoutError" in fault.errors and _one_ended_before(fault_ns, ends.values()):
+        return Outcome(trial, "skipped", why="a rank was so slow that a call reached its time limit before the fault")
     if silent := sorted(set(said) - set(ends)):
         return Outcome(trial, "wrong error", why=f"ranks {silent} have crashed")
     promised = () if fault.resumes else fault.errors
@@ -276,6 +276,11 @@ def _judged(trial: Trial, said: dict[int, list[dict[str, Any]]], fault_ns: int |
     assert fault_ns is not None, "an error without a fault"
     latencies_ms = tuple((end["ns"] - fault_ns) / 1e6 for end in ends.values())
     return Outcome(trial, "correct" if fault.resumes else "promised", latencies_ms, named=named)
+
+
+def _one_ended_before(fault_ns: int | None, ends: Iterable[dict[str, Any]]) -> bool:
+    """Return whether a rank ended before the fault, so that its error cannot come from it."""
+    return fault_ns is None or any(end["ns"] < fault_ns for end in ends)
 
 
 def _names_culprit(trial: Trial, rank: int, end: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from support.deadlines import DEADLINE_S
 import unisono as un
 from unisono.bench import campaign
 from unisono.bench.campaign import GOOD, run, trial_of
-from unisono.bench.trial_ranks import CALLS, FAULTS, Trial
+from unisono.bench.trial_ranks import CALLS, FAULTS, STEPS, Trial
 
 TRIAL = Trial(0, "unisono", "shm", 3, "allreduce", 1000, "none", "before", 1, 2)
 
@@ -62,7 +62,9 @@ def test_trial_between_hosts_is_skipped_without_hosts() -> None:
 
 
 def test_trial_is_skipped_if_a_call_reaches_its_time_limit_before_the_fault() -> None:
-    assert outcome_of(TRIAL._replace(fault="impatience")).startswith("skipped 0 a rank was so slow")
+    after_all_calls = STEPS
+    trial = TRIAL._replace(fault="impatience", at=after_all_calls)
+    assert outcome_of(trial).startswith("skipped 0 a rank was so slow")
 
 
 def test_every_fault_and_call_occurs_among_few_seeds() -> None:
