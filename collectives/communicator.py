@@ -32,6 +32,7 @@ from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
+from unisono.near_names import did_you_mean
 from unisono.operations import Op, operation
 from unisono.options import Options
 from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor
@@ -194,8 +195,9 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         """
         name = VECTOR_CALLS.get(collective, collective)
         if name not in CONTRACTS:
+            names = (*CONTRACTS, *VECTOR_CALLS)
             raise UsageError(
-                f"there is no collective {collective!r}: there are {', '.join((*CONTRACTS, *VECTOR_CALLS))}"
+                f"there is no collective {collective!r}: there are {', '.join(names)}{did_you_mean(collective, names)}"
             )
         counts_by_name = {"counts": counts, "send_counts": send_counts, "recv_counts": recv_counts}
         rows = _rows_of(collective, {name: value for name, value in counts_by_name.items() if value is not None})

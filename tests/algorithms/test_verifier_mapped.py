@@ -12,6 +12,7 @@ from support.handmade_plans import allreduce_one_shot, broadcast_by_writes
 from support.plan_edits import changed, groups_of, with_groups, with_step, without_flag
 
 from unisono.algorithms.builders.mapped import allreduce_one_shot as one_shot, allreduce_two_shot as two_shot
+from unisono.algorithms.catalogue.on_devices import ONLY_ON_DEVICES
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -53,6 +54,14 @@ def plans_of(builder: Callable[[int, int], Plan], size: int) -> list[Plan]:
 def test_mapped_plans_with_flags_before_and_after_are_proved(builder: Callable[[int, int], Plan], size: int) -> None:
     for segments in (1, 3):
         assert verify_plans(plans_of(builder, size), segments).same_bits
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_algorithms_that_only_gpus_run_are_proved_too(size: int) -> None:
+    algorithms = [one for by_name in ONLY_ON_DEVICES.values() for one in by_name.values()]
+    assert algorithms
+    for algorithm in algorithms:
+        assert verify_algorithm(algorithm, size).mapped
 
 
 def test_access_to_peers_counts_as_sending_and_flags_as_rounds() -> None:

@@ -39,7 +39,9 @@ def share_memory(sock: socket.socket) -> tuple[int, int, int]:
 def take_shared_memory(sock: socket.socket) -> tuple[int, int, int]:
     """Return the memory, the peer's doorbell and this side's doorbell, which the dialler passes after the handshake."""
     sock.settimeout(_PASS_TIMEOUT_S)
-    _, descriptors, flags, _ = socket.recv_fds(sock, 1, _DESCRIPTORS)
+    data, descriptors, flags, _ = socket.recv_fds(sock, 1, _DESCRIPTORS)
+    if not data:
+        raise ConnectionError("the peer has closed the connection before it passed the memory of the channel")
     if len(descriptors) != _DESCRIPTORS:
         for descriptor in descriptors:
             os.close(descriptor)
