@@ -25,8 +25,9 @@ from unisono.collectives.api.point_to_point import Messages
 from unisono.collectives.arrays import adapters
 from unisono.collectives.arrays.operands import LISTS
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
-from unisono.collectives.calls.dispatch import CallArguments, checked_integer
+from unisono.collectives.calls.arguments import CallArguments, checked_integer
 from unisono.collectives.calls.groups import Groups
+from unisono.collectives.calls.host_side import HostSide
 from unisono.collectives.calls.planning import HostLayout, algorithm_request
 from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.custom_ops.functions import is_by_function
@@ -69,7 +70,7 @@ def _refuse_to_grow(world: Communicator, count: int | None, timeout_s: float) ->
 
 
 @uncopyable("it belongs to this process; dup() makes another one of the same ranks")
-class Communicator(Groups, Objects, Messages, MpiNames):
+class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
     """Some or all ranks of a job, which make calls together; a context manager that closes it at its end.
 
     `unisono.init` and `unisono.launch` make the *world*, the communicator of all ranks. `split`, `subgroup`, `dup`,
@@ -214,7 +215,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             )
         request = algorithm_request(algorithm, reproducible, accumulate)
         x = x if contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0) else None
-        call = self._check_call(CallArguments(name, x, out, op, root, rows, request))
+        call = self._checker.check_one(CallArguments(name, x, out, op, root, rows, request), self._check_usable)
         _check_lasting(call.checked, x)
         return call.persist(self._limit_s(timeout_s))
 
@@ -384,9 +385,9 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         totals = dict(self._executor.traffic())
         by_devices = {} if self._devices_comm is None else self._devices_comm.stats()
         by_rails = self._devices.between_hosts()
-        by_custom_ops = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
+        by_custom_ops = {} if self._checker.reducer_if_any is None else self._checker.reducer_if_any.traffic()
         by_objects = {} if self._objects_comm is None else self._objects_comm.stats()
-        by_verifier = {} if self._verifier is None else self._verifier.traffic()
+        by_verifier = {} if self._checker.verifier is None else self._checker.verifier.traffic()
         for more in (by_custom_ops, by_devices, by_rails, by_objects, by_verifier):
             for peer, traffic in more.items():
                 totals[peer] = totals[peer] + traffic if peer in totals else traffic
@@ -505,10 +506,10 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             if self._programs is not None:
                 self._programs.close()
             self._works.close()
-            if self._reducer_if_any is not None:
-                self._reducer_if_any.close()
-            if self._verifier is not None:
-                self._verifier.close()
+            if self._checker.reducer_if_any is not None:
+                self._checker.reducer_if_any.close()
+            if self._checker.verifier is not None:
+                self._checker.verifier.close()
             self._devices.close()
         finally:
             self._on_close()  # else threads and connections would stay
@@ -518,7 +519,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         from unisono.collectives.calls.statistics import append_to
 
         rank, names = self.launch_ranks[self.rank], self.launch_ranks
-        by_custom_ops = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
+        by_custom_ops = {} if self._checker.reducer_if_any is None else self._checker.reducer_if_any.traffic()
         by_peer = [(names[peer], each) for peer, each in self._executor.traffic().items()]
         by_peer += [(names[peer], each) for peer, each in by_custom_ops.items()]
         append_to(directory, rank, by_peer, self._executor.usage())

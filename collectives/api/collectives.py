@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Literal, overload
 
 from unisono.collectives.arrays import operands
-from unisono.collectives.calls.dispatch import Dispatcher, cached_method
+from unisono.collectives.calls.cached_methods import cached_method
+from unisono.collectives.calls.dispatch import Dispatcher
 from unisono.collectives.calls.planning import algorithm_request
 from unisono.collectives.calls.work import Work
 from unisono.operations import Op

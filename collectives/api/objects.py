@@ -29,7 +29,7 @@ import numpy as np
 
 from unisono.collectives.api.collectives import Collectives
 from unisono.collectives.api.vector_collectives import VectorCollectives
-from unisono.collectives.calls.dispatch import checked_integer
+from unisono.collectives.calls.arguments import checked_integer
 from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from unisono.collectives.arrays import operands
 from unisono.collectives.arrays.device_detection import on_device
-from unisono.collectives.calls.dispatch import Dispatcher, checked_integer, fast_message
+from unisono.collectives.calls.arguments import checked_integer
+from unisono.collectives.calls.cached_methods import fast_message
+from unisono.collectives.calls.dispatch import Dispatcher
 from unisono.collectives.calls.message_handoff import BesideReceive, ReceiveOperand, SendOperand
 from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
 from unisono.collectives.calls.work import Work

@@ -1,6 +1,6 @@
 """The three kinds of checked calls: on host memory, on a device, and with a custom op.
 
-`Dispatcher._check_calls` checks the arguments of calls and chooses the kind of each. Its callers treat all kinds alike:
+`CallChecker` checks the arguments of calls and chooses the kind of each. Its callers treat all kinds alike:
 they run a call, start it, or make a persistent call of it.
 """
 

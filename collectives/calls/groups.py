@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from unisono.algorithms.ir.contracts import CONTRACTS
-from unisono.collectives.calls.dispatch import CallArguments, Dispatcher, checked_integer
+from unisono.collectives.calls.arguments import CallArguments, checked_integer, gets_result
+from unisono.collectives.calls.dispatch import Dispatcher
 from unisono.collectives.calls.executable import CheckedCalls
 from unisono.collectives.calls.planning import AlgorithmLike, as_request
 from unisono.errors import InternalError, UnisonoError, UsageError
@@ -139,7 +139,7 @@ class Groups(Dispatcher):
             CallArguments(batch.collective, x, out, op, batch.root, batch.counts, batch.algorithm)
             for x, out, op in zip(batch.x, batch.outs, batch.ops, strict=True)
         ]
-        return self._check_calls([[call] for call in calls], list)
+        return self._checker.check([[call] for call in calls], list, self._check_usable)
 
     def _is_cached(self, batch: Batch) -> bool:
         return batch.counts is None and self._cache.contains(*batch.arguments())
@@ -150,7 +150,7 @@ class Groups(Dispatcher):
             return False
         if batch.x and not self._cache.run(*batch.arguments(), batch.limit_s(self._options.timeout_s)):
             return False
-        has_output = CONTRACTS[batch.collective].has_output(self.rank, batch.root or 0)
+        has_output = gets_result(batch.collective, self.rank, batch.root)
         batch.end_well(batch.targets if has_output else [None] * len(batch.x))
         return True
 

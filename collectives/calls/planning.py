@@ -1,6 +1,6 @@
 """Plans calls: `CallPlanner` returns the algorithm, this rank's plan and the signature for a call spec, once for each.
 
-Used by: the dispatcher, the reducer for custom ops, and calls on a GPU.
+Used by: `checking`, the reducer for custom ops, and calls on a GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checked calls: their arrays as an executor takes them, and the results as the user gets them.
 
-Used by: the dispatcher, the reducer for custom ops, and calls on a GPU.
+Used by: `binding`, `checking`, the reducer for custom ops, and calls on a GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compares the results of the ranks after each collective: the option `verify_results`.
 
-Used by: the dispatcher, which wraps the calls that it has checked.
+Used by: `checking`, which wraps the calls that it has checked.
 
 Theory of operation
 -------------------

@@ -1,6 +1,6 @@
 """Reductions by Python functions: `Reducer` combines arrays in Python, between exchanges that the executor runs.
 
-Used by: the dispatcher, for calls with an ``Op.from_function(fn)``.
+Used by: `calls.checking`, for calls with an ``Op.from_function(fn)``.
 
 Theory of operation
 -------------------

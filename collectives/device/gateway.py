@@ -3,7 +3,7 @@
 Most processes never use a GPU. So this module imports no CUDA code, and a communicator creates a `Devices` at no cost.
 `arrays.device_detection` recognises the arrays.
 
-Used by: `calls.dispatch` and `api.point_to_point`.
+Used by: `calls.checking` and `api.point_to_point`.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def made(world: Any, case: Case, x: Any) -> Any:
 def check(world: Any, case: Case) -> None:
     if case.is_whole is not None:
         draft = draft_whole if case.is_whole else draft_shared
-        world._reducer._cheapest = lambda kind: draft(kind, world.size, world.rank)
+        world._checker.reducer._cheapest = lambda kind: draft(kind, world.size, world.rank)
     xs = contributions(case, world.size)
     wanted = expected(case, xs, world.rank)
     before = xs[world.rank].copy()
