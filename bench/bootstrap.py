@@ -30,7 +30,7 @@ from rich.progress import track
 from rich.table import Table
 
 import unisono as un
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 DEADLINE_S = 120.0
 _TIMES = struct.Struct("!dd")

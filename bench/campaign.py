@@ -60,7 +60,7 @@ from unisono.bench.trial_ranks import (
 )
 from unisono.collectives.calls.verification import SAME_EVERYWHERE
 from unisono.errors import UsageError
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 STOPPED_S = 0.2
 GOOD = ("correct", "promised", "skipped")

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from unisono.bench.sizes import format_size
 from unisono.errors import UsageError
-from unisono.foreign import checked, parsed_json
-from unisono.records import record
+from unisono.foundation.json_checks import checked, parsed_json
+from unisono.foundation.records import record
 
 _SHAPE = {
     "format": int,

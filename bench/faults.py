@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.bench.namespaces import address, inside, ip, missing, network
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 RANK = Path(__file__).resolve().parent / "adapters" / "faulty_rank.py"
 RANKS = 3

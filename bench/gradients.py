@@ -28,7 +28,7 @@ from rich.table import Table
 
 from unisono.bench.delayed import delayed, delayed_address
 from unisono.bench.namespaces import address, missing, network, run_ranks
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 RANK = Path(__file__).resolve().parent / "adapters" / "gradients_rank.py"
 # For each model, a width and a batch with which backward takes at least about as long, on one core, as a link of 1

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import unisono as un
 from unisono.data_parallel import HybridGroups, ShardedSampler, average_metrics, broadcast_parameters
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 Array = NDArray[np.float64]
 

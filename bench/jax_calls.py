@@ -29,7 +29,7 @@ from unisono.bench.driver import Driver, Results, Settings
 from unisono.bench.peers import peer
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.errors import UsageError
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 LIBRARIES = ("jax-unisono", "jax-xla-unisono", "jax-gloo", "mpi4jax-openmpi", "mpi4jax-mpich")
 STATISTICS: dict[str, Callable[[Sequence[float]], Any]] = {"median": np.median, "best": np.min}

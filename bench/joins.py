@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 import unisono as un
-from unisono.processes import python_command
-from unisono.program import begin
+from unisono.foundation.processes import python_command
+from unisono.foundation.program import begin
 
 PAUSE_S = 0.01
 LIMIT_S = 300.0

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import unisono as un
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 RANKS = 2
 _LIMIT_S = 7200.0

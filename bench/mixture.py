@@ -31,7 +31,7 @@ from unisono.bench.peers import MPI_LIBRARIES, mpi_ranks
 from unisono.bench.regret import NAMED, RUN_S, RunRanks, StudySettings, answer, append
 from unisono.bench.sizes import parse_sizes
 from unisono.errors import UnisonoError
-from unisono.program import begin
+from unisono.foundation.program import begin
 from unisono.tuning.decide.table import compiled, dumped, to_json
 from unisono.tuning.measure.measurement_log import Store
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from unisono.bench.curves import Benchmark, by_placement, picture
 from unisono.bench.sizes import format_size
-from unisono.html_page import page, table
+from unisono.foundation.html_page import page, table
 
 # A ratio of so much has the strongest colour.
 _STRONGEST = 4.0

@@ -20,7 +20,7 @@ import click
 from unisono.bench.adapters.jax_programs import PROGRAMS
 from unisono.bench.adapters.torch_distributed import BACKEND
 from unisono.errors import UsageError
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 ROOT = Path(".peers")
 ADAPTERS = Path(__file__).resolve().parent / "adapters"

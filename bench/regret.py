@@ -38,8 +38,8 @@ from unisono.bench import namespaces
 from unisono.bench.judgement import Point, of_model, shown
 from unisono.bench.sizes import parse_sizes
 from unisono.errors import UnisonoError
-from unisono.processes import python_command
-from unisono.program import begin
+from unisono.foundation.processes import python_command
+from unisono.foundation.program import begin
 from unisono.transports.host.core_distance import PLACEMENTS
 
 COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "broadcast")

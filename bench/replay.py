@@ -32,7 +32,7 @@ from unisono.algorithms.catalogue.variants import parsed
 from unisono.bench.judgement import Point, of_model
 from unisono.bench.regret import RESULTS, RUN_S
 from unisono.bench.statistics import usual_s
-from unisono.program import begin
+from unisono.foundation.program import begin
 from unisono.tuning.decide.choice import Question, TunerState, explain
 from unisono.tuning.decide.table import compiled
 from unisono.tuning.machine.parameters import PRIORS, between

@@ -38,7 +38,7 @@ from rich.table import Table
 from unisono.algorithms.catalogue.algorithm import Cost
 from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.errors import UsageError
-from unisono.program import begin
+from unisono.foundation.program import begin
 from unisono.tuning.decide.rank_interpolation import (
     Interpolation,
     Point,

@@ -28,7 +28,7 @@ from rich.table import Table
 from unisono.bench.namespaces import address, network, run_ranks
 from unisono.bench.sizes import parse_sizes
 from unisono.errors import UsageError
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 RANK = Path(__file__).resolve().parent / "adapters" / "shaped_rank.py"
 _AGAIN_S = 1.0

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.algorithms.catalogue.registry import find
-from unisono.program import begin
+from unisono.foundation.program import begin
 from unisono.tuning.machine.parameters import Link
 from unisono.tuning.machine.topology import Level, Topology
 from unisono.tuning.simulator.simulate import Simulation, simulate

@@ -22,8 +22,8 @@ from rich.progress import track
 from rich.table import Table
 
 import unisono as un
+from unisono.foundation.program import begin
 from unisono.options import parse_nbytes
-from unisono.program import begin
 
 MODES = ("off", "on")
 # In a round, messages go to and fro until they have this many bytes together, but at least and at most so often.

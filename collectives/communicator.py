@@ -33,12 +33,12 @@ from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
-from unisono.near_names import did_you_mean
+from unisono.foundation.near_names import did_you_mean
+from unisono.foundation.uncopyable import uncopyable
 from unisono.operations import Op, operation
 from unisono.options import Options
 from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor
 from unisono.tuning.decide.choice import NO_STATE, Explanation, TunerState, explain
-from unisono.uncopyable import uncopyable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -139,7 +139,7 @@ def _framework(name: str) -> object:
     try:
         return importlib.import_module(f"unisono.{name}")
     except ImportError as error:
-        from unisono.installing import install_command
+        from unisono.foundation.installing import install_command
 
         why = f"{name} cannot be imported here ({error}); to install it: {install_command(name)}"
         raise AttributeError(f"unisono.{name} needs {name}, and {why}") from error

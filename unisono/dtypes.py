@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from unisono.records import record
+from unisono.foundation.records import record
 
 Kind = Literal["bool", "integer", "float", "float8", "complex"]
 

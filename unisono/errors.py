@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unisono.printable import printable
+from unisono.foundation.printable import printable
 
 
 class UnisonoError(Exception):

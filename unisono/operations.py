@@ -20,7 +20,7 @@ from typing import Any
 
 from unisono.dtypes import DType
 from unisono.errors import UsageError
-from unisono.records import record
+from unisono.foundation.records import record
 
 
 class Combine(enum.IntEnum):

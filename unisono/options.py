@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from typing import Any, NamedTuple
 
-from unisono import log
-from unisono.deadlines import seconds
 from unisono.errors import UsageError
-from unisono.near_names import did_you_mean
-from unisono.records import record
+from unisono.foundation import log
+from unisono.foundation.deadlines import seconds
+from unisono.foundation.near_names import did_you_mean
+from unisono.foundation.records import record
 
 PREFIX = "UNISONO_"
 # The transport for arrays of a GPU between ranks of a host. It carries no messages.
@@ -62,7 +62,7 @@ def _is_whole(name: str) -> bool:
 
 def installed_transports() -> list[str]:
     """Return the names of the transports that installed packages offer."""
-    from unisono.entry_points import entry_points
+    from unisono.foundation.entry_points import entry_points
 
     return sorted(
         {point.name for point in entry_points(group=TRANSPORTS_GROUP)} - {"auto", *TRANSPORTS, *WHOLE_TRANSPORTS}

@@ -10,7 +10,7 @@ ranks.
 from __future__ import annotations
 
 from unisono.algorithms.ir.binding import split
-from unisono.records import record
+from unisono.foundation.records import record
 
 
 @record

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from unisono.algorithms.catalogue.host_crossing import Crossing, along
 from unisono.algorithms.ir.plan import Plan
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.records import record
+from unisono.foundation.records import record
 
 # The order in which contributions are combined. "none": nothing is reduced. "rank": one after the other, in ascending
 # order of ranks. "at_once": all in one step, in that order. "canonical": by one balanced binary tree over the ranks.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, SCATTER
 from unisono.algorithms.catalogue.reducing import ALLREDUCE, EXSCAN, REDUCE, REDUCE_SCATTER, SCAN
-from unisono.entry_points import entry_points
+from unisono.foundation.entry_points import entry_points
 
 FLAT: dict[str, dict[str, Algorithm]] = {
     "allreduce": ALLREDUCE,

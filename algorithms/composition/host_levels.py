@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from unisono.algorithms.builders.arguments import check_supported
 from unisono.errors import UsageError
-from unisono.records import record
+from unisono.foundation.records import record
 
 # A tuple of ranks, or of tuples that are hosts themselves. The type is `Any` because the nesting has any depth.
 Hosts: TypeAlias = tuple[Any, ...]

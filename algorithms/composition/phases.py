@@ -11,7 +11,7 @@ from unisono.algorithms.catalogue.flat import flat_algorithms_of
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.algorithms.composition.host_levels import Hosts, Levels, levels_of
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.records import record
+from unisono.foundation.records import record
 
 # The algorithm of a phase, with parameters of its builder or without, such as "knomial(radix=3)" or "ring". One name is
 # for all levels of hosts; a tuple has one name for each level that the phase runs at, the outermost level first.

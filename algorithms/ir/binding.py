@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from unisono.algorithms.ir.plan import Buffer, Counts, Partition, Plan, Span
-from unisono.records import record
+from unisono.foundation.records import record
 
 
 @record

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 
 from unisono.algorithms.ir.plan import Counts
-from unisono.records import record
+from unisono.foundation.records import record
 
 
 class Cut(enum.Enum):

@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import TypeAlias
 
-from unisono.records import record
+from unisono.foundation.records import record
 
 
 class Buffer(enum.IntEnum):

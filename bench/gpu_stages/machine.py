@@ -15,7 +15,7 @@ from unisono.bench.gpu_stages.nccl import library_version
 from unisono.bench.gpu_stages.records import reason_of, tell
 from unisono.cli.checks import CHECKS, Finding, run_checks
 from unisono.cli.gpu_checks import gpu_findings
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 PACKAGES = (
     *("numpy", "ml_dtypes", "click", "rich", "cloudpickle", "cuda-bindings", "nvidia-cuda-nvrtc", "torch"),

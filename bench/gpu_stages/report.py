@@ -14,7 +14,7 @@ from rich.table import Table
 
 from unisono.bench.gpu_stages.targets import Record, outcomes
 from unisono.bench.sizes import format_size
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 _MET = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]not measured[/]"}
 

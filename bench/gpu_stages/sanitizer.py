@@ -22,8 +22,8 @@ import numpy as np
 from unisono.bench.gpu_stages.gpu import STREAM, Clock, Gpu, Vector
 from unisono.bench.gpu_stages.records import tell
 from unisono.dtypes import DTYPES
+from unisono.foundation.program import begin
 from unisono.operations import OPERATIONS, Op
-from unisono.program import begin
 from unisono.testing.quantisation import dequantised, with_feedback
 from unisono.transports.cuda.device import Extent
 from unisono.transports.cuda.driver_errors import Driver

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unisono.bench.gpu_stages.outcomes import VARIABLE
 from unisono.bench.gpu_stages.records import tell
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 # Pytest plugins that are installed by chance are not loaded.
 ONLY = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

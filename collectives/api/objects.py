@@ -30,10 +30,10 @@ import numpy as np
 from unisono.collectives.api.collectives import Collectives
 from unisono.collectives.api.vector_collectives import VectorCollectives
 from unisono.collectives.calls.arguments import checked_integer
-from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
-from unisono.records import record
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.records import record
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.contracts.transport import FIRST_RESERVED_TAG
 

@@ -18,8 +18,8 @@ from unisono.collectives.calls.dispatch import Dispatcher
 from unisono.collectives.calls.message_handoff import BesideReceive, ReceiveOperand, SendOperand
 from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
 from unisono.collectives.calls.work import Work
-from unisono.deadlines import Deadline
 from unisono.errors import UsageError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.executor import Message
 
 if TYPE_CHECKING:

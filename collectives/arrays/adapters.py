@@ -19,7 +19,7 @@ import numpy as np
 
 from unisono.collectives.arrays.refusals import in_device_memory, traced_by_tensorflow
 from unisono.errors import UsageError
-from unisono.records import record
+from unisono.foundation.records import record
 from unisono.transports.contracts.call import AnyArray
 
 if TYPE_CHECKING:

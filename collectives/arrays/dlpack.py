@@ -17,7 +17,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with numpy)
 import numpy as np
 
 from unisono.errors import UsageError
-from unisono.records import record
+from unisono.foundation.records import record
 from unisono.transports.contracts.call import AnyArray
 
 # DLPack's device types by number. Programs on the host can use the memory of those in `_ON_HOST`.

@@ -11,11 +11,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import DTypeLike
 
-from unisono import log
 from unisono.collectives.arrays.operands import check_dtype
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
-from unisono.once import once_per_process
+from unisono.foundation import log
+from unisono.foundation.once import once_per_process
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.host.system_limits import unavailable

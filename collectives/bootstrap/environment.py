@@ -18,8 +18,8 @@ from io import FileIO
 from typing import TYPE_CHECKING, TypeAlias
 
 from unisono.errors import RendezvousError, UsageError
+from unisono.foundation.records import record
 from unisono.options import variable
-from unisono.records import record
 from unisono.transports.links.handshake import JOB_NBYTES, KEY_NBYTES
 from unisono.transports.rendezvous import serving_host
 from unisono.transports.rendezvous.stores import Store, StoreTimeoutError

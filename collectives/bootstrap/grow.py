@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from unisono import log
 from unisono.collectives.bootstrap.rendezvous import Rendezvous, StoreRendezvous
-from unisono.deadlines import Deadline
 from unisono.errors import MismatchError, RendezvousError, UnisonoError, UsageError
-from unisono.foreign import checked, parsed_json
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.json_checks import checked, parsed_json
 from unisono.options import Options
 from unisono.transports.links.joiners import Invitation, Joiners
 from unisono.transports.links.link_messages import readable, receive, send

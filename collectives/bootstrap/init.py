@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from unisono import log
 from unisono.collectives.bootstrap import shared_settings
 from unisono.collectives.bootstrap.environment import (
     MPI_WORLD,
@@ -33,8 +32,9 @@ from unisono.collectives.bootstrap.exit_reason import reason_to_leave
 from unisono.collectives.bootstrap.rendezvous import Rendezvous, rendezvous_of
 from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
-from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UnisonoError, UsageError
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline, checked_timeout_s
 from unisono.options import Options, unknown_variables
 from unisono.transports import _core
 from unisono.transports.contracts.executor import Executor

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from unisono import log
 from unisono.collectives.bootstrap.environment import WaitingPlace
 from unisono.collectives.bootstrap.grow import JoinWorld, store_of_leader
 from unisono.collectives.bootstrap.rendezvous import StoreRendezvous
-from unisono.deadlines import Deadline
 from unisono.errors import UnisonoError, UsageError
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
 from unisono.options import Options
 from unisono.transports.links.joiners import Invitation, Joiner
 from unisono.transports.links.session import RankIdentity, Session

@@ -6,7 +6,7 @@ import numpy as np
 
 from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
-from unisono.deadlines import Deadline
+from unisono.foundation.deadlines import Deadline
 from unisono.options import Options
 from unisono.transports.executors.call_records import CallRecords
 from unisono.transports.executors.generic import GenericExecutor

@@ -14,10 +14,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from unisono import log
 from unisono.algorithms.catalogue.variants import is_rules
 from unisono.errors import RendezvousError, UsageError
-from unisono.foreign import checked, parsed_json
+from unisono.foundation import log
+from unisono.foundation.json_checks import checked, parsed_json
 from unisono.options import CUDA_IPC, Options
 from unisono.transports.links.preference import resolved
 from unisono.tuning.decide.choice import TunerState

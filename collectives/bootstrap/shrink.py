@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from unisono import log
 from unisono.collectives.bootstrap.rendezvous import Rendezvous, SingleRank, StoreRendezvous
-from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError, UsageError
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
 from unisono.options import Options
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.executors.native import NativeExecutor

@@ -20,8 +20,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unisono import log
-from unisono.autograph import unconverted
 from unisono.collectives.arrays.operands import LISTS
 from unisono.collectives.calls.arguments import CallArguments, OpArgument, checked_integer, gets_result
 from unisono.collectives.calls.checking import CallChecker
@@ -30,8 +28,10 @@ from unisono.collectives.calls.views import is_of_other_library, run_on_views
 from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.device.gateway import Devices
-from unisono.deadlines import checked_timeout_s
 from unisono.errors import TransportUnavailableError, UsageError
+from unisono.foundation import log
+from unisono.foundation.autograph import unconverted
+from unisono.foundation.deadlines import checked_timeout_s
 from unisono.options import Options
 from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor
 from unisono.transports.host.system_limits import is_refusal, unavailable

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from unisono import log
 from unisono.collectives.calls.planning import AlgorithmLike
 from unisono.collectives.calls.prepared import BoundArray, CheckedCall, PreparedCall
 from unisono.collectives.calls.work import Work, Works
+from unisono.foundation import log
 from unisono.operations import Op
 from unisono.transports.contracts.call import Signature
 from unisono.transports.contracts.executor import Executor, Operation

@@ -22,10 +22,10 @@ from unisono.collectives.arrays.operands import LISTS, list_of, outs_of
 from unisono.collectives.calls.planning import AlgorithmLike
 from unisono.collectives.calls.work import Work, call_back
 from unisono.errors import UnisonoError, UsageError
+from unisono.foundation.uncopyable import uncopyable
 from unisono.operations import Op
 from unisono.transports import _core
 from unisono.transports.contracts.executor import Message as MessageFacts, Operation
-from unisono.uncopyable import uncopyable
 
 # The collectives whose calls are fused: all except the barrier, which has no arrays.
 FUSED = frozenset(name for name, contract in CONTRACTS.items() if contract.input is not Cut.TOKEN)

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from unisono import log
 from unisono.collectives.arrays import operands
 from unisono.collectives.arrays.operands import Operand
 from unisono.collectives.calls.work import Work, Works
 from unisono.errors import UnisonoError
+from unisono.foundation import log
 from unisono.transports.contracts.call import MemoryType
 from unisono.transports.contracts.executor import Executor, Operation, Probe
 

@@ -25,9 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unisono import log
 from unisono.errors import UsageError
-from unisono.installing import install_command
+from unisono.foundation import log
+from unisono.foundation.installing import install_command
 
 if TYPE_CHECKING:
     from unisono.collectives.calls.statistics import Statistics

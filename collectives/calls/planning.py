@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
-from unisono import log
 from unisono.algorithms.catalogue.algorithm import Order
 from unisono.algorithms.catalogue.registry import candidates_of, check_known, find
 from unisono.algorithms.catalogue.variants import is_rules
@@ -20,9 +19,10 @@ from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.collectives.calls.shapes import Layout, counts_of
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
+from unisono.foundation import log
+from unisono.foundation.records import record
 from unisono.operations import Lower, Op, operation
 from unisono.options import Options
-from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.contracts.call import Argument, Call, Extent, Signature, VendorRefusal
 from unisono.tuning.decide.choice import NO_STATE, Choice, Explanation, Question, TunerState, choose

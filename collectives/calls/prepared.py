@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.collectives.calls.planning import CallSpec
+from unisono.foundation.records import record
 from unisono.operations import Op
-from unisono.records import record
 from unisono.transports.contracts.call import AnyArray, Call
 from unisono.transports.reductions.definition import lift
 

@@ -18,8 +18,8 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any
 
-from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UnisonoError, UsageError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.executor import Executor
 
 # `close` waits at most this long for the running function, because that may have called a function of the user.

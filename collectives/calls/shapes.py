@@ -23,7 +23,7 @@ from typing import TypeAlias
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
 from unisono.algorithms.ir.plan import Counts
 from unisono.errors import UsageError
-from unisono.records import record
+from unisono.foundation.records import record
 
 Extents: TypeAlias = tuple[int, ...]
 # No array has more elements, so larger counts are an error.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from unisono import log
+from unisono.foundation import log
 from unisono.transports.contracts.call import Call, Usage
 from unisono.transports.contracts.transport import Traffic
 

@@ -34,9 +34,9 @@ from unisono.collectives.calls.prepared import BoundArray
 from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue, aborting_if_interrupted
 from unisono.collectives.calls.shapes import layout_of
 from unisono.collectives.calls.work import Work, Works
-from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
 from unisono.errors import CorruptionError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports import _core
 from unisono.transports.contracts.call import Call, Signature
 from unisono.transports.contracts.executor import Executor

@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
-from unisono import log
-from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UnisonoError, UsageError
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline, checked_timeout_s
+from unisono.foundation.uncopyable import uncopyable
 from unisono.transports.contracts.executor import Executor, Message, Operation
-from unisono.uncopyable import uncopyable
 
 _log = log.get("calls")
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from unisono.collectives.calls.planning import CallSpec, as_request
 from unisono.collectives.calls.shapes import Extents, layout_of
 from unisono.errors import NoAlgorithmError, UsageError
+from unisono.foundation.records import record
 from unisono.operations import Op
-from unisono.records import record
 
 # The reductions that may gather all contributions on every rank, or on the root.
 WHOLE = frozenset({"allreduce", "reduce", "scan", "exscan"})

@@ -29,16 +29,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from unisono import log
 from unisono.collectives.calls.planning import CallPlanner, CallSpec
 from unisono.collectives.calls.prepared import BoundArray, CheckedCall
 from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue, aborting_if_interrupted
 from unisono.collectives.custom_ops.exchanges import PREFIXES, WHOLE, Draft, check, count_of, draft_shared, draft_whole
 from unisono.collectives.custom_ops.functions import combine_all, combine_prefixes
-from unisono.deadlines import Deadline
 from unisono.errors import AbortedError, UsageError
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.records import record
 from unisono.operations import Op
-from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray, Call
 from unisono.transports.contracts.executor import Executor, Operation

@@ -48,8 +48,8 @@ from unisono.collectives.device.host_slots import Slot
 from unisono.collectives.device.phased_call import Part, PhasedCall
 from unisono.collectives.device.within_hosts import MakeWithin, Within
 from unisono.collectives.device.work import CheckedDeviceCall
-from unisono.deadlines import Deadline
 from unisono.errors import UnisonoError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray, Extent, MemoryType, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic

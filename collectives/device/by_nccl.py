@@ -11,8 +11,8 @@ from unisono.collectives.device.host_phases import refuses_hosts
 from unisono.collectives.device.nccl_refusals import refusal_by_nccl
 from unisono.collectives.device.routes import address_of
 from unisono.collectives.device.work import CheckedDeviceCall
-from unisono.deadlines import Deadline
 from unisono.errors import NoAlgorithmError, UnisonoError, UsageError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.cuda.device import Device, Event
 from unisono.transports.nccl.collectives import NcclCollectives

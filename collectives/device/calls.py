@@ -44,9 +44,9 @@ from unisono.collectives.device.host_phases import Rails, refuses_hosts
 from unisono.collectives.device.routes import ByIpc, Staged
 from unisono.collectives.device.within_hosts import ByMappedMemory
 from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DevicePlan, DeviceWork, keep_late
-from unisono.deadlines import Deadline
 from unisono.dtypes import DType
 from unisono.errors import TransportUnavailableError, UnisonoError, UsageError
+from unisono.foundation.deadlines import Deadline
 from unisono.options import Options
 from unisono.transports.contracts.executor import Executor, Operation
 from unisono.transports.contracts.transport import Traffic

@@ -7,8 +7,8 @@ from typing import Protocol, TypeAlias
 
 from unisono.collectives.calls.planning import CallSpec
 from unisono.collectives.device.work import CheckedDeviceCall
-from unisono.deadlines import Deadline
 from unisono.errors import UnisonoError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray, Call
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Event

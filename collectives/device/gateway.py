@@ -16,8 +16,8 @@ from weakref import WeakMethod
 from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.work import Works
 from unisono.dtypes import DType
+from unisono.foundation.records import record
 from unisono.options import Options
-from unisono.records import record
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 

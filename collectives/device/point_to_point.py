@@ -30,8 +30,8 @@ from unisono.collectives.calls.message_handoff import ReceiveOperand, SendOperan
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.work import keep_late
-from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UnisonoError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray, MemoryType
 from unisono.transports.contracts.executor import Executor, Probe
 from unisono.transports.cuda.device import Device, Event, is_over

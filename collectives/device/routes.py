@@ -20,9 +20,9 @@ from unisono.collectives.device.contracts import HostCalls
 from unisono.collectives.device.nccl_refusals import refusal_by_nccl
 from unisono.collectives.device.segments import Run, Segment, segments_of
 from unisono.collectives.device.work import CheckedDeviceCall
-from unisono.deadlines import Deadline
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
-from unisono.deadlines import Deadline
 from unisono.errors import UnisonoError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic

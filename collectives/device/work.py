@@ -10,8 +10,8 @@ from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.events import Events
-from unisono.deadlines import Deadline
 from unisono.errors import UsageError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.executor import Operation
 from unisono.transports.cuda.device import Device, Event, Stream, is_over
 from unisono.transports.cuda.replays import Replays

@@ -14,9 +14,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from unisono.collectives.arrays.dlpack import typestr
 from unisono.collectives.device.work import keep_late
-from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
 from unisono.errors import CollectiveTimeoutError, UnisonoError
+from unisono.foundation.deadlines import Deadline
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda.device import Allocation, Device, Event, Extent, Stream, is_over
 from unisono.transports.cuda.staging import await_event

@@ -23,13 +23,13 @@ from types import TracebackType
 from typing import Any
 
 from unisono import Communicator, UsageError, Work, wait_all
-from unisono.autograph import unconverted
+from unisono.foundation.autograph import unconverted
+from unisono.foundation.uncopyable import uncopyable
 from unisono.frameworks.arrays import FlatArray, Named, first_names, flatten, flatten_all, pairs_of
 from unisono.frameworks.data_parallel.center import LAST, Center, Clock, Desk
 from unisono.frameworks.data_parallel.layers import Frame, change, layers_of, read, spread, write
 from unisono.frameworks.data_parallel.parameters import check_names, check_writable, verify_sync
 from unisono.frameworks.data_parallel.servers import FOREVER_S, Server
-from unisono.uncopyable import uncopyable
 
 
 @unconverted

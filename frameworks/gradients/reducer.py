@@ -32,8 +32,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono import Communicator, UnisonoError, UsageError, log
-from unisono.autograph import unconverted
+from unisono import Communicator, UnisonoError, UsageError
+from unisono.foundation import log
+from unisono.foundation.autograph import unconverted
+from unisono.foundation.uncopyable import uncopyable
 from unisono.frameworks.arrays import Array, Named, pairs_of
 from unisono.frameworks.data_parallel.sync_check import SyncCheck
 from unisono.frameworks.gradients import agreement, intake, traces
@@ -51,7 +53,6 @@ from unisono.frameworks.gradients.step_memory import StepMemory, StepMemoryPool
 from unisono.frameworks.gradients.steps_in_flight import StepsInFlight
 from unisono.frameworks.gradients.timeline import Report, Timeline, now, report_of
 from unisono.transports.recorder.traces import add_source
-from unisono.uncopyable import uncopyable
 
 _log = log.get()
 

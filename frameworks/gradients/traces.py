@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from unisono import UsageError
+from unisono.foundation.installing import install_command
 from unisono.frameworks.gradients.timeline import Span, Step, Timeline
-from unisono.installing import install_command
 
 _PROGRAM, _WAITING, _BUCKETS = 0, 1, 2  # the first rows of a trace; each bucket has a row
 _MOST_DRAWN = 3

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from unisono import Communicator
 from unisono.operations import Op, operation
-from unisono.programs import distributes_rows, reduces
+from unisono.xla_programs import distributes_rows, reduces
 
 Shape: TypeAlias = "tuple[int, ...]"
 

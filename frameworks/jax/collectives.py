@@ -24,7 +24,7 @@ from unisono import Communicator, Op, UsageError
 from unisono.frameworks.jax.calls import EXCHANGE, SUM, Call
 from unisono.frameworks.jax.primitives import bind, bind_after
 from unisono.operations import operation
-from unisono.programs import communicator_or_world
+from unisono.xla_programs import communicator_or_world
 
 _MOST_TAG = (1 << 31) - 1
 

@@ -23,7 +23,7 @@ from jax._src.xla_bridge import backends_are_initialized
 from jax.interpreters import ad, batching, mlir
 
 from unisono.errors import UsageError
-from unisono.programs import xla_handler, xla_process
+from unisono.xla_programs import xla_handler, xla_process
 
 # The name of the custom call in compiled programs.
 _TARGET = "unisono_call"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.installing import install_command
+from unisono.foundation.installing import install_command
 
 _OLDEST = (0, 5)
 

@@ -43,7 +43,7 @@ from unisono.frameworks.jax.compatibility import (
 )
 from unisono.frameworks.jax.groups import Groups
 from unisono.operations import operation
-from unisono.programs import xla_runner
+from unisono.xla_programs import xla_runner
 
 # Numbered from 1, as in mpi_for_xla.cpp.
 _DTYPES = (

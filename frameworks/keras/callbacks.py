@@ -11,7 +11,7 @@ import keras
 from unisono import Communicator, UsageError
 from unisono.data_parallel import average_metrics, broadcast_parameters
 from unisono.frameworks.keras.optimizer import check_outermost, verify_trained
-from unisono.programs import communicator_or_world
+from unisono.xla_programs import communicator_or_world
 
 
 class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]

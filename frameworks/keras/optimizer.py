@@ -10,7 +10,7 @@ import keras
 from unisono import Communicator, MismatchError, UsageError
 from unisono.data_parallel import verify_sync
 from unisono.frameworks.keras.averages import average_for
-from unisono.programs import communicator_or_world
+from unisono.xla_programs import communicator_or_world
 
 # The attribute of an optimizer that averages gradients: a function that compares variables between its ranks.
 _VERIFY = "_unisono_verify"

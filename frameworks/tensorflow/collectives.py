@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from unisono import Communicator, UsageError
 from unisono.frameworks.tensorflow.calls import called
-from unisono.programs import communicator_or_world
+from unisono.xla_programs import communicator_or_world
 
 _DIFFERENTIABLE = ("sum", "avg")
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from unisono import Communicator
 from unisono.frameworks.keras import optimizer as of_keras
 from unisono.frameworks.tensorflow.training import Averager, broadcast_variables
-from unisono.programs import communicator_or_world
+from unisono.xla_programs import communicator_or_world
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

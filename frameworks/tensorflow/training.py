@@ -13,7 +13,7 @@ import tensorflow as tf
 from unisono import Communicator, GradientReducer, UsageError
 from unisono.data_parallel import broadcast_parameters
 from unisono.frameworks.tensorflow.calls import called
-from unisono.programs import communicator_or_world
+from unisono.xla_programs import communicator_or_world
 
 
 class Averager:

@@ -13,7 +13,7 @@ from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.ir.drawing import Move, Row, legend, lines, moves, ranges, rows, start_times
 from unisono.algorithms.ir.plan import Group, Plan, Read, Send, Signal, Wait, Write, even, input_block, output_block
 from unisono.cli.main import main
-from unisono.installing import install_command
+from unisono.foundation.installing import install_command
 
 ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
 EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL]

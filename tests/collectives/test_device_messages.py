@@ -18,7 +18,7 @@ from support.native_ranks import Job, NativeRanks
 
 import unisono as un
 from unisono.collectives.device import point_to_point
-from unisono.deadlines import Deadline
+from unisono.foundation.deadlines import Deadline
 from unisono.testing.device_arrays import DoubleArray, read
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import unisono as un
 from unisono.cli import test as judging
-from unisono.deadlines import Deadline
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.links.liveness import watch
 
 REFUSED = (-1, -math.inf, math.nan, "5", True, 1j, np.ones(2))

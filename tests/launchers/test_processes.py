@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.deadlines import DEADLINE_S
 
-from unisono.processes import LOST, Child, python_command
+from unisono.foundation.processes import LOST, Child, python_command
 
 
 def child(code: int) -> Child:

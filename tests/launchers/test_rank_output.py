@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from unisono.foundation.processes import LOST
 from unisono.launchers import output
 from unisono.launchers.output import Lines, MergedOutput
 from unisono.launchers.process import Exit
 from unisono.launchers.root_cause import LastError, last_error, root_cause
-from unisono.processes import LOST
 
 CHAINED = b"""Traceback (most recent call last):
   File "program.py", line 4, in <module>

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import pytest
 from support.deadlines import DEADLINE_S
 
-from unisono import streams
+from unisono.foundation import streams
 
 LONG = b"0123456789" * 50_000
 
@@ -116,7 +116,7 @@ def test_write_drops_text_for_a_missing_broken_or_closed_stream(stream: TextIO |
 
 ENDURING = """
 import sys
-from unisono.streams import protect_standard_streams
+from unisono.foundation.streams import protect_standard_streams
 protect_standard_streams()
 print("x" * 200_000 + "\u00b5")
 print(sys.stdout.isatty(), sys.stdout.encoding, file=sys.stderr)

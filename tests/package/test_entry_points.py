@@ -13,7 +13,10 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 GROUP = "unisono.algorithms"
-ASK = "from unisono.entry_points import entry_points; print(*(each.value for each in entry_points(group={!r})))"
+ASK = (
+    "from unisono.foundation.entry_points import entry_points; "
+    "print(*(each.value for each in entry_points(group={!r})))"
+)
 METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: 1\n"
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from unisono.installing import command_for, install_command
+from unisono.foundation.installing import command_for, install_command
 
 
 @pytest.mark.parametrize(

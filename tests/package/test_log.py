@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from support.deadlines import DEADLINE_S
 
-from unisono import log
+from unisono.foundation import log
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,7 @@ def test_a_level_that_the_program_has_set_stays(capsys: pytest.CaptureFixture[st
 
 SILENT = """
 import sys
-from unisono import log
+from unisono.foundation import log
 log.configure({level!r}, rank=0, size=2)
 log.get().info("met")
 loaded = "logging" in sys.modules

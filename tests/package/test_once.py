@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.deadlines import DEADLINE_S
 
-from unisono.once import once_per_process
+from unisono.foundation.once import once_per_process
 from unisono.transports.cuda.process_token import process_token
 
 THREADS = 4

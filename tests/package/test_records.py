@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from unisono.records import record
+from unisono.foundation.records import record
 
 
 @record

@@ -93,7 +93,7 @@ modules = [module for name, module in list(sys.modules.items()) if name.startswi
 classes = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
 made = [each for each in classes if is_dataclass(each) and each.__module__.startswith("unisono.")]
 assert len(made) > 40, "classes are looked for where they are not"
-print(*sorted(each.__qualname__ for each in made if each.__init__.__module__ != "unisono.records"))
+print(*sorted(each.__qualname__ for each in made if each.__init__.__module__ != "unisono.foundation.records"))
 """
 
 

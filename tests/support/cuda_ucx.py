@@ -15,7 +15,7 @@ from support.cuda_on_host import COMPILER, ROOT, built_library
 from support.deadlines import DEADLINE_S
 
 import unisono as un
-from unisono.once import once_per_process
+from unisono.foundation.once import once_per_process
 from unisono.testing.device_arrays import device_double
 from unisono.transports.ucx import library as ucx
 

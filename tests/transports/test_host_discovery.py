@@ -25,7 +25,7 @@ from support.ports import free_port
 from support.refused_calls import refused
 
 import unisono as un
-from unisono.deadlines import Deadline
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.host.host_discovery import HostDiscovery, Surroundings
 from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Hello, Purpose
 from unisono.transports.links.handshake_io import greet

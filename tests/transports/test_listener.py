@@ -13,8 +13,8 @@ import threading
 import pytest
 from support.deadlines import DEADLINE_S
 
-from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UsageError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.host.fd_limit import lift_limit_of_files
 from unisono.transports.links import handshake_io, listener as listener_module
 from unisono.transports.links.dialer import Dialer, DialingRank, Target, dial

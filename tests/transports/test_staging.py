@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError
+from unisono.foundation.deadlines import Deadline
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda.staging import Segment, Staging, await_event
 

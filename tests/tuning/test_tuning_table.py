@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from support.measured_times import HERE, measurement_of
 
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.printable import printable
+from unisono.foundation.printable import printable
 from unisono.tuning.decide import table as tables
 from unisono.tuning.decide.choice import Question, TunerState, choose, explain
 from unisono.tuning.decide.forced_rules import forced, rules

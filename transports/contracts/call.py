@@ -17,8 +17,8 @@ from unisono.algorithms.ir.binding import Shape
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
 from unisono.algorithms.ir.plan import Buffer, Plan
 from unisono.dtypes import DType
+from unisono.foundation.records import record
 from unisono.operations import Op
-from unisono.records import record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError
-from unisono.records import record
+from unisono.foundation.records import record
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType, Operand, Usage, VendorRefusal
 from unisono.transports.contracts.transport import Traffic
 

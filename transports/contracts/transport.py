@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import NamedTuple, Protocol
 
 from unisono.algorithms.ir.plan import Span
-from unisono.records import record
+from unisono.foundation.records import record
 from unisono.transports.contracts.call import Signature
 
 # Tags from here on are reserved for messages inside calls. A receive of any tag does not accept them.

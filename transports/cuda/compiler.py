@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import InternalError, TransportUnavailableError
-from unisono.installing import install_command
+from unisono.foundation.installing import install_command
 from unisono.transports.cuda.kernel_catalogue import KERNELS, SHARED, SHARED_HEADERS, Kernel, Macros
 
 _CAPABILITIES = {(8, 0): "80", (9, 0): "90", (10, 0): "100"}

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unisono.deadlines import Deadline
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, InternalError, TransportUnavailableError, UnisonoError, UsageError
+from unisono.foundation.deadlines import Deadline
 from unisono.operations import Op
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.cache import user_cache

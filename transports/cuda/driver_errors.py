@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.errors import InternalError, TransportUnavailableError, UsageError
-from unisono.installing import install_command
+from unisono.foundation.installing import install_command
 
 INSTALL_DRIVER = (
     "install NVIDIA's driver, of CUDA 13 (580) or newer, so that nvidia-smi shows the GPU; "

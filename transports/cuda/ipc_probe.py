@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from typing import Protocol
 
 from unisono.errors import TransportUnavailableError, UnisonoError
-from unisono.processes import python_command
+from unisono.foundation.processes import python_command
 from unisono.transports.cuda.device import Device, Event, Flags, Stream, is_over
 
 PATTERN = b"unisono!" * 512

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from unisono.algorithms.ir.plan import Buffer, Copy, Recv, RecvReduce, Reduce, Send, Span, Step
-from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
 from unisono.errors import CollectiveTimeoutError
+from unisono.foundation.deadlines import Deadline
 from unisono.operations import Lower
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType
 from unisono.transports.contracts.executor import Executor

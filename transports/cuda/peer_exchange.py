@@ -16,9 +16,9 @@ import numpy as np
 
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.binding import Shape
-from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
 from unisono.errors import TransportUnavailableError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import Call, Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.cuda.channel import Channel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from unisono.once import once_per_process
+from unisono.foundation.once import once_per_process
 
 TOKEN_NBYTES = 16
 

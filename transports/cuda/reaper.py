@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from unisono import log
-from unisono.deadlines import Deadline
 from unisono.errors import UnisonoError
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.executors.polling import pauses_of_polling
 
 # The pause between two looks at work that is not over grows from the first value to the second.

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
-from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UnisonoError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import Device, Event, Stream, is_over
 

@@ -16,8 +16,8 @@ from unisono.algorithms.ir.binding import Shape, bounds, pieces
 from unisono.algorithms.ir.plan import Buffer, Span
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
+from unisono.foundation.records import record
 from unisono.operations import Op
-from unisono.records import record
 from unisono.transports.contracts.call import AnyArray, Call, Extent, Operand
 from unisono.transports.reductions.definition import numpy_dtype
 

@@ -40,9 +40,9 @@ from unisono.algorithms.ir.plan import (
     Wait,
     Write,
 )
-from unisono.deadlines import Deadline
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType, Operand, Signature, Usage, VendorRefusal
 from unisono.transports.contracts.executor import (
     NO_CACHE,

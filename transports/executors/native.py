@@ -19,11 +19,11 @@ from unisono.algorithms.catalogue.vendors import MPI_NATIVE
 from unisono.algorithms.ir.binding import Shape, bounds
 from unisono.algorithms.ir.encode import encode
 from unisono.algorithms.ir.plan import Buffer, Counts, peers
-from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import AbortedError, PeerLostError, UnisonoError, UsageError
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.records import record
 from unisono.operations import Combine
-from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray, Call, Extent, MemoryType, Operand, Usage, VendorRefusal
 from unisono.transports.contracts.communicator_id import communicator_id

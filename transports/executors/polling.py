@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 
-from unisono.deadlines import Deadline
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.executor import Operation
 
 LONGEST_PAUSE_S = 0.0002

@@ -22,10 +22,10 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from unisono import log
-from unisono.deadlines import Deadline
-from unisono.forks import closed_in_child
-from unisono.records import record
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.forks import closed_in_child
+from unisono.foundation.records import record
 from unisono.transports.host.sealed_memory import sealed_memory
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from unisono import log
 from unisono.errors import PeerLostError, TransportUnavailableError, UnisonoError
+from unisono.foundation import log
 from unisono.options import Options
 from unisono.transports import _core
 from unisono.transports.contracts.call import MemoryType

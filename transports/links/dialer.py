@@ -18,10 +18,10 @@ from dataclasses import field
 from functools import partial
 from typing import Any
 
-from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UnisonoError
-from unisono.forks import closed_in_child
-from unisono.records import record
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.forks import closed_in_child
+from unisono.foundation.records import record
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.event_loop import EventLoop, Timer
 from unisono.transports.links.handshake import DialerHandshake, HandshakeError, Hello, Purpose

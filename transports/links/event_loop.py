@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from io import FileIO
 
-from unisono import log
-from unisono.deadlines import LONGEST_WAIT_S
-from unisono.forks import closed_in_child
+from unisono.foundation import log
+from unisono.foundation.deadlines import LONGEST_WAIT_S
+from unisono.foundation.forks import closed_in_child
 
 Callback = Callable[[], None]
 Timer = tuple[float, int, Callback]

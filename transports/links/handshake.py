@@ -26,7 +26,7 @@ from collections.abc import Callable, Container
 from dataclasses import field
 
 from unisono.errors import InternalError, TransportUnavailableError, UsageError
-from unisono.records import record
+from unisono.foundation.records import record
 
 WIRE_VERSIONS = (1, 1)
 """The first and the last wire version of this build."""

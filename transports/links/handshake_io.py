@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from unisono import log
-from unisono.deadlines import Deadline
 from unisono.errors import TransportUnavailableError
-from unisono.forks import closed_in_child
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.forks import closed_in_child
 from unisono.transports.host.fd_limit import free_descriptors
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop, Timer

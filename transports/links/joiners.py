@@ -29,11 +29,11 @@ import socket
 import threading
 from typing import Any, NamedTuple
 
-from unisono import log
-from unisono.deadlines import Deadline
 from unisono.errors import PeerLostError, RendezvousError, UnisonoError
-from unisono.foreign import checked, parsed_json
-from unisono.records import record
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.json_checks import checked, parsed_json
+from unisono.foundation.records import record
 from unisono.transports.links.dialer import Connection, DialingRank, Target
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, Admission, Hello, Purpose

@@ -13,8 +13,8 @@ import socket
 import struct
 from typing import Any
 
-from unisono.deadlines import Deadline
-from unisono.foreign import checked, parsed_json
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.json_checks import checked, parsed_json
 
 _LENGTH = struct.Struct("!I")
 _MESSAGE_LIMIT = 1 << 20

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 
 from unisono.errors import UsageError
-from unisono.forks import closed_in_child
-from unisono.records import record
+from unisono.foundation.forks import closed_in_child
+from unisono.foundation.records import record
 from unisono.transports.host.bind_address import SETTING, address_for
 from unisono.transports.links.event_loop import Callback, EventLoop
 from unisono.transports.links.handshake import Admission, Purpose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from unisono.deadlines import LONGEST_WAIT_S
+from unisono.foundation.deadlines import LONGEST_WAIT_S
 
 # The other end is lost after so many missed heartbeats.
 _HEARTBEATS = 4

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from unisono.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, UnisonoError
+from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.transports.host.bind_address import HOW_TO_REACH
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.dialer import DialingRank, Target, dial, shown

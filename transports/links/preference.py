@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from unisono import log
 from unisono.errors import TransportUnavailableError
+from unisono.foundation import log
 from unisono.transports.host.bind_address import interface_of
 
 _log = log.get("links")

@@ -28,8 +28,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from unisono import log
 from unisono.errors import UnisonoError
+from unisono.foundation import log
 from unisono.transports import _core
 from unisono.transports.links.channel_openers import lane_of, must_dial, stream_of, wire_lane
 from unisono.transports.links.dialer import Dialer, Target

@@ -21,17 +21,17 @@ from functools import partial
 from io import FileIO
 from typing import TYPE_CHECKING, Any
 
-from unisono import log
-from unisono.deadlines import Deadline
 from unisono.errors import (
     CollectiveTimeoutError,
     PeerLostError,
     RendezvousError,
     UnisonoError,
 )
-from unisono.forks import closed_in_child
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.forks import closed_in_child
+from unisono.foundation.records import record
 from unisono.options import MOST_RECORDED, Options
-from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.host.fd_limit import lift_limit_of_files
 from unisono.transports.host.host_discovery import HostDiscovery, Surroundings

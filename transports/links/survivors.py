@@ -27,11 +27,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from unisono import log
-from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError
-from unisono.foreign import checked
-from unisono.forks import closed_in_child
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.forks import closed_in_child
+from unisono.foundation.json_checks import checked
 from unisono.transports.links.handshake import Hello
 from unisono.transports.links.link_messages import receive, send
 

@@ -32,10 +32,10 @@ import socket
 import threading
 from typing import Any
 
-from unisono import log
-from unisono.deadlines import Deadline
 from unisono.errors import TransportUnavailableError
-from unisono.forks import closed_in_child
+from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.forks import closed_in_child
 from unisono.options import Options
 from unisono.transports.links.handshake import TLS, TLS_NEEDED, HandshakeError
 

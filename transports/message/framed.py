@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from unisono import errors
 from unisono.errors import AbortedError, InternalError, MismatchError, PeerLostError, UnisonoError, UsageError
-from unisono.foreign import checked, parsed_json
+from unisono.foundation.json_checks import checked, parsed_json
 from unisono.transports.contracts.call import Argument, Signature
 from unisono.transports.contracts.communicator_id import communicator_id
 from unisono.transports.contracts.transport import Capabilities, Identity, MappedTransport, Request, Traffic

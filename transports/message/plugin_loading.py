@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from unisono.entry_points import entry_points
 from unisono.errors import TransportUnavailableError, UnisonoError, UsageError
+from unisono.foundation.entry_points import entry_points
 from unisono.options import TRANSPORTS_GROUP, installed_transports
 from unisono.transports.contracts.transport import MessageTransport
 from unisono.transports.message.plugin import Bootstrap, Factory

@@ -32,9 +32,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from unisono.algorithms.ir.contracts import CONTRACTS
-from unisono.deadlines import Deadline
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError, UsageError
+from unisono.foundation.deadlines import Deadline
 from unisono.operations import Combine, Lower, Op
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray, Call, Operand, Usage

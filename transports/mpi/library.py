@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UsageError
+from unisono.foundation.deadlines import Deadline
 
 _PAUSE_S = (0.00005, 0.002)
 # The beginning of a library's version text → the launcher that starts its processes.

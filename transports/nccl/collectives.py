@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, TransportUnavailableError, UnisonoError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from unisono.errors import InternalError, TransportUnavailableError
-from unisono.installing import install_command
+from unisono.foundation.installing import install_command
 from unisono.transports.cuda.device import Stream
 
 _IN_PROGRESS = 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from unisono.records import record
+from unisono.foundation.records import record
 from unisono.transports.recorder.live_ranks import LiveRank, live_ranks
 from unisono.transports.recorder.memory import RecordedCall
 

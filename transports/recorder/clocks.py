@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.foreign import checked
-from unisono.records import record
+from unisono.foundation.json_checks import checked
+from unisono.foundation.records import record
 
 # How long a rank waits for rank 0, which may be stopped.
 LIMIT_S = 0.1

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from unisono.foreign import checked, open_regular, parsed_json, text_of_file
-from unisono.records import record
+from unisono.foundation.json_checks import checked, open_regular, parsed_json, text_of_file
+from unisono.foundation.records import record
 from unisono.transports.host.whole_file import whole_file
 from unisono.transports.recorder.clocks import measured
 from unisono.transports.recorder.memory import STATES, ChannelTraffic, RecordedCall, Snapshot, check_place, job_name

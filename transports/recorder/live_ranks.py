@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 
-from unisono.records import record
+from unisono.foundation.records import record
 from unisono.transports.recorder import memory
 from unisono.transports.recorder.memory import Snapshot
 

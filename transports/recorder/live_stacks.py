@@ -14,7 +14,7 @@ import os
 import signal
 import time
 
-from unisono.printable import printable
+from unisono.foundation.printable import printable
 from unisono.transports.recorder.live_ranks import open_memory
 from unisono.transports.recorder.stacks import NAME
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from unisono.dtypes import DTYPES
-from unisono.foreign import checked, parsed_json
-from unisono.printable import printable
-from unisono.records import record
+from unisono.foundation.json_checks import checked, parsed_json
+from unisono.foundation.printable import printable
+from unisono.foundation.records import record
 
 MAGIC = b"\0UNISONO"
 VERSION = 1

@@ -18,8 +18,8 @@ from dataclasses import replace
 from io import FileIO
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from unisono import log
-from unisono.forks import closed_in_child
+from unisono.foundation import log
+from unisono.foundation.forks import closed_in_child
 from unisono.transports import _core
 from unisono.transports.recorder.clocks import LIMIT_S, facts_of
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from unisono.foreign import checked, parsed_json
+from unisono.foundation.json_checks import checked, parsed_json
 from unisono.transports.host.whole_file import whole_file
 from unisono.transports.recorder.clocks import aligned, clock_of, measured
 from unisono.transports.recorder.dumps import file_name as name_of_dump

@@ -20,7 +20,7 @@ import stat
 from functools import partial
 
 from unisono.errors import RendezvousError
-from unisono.forks import closed_in_child
+from unisono.foundation.forks import closed_in_child
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.rendezvous.stores import VALUE_LIMIT_NBYTES, already_set, check_value, encoded_key, poll
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError
-from unisono.foreign import checked, parsed_json
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.json_checks import checked, parsed_json
 from unisono.transports.links.handshake import KEY_NBYTES
 from unisono.transports.mpi.collectives import MpiCollectives
 from unisono.transports.mpi.library import complete, duplicate, free

@@ -29,8 +29,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.rendezvous.roster import did_not_arrive, terms
 from unisono.transports.rendezvous.stores import StoreTimeoutError, poll
 

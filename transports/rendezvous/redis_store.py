@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from unisono.errors import RendezvousError, UsageError
-from unisono.installing import install_command
+from unisono.foundation.installing import install_command
 from unisono.transports.rendezvous.stores import already_set, check_value, encoded_key, poll
 
 # A value may be read until all ranks have met, for which they have the time of the rendezvous.

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from unisono import __version__
-from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError
-from unisono.foreign import parsed_json
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.json_checks import parsed_json
+from unisono.foundation.records import record
 from unisono.options import Options
-from unisono.records import record
 from unisono.transports.host.bind_address import HOW_TO_REACH, is_numeric
 from unisono.transports.host.host_discovery import Surroundings
 from unisono.transports.links.handshake import WIRE_VERSIONS

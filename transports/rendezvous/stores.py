@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UsageError
+from unisono.foundation.deadlines import Deadline
 
 KEY_LIMIT_NBYTES = 256
 VALUE_LIMIT_NBYTES = 1 << 20

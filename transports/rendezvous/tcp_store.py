@@ -18,10 +18,10 @@ import time
 from functools import partial
 from typing import Any
 
-from unisono import log
-from unisono.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.errors import RendezvousError, UsageError
-from unisono.forks import closed_in_child
+from unisono.foundation import log
+from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
+from unisono.foundation.forks import closed_in_child
 from unisono.transports.host.bind_address import lookup
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.event_loop import EventLoop, Timer

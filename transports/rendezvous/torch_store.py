@@ -12,8 +12,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from unisono.deadlines import LONGEST_WAIT_S
 from unisono.errors import RendezvousError
+from unisono.foundation.deadlines import LONGEST_WAIT_S
 from unisono.transports.rendezvous.stores import already_set, check_value, encoded_key, poll
 
 _ABSENT = b"unisono: absent"  # no key has this value

@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unisono import log
 from unisono.errors import TransportUnavailableError
-from unisono.once import once_per_process
+from unisono.foundation import log
+from unisono.foundation.once import once_per_process
 from unisono.transports import _core
 from unisono.transports.contracts.call import MemoryType
 from unisono.transports.host.listening_ports import listening

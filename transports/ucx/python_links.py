@@ -24,9 +24,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from unisono.deadlines import Deadline
 from unisono.errors import TransportUnavailableError
-from unisono.once import once_per_process
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.once import once_per_process
 from unisono.transports.message.framed import FramedTransport
 from unisono.transports.message.plugin import Bootstrap
 from unisono.transports.ucx.library import imported, settings, unusable, warning_of_listeners

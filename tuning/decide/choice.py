@@ -16,7 +16,6 @@ from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unisono import log
 from unisono.algorithms.catalogue.algorithm import Algorithm, Cost, Order
 from unisono.algorithms.catalogue.host_crossing import Crossing
 from unisono.algorithms.catalogue.registry import candidates_of, check_variant, find
@@ -26,7 +25,8 @@ from unisono.algorithms.composition.host_levels import Hosts, Levels, levels_of
 from unisono.algorithms.composition.phases import Composition, PhaseKind, total
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.errors import NoAlgorithmError
-from unisono.records import record
+from unisono.foundation import log
+from unisono.foundation.records import record
 from unisono.tuning.decide.model import (
     factor_at,
     predicted_by_rounds_s,

@@ -25,12 +25,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unisono import log
 from unisono.algorithms.catalogue.on_devices import ROUTES
 from unisono.algorithms.catalogue.registry import check_variant
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.foreign import parsed_json
+from unisono.foundation import log
+from unisono.foundation.json_checks import parsed_json
 from unisono.tuning.machine.parameters import LEAST_S, MOST, MOST_S, between
 from unisono.tuning.measure.measurement_log import Context, Measurement
 

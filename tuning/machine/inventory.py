@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from unisono.records import record
+from unisono.foundation.records import record
 from unisono.tuning.machine.gpu_inventory import Gpu, gpus
 from unisono.tuning.machine.levels import Processors, processors, ranges
 

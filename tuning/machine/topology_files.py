@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.errors import UsageError
-from unisono.foreign import parsed_json
+from unisono.foundation.json_checks import parsed_json
 from unisono.tuning.machine.parameters import UNMEASURED, Curve, curve_from_json, link_from_json, link_to_json
 from unisono.tuning.machine.topology import JOINS, Level, Topology
 

@@ -12,9 +12,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from unisono import log
 from unisono.errors import UsageError
-from unisono.foreign import parsed_json
+from unisono.foundation import log
+from unisono.foundation.json_checks import parsed_json
 from unisono.tuning.machine import fingerprint as machine_identity
 from unisono.tuning.machine.parameters import Parameters, from_json, priors, to_json
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unisono import log
 from unisono.errors import UsageError
-from unisono.foreign import parsed_json
+from unisono.foundation import log
+from unisono.foundation.json_checks import parsed_json
 from unisono.tuning.machine.parameters import LEAST_S, MOST, MOST_S
 
 _log = log.get("tuning")

@@ -26,6 +26,7 @@ from unisono.collectives.communicator import Communicator
 from unisono.collectives.measurement.call_trials import Trials
 from unisono.collectives.measurement.link_probes import calibrated, rounds_calibrated
 from unisono.errors import CollectiveTimeoutError, UsageError
+from unisono.foundation.watchdog import call_if_overdue
 from unisono.launchers.launch import launch
 from unisono.options import Options
 from unisono.tuning.decide.choice import TunerState, candidate
@@ -34,7 +35,6 @@ from unisono.tuning.machine.parameters import UNBOUNDED, Parameters, to_json
 from unisono.tuning.measure import calibration_files
 from unisono.tuning.measure.calibration_files import Calibration, Origin
 from unisono.tuning.measure.race import typical_s
-from unisono.watchdog import call_if_overdue
 
 # The model is checked by calls of a ring and a butterfly, at these bytes.
 _CHECKS = (("allgather", "ring"), ("allreduce", "recursive_doubling"))

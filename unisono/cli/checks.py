@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unisono.entry_points import entry_points
-from unisono.installing import install_command
+from unisono.foundation.entry_points import entry_points
+from unisono.foundation.installing import install_command
+from unisono.foundation.processes import python_command
 from unisono.options import TRANSPORTS_GROUP
-from unisono.processes import python_command
 from unisono.transports.host.host_discovery import Surroundings
 from unisono.tuning.machine.fingerprint import cache_folder
 

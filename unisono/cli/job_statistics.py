@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.box import ROUNDED
 from rich.table import Table
 
-from unisono.foreign import checked, parsed_json, text_of_file
-from unisono.records import record
+from unisono.foundation.json_checks import checked, parsed_json, text_of_file
+from unisono.foundation.records import record
 from unisono.transports.recorder.activity import seconds_text
 
 # A rank is a straggler if the others have waited for it, net, for this share of all waiting, and if waiting took this

@@ -14,8 +14,8 @@ from unisono import __version__
 from unisono.cli.groups import SuggestingGroup
 from unisono.cli.messages import tell
 from unisono.errors import NoAlgorithmError, PlanError, UnisonoError, UsageError
-from unisono.program import begin
-from unisono.streams import StreamError
+from unisono.foundation.program import begin
+from unisono.foundation.streams import StreamError
 from unisono.transports import CORE
 
 INTERRUPTED = 130

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from unisono import streams
-from unisono.printable import printable
+from unisono.foundation import streams
+from unisono.foundation.printable import printable
 
 
 def tell(message: str) -> None:

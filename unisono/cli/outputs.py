@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from unisono.errors import UsageError
-from unisono.installing import install_command
+from unisono.foundation.installing import install_command
 
 
 class OutputFile(click.Path):

@@ -20,12 +20,12 @@ import click
 
 from unisono.cli.messages import tell
 from unisono.errors import UsageError
+from unisono.foundation.streams import write_all
 from unisono.launchers.output import MergedOutput, Write
 from unisono.launchers.placement import Here, Job, OnHosts, OnOneOfSeveral, Placement, Rules
 from unisono.launchers.process import BINDINGS, Exit, signal_name, statistics_folder
 from unisono.launchers.root_cause import LastError, last_error, root_cause
 from unisono.options import FIELDS, Options, variable
-from unisono.streams import write_all
 
 TIMED_OUT = 124  # the exit code of timeout(1)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

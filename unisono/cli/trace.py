@@ -10,7 +10,7 @@ import click
 
 from unisono.cli.outputs import OutputFile
 from unisono.errors import UsageError
-from unisono.foreign import text_of_file
+from unisono.foundation.json_checks import text_of_file
 from unisono.options import variable
 from unisono.postmortem.culprits import ranks_text
 from unisono.transports.recorder import traces

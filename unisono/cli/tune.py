@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from unisono import __version__, streams
+from unisono import __version__
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.cli.counts import numbers_of_ranks
 from unisono.cli.load import MOST_OFF, Load, load_now
@@ -29,6 +29,8 @@ from unisono.collectives.communicator import Communicator
 from unisono.collectives.measurement.call_trials import Trials
 from unisono.collectives.measurement.link_probes import calibrated, rounds_calibrated
 from unisono.errors import AbortedError, CollectiveTimeoutError, NoAlgorithmError, PeerLostError, UsageError
+from unisono.foundation import streams
+from unisono.foundation.watchdog import call_if_overdue
 from unisono.launchers.launch import launch
 from unisono.options import Options
 from unisono.transports.host.core_distance import PLACEMENTS
@@ -39,7 +41,6 @@ from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import Parameters, at_level
 from unisono.tuning.measure.campaign import Campaign, Settings, patience_s
 from unisono.tuning.measure.measurement_log import Context, Measurement, Store, identity
-from unisono.watchdog import call_if_overdue
 
 # Points of a table: contexts and bytes of the vector.
 Again: TypeAlias = "frozenset[tuple[Context, int]]"

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
-from unisono import html_page
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.bench.curves import NO_METADATA, SVG, dress
 from unisono.bench.sizes import format_size
 from unisono.errors import NoAlgorithmError, UsageError
+from unisono.foundation import html_page
 from unisono.tuning.decide.choice import Question, TunerState, candidate
 from unisono.tuning.decide.table import Decision, Table
 from unisono.tuning.machine.parameters import PRIORS, Parameters

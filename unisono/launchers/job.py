@@ -30,11 +30,11 @@ from contextlib import closing
 from typing import Protocol, TypeAlias
 
 from unisono.errors import UsageError
-from unisono.forks import closed_in_child
+from unisono.foundation.forks import closed_in_child
+from unisono.foundation.processes import exit_statuses_kept
 from unisono.launchers.job_store import JobStore
 from unisono.launchers.process import BINDINGS, Command, Exit, LocalPlace, RankProcess, Share, rank_environment
 from unisono.options import variable
-from unisono.processes import exit_statuses_kept
 from unisono.transports.host.fd_limit import lift_limit_of_files
 
 TICK_S = 0.1

@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UsageError
-from unisono.foreign import checked, parsed_json
-from unisono.forks import closed_in_child
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.forks import closed_in_child
+from unisono.foundation.json_checks import checked, parsed_json
+from unisono.foundation.records import record
 from unisono.launchers.process import Exit, Meeting, Share, above_standard_streams
 from unisono.options import variable
-from unisono.records import record
 from unisono.transports.links.handshake import KEY_NBYTES
 from unisono.transports.rendezvous import host_and_port, next_prefix, open_store, open_waiting_place, serving_host
 from unisono.transports.rendezvous.roster import give_up, has_arrived

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UsageError
+from unisono.foundation.deadlines import Deadline, checked_timeout_s
+from unisono.foundation.uncopyable import uncopyable
 from unisono.launchers.job import require_open_files
 from unisono.launchers.pool_processes import OnOutput, PoolProcesses
 from unisono.launchers.pool_protocol import Setup, Task, by_value, encoded
 from unisono.options import Options
-from unisono.uncopyable import uncopyable
 
 
 def launch(

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from unisono.collectives.bootstrap.environment import job_of_store, key_of_file
 from unisono.errors import UsageError
+from unisono.foundation.records import record
 from unisono.launchers.job import LocalJob, Observer, OnLoss, require_open_files
 from unisono.launchers.job_store import Node, PeerNodeStore
 from unisono.launchers.process import Command, Exit, Share
 from unisono.launchers.ssh_job import Host, SshJob, hosts_in
 from unisono.options import Options, variable
-from unisono.records import record
 from unisono.transports.host.bind_address import address_for, is_numeric
 from unisono.transports.rendezvous import host_and_port
 

@@ -15,16 +15,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from unisono import streams
-from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError
-from unisono.forks import closed_in_child
+from unisono.foundation import streams
+from unisono.foundation.deadlines import Deadline
+from unisono.foundation.forks import closed_in_child
+from unisono.foundation.processes import python_command
 from unisono.launchers.job import LocalJob
 from unisono.launchers.output import MergedOutput
 from unisono.launchers.pool_protocol import Failure, Inbox, Setup, Success, encoded
 from unisono.launchers.process import Command, Exit, above_standard_streams
 from unisono.launchers.root_cause import CONSEQUENCES
-from unisono.processes import python_command
 
 OnOutput = Callable[[int, str, str], None]
 EXIT_TIMEOUT_S = 10.0

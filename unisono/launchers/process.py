@@ -16,9 +16,9 @@ from functools import cache
 from io import FileIO
 from pathlib import Path
 
-from unisono.forks import closed_in_child
+from unisono.foundation.forks import closed_in_child
+from unisono.foundation.processes import LOST, Child
 from unisono.options import LAUNCHER_VARIABLES, PREFIX
-from unisono.processes import LOST, Child
 from unisono.transports import core_path
 
 # The errors of pidfd_open on systems without it: kernels before 5.3, and containers with an old security profile.

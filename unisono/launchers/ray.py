@@ -42,7 +42,7 @@ from ray.util.collective.types import (
 )
 
 from unisono import AbortedError, Communicator, Options, PeerLostError, RendezvousError, UsageError
-from unisono.deadlines import Deadline
+from unisono.foundation.deadlines import Deadline
 from unisono.launchers import meeting
 from unisono.launchers.meeting import Ticket
 from unisono.transports.rendezvous import host_and_port

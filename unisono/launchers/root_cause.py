@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.errors import AbortedError, PeerLostError, RendezvousError
+from unisono.foundation.printable import printable
 from unisono.launchers.process import Exit
-from unisono.printable import printable
 
 CONSEQUENCES = (PeerLostError, AbortedError, RendezvousError)
 _CONSEQUENCE_NAMES = frozenset(f"{error.__module__}.{error.__qualname__}" for error in CONSEQUENCES)

@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unisono import __version__, streams
+from unisono import __version__
 from unisono.errors import UnisonoError, UsageError
+from unisono.foundation import streams
 from unisono.launchers.job import LocalJob
 from unisono.launchers.job_store import Node, NodeStore
 from unisono.launchers.process import Command, Exit, Share, statistics_folder

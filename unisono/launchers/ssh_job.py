@@ -34,13 +34,13 @@ from typing import IO, Any
 
 from unisono import __version__
 from unisono.errors import UsageError
-from unisono.forks import closed_in_child
+from unisono.foundation.forks import closed_in_child
+from unisono.foundation.processes import python_command
+from unisono.foundation.records import record
 from unisono.launchers.job import AFTER_FAILURE, READ_NBYTES, TICK_S, Observer, OnLoss
 from unisono.launchers.process import LOST_HOST, Exit, Share, signal_name
 from unisono.launchers.ssh_protocol import TO_LAUNCHER, Messages, ProtocolError, encoded
 from unisono.options import LAUNCHER_VARIABLES, PREFIX, Options, variable
-from unisono.processes import python_command
-from unisono.records import record
 
 # Without a terminal, ssh cannot ask for a password. A host that does not answer for so long is an error.
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=10", "-T")

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unisono.foreign import checked, exact_json
+from unisono.foundation.json_checks import checked, exact_json
 
 BEGINNING = b"unisono-agent\n"
 LONGEST_MESSAGE_NBYTES = 1 << 24

@@ -13,7 +13,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from unisono.forks import closed_in_child
+from unisono.foundation.forks import closed_in_child
 from unisono.launchers.pool_protocol import Failure, Setup, Success, Task, encoded, pickled, receive
 
 if TYPE_CHECKING:

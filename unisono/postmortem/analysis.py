@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from unisono.foundation.records import record
 from unisono.postmortem.culprits import Finding, Row, dead, findings_of, first_error, ranks_text, rows_of
 from unisono.postmortem.loading import JobDumps
-from unisono.records import record
 
 
 @record

@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from unisono.errors import RendezvousError
+from unisono.foundation.records import record
 from unisono.postmortem.loading import JobDumps
-from unisono.records import record
 from unisono.transports.recorder.dumps import Dump
 from unisono.transports.recorder.live_ranks import LiveRank
 from unisono.transports.recorder.memory import RecordedCall

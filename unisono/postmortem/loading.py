@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from unisono.errors import UsageError
+from unisono.foundation.printable import printable
+from unisono.foundation.records import record
 from unisono.options import variable
-from unisono.printable import printable
-from unisono.records import record
 from unisono.transports.recorder.dumps import Dump, read, read_head
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from unisono.html_page import page
+from unisono.foundation.html_page import page
 from unisono.postmortem.analysis import Report, sentence
 from unisono.postmortem.culprits import Row, current, place
 from unisono.postmortem.timeline import Bar, timeline

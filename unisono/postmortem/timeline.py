@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unisono.foundation.records import record
 from unisono.postmortem.loading import JobDumps
-from unisono.records import record
 from unisono.transports.recorder.clocks import aligned, clock_of
 from unisono.transports.recorder.dumps import Dump
 from unisono.transports.recorder.memory import RecordedCall

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import UsageError
-from unisono.foreign import checked
+from unisono.foundation.json_checks import checked
 from unisono.postmortem.culprits import WORLD, members
 from unisono.postmortem.loading import JobDumps
 from unisono.transports.host.whole_file import whole_file

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono import log
 from unisono.errors import NoAlgorithmError, UsageError
+from unisono.foundation import log
 from unisono.testing.calls import check_case
 from unisono.testing.cases import METHODS, OPS, Case, random_case
 from unisono.testing.differences import CheckError

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.collectives.arrays.dlpack import typestr
-from unisono.deadlines import Deadline
 from unisono.errors import TransportUnavailableError
+from unisono.foundation.deadlines import Deadline
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import Device, Stream

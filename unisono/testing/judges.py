@@ -12,10 +12,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from unisono.foundation.watchdog import call_if_overdue
 from unisono.launchers.launch import Pool
 from unisono.options import Options
 from unisono.testing.sources import TIMEOUT_S, Backend, literal
-from unisono.watchdog import call_if_overdue
 
 # The time that ranks have to dump their stacks before they are killed.
 _GRACE_S = 1.0

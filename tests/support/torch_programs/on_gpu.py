@@ -11,7 +11,7 @@ import torch.distributed as dist
 from meeting import meet
 
 import unisono as un
-from unisono.deadlines import Deadline
+from unisono.foundation.deadlines import Deadline
 from unisono.frameworks.torch.backend import BASE
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices

@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono import ANY_SOURCE, Communicator, log
+from unisono import ANY_SOURCE, Communicator
 from unisono.compat.horovod import errors, execution
 from unisono.compat.horovod.coordinator import Coordinator
 from unisono.compat.horovod.entries import Entry, as_internal
@@ -48,6 +48,7 @@ from unisono.compat.horovod.errors import DuplicateNameError, HorovodInternalErr
 from unisono.compat.horovod.requests import Answer, Request, decode_answers, decode_requests, encode
 from unisono.compat.horovod.settings import Settings
 from unisono.errors import AbortedError, InternalError, UnisonoError
+from unisono.foundation import log
 
 _log = log.get("horovod")
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from unisono import streams
-from unisono.printable import printable
+from unisono.foundation import streams
+from unisono.foundation.printable import printable
 
 if TYPE_CHECKING:
     import logging

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Mapping
 from typing import Any, BinaryIO, NoReturn
 
-from unisono.printable import printable_values
+from unisono.foundation.printable import printable_values
 
 # Sums and products of a few such numbers stay finite.
 _MOST_FLOAT = 1e18

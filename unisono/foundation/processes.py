@@ -64,7 +64,7 @@ def python_command(statement: str, *arguments: str) -> tuple[str, ...]:
 
     The interpreter imports the same copy of Unisono as this process, and no modules from the current folder.
     """
-    folder = str(Path(__file__).parents[1])
+    folder = str(Path(__file__).parents[2])
     return (sys.executable, "-c", _PREPARE_PATH.format(folder=folder) + statement, *arguments)
 
 

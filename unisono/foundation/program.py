@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from unisono.streams import protect_standard_streams
+from unisono.foundation.streams import protect_standard_streams
 
 
 def begin() -> None:
