@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support import covering, forked_ranks
 from support.deadlines import DEADLINE_S
+from support.groups import group_of
 from support.own_processes import children
 
 from unisono.algorithms.catalogue.flat import REGISTERED
@@ -29,6 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     covering.is_product_wanted = config.getoption("--product")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(group_of(item.path))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce as fold_left
 from typing import Any
 
+import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 import pytest
 from support.builder_calls import REDUCING, ROOTED, call_on_integers, check_all

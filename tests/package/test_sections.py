@@ -1,0 +1,131 @@
+"""Which sections `.ci/run` runs, by the paths that changed since the last commit that passed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.deadlines import DEADLINE_S
+from support.groups import GROUPS, TESTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sections", ROOT / "scripts/sections.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SECTIONS = _script()
+
+
+@pytest.mark.parametrize(
+    ("path", "needed"),
+    [
+        ("tuning/decide/choice.py", set()),
+        ("transports/native/core/plan.cpp", SECTIONS.NATIVE),
+        ("tests/native/hot_paths.json", SECTIONS.NATIVE),
+        ("frameworks/torch/backend.py", {"torch-newest", "tensorflow", "keras"}),
+        ("unisono/launchers/ray.py", {"engines"}),
+        ("docs/guide-tuning.md", SECTIONS.DOCS),
+        ("README.md", SECTIONS.DOCS),
+        ("pyproject.toml", SECTIONS.NATIVE | SECTIONS.FRAMEWORKS | SECTIONS.DOCS | {"package"}),
+    ],
+)
+def test_a_change_needs_the_gate_and_the_sections_of_its_path(path: str, needed: set[str]) -> None:
+    assert SECTIONS.sections_of([path]) == {"gate"} | needed
+
+
+def test_each_pattern_of_paths_has_files() -> None:
+    assert not [pattern for pattern in SECTIONS.BY_PATH if not any(ROOT.glob(pattern))]
+
+
+def test_each_section_is_a_target_of_make_and_has_a_place_in_the_order() -> None:
+    targets = set(re.findall(r"^([\w-]+|sanitize-%):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {re.sub("sanitize-.*", "sanitize-%", section) for section in SECTIONS.MAKE} <= targets
+    assert SECTIONS.ALWAYS.union(SECTIONS.NIGHT, *SECTIONS.BY_PATH.values()) == SECTIONS.MAKE.keys()
+
+
+def test_each_folder_of_tests_has_a_group_and_each_group_has_files() -> None:
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
+    assert folders <= GROUPS.keys()
+    assert not [place for place in GROUPS if not (TESTS / place).exists()]
+
+
+class Clone:
+    """A repository with `.ci/run`, whose targets of make print their names, or fail."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name in (".ci/run", "scripts/sections.py"):
+            (folder / name).parent.mkdir()
+            shutil.copy(ROOT / name, folder / name)
+        (folder / ".gitignore").write_text("build\n")
+        self.write("Makefile", "%:\n\t@echo $@ $(PYTEST)$(TRIALS)\n\t@test $@ != $(FAILS)\n.PHONY: package\n")
+        self._git("init", "-q")
+
+    def write(self, name: str, text: str) -> None:
+        path = self._folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    def commit(self) -> str:
+        self._git("add", ".")
+        self._git("-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "m")
+        return self._git("rev-parse", "HEAD")
+
+    def run(self, *, fails: str = "none", **settings: str) -> tuple[int, set[str]]:
+        """Return the exit status of `.ci/run`, and the sections that ran."""
+        environment = {"PATH": os.environ["PATH"], "FAILS": fails, **settings}
+        done = subprocess.run(
+            ["bash", ".ci/run"],
+            cwd=self._folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return done.returncode, set(re.findall(r"^=== make (\S+): \d+ s$", done.stdout, re.MULTILINE))
+
+    def passed(self) -> str:
+        return self._git("rev-parse", "--verify", "--quiet", "refs/ci/passed")
+
+    def _git(self, *words: str) -> str:
+        command = ["git", *words]
+        return subprocess.run(command, cwd=self._folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+SET_UP = {"everything", "debian", "mpi", "lint"}
+
+
+def test_all_sections_run_in_a_new_clone_and_those_of_the_changed_paths_after_it_has_passed(tmp_path: Path) -> None:
+    clone = Clone(tmp_path)
+    first = clone.commit()
+    assert clone.run() == (0, SET_UP | SECTIONS.all_sections())
+    assert clone.passed() == first
+
+    clone.write("docs/page.md", "text\n")
+    assert clone.run() == (0, SET_UP | SECTIONS.DOCS | {"gate"})
+    assert clone.passed() == first, "a run over files that no commit holds says nothing about a commit"
+
+    second = clone.commit()
+    assert clone.run(fails="gate")[0] == 1
+    assert clone.passed() == first
+    assert clone.run() == (0, SET_UP | SECTIONS.DOCS | {"gate"})
+    assert clone.passed() == second
+
+    assert clone.run() == (0, SET_UP | {"gate"})
+    assert clone.run(CI_SINCE=first) == (0, SET_UP | SECTIONS.DOCS | {"gate"})
+    assert clone.run(CI_SINCE="0" * 40) == (0, SET_UP | SECTIONS.all_sections())
+    assert clone.run(CI_ALL="1") == (0, SET_UP | SECTIONS.all_sections())
