@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -100,7 +101,7 @@ class Signature:
     @cached_property
     def digest(self) -> int:
         """The first 64 bits of SHA-256 over all fields but `asked`; equal signatures have equal digests."""
-        facts = repr(astuple(replace(self, asked=None)))
+        facts = repr((*_agreed(self), *map(tuple, self.others)))
         return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little")
 
     def agrees(self, other: Signature) -> bool:
@@ -135,6 +136,10 @@ class Signature:
         memory = f"on a {self.memory}" if self.memory else ""
         parts = (arrays, memory, root, counts, asked, reproducible, accumulate)
         return f"{self.collective}({', '.join(part for part in parts if part)})"
+
+
+# All that the digest covers, except `others`.
+_agreed = attrgetter(*(name for name in Signature.__match_args__ if name not in ("others", "asked")))
 
 
 def _runs(arguments: Sequence[Argument]) -> list[str]:

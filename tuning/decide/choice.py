@@ -36,7 +36,7 @@ from unisono.tuning.decide.model import (
     split,
     usual_segment_nbytes,
 )
-from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, Parameters
+from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, Parameters, RoundCosts
 
 if TYPE_CHECKING:
     from unisono.tuning.decide.table import Reading, Table
@@ -227,11 +227,14 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
     reading = reading_of(question, state)
     times = reading.times_s if reading else {}
     named = [*([forced] if forced else []), *_variants_of(reading)]
-    rows = dict.fromkeys([*(Variant(each.name) for each in looked_at(question)), *named])
-    candidates = sorted(
-        (candidate(row, question, state, times.get(str(row)), row in named) for row in rows),
-        key=candidate_key,
-    )
+    algorithms = {Variant(each.name): each for each in looked_at(question)}
+    algorithms |= {variant: find(question.collective, variant.algorithm) for variant in named}
+    costs = _costs_for(question, state.parameters)
+    candidates = [
+        _candidate(algorithm, row.params, question, costs, times.get(str(row)) if times else None, row in named)
+        for row, algorithm in algorithms.items()
+    ]
+    candidates.sort(key=candidate_key)
     best, tier = _best(candidates, forced, reading)
     if best.refusal is not None and forced:
         raise NoAlgorithmError(_why_not_forced(best, candidates, question))
@@ -241,8 +244,7 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
     hosts = (("hosts", question.hosts),) if best.phases and question.hosts else ()
     params = tuple({**dict(hosts), **dict(best.phases), **builder_params(best.params)}.items())
     choice = Choice(best.algorithm, best.segments, tier, best.predicted_s, params, best.variant)
-    is_calibrated = bool(state.parameters.link(question.link, question.level).step.nbytes)
-    return Explanation(question, tuple(candidates), choice, is_calibrated=is_calibrated)
+    return Explanation(question, tuple(candidates), choice, is_calibrated=bool(costs.far.step.nbytes))
 
 
 def _why_not_forced(forced: Candidate, candidates: Sequence[Candidate], question: Question) -> str:
@@ -350,29 +352,71 @@ def candidate(
     row: Variant, question: Question, state: TunerState, measured_s: float | None, is_named: bool
 ) -> Candidate:
     """Return a variant with its prediction and its refusal. `is_named`: the caller or the decision table names it."""
-    algorithm, links, params = find(question.collective, row.algorithm), state.parameters, dict(row.params)
-    refusal = _refusal(algorithm, question, is_named)
+    algorithm = find(question.collective, row.algorithm)
+    return _candidate(algorithm, row.params, question, _costs_for(question, state.parameters), measured_s, is_named)
+
+
+class _Costs(NamedTuple):
+    """The measured costs of a machine that a question needs.
+
+    Attributes:
+        near, far: the link inside hosts, and the slowest link.
+        rounds: costs of rounds among about as many ranks that share cores alike, or None.
+        alike: the same among ranks that share no core, by which compositions are corrected.
+        reduce: the time of combining elements of the question's class of dtypes, by bytes.
+        slower: the ratio of that time to the time of the dtypes by which `rounds` were measured.
+    """
+
+    near: Link
+    far: Link
+    rounds: RoundCosts | None
+    alike: RoundCosts | None
+    reduce: Curve
+    slower: float
+
+
+def _costs_for(question: Question, parameters: Parameters) -> _Costs:
+    reduce, plain = (parameters.reduce.get(_MEASURED[each], UNMEASURED) for each in (question.dtype, "plain"))
+    ranks = question.link, question.size, question.ranks_per_host
+    return _Costs(
+        parameters.link(question.inside),
+        parameters.link(question.link, question.level),
+        parameters.rounds_of(*ranks, question.crowd),
+        parameters.rounds_of(*ranks),
+        reduce,
+        reduce.at(_LARGE) / plain.at(_LARGE) if reduce.nbytes and plain.nbytes else 1.0,
+    )
+
+
+def _candidate(
+    algorithm: Algorithm,
+    variant_params: tuple[tuple[str, Any], ...],
+    question: Question,
+    costs: _Costs,
+    measured_s: float | None,
+    is_named: bool,
+) -> Candidate:
+    """Return an algorithm with these parameters as a candidate; see `candidate`."""
+    refusal, params = _refusal(algorithm, question, is_named), dict(variant_params)
     phases: tuple[tuple[str, str], ...] = ()
-    link = links.link(question.link, question.level)
     if not isinstance(algorithm, Composition):
         cost = algorithm.cost_of(question.size, params)
-        predicted = None if cost is None else _predicted_s(algorithm, cost, question, links)
+        predicted = None if cost is None else _predicted_s(algorithm, cost, question, costs)
     elif refusal is None:
-        phases, cost, predicted = _composed(algorithm, question, links, params)
-        predicted *= _composed_factor(algorithm, question, links, params)
+        phases, cost, predicted = _composed(algorithm, question, costs, params)
+        predicted *= _composed_factor(algorithm, question, costs, params)
     else:
         cost, predicted = None, None
-    usual_nbytes = usual_segment_nbytes(algorithm, cost, question.nbytes, link)
+    usual_nbytes = usual_segment_nbytes(algorithm, cost, question.nbytes, costs.far)
     parts = segments(algorithm, cost, question.nbytes, params.get(SEGMENT) or question.segment_nbytes or usual_nbytes)
-    return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, row.params)
+    return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, variant_params)
 
 
-def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, parameters: Parameters) -> float:
+def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, costs: _Costs) -> float:
     """Return the prediction for a flat algorithm, by measured rounds and calls of about as many ranks if there are."""
-    rounds = parameters.rounds_of(question.link, question.size, question.ranks_per_host, question.crowd)
-    reduce = parameters.reduce.get(_MEASURED[question.dtype], UNMEASURED)
+    rounds = costs.rounds
     if rounds is None:
-        return _by_links(algorithm, cost, question, parameters, reduce)
+        return _by_links(algorithm, cost, question, costs)
     contract = CONTRACTS[question.collective]
     by_rounds_s = partial(
         predicted_by_rounds_s,
@@ -380,9 +424,7 @@ def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, parameter
         is_rooted=contract.input_at_root or contract.output_at_root,
         crowd=question.crowd,
     )
-    plain = parameters.reduce.get(_MEASURED["plain"], UNMEASURED)
-    slower = reduce.at(_LARGE) / plain.at(_LARGE) if reduce.nbytes and plain.nbytes else 1.0
-    seconds = by_rounds_s(cost, question.nbytes, slower=slower)
+    seconds = by_rounds_s(cost, question.nbytes, slower=costs.slower)
     calls = rounds.calls.get(question.collective, {}).get(algorithm.name)
     cost_there = algorithm.cost_of(rounds.ranks, {})
     if calls is None or cost_there is None:
@@ -390,19 +432,21 @@ def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, parameter
     return seconds * factor_at(calls, partial(by_rounds_s, cost_there), question.nbytes)
 
 
-def _by_links(algorithm: Algorithm, cost: Cost, question: Question, parameters: Parameters, reduce: Curve) -> float:
-    """Return the prediction for a flat algorithm by the costs of the links inside hosts and between them."""
+def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Costs) -> float:
+    """Return the prediction for a flat algorithm by the costs of the links inside hosts and between them.
+
+    All links are of one kind if the hosts are not known, or if there is only one.
+    """
+    if len(question.hosts) < 2:
+        return predicted_s(cost, question.nbytes, costs.far, question.crowd, costs.reduce)
     crossing = _crossing(algorithm, question)
     inside, across = split(cost, crossing)
-    near, far = parameters.link(question.inside), parameters.link(question.link, question.level)
-    inside_s = predicted_s(inside, question.nbytes, near, question.crowd, reduce)
-    return inside_s + predicted_s(across, question.nbytes, far, question.crowd, reduce, crossing.at_once)
+    inside_s = predicted_s(inside, question.nbytes, costs.near, question.crowd, costs.reduce)
+    return inside_s + predicted_s(across, question.nbytes, costs.far, question.crowd, costs.reduce, crossing.at_once)
 
 
 def _crossing(algorithm: Algorithm, question: Question) -> Crossing:
-    """Return the part of an algorithm's cost between hosts: all of it if the hosts are not known or not consecutive."""
-    if len(question.hosts) < 2:
-        return Crossing(1, 1, 1)
+    """Return the part of an algorithm's cost between several hosts: all of it if their ranks are not consecutive."""
     levels = levels_of(question.hosts, question.size)
     if not levels.is_ascending:
         return Crossing(1, 1, levels.widest[0])
@@ -410,7 +454,7 @@ def _crossing(algorithm: Algorithm, question: Question) -> Crossing:
 
 
 def _composed(
-    algorithm: Composition, question: Question, links: Parameters, named: Mapping[str, Any]
+    algorithm: Composition, question: Question, costs: _Costs, named: Mapping[str, Any]
 ) -> tuple[tuple[tuple[str, str], ...], Cost | None, float]:
     """Return the algorithm of each phase, then the total cost and the predicted seconds of all phases.
 
@@ -418,30 +462,30 @@ def _composed(
     """
     levels = algorithm.levels(question.hosts or None, question.size)
     names: dict[str, str] = {}
-    costs = [algorithm.between(levels)]
-    predicted = predicted_s(costs[0], question.nbytes, links.link(question.inside), question.crowd)
+    parts = [algorithm.between(levels)]
+    predicted = predicted_s(parts[0], question.nbytes, costs.near, question.crowd)
     for phase in algorithm.phases:
-        link = links.link(question.inside) if phase.is_inside else links.link(question.link, question.level)
+        link = costs.near if phase.is_inside else costs.far
         among = (named[phase.parameter],) if phase.parameter in named else phase.algorithms
         seconds, names[phase.parameter], cost = _fastest(phase, among, levels, question, link)
-        costs.append(cost)
+        parts.append(cost)
         predicted += seconds
-    return tuple(names.items()), total(costs), predicted
+    return tuple(names.items()), total(parts), predicted
 
 
-def _composed_factor(algorithm: Composition, question: Question, links: Parameters, named: Mapping[str, Any]) -> float:
+def _composed_factor(algorithm: Composition, question: Question, costs: _Costs, named: Mapping[str, Any]) -> float:
     """Return the ratio of a composition's measured time to the predicted time of its phases; 1 without measurements.
 
     Only measured calls among exactly as many ranks, and as many ranks per host, count.
     """
-    rounds = links.rounds_of(question.link, question.size, question.ranks_per_host)
+    rounds = costs.alike
     if rounds is None or (rounds.ranks, rounds.ranks_per_host) != (question.size, question.ranks_per_host):
         return 1.0
     calls = rounds.calls.get(question.collective, {}).get(algorithm.name)
     if calls is None:
         return 1.0
     return factor_at(
-        calls, lambda nbytes: _composed(algorithm, replace(question, nbytes=nbytes), links, named)[2], question.nbytes
+        calls, lambda nbytes: _composed(algorithm, replace(question, nbytes=nbytes), costs, named)[2], question.nbytes
     )
 
 
@@ -490,6 +534,7 @@ _MAPPABLE = ("shm", "local")
 def _refusal(algorithm: Algorithm, question: Question, is_named: bool) -> str | None:
     unsupported = algorithm.supports(question.size)
     vendor = dict(question.vendors).get(algorithm.name, NEEDS.get(algorithm.name))
+    has_other_order = question.order not in (None, algorithm.order)
     reasons = (
         (algorithm.vendor and vendor is not None, vendor),
         (
@@ -499,12 +544,12 @@ def _refusal(algorithm: Algorithm, question: Question, is_named: bool) -> str | 
         (algorithm.commutative_only and not question.commutative, "needs a commutative operation"),
         (question.varying and not algorithm.varying, "needs shares of equal length"),
         (algorithm.cost is None and not is_named, "declares no cost, so it runs only if it is named"),
-        (question.order not in (None, algorithm.order), _order_refusal(question)),
+        (has_other_order, _order_refusal(question) if has_other_order else None),
         # An algorithm that is the only one of its order may be chosen, because no other prediction competes with it.
         (algorithm.by_name_only and not is_named and question.order is None, "runs only if it is named"),
         (unsupported is not None, f"does not run on {question.size} ranks: {unsupported}"),
     )
-    refusal = next((reason for applies, reason in reasons if applies), None)
+    refusal = next(filter(None, [reason for applies, reason in reasons if applies]), None)
     return refusal or (_refusal_of_hosts(algorithm, question, is_named) if isinstance(algorithm, Composition) else None)
 
 

@@ -71,10 +71,13 @@ def predicted_s(
     turn_s, cold = (crowd * crowd * _TURN_S, _COLD) if crowd > 1 else (0.0, 1)
     message_s = max(0.0, link.step_s(message_nbytes) - link.latency_s) + (cold - 1) * link.overhead_s
     work_s = messages * message_s + worked * reduce_per_byte_s(link, message_nbytes, reduce)
-    alone_s, shared_s = (_transfer_s(link, message_nbytes * share) for share in (1.0, max(1.0, at_once / link.pairs)))
+    alone_s = cost.rounds * (link.latency_s + turn_s) + crowd * work_s
+    share = at_once / link.pairs
+    if share <= 1:
+        return alone_s
     # Ranks that share a core send one after another, and so do ranks that share a link: the wait counts only once.
-    waits_s = messages * max(0.0, shared_s - crowd * alone_s)
-    return cost.rounds * (link.latency_s + turn_s) + crowd * work_s + waits_s
+    shared_s = _transfer_s(link, message_nbytes * share) - crowd * _transfer_s(link, message_nbytes)
+    return alone_s + messages * max(0.0, shared_s)
 
 
 def _transfer_s(link: Link, nbytes: float) -> float:
