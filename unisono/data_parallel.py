@@ -10,9 +10,13 @@ from unisono.frameworks.data_parallel.parameters import (
     verify_sync,
 )
 from unisono.frameworks.data_parallel.sampling import ShardedSampler
+from unisono.frameworks.outer.training import BlockMomentum, DiLoCo, LocalSGD
 
 __all__ = [
+    "BlockMomentum",
+    "DiLoCo",
     "HybridGroups",
+    "LocalSGD",
     "ShardedSampler",
     "average_metrics",
     "broadcast_parameters",

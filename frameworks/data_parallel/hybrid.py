@@ -83,7 +83,7 @@ class HybridGroups:
         staleness: int,
         servers: Sequence[int] | None = None,
     ) -> None:
-        members = _members(groups, world.size)
+        members = members_of(groups, world.size)
         serving = _serving(servers, world.size)
         if isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0:
             raise UsageError(f"staleness must be a number of contributions, 0 or more, not {staleness!r}")
@@ -247,8 +247,12 @@ class HybridGroups:
         return {name: each.put_back() for name, each in all_lent.items()}
 
 
-def _members(groups: int | Sequence[Sequence[int]], size: int) -> list[list[int]]:
-    """Return the ranks of each group."""
+def members_of(groups: int | Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """Return the ranks of each group, of which there are `groups` of about equal size unless it lists them.
+
+    Raises:
+        UsageError: the groups do not hold each rank once.
+    """
     if isinstance(groups, int):
         if not 1 <= groups <= size:
             raise UsageError(f"groups must be from 1 to the number of ranks, {size}, not {groups}")

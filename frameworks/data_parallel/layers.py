@@ -92,6 +92,15 @@ def write(layer: Layer, lent: Mapping[str, FlatArray], values: Array) -> None:
         lent[name].flat[...] = values[start:end].astype(lent[name].flat.dtype)
 
 
+def mix(layer: Layer, lent: Mapping[str, FlatArray], values: Array, share: float) -> None:
+    """Move the lent parameters of a layer by a share of the way to `values`. The caller puts them back."""
+    for name, start, end in _places(layer):
+        flat = lent[name].flat
+        own = flat.astype(layer.dtype)
+        own += np.dtype(layer.dtype).type(share) * (values[start:end] - own)
+        flat[...] = own.astype(flat.dtype)
+
+
 def spread(layers: Sequence[Layer], servers: Sequence[int]) -> tuple[int, ...]:
     """Return the server of each layer: from the largest layer on, each goes to the server with the fewest elements."""
     load = dict.fromkeys(servers, 0)

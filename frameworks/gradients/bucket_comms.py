@@ -21,7 +21,7 @@ import numpy as np
 
 from unisono import AbortedError, Communicator, UnisonoError, UsageError, wait_all
 from unisono.collectives.device.workspace import Workspace
-from unisono.frameworks.gradients.compression import COMPRESSIONS
+from unisono.frameworks.gradients.compression import COMPRESSIONS, check_compression, communicators_of
 from unisono.frameworks.gradients.on_device import (
     DeviceGradient,
     GradientMemory,
@@ -59,8 +59,8 @@ def resolved_teams(teams: Teams | int | None, hosts: int, lag: int, compression:
     Raises:
         UsageError: an argument has a value that it cannot have.
     """
-    if compression is not None and compression not in COMPRESSIONS:
-        raise UsageError(f"compression must be one of {', '.join(COMPRESSIONS)}, or None, not {compression!r}")
+    if compression is not None:
+        check_compression(compression)
     requested = teams if isinstance(teams, Teams) else Teams(teams)
     count = 1 + lag + (hosts > 1 or compression is not None) if requested.lanes is None else requested.lanes
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -119,7 +119,7 @@ class BucketComms:
 
         With a workspace, they are for buckets on its device.
         """
-        collectives = 2 if self._compression == "int8" and workspace is None else 1
+        collectives = communicators_of(self._compression) if workspace is None else 1
         while len(self._comms) < self._count:
             communicators = [self._world.dup() for _ in range(collectives)]
             lane = None if workspace is None else Lane(communicators[0], workspace)

@@ -28,6 +28,7 @@ import numpy as np
 from unisono import Communicator, UsageError, Work
 from unisono.frameworks.arrays import Array, same_bits
 from unisono.frameworks.gradients.layout import Gradient
+from unisono.near_names import did_you_mean
 from unisono.transports.reductions.wire_formats import from_wire, to_wire, wire_nbytes
 
 BLOCK = 256
@@ -151,3 +152,19 @@ COMPRESSIONS: Mapping[str, Compression] = {
     "bfloat16": partial(_narrow, "bfloat16"),
     "int8": _in_blocks,
 }
+
+
+def check_compression(compression: str) -> None:
+    """Check that there is a compression of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if compression not in COMPRESSIONS:
+        hint = did_you_mean(str(compression), COMPRESSIONS)
+        raise UsageError(f"compression must be one of {', '.join(COMPRESSIONS)}, or None, not {compression!r}{hint}")
+
+
+def communicators_of(compression: str | None) -> int:
+    """Return how many communicators the collectives of a reduction need."""
+    return 2 if compression == "int8" else 1

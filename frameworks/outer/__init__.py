@@ -1,0 +1,7 @@
+"""Training that hardly communicates: ranks take inner steps alone, and an outer optimizer joins their changes.
+
+training: `DiLoCo`, `BlockMomentum` and `LocalSGD`, the classes that programs use.
+rules: what the outer optimizer does with an average change.
+fragments: the parts of the parameters that are averaged one after the other, and when.
+averages: the average of a fragment over the ranks of a communicator.
+"""

@@ -1,0 +1,103 @@
+"""Averages of fragments over the ranks of a communicator, in flight while the ranks compute.
+
+Beside each average travels a *note*: the number of the average and a checksum of the outer parameters. The ranks join
+their notes by "bor" together with the complements, so all of them see whether any two differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono import Communicator, MismatchError
+from unisono.frameworks.arrays import Array
+from unisono.frameworks.gradients.compression import COMPRESSIONS, communicators_of
+from unisono.frameworks.gradients.two_stage_reduction import ReductionQueue
+from unisono.frameworks.pending import Pending
+
+
+class Averages:
+    """The averages of fragments over all ranks of a communicator. At most one of each fragment is in flight.
+
+    All ranks start them in the same order, and call `wait` in the same order.
+
+    Args:
+        world: the ranks.
+        memories: by fragment, the flat memory that is averaged in place, float32 or float64.
+        compression: a key of `COMPRESSIONS`, or None.
+        timeout_s: the time limit of each average; None for that of `world`.
+
+    Attributes:
+        residuals: by fragment, what compression has lost so far, as float32; empty without compression.
+    """
+
+    def __init__(
+        self, world: Communicator, memories: Sequence[Array], compression: str | None, timeout_s: float | None
+    ) -> None:
+        self._world = world
+        self._notes = world.dup()
+        self._comms = [world.dup() for _ in range(communicators_of(compression))]
+        self._queue = ReductionQueue()
+        self.residuals: list[Array] = []
+        if compression is None:
+            plans = [self._comms[0].plan("allreduce", x, op="avg", out=x, timeout_s=timeout_s) for x in memories]
+            self._starts: list[Any] = [_unwaited(plan) for plan in plans]
+        else:
+            compress = COMPRESSIONS[compression]
+            self.residuals = [np.zeros(x.size, np.float32) for x in memories]
+            stages = [
+                compress(self._comms, x, residual, "avg", timeout_s)
+                for x, residual in zip(memories, self.residuals, strict=True)
+            ]
+            self._starts = [lambda each=each: self._queue.start(each) for each in stages]
+        self._timeout_s = timeout_s
+        self._flying: dict[int, tuple[Pending, Pending, Array, tuple[int, int]]] = {}
+
+    def start(self, index: int, number: int, checksum: int) -> None:
+        """Start the average of fragment `index`. Its memory belongs to this object until `wait` has returned."""
+        note = np.array([number, ~number, checksum, ~checksum], np.int64)
+        noted = self._notes.allreduce(note, "bor", out=note, wait=False, timeout_s=self._timeout_s)
+        self._flying[index] = self._starts[index](), noted, note, (number, checksum)
+
+    def wait(self, index: int) -> None:
+        """Wait until the memory of fragment `index` holds the average.
+
+        Raises:
+            MismatchError: the ranks have made different numbers of steps, or hold other outer parameters.
+            PeerLostError, CollectiveTimeoutError, AbortedError: the call failed.
+        """
+        average, noted, note, own = self._flying.pop(index)
+        noted.wait()
+        average.wait()
+        if (note[::2] & note[1::2]).any():  # a bit that two ranks set differently is set in both
+            raise self._difference(index, own)
+
+    def nbytes_sent(self) -> int:
+        """Return the bytes that this rank has sent so far."""
+        every = (*self._comms, self._notes)
+        return sum(traffic.sent_nbytes for each in every for traffic in each.stats().values())
+
+    def close(self) -> None:
+        """Close the communicators. Averages in flight end with an error."""
+        for each in (*self._comms, self._notes):
+            each.close()
+
+    def _difference(self, index: int, own: tuple[int, int]) -> MismatchError:
+        notes: list[tuple[int, int]] = self._notes.allgather_object(own)
+        column = 0 if len({number for number, _ in notes}) > 1 else 1
+        values = [note[column] for note in notes]
+        usual = max(values, key=lambda value: (values.count(value), -values.index(value)))
+        peers = [self._world.world_ranks[rank] for rank, value in enumerate(values) if value != usual]
+        ranks = f"rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+        text = (
+            f"{ranks}: another number of steps than the others. All ranks call step() equally often",
+            f"fragment {index}: the outer parameters on {ranks} have other bits than on the others. Load the same "
+            "checkpoint on all ranks",
+        )[column]
+        return MismatchError(text, rank=self._world.rank, peer=peers[0])
+
+
+def _unwaited(plan: Any) -> Any:
+    return lambda: plan(wait=False)

@@ -1,0 +1,368 @@
+"""`DiLoCo`, `BlockMomentum` and `LocalSGD`: each rank trains by itself, and an outer optimizer joins the ranks.
+
+Theory of operation
+-------------------
+All ranks start with the same parameters, of which each keeps a copy, the *outer parameters*. A rank takes steps with
+its own optimizer, the inner one. After `inner_steps` of them its *change* is its parameters minus the outer parameters.
+The ranks average their changes, and every rank applies the average to the outer parameters (`rules`). It then continues
+from these. So the outer parameters have the same bits on all ranks, and one average replaces `inner_steps` of them.
+
+With several fragments, the parameters are averaged in parts, one after the other (`fragments`), so a link carries a
+part at a time. With an overlap, a rank goes on computing while a fragment is on its way. When the average arrives, the
+rank replaces its own parameters by the outer ones. With `mixing` below 1 it goes only a part of the way, because its
+own parameters have been trained in the meantime.
+
+With groups, the ranks of a group hold the same parameters, because they average gradients in every step. The first rank
+of each group takes part in the average between groups, and passes it on.
+
+References: Zinkevich et al., "Parallelized stochastic gradient descent", NIPS 2010; Chen and Huo, "Scalable training of
+deep learning machines by incremental block training with intra-block parallel optimization and blockwise model-update
+filtering", ICASSP 2016; Douillard et al., "DiLoCo", arXiv:2311.08105, and "Streaming DiLoCo", arXiv:2501.18512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono import Communicator, UnisonoError, UsageError
+from unisono.autograph import unconverted
+from unisono.frameworks.arrays import Array, FlatArray, Named, checksum, flatten, flatten_all, pairs_of
+from unisono.frameworks.data_parallel.hybrid import members_of
+from unisono.frameworks.data_parallel.layers import Layer, change, layers_of, mix, read, write
+from unisono.frameworks.data_parallel.parameters import check_names, check_writable, verify_sync
+from unisono.frameworks.gradients.compression import check_compression
+from unisono.frameworks.outer.averages import Averages
+from unisono.frameworks.outer.fragments import Schedule, check_schedule, fragments_of
+from unisono.frameworks.outer.rules import OuterRule, check_rule
+from unisono.uncopyable import uncopyable
+
+
+@unconverted
+@uncopyable("make another one; state_dict() returns its state")
+class DiLoCo:
+    """Training in which ranks take `inner_steps` steps alone, and an outer optimizer then joins their changes.
+
+    All ranks create it, and call `step` after each step of their own optimizer. `step` changes the parameters from time
+    to time. It leaves the optimizer alone. At the end, all ranks call `synchronize`.
+
+    Args:
+        world: the ranks.
+        parameters: arrays of floats by name, with the same bits on all ranks, as after `broadcast_parameters`.
+        inner_steps: the steps between two averages of a parameter; H in the paper.
+        lr, momentum, nesterov: the outer optimizer, which is that of `torch.optim.SGD`. The defaults are the paper's.
+        fragments: in how many parts of about equal size the parameters are averaged one after the other. A part holds
+            whole layers: parameters whose names are equal up to the last dot form a layer.
+        overlap: how many steps a rank takes while a fragment is on its way; τ in the paper.
+        mixing: how far the parameters of a rank go to the outer parameters when a fragment arrives. 1 replaces them,
+            and so drops the steps of the overlap. The α of the paper is 1 - mixing.
+        compression: as of `GradientReducer`, for the changes on the wire, with error feedback; None for float32.
+        groups: the groups of ranks that average their gradients in every step: "hosts" for a group for each host, the
+            number of groups, or the ranks of each group. None if each rank trains alone.
+        timeout_s: the time limit of each average; by default, the option `timeout_s`.
+
+    Attributes:
+        group: the communicator of this rank's group, over which the program averages gradients.
+        steps: the number of calls of `step`.
+
+    Raises:
+        UsageError: an argument has a value that it cannot have; nothing has been sent.
+        MismatchError: the arguments or parameters differ between ranks.
+
+    >>> import numpy as np, unisono as un
+    >>> from unisono.data_parallel import DiLoCo
+    >>> def train(world):
+    ...     model = {"weight": np.zeros(2, np.float32)}
+    ...     with DiLoCo(world, model, inner_steps=10, lr=1.0, momentum=0.0) as outer:
+    ...         for _ in range(20):
+    ...             model["weight"] += world.rank  # a step of any optimizer
+    ...             outer.step(model)
+    ...     return model["weight"].tolist()
+    >>> un.launch(train, 2)
+    [[10.0, 10.0], [10.0, 10.0]]
+    """
+
+    def __init__(
+        self,
+        world: Communicator,
+        parameters: Named,
+        *,
+        inner_steps: int,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        fragments: int = 1,
+        overlap: int = 0,
+        mixing: float = 1.0,
+        compression: str | None = None,
+        groups: int | str | Sequence[Sequence[int]] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._rule = OuterRule(lr, momentum, nesterov)
+        self._schedule = Schedule(inner_steps, fragments, overlap)
+        self._mixing = mixing
+        check_rule(self._rule)
+        if isinstance(mixing, bool) or not isinstance(mixing, (int, float)) or not 0 < mixing <= 1:
+            raise UsageError(f"mixing must be above 0 and at most 1, not {mixing!r}")
+        if compression is not None:
+            check_compression(compression)
+        members = _groups_of(groups, world)
+        named = dict(pairs_of(parameters))
+        lent = flatten_all(named)
+        check_writable(lent)
+        layers = layers_of(lent)
+        check_schedule(self._schedule, layers)
+        self._facts = repr((self._rule, self._schedule, mixing, compression, members))
+        check_names(world, [self._facts])
+        verify_sync(world, named)
+        self._described = {name: each.described() for name, each in lent.items()}
+        self._fragments = fragments_of(layers, fragments)
+        self._values = [np.empty(each.elements, each.dtype) for each in self._fragments]
+        self._velocities = [np.zeros_like(each) if momentum else None for each in self._values]
+        self._changes = [np.zeros_like(each) for each in self._values]
+        for fragment, values in zip(self._fragments, self._values, strict=True):
+            read(fragment, lent, values)
+        index = next(index for index, ranks in enumerate(members) if world.rank in ranks)
+        self._weight = len(members[index]) * len(members) / world.size
+        self.group = world.subgroup(members[index])
+        between = world.split(0 if self.group.rank == 0 else None)
+        self._averages = Averages(between, self._changes, compression, timeout_s) if between is not None else None
+        self._between, self._world = between, world
+        self.steps = 0
+        self._due: dict[int, int] = {}  # by fragment on its way, the step after which its average is used
+        self._is_here: set[int] = set()  # the fragments of these that have arrived
+
+    def __enter__(self) -> DiLoCo:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            self._world.abort(f"rank {self._world.rank} has left its {type(self).__name__} with the error {error!r}")
+        self.close()
+
+    def step(self, parameters: Named) -> dict[str, Any]:
+        """Count a step of the inner optimizer, and use and start the averages that are due after it.
+
+        Args:
+            parameters: the present parameters, with the names, shapes and dtypes of the start. They are overwritten if
+                an average is due.
+
+        Returns:
+            The arrays by name. An array of JAX or a ``tf.Tensor`` that has changed is a new one.
+
+        Raises:
+            UsageError: these are other parameters.
+            MismatchError: the ranks have made different numbers of steps, or hold other outer parameters.
+            PeerLostError, CollectiveTimeoutError, AbortedError: an average failed.
+        """
+        named = parameters if isinstance(parameters, dict) else dict(pairs_of(parameters))
+        self.steps += 1
+        changed = {
+            name: array
+            for index in [index for index, step in self._due.items() if step <= self.steps]
+            for name, array in self._arrive(index, named, self._mixing).items()
+        }
+        leaving = self._schedule.leaving(self.steps)
+        if leaving is not None:
+            self._leave(leaving, {**named, **changed})
+            if not self._schedule.overlap:
+                changed.update(self._arrive(leaving, {**named, **changed}, self._mixing))
+        return {**named, **changed}
+
+    def synchronize(self, parameters: Named) -> dict[str, Any]:
+        """Average all parameters now, so that all ranks hold the same bits. All ranks call it.
+
+        Training may continue after it. Argument, result and errors are those of `step`.
+        """
+        named = dict(pairs_of(parameters))
+        for index in list(self._due):
+            named.update(self._arrive(index, named, self._mixing))
+        for index in range(len(self._fragments)):
+            self._leave(index, named)
+        for index in range(len(self._fragments)):
+            named.update(self._arrive(index, named, 1.0))
+        return named
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank as numbers and numpy arrays, without the parameters. All ranks call it.
+
+        It waits for the averages that are on their way.
+        """
+        for index in list(self._due):
+            self._receive(index)
+        return {
+            "facts": self._facts,
+            "rank": self._world.rank,
+            "steps": self.steps,
+            "values": [each.copy() for each in self._values],
+            "velocities": [None if each is None else each.copy() for each in self._velocities],
+            "residuals": [each.copy() for each in self._residuals],
+            "due": dict(self._due),
+            "changes": {index: self._changes[index].copy() for index in self._due},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, of which each rank passes its own, with the parameters that belong to it.
+
+        A rank may pass the state of another rank. Its residuals of compression then begin at zero.
+
+        Raises:
+            UsageError: the state is that of other arguments or parameters.
+        """
+        shapes = [(each.size, each.dtype) for each in self._values]
+        if state["facts"] != self._facts or [(each.size, each.dtype) for each in state["values"]] != shapes:
+            raise UsageError(
+                f"the state belongs to other arguments or parameters: {state['facts']}, and these are {self._facts}"
+            )
+        for index in list(self._due):
+            self._receive(index)
+        self.steps = state["steps"]
+        self._due = dict(state["due"])
+        self._is_here = set(self._due)
+        _copy_all(self._values, state["values"])
+        _copy_all(self._velocities, state["velocities"])
+        for index, average in state["changes"].items():
+            self._changes[index][...] = average
+        for residual in self._residuals:
+            residual[...] = 0
+        if state["rank"] == self._world.rank:
+            _copy_all(self._residuals, state["residuals"])
+
+    def nbytes_sent(self) -> int:
+        """Return the bytes that this rank has sent so far for averages between groups."""
+        return self._averages.nbytes_sent() if self._averages is not None else 0
+
+    def close(self) -> None:
+        """Close the communicators. Averages on their way end with an error. A second call does nothing."""
+        if self._averages is not None:
+            self._averages.close()
+        for each in (self._between, self.group):
+            if each is not None:
+                each.close()
+
+    # --- the way of a fragment --------------------------------------------------------------------------------------
+
+    @property
+    def _residuals(self) -> list[Array]:
+        return self._averages.residuals if self._averages is not None else []
+
+    def _lent(self, fragment: Layer, named: Mapping[str, Any]) -> dict[str, FlatArray]:
+        """Return the parameters of a fragment as flat arrays, after checking all parameters."""
+        missing = self._described.keys() - named.keys()
+        if missing:
+            raise UsageError(f"the parameters lack {min(missing)!r}: pass those of the start")
+        lent = {name: flatten(named[name], name) for name, _, _ in fragment.parts}
+        for name, each in lent.items():
+            if each.described() != self._described[name]:
+                raise UsageError(f"{name!r} is {each.described()}, and was {self._described[name]} at the start")
+        check_writable(lent)
+        return lent
+
+    def _leave(self, index: int, named: Mapping[str, Any]) -> None:
+        """Start the average of a fragment's change."""
+        fragment, values, changes = self._fragments[index], self._values[index], self._changes[index]
+        change(fragment, self._lent(fragment, named), values, changes)
+        if self._weight != 1:
+            changes *= changes.dtype.type(self._weight)
+        self._due[index] = self.steps + self._schedule.overlap
+        if self._averages is not None:
+            self._averages.start(index, self.steps * len(self._fragments) + index, checksum(values))
+
+    def _receive(self, index: int) -> None:
+        """Wait for the average of a fragment on its way, on all ranks of the group. A failure drops it."""
+        if index in self._is_here:
+            return
+        try:
+            if self._averages is not None:
+                self._averages.wait(index)
+            if self.group.size > 1:
+                self.group.broadcast(self._changes[index], 0, out=self._changes[index])
+        except UnisonoError:
+            del self._due[index]
+            raise
+        self._is_here.add(index)
+
+    def _arrive(self, index: int, named: Mapping[str, Any], mixing: float) -> dict[str, Any]:
+        """Apply the average of a fragment, and return its parameters by name."""
+        lent = self._lent(self._fragments[index], named)
+        self._receive(index)
+        self._is_here.remove(index)
+        del self._due[index]
+        self._rule.apply(self._values[index], self._velocities[index], self._changes[index])
+        if mixing == 1:
+            write(self._fragments[index], lent, self._values[index])
+        else:
+            mix(self._fragments[index], lent, self._values[index], mixing)
+        return {name: each.put_back() for name, each in lent.items()}
+
+
+class BlockMomentum(DiLoCo):
+    """Training in blocks of steps, with blockwise model-update filtering (BMUF): an average with a block momentum.
+
+    It is `DiLoCo` with the defaults of Chen and Huo, whose Nesterov block momentum is DiLoCo's outer optimizer.
+
+    Args:
+        world, parameters, inner_steps: as in `DiLoCo`; a block has `inner_steps` steps.
+        momentum: the block momentum; by default 1 - 1/n for n groups, where each rank that trains alone is a group.
+        lr: the block learning rate.
+        nesterov: False for the classical block momentum of the paper.
+        options: further arguments of `DiLoCo`.
+
+    Raises:
+        UsageError, MismatchError: as in `DiLoCo`.
+    """
+
+    def __init__(
+        self,
+        world: Communicator,
+        parameters: Named,
+        *,
+        inner_steps: int,
+        momentum: float | None = None,
+        lr: float = 1.0,
+        nesterov: bool = True,
+        **options: Any,
+    ) -> None:
+        if momentum is None:
+            momentum = 1 - 1 / len(_groups_of(options.get("groups"), world))
+        super().__init__(
+            world, parameters, inner_steps=inner_steps, lr=lr, momentum=momentum, nesterov=nesterov, **options
+        )
+
+
+class LocalSGD(DiLoCo):
+    """Training in which ranks take `inner_steps` steps alone, and then average their parameters.
+
+    It is `DiLoCo` with an outer optimizer that adds the average change as it is.
+
+    Args:
+        world, parameters, inner_steps: as in `DiLoCo`.
+        options: further arguments of `DiLoCo`, except those of the outer optimizer.
+
+    Raises:
+        UsageError, MismatchError: as in `DiLoCo`.
+    """
+
+    def __init__(self, world: Communicator, parameters: Named, *, inner_steps: int, **options: Any) -> None:
+        super().__init__(
+            world, parameters, inner_steps=inner_steps, **{"lr": 1.0, "momentum": 0.0, "nesterov": False, **options}
+        )
+
+
+def _groups_of(groups: Any, world: Communicator) -> list[list[int]]:
+    """Return the ranks of each group."""
+    if groups is None:
+        return [[rank] for rank in range(world.size)]
+    if groups == "hosts":
+        return [list(ranks) for ranks in world.hosts]
+    if isinstance(groups, str):
+        raise UsageError(f'groups must be "hosts", a number, or the ranks of each group, not {groups!r}')
+    return members_of(groups, world.size)
+
+
+def _copy_all(arrays: Sequence[Array | None], saved: Sequence[Array | None]) -> None:
+    for array, other in zip(arrays, saved, strict=True):
+        if array is not None and other is not None:
+            array[...] = other
