@@ -3,15 +3,22 @@
 `contracts/`    calls, executors and transports, as protocols and values
 `executors/`    the generic executor, in Python, and the native one
 `message/`      message transports: `FramedTransport`, `LocalTransport`, wrappers, and the loading of plugins
-`links/`        the session of a rank: handshake, listener, dialer, control links, channels
+`links/`        the session of a rank: handshake, listener, dialer, control links, channels, the table of transports
 `host/`         the host of a rank: which ranks share memory, addresses to bind, limits of the system
 `recorder/`     the flight recorder of a rank: dumps, and how other processes read it
 `rendezvous/`   stores, and the roster
 `reductions/`   elementwise reductions, and the wire formats of compressed gradients
-`ucx/`, `mpi/`  the libraries UCX and MPI
-`cuda/`         collectives between GPUs by CUDA IPC
 `nccl/`         collectives between GPUs by NCCL
 `native/`       the C++ core, `unisono.transports._core`
+
+Each value of `UNISONO_TRANSPORTS` has a folder:
+
+`shm/`          `shm`: memory that two ranks of a host share
+`tcp/`          `tcp`: TCP, with TLS
+`ucx/`          `ucx` and `ucx_core`: the library UCX, through the native core and through Python
+`mpi/`          `mpi`: the library MPI, and its own collectives
+`tagged/`       the common part of `ucx` and `mpi`
+`cuda/`         `cuda_ipc`: collectives between GPUs by CUDA IPC
 
 Authors of transports import the names of `__all__` from here. Import the core as ``from unisono.transports import
 _core``: if it is missing, the error says why and what to do.

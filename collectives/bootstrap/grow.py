@@ -32,9 +32,9 @@ from unisono.options import Options
 from unisono.transports.links.joiners import Invitation, Joiners
 from unisono.transports.links.link_messages import readable, receive, send
 from unisono.transports.links.session import RankIdentity, Session
-from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous import host_and_port, open_waiting_place
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
+from unisono.transports.tcp.tls import TlsPolicy
 
 if TYPE_CHECKING:
     import socket

@@ -17,8 +17,8 @@ from unisono.foundation.deadlines import Deadline
 from unisono.options import Options
 from unisono.transports.links.joiners import Invitation, Joiner
 from unisono.transports.links.session import RankIdentity, Session
-from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous import open_waiting_place
+from unisono.transports.tcp.tls import TlsPolicy
 
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from unisono.collectives.bootstrap.environment import ENV, MPI_WORLD, TORCH, Launch, agree_on_key
 from unisono.options import Options
 from unisono.transports.links.handshake import KEY_NBYTES
-from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous import (
     host_and_port,
     next_prefix,
@@ -23,6 +22,7 @@ from unisono.transports.rendezvous import (
 from unisono.transports.rendezvous.roster import Member, Roster, Setting, failure, give_up, join, report_failure
 from unisono.transports.rendezvous.stores import Store
 from unisono.transports.rendezvous.tcp_store import StoreServer
+from unisono.transports.tcp.tls import TlsPolicy
 
 if TYPE_CHECKING:
     from unisono.transports.mpi.collectives import MpiCollectives

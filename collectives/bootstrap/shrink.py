@@ -19,9 +19,9 @@ from unisono.transports.contracts.executor import Executor
 from unisono.transports.executors.native import NativeExecutor
 from unisono.transports.links.session import Session
 from unisono.transports.links.survivors import Search, Verdict
-from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous import host_and_port
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
+from unisono.transports.tcp.tls import TlsPolicy
 
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator

@@ -53,10 +53,7 @@ from unisono.transports.links.handshake import (
 )
 from unisono.transports.links.joiners import Invitation, Request, _parsed_answer
 from unisono.transports.links.listener import Addresses
-from unisono.transports.links.resumption import Resumption, Stream
 from unisono.transports.links.survivors import Arrivals, Search
-from unisono.transports.links.tagged_fabrics import Proposal
-from unisono.transports.links.tls import TlsHandshake, TlsPolicy
 from unisono.transports.message import framed
 from unisono.transports.message.plugin import Bootstrap
 from unisono.transports.recorder import dumps, memory, traces
@@ -64,6 +61,9 @@ from unisono.transports.recorder.clocks import measured
 from unisono.transports.recorder.live_ranks import LiveRank
 from unisono.transports.rendezvous import roster, stores, tcp_store
 from unisono.transports.rendezvous.redis_store import RedisStore
+from unisono.transports.tagged.fabrics import Proposal
+from unisono.transports.tcp.resumption import Resumption, Stream
+from unisono.transports.tcp.tls import TlsHandshake, TlsPolicy
 from unisono.tuning.decide import table
 from unisono.tuning.machine import parameters, topology_files
 from unisono.tuning.measure import calibration_files, measurement_log

@@ -12,7 +12,7 @@
 
 namespace unisono::testing {
 
-// Lets a stream of two channels go on over another connection, as links/resumption.py does.
+// Lets a stream of two channels go on over another connection, as tcp/resumption.py does.
 inline void reconnect(TcpChannel& a, TcpChannel& b, std::uint32_t stream, ConnectionPair ends) {
   const auto of_a = a.retire({stream, 1000});
   const auto of_b = b.retire({stream, 1000});

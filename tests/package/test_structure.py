@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from support.source_imports import imports
 
+from unisono.options import CUDA_IPC, TRANSPORTS, WHOLE_TRANSPORTS
+from unisono.transports.links.channel_kinds import CHANNELS
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning", "unisono")
 
@@ -103,3 +106,14 @@ def test_package_maps_its_files(path: Path) -> None:
 def _is_part(child: Path) -> bool:
     is_module = child.suffix == ".py" and child.name not in ("__init__.py", "__main__.py")
     return not child.is_symlink() and (is_module or (child / "__init__.py").exists())
+
+
+@pytest.mark.parametrize("name", [*TRANSPORTS, *WHOLE_TRANSPORTS])
+def test_map_of_the_transports_has_a_row_for_each_value_of_the_option(name: str) -> None:
+    docstring = ast.get_docstring(ast.parse((ROOT / "transports" / "__init__.py").read_text())) or ""
+    rows = [line for line in docstring.splitlines() if f"`{name}`" in line]
+    assert [line for line in rows if (ROOT / "transports" / line.split("`")[1]).is_dir()]
+
+
+def test_each_transport_of_messages_in_the_option_has_a_row_in_the_table_of_channels() -> None:
+    assert {*CHANNELS, CUDA_IPC} == {*TRANSPORTS}

@@ -29,12 +29,13 @@ import unisono as un
 from unisono.bench.namespaces import address, inside, network
 from unisono.errors import PeerLostError, RendezvousError, TransportUnavailableError
 from unisono.transports import _core
-from unisono.transports.links import handshake_io, tls
+from unisono.transports.links import handshake_io
 from unisono.transports.links.dialer import DialingRank, Target, dial
 from unisono.transports.links.handshake import HELLO_NBYTES, DialerHandshake, Hello, Purpose
 from unisono.transports.links.listener import Addresses, Listener
-from unisono.transports.links.tls import TlsPolicy, TlsSocket, _is_private
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
+from unisono.transports.tcp import tls
+from unisono.transports.tcp.tls import TlsPolicy, TlsSocket, _is_private
 
 KEY = bytes(range(32))
 JOB = b"j" * 16

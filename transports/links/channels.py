@@ -5,8 +5,8 @@ dials. Point-to-point messages have a channel for each direction, which the send
 dials, so no call waits for the other rank to answer. The call waits for its channel as it waits for a message: until
 its deadline, an abort, or the death of a rank.
 
-channel_openers.py opens the channels of each transport over the dialled sockets. One socket of each channel stays open,
-because its end shows that the other side has gone.
+Each transport has an opener (channel_kinds.py), which opens its channels over the dialled sockets. One socket of each
+channel stays open, because its end shows that the other side has gone.
 """
 
 from __future__ import annotations
@@ -24,25 +24,22 @@ from unisono.options import Options
 from unisono.transports import _core
 from unisono.transports.contracts.call import MemoryType
 from unisono.transports.host.system_limits import is_exhausted, unavailable
-from unisono.transports.links.channel_openers import (
+from unisono.transports.links.channel_kinds import (
     AUTHENTICATED,
     CHANNELS,
     REACHING_ALL,
     SHARED_MEMORY,
     UNAUTHENTICATED,
-    Opener,
-    OpenerContext,
-    lane_name,
-    lane_of,
-    must_dial,
     purpose_of,
     transport_of,
 )
 from unisono.transports.links.dialer import Dialer, Target
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import Hello, Purpose
+from unisono.transports.links.opener import Opener, OpenerContext
 from unisono.transports.links.pending_sockets import ChannelKey
-from unisono.transports.links.tagged_fabrics import FabricError, Fabrics
+from unisono.transports.links.wire_lanes import lane_name, lane_on_dialled_rank, must_dial
+from unisono.transports.tagged.fabrics import FabricError, Fabrics
 
 _log = log.get("links")
 
@@ -218,7 +215,7 @@ class Channels:
                 self._early.append((hello, sock))
                 return
         opener = self._openers[transport_of(hello.purpose)]
-        channel = ChannelKey(endpoint, lane_of(hello), hello.sender)
+        channel = ChannelKey(endpoint, lane_on_dialled_rank(hello), hello.sender)
         opener.accepted(channel, hello, sock, partial(self._on_accepted, hello, sock))
 
     def _why_no_memory(self, peer: int) -> str:
@@ -299,7 +296,7 @@ class Channels:
             return
         transport = transport_of(hello.purpose)
         self._note_used(hello.communicator, hello.sender, transport)
-        _log.debug("channel %s from rank %d: %s", lane_name(lane_of(hello)), hello.sender, transport)
+        _log.debug("channel %s from rank %d: %s", lane_name(lane_on_dialled_rank(hello)), hello.sender, transport)
 
     def refuse(self, hello: Hello, sock: socket.socket, error: Exception) -> None:
         """Close a connection of another rank that cannot be used because of `error`."""

@@ -27,7 +27,7 @@ from unisono.transports.links.event_loop import EventLoop, Timer
 from unisono.transports.links.handshake import DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import prepare
 from unisono.transports.links.listener import Addresses
-from unisono.transports.links.tls import TlsHandshake, TlsPolicy
+from unisono.transports.tcp.tls import TlsHandshake, TlsPolicy
 
 _PAUSE_S = 0.001
 _REDIAL_PAUSE_S = 0.01

@@ -4,7 +4,7 @@
        HELLO                                             →
                                                          ←     HELLO, HMAC(key, "acceptor" ‖ both hellos)
        HMAC(key, "dialer" ‖ both hellos)                 →
-                                                         ←     READY, or the beginning of TLS (tls.py)
+                                                         ←     READY, or the beginning of TLS (tcp/tls.py)
 
 Every message has a fixed size, so no length comes from a stranger. Each proof covers both HELLOs, with both nonces, and
 the role of its sender. So a recorded proof is worthless in another connection, and a proof that is sent back to its

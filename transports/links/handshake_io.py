@@ -1,6 +1,6 @@
 """The handshake over sockets: `HandshakeServer` for the side that accepts, `greet` for the side that dials.
 
-If both sides agree on TLS, it begins at the end of the handshake (tls.py).
+If both sides agree on TLS, it begins at the end of the handshake (tcp/tls.py).
 
 Anybody may connect. A connection that does not complete the handshake is closed after five seconds at most, and after
 one second if it comes by TCP and has not sent a HELLO. Until then it takes a bounded amount of memory, and its only
@@ -26,7 +26,7 @@ from unisono.transports.host.fd_limit import free_descriptors
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop, Timer
 from unisono.transports.links.handshake import AcceptorHandshake, Admission, DialerHandshake, HandshakeError, Hello
-from unisono.transports.links.tls import TlsHandshake, TlsPolicy
+from unisono.transports.tcp.tls import TlsHandshake, TlsPolicy
 
 HANDSHAKE_TIMEOUT_S = 5.0
 HELLO_TIMEOUT_S = 1.0

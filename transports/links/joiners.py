@@ -41,9 +41,9 @@ from unisono.transports.links.handshake_io import HandshakeServer
 from unisono.transports.links.link_messages import readable, receive, send
 from unisono.transports.links.listener import Addresses, listen_tcp
 from unisono.transports.links.liveness import watch
-from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous.roster import release
 from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
+from unisono.transports.tcp.tls import TlsPolicy
 
 _log = log.get("rendezvous")
 

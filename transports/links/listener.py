@@ -18,7 +18,7 @@ from unisono.transports.host.bind_address import SETTING, address_for
 from unisono.transports.links.event_loop import Callback, EventLoop
 from unisono.transports.links.handshake import Admission, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, Admit, HandshakeServer
-from unisono.transports.links.tls import TlsPolicy
+from unisono.transports.tcp.tls import TlsPolicy
 
 _PENDING_LIMIT = 64
 _PENDING_PER_RANK = 4

@@ -36,7 +36,7 @@ from unisono.transports import _core
 from unisono.transports.host.fd_limit import lift_limit_of_files
 from unisono.transports.host.host_discovery import HostDiscovery, Surroundings
 from unisono.transports.host.system_limits import unavailable
-from unisono.transports.links.channel_openers import dials_tcp
+from unisono.transports.links.channel_kinds import dials_tcp
 from unisono.transports.links.channels import ChannelHooks, Channels
 from unisono.transports.links.dialer import Dialer, DialingRank, Target, dial
 from unisono.transports.links.event_loop import Callback
@@ -46,12 +46,12 @@ from unisono.transports.links.listener import Addresses, Listener
 from unisono.transports.links.liveness import exchange_heartbeats, process_descriptor
 from unisono.transports.links.meeting import Failure, Gathering, link_to_first
 from unisono.transports.links.preference import tcp_interface_of_ucx
-from unisono.transports.links.resumption import Resumption, Stream, Streams
-from unisono.transports.links.tagged_fabrics import Fabrics
-from unisono.transports.links.tls import TlsPolicy, connection_of
 from unisono.transports.recorder.recorder import Directories, Recorder
 from unisono.transports.recorder.stacks import offer_stacks
 from unisono.transports.rendezvous.roster import Member, Roster
+from unisono.transports.tagged.fabrics import Fabrics
+from unisono.transports.tcp.resumption import Resumption, Stream, Streams
+from unisono.transports.tcp.tls import TlsPolicy, connection_of
 
 if TYPE_CHECKING:
     from unisono.transports.links.survivors import Arrivals

@@ -18,9 +18,9 @@ from typing import Any
 
 from unisono.errors import UsageError
 from unisono.transports.host.bind_address import is_numeric
-from unisono.transports.links.tls import TlsPolicy
 from unisono.transports.rendezvous.stores import PrefixStore, Store
 from unisono.transports.rendezvous.tcp_store import TcpStore
+from unisono.transports.tcp.tls import TlsPolicy
 
 # (URL, job, rank) → the number of the latest rendezvous, from 0. Every rank counts alike, so a program that calls
 # `init` twice does not read the values of the first rendezvous in the second.

@@ -27,7 +27,6 @@ from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.event_loop import EventLoop, Timer
 from unisono.transports.links.handshake import NO_RANK, Admission, DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, Acceptor, HandshakeServer, greet, prepare
-from unisono.transports.links.tls import TlsPolicy, is_flushed
 from unisono.transports.rendezvous.stores import (
     KEY_LIMIT_NBYTES,
     VALUE_LIMIT_NBYTES,
@@ -36,6 +35,7 @@ from unisono.transports.rendezvous.stores import (
     encoded_key,
     not_set,
 )
+from unisono.transports.tcp.tls import TlsPolicy, is_flushed
 
 KEYS_LIMIT = 65_536
 

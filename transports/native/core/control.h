@@ -9,7 +9,7 @@
 //
 // Deaths. A link that ends without a farewell means that its rank has died. On one host a pidfd reports that too. A
 // link between hosts may also be reset while both ranks live. It is then continued over another connection, like a
-// channel (links/resumption.py). If that is refused, or takes too long, the rank has died.
+// channel (tcp/resumption.py). If that is refused, or takes too long, the rank has died.
 //
 // Failures. A rank sends the first failure that it finds to both judges. Each judge passes it on to every rank, so one
 // stopped judge delays no error. Every rank then wakes its waiting calls, which raise the failure, and refuses later
@@ -24,7 +24,7 @@
 //
 // Suspicion. A rank whose channel to a peer has ended suspects the peer. Usually a judge reports the reason a moment
 // later: a failure, a departure or a death. If not, only the connection may have broken. The rank then trusts the peer
-// again when the channel goes on over another connection (links/resumption.py). If that takes too long, the loss of the
+// again when the channel goes on over another connection (tcp/resumption.py). If that takes too long, the loss of the
 // peer is the failure. The suspicion also ends when the rank itself closes the communicator.
 #pragma once
 

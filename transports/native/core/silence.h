@@ -2,7 +2,7 @@
 //!
 //! The kernel repeats a segment that is not acknowledged after 0.2, 0.6, 1.4 and 3 seconds. So a connection over a
 //! network that was gone for two seconds is silent for three. A second connection can be made as soon as the network is
-//! back. So the ranks dial it when the first one is silent, and their streams go on over it (links/resumption.py).
+//! back. So the ranks dial it when the first one is silent, and their streams go on over it (tcp/resumption.py).
 //!
 //! A segment, a heartbeat of the kernel or a probe of a full buffer demands an answer. The kernel reports which of them
 //! wait for one, and how long ago it heard from the other end (TCP_INFO). This needs no message of the program, so a

@@ -31,12 +31,13 @@ from typing import NamedTuple, Protocol
 from unisono.errors import UnisonoError
 from unisono.foundation import log
 from unisono.transports import _core
-from unisono.transports.links.channel_openers import lane_of, must_dial, stream_of, wire_lane
 from unisono.transports.links.dialer import Dialer, Target
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.pending_sockets import PendingSockets
-from unisono.transports.links.tls import connection_of
+from unisono.transports.links.wire_lanes import lane_on_dialled_rank, must_dial
+from unisono.transports.tcp.streams import stream_of, wire_stream
+from unisono.transports.tcp.tls import connection_of
 
 _log = log.get("links")
 
@@ -117,13 +118,13 @@ class Resumption:
         purpose, connected = (
             (Purpose.TCP_RESUME, self._on_dialled) if dials else (Purpose.TCP_REDIAL, self._ask_to_dial)
         )
-        target = self._target(stream.peer, purpose, stream.communicator, wire_lane(stream.lane, stream.number))
+        target = self._target(stream.peer, purpose, stream.communicator, wire_stream(stream.lane, stream.number))
         on_connected, on_error = partial(connected, stream, resumptions), partial(self._on_error, stream)
         self._dialer.dial(target, on_connected, on_error, is_urgent=True)
 
     def admit(self, hello: Hello, sock: socket.socket) -> None:
         """Take over a connection of purpose TCP_RESUME or TCP_REDIAL that another rank has dialled."""
-        lane, asks = lane_of(hello), hello.purpose is Purpose.TCP_REDIAL
+        lane, asks = lane_on_dialled_rank(hello), hello.purpose is Purpose.TCP_REDIAL
         if asks and lane == _core.RECEIVING_LANE:
             lane = _core.SENDING_LANE
         stream = Stream(hello.communicator, lane, hello.sender, stream_of(hello))
