@@ -26,9 +26,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from unisono import Communicator, UsageError, Work
+from unisono.foundation.near_names import did_you_mean
 from unisono.frameworks.arrays import Array, same_bits
 from unisono.frameworks.gradients.layout import Gradient
-from unisono.near_names import did_you_mean
 from unisono.transports.reductions.wire_formats import from_wire, to_wire, wire_nbytes
 
 BLOCK = 256

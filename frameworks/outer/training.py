@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from unisono import Communicator, UnisonoError, UsageError
-from unisono.autograph import unconverted
+from unisono.foundation.autograph import unconverted
+from unisono.foundation.uncopyable import uncopyable
 from unisono.frameworks.arrays import Array, FlatArray, Named, checksum, flatten, flatten_all, pairs_of
 from unisono.frameworks.data_parallel.hybrid import members_of
 from unisono.frameworks.data_parallel.layers import Layer, change, layers_of, mix, read, write
@@ -37,7 +38,6 @@ from unisono.frameworks.gradients.compression import check_compression
 from unisono.frameworks.outer.averages import Averages
 from unisono.frameworks.outer.fragments import Schedule, check_schedule, fragments_of
 from unisono.frameworks.outer.rules import OuterRule, check_rule
-from unisono.uncopyable import uncopyable
 
 
 @unconverted
