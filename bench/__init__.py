@@ -23,5 +23,6 @@ Programs, each `unisono bench NAME` or `python -m unisono.bench.NAME`:
   TLS.
 - `mixture.py`, `regret.py`, `replay.py`, `selection.py`: how good the tuner's choices are.
 
-`namespaces.py` and `delayed.py` make hosts and links on one machine; `judgement.py` and `studies.py` score choices.
+`namespaces.py` makes hosts on one machine, and `wide_area.py` far ones, across which `wan.py`
+measures; `judgement.py` and `studies.py` score choices.
 """

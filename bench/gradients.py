@@ -13,7 +13,6 @@ All namespaces are removed at the end, also after Ctrl-C. The next run removes t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -26,8 +25,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from unisono.bench.delayed import delayed, delayed_address
-from unisono.bench.namespaces import address, missing, network, run_ranks
+from unisono.bench.namespaces import missing, network, run_ranks
+from unisono.bench.wide_area import MOST_HOSTS, Way, uniform, wide_area
 from unisono.foundation.program import begin
 
 RANK = Path(__file__).resolve().parent / "adapters" / "gradients_rank.py"
@@ -38,13 +37,13 @@ _WAYS = {"after": None, "overlapped": None, "float16": "float16", "bfloat16": "b
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def run(namespaces: Sequence[str], address_of: Callable[[int], str], request: Sequence[Any]) -> dict[str, Any]:
+def run(namespaces: Sequence[str], request: Sequence[Any]) -> dict[str, Any]:
     """Run a rank in each namespace; return the report of rank 0.
 
     Raises:
         click.ClickException: a rank failed; its output says why.
     """
-    report = run_ranks(namespaces, 1, [sys.executable, str(RANK), json.dumps(request)], _SINGLE, address_of=address_of)
+    report = run_ranks(namespaces, 1, [sys.executable, str(RANK), json.dumps(request)], _SINGLE)
     if not report:
         raise click.ClickException("the ranks failed")
     times: dict[str, Any] = json.loads(report)
@@ -78,7 +77,10 @@ def _keep(output: Path | None, document: dict[str, Any]) -> None:
 _JSON = click.option(
     "--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="File to append results to."
 )
-_HOSTS = click.option("--hosts", type=click.IntRange(min=2, max=200), default=2, show_default=True, help="Ranks.")
+
+
+def _hosts(most: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option("--hosts", type=click.IntRange(2, most), default=2, show_default=True, help="Ranks.")
 
 
 @main.command()
@@ -88,7 +90,7 @@ _HOSTS = click.option("--hosts", type=click.IntRange(min=2, max=200), default=2,
 @click.option("--bucket", type=click.IntRange(min=1), help="Bytes of a bucket; by default, measurements decide.")
 @click.option("--rate", default="1gbit", show_default=True, help="Rate of each host's link, in the notation of tc.")
 @click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True, help="Steps of each way.")
-@_HOSTS
+@_hosts(200)
 @_JSON
 def overlap(
     model: str,
@@ -104,7 +106,7 @@ def overlap(
     sizes = (width or SIZES[model][0], batch or SIZES[model][1])
     ways = {name: {"compression": form, "bucket_nbytes": bucket} for name, form in _WAYS.items()}
     with network(hosts, rate) as namespaces:
-        report = run(namespaces, address, ["overlap", model, rounds, *sizes, ways])
+        report = run(namespaces, ["overlap", model, rounds, *sizes, ways])
     table = Table("way", title=f"{model}, {report['nbytes']:,} B of gradients, {hosts} hosts, {rate}")
     for heading in ("step ms", "exposed ms", "of that after backward", "waited ms", "buckets", "sent MB"):
         table.add_column(heading, justify="right")
@@ -131,7 +133,7 @@ def overlap(
     "--batch", type=click.IntRange(min=2), default=512, show_default=True, help="Batch of all ranks together."
 )
 @click.option("--rounds", type=click.IntRange(min=1), default=120, show_default=True, help="Steps with each lag.")
-@_HOSTS
+@_hosts(MOST_HOSTS)
 @_JSON
 def lag(
     delay_ms: float,
@@ -146,10 +148,8 @@ def lag(
     """Train over a link with a delay, and apply gradients late."""
     total = {"total_steps": rounds, "warmup_fraction": 0.1, "cooldown_fraction": 0.1}
     ways = {"alone": {"alone": True}, **{f"lag {k}": {"lag": int(k), **total} for k in lags.split(",")}}
-    with contextlib.ExitStack() as stack:
-        namespaces = stack.enter_context(network(hosts))
-        stack.enter_context(delayed(namespaces, delay_ms / 1e3))
-        report = run(namespaces, delayed_address, ["lag", "digits", rounds, width, batch, ways, step_ms / 1e3])
+    with wide_area(uniform(hosts, way=Way(delay_ms=delay_ms))) as net:
+        report = run(net.namespaces, ["lag", "digits", rounds, width, batch, ways, step_ms / 1e3])
     table = Table("way", title=f"digits, {hosts} hosts, a delay of {delay_ms:g} ms, steps of {step_ms:g} ms")
     table.add_column("steps/s", justify="right")
     table.add_column("accuracy", justify="right")

@@ -122,7 +122,6 @@ def run_ranks(
     before_killing: Callable[[], object] = lambda: None,
     *,
     bound: bool = False,
-    address_of: Callable[[int], str] = address,
 ) -> bytes:
     """Run a command as every rank of a job, host by host, and return the standard output of rank 0.
 
@@ -133,7 +132,6 @@ def run_ranks(
         environ: more variables.
         before_killing: called when rank 0 has ended or failed, before the remaining ranks are killed.
         bound: whether each rank is bound to a core of its own, or in turn if there are more ranks than cores.
-        address_of: returns the address of a host for its ranks.
     """
     processes: list[subprocess.Popen[bytes]] = []
     cores = sorted(os.sched_getaffinity(0))
@@ -142,7 +140,7 @@ def run_ranks(
             for rank in range(len(namespaces) * per_host):
                 host = rank // per_host
                 rank_variables = {"RANK": rank, "SIZE": len(namespaces) * per_host}
-                settings = {"STORE": f"file://{folder}/store", "BIND_ADDRESS": address_of(host)}
+                settings = {"STORE": f"file://{folder}/store", "BIND_ADDRESS": address(host)}
                 variables = {f"UNISONO_{name}": str(value) for name, value in {**rank_variables, **settings}.items()}
                 output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
                 whole = {**os.environ, **environ, **variables}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from support.groups import group_of
 from support.own_processes import children
 
 from unisono.algorithms.catalogue.flat import REGISTERED
+from unisono.bench import wide_area
 from unisono.launchers import process
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -71,6 +73,13 @@ def started_ranks_of_pools() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "start", forked_ranks.start_process)
         yield
+
+
+@pytest.fixture
+def wide_area_of() -> Iterator[Callable[[wide_area.Area], wide_area.WideAreaNetwork]]:
+    """A function that creates the hosts of an area; they are removed after the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda area: stack.enter_context(wide_area.wide_area(area))
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,12 @@ from support.mpi_ranks import environment_of
 from support.native_ranks import Job, LastingJob
 
 import unisono as un
+from unisono.bench import wide_area
 from unisono.bench.namespaces import SUBNET, address, inside, missing
 from unisono.launchers.process import Command
 
 needs_namespaces = pytest.mark.skipif(bool(missing()), reason=missing())
+needs_wide_area = pytest.mark.skipif(bool(wide_area.missing()), reason=wide_area.missing())
 
 
 class PrefixedJob(Job):

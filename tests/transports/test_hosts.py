@@ -20,8 +20,8 @@ from support.fabric_ranks import require
 from support.hosts import HostsJob, LastingHostsJob, needs_namespaces
 
 import unisono as un
-from unisono.bench.delayed import delayed, delayed_address
 from unisono.bench.namespaces import address, inside, ip, network
+from unisono.bench.wide_area import Way, uniform, wide_area
 from unisono.collectives.measurement import link_probes
 from unisono.tuning.decide.choice import TunerState, explain
 from unisono.tuning.machine.parameters import PRIORS, from_json, to_json
@@ -380,11 +380,8 @@ def test_slow_network_with_tiny_windows_raises_no_alarm(tmp_path: Path) -> None:
 
 def test_delay_and_loss_raise_no_alarm(tmp_path: Path) -> None:
     with (
-        network(2) as hosts,
-        delayed(hosts, 0.1, loss=0.02),
-        HostsJob(
-            reduce_many_times, hosts, [2, 1], tmp_path, 8, [1, 100_000], address_of=delayed_address, warn_after_s=30.0
-        ) as job,
+        wide_area(uniform(2, way=Way(delay_ms=100, loss=0.02))) as net,
+        HostsJob(reduce_many_times, net.namespaces, [2, 1], tmp_path, 8, [1, 100_000], warn_after_s=30.0) as job,
     ):
         assert job.hear_all() == ["done"] * 3
 

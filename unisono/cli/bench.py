@@ -102,6 +102,7 @@ PROGRAMS = {
     "tls": "The cost of TLS.",
     "torch_calls": "Calls of torch.distributed over Unisono and Gloo.",
     "transports": "Messages between two ranks over each transport.",
+    "wan": "Allreduce across a wide-area network.",
 }
 
 
