@@ -29,7 +29,7 @@ from unisono.bench.namespaces import run_ranks
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.wide_area import MOST_HOSTS, MTU, PRESETS, Area, Line, Way, uniform, wide_area
 from unisono.errors import UsageError
-from unisono.program import begin
+from unisono.foundation.program import begin
 
 RANK = Path(__file__).resolve().parent / "adapters" / "wan_rank.py"
 # Headers of IP and TCP with timestamps, in each packet.
