@@ -15,6 +15,18 @@ The proof has these parts, in this order, each in its own module:
 Hazards and results are proved for separate INPUT and OUTPUT and, if `in_place` is declared, also for INPUT and OUTPUT
 as the same memory. The proof holds for blocks of any length. Use `verify_sizes` for an algorithm, `verify` for a
 builder alone, and `verify_plans` for any plans.
+
+Open questions
+--------------
+Not needed: a search through all orders of events. Messages between two ranks are matched first in, first out, and no
+step waits for "any" peer. So the order of independent events changes nothing, and one maximal run decides.
+
+Doubted: a proof is for one size. The catalogue is proved for every size to 32, and nobody has shown that a builder that
+passes there is right at 1,000. Two lanes that are ordered by messages to and fro, rather than by `after`, are reported
+as a hazard although they are safe. The verifier proves plans, and not that an executor follows them.
+
+This would change our mind: an algorithm whose faults begin above 32 ranks, or one that needs an order by messages. The
+first asks for a proof by induction over the builder, the second for happens-before on messages as on flags.
 """
 
 from __future__ import annotations

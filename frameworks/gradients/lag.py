@@ -1,6 +1,18 @@
 """The lag of gradients: how many training steps late they are applied.
 
 The lag depends only on the number of the training step, so all ranks have the same lag without a message.
+
+Open questions
+--------------
+Not needed: an agreement of the ranks on the lag, because a function of the step number has the same value on all of
+them.
+
+Doubted: that training loses nothing. The only measurement is of scikit-learn's digits with `lag=1`, where the accuracy
+was that of prompt steps (docs/measurements/gradients.md). A delayed feedback needs a smaller learning rate, in
+particular with momentum, and no measurement says how much smaller.
+
+This would change our mind: a larger model that needs more steps to the same loss than the hidden communication saves.
+Then the lag must correct for the delay, or must go.
 """
 
 from __future__ import annotations

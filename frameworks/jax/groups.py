@@ -15,6 +15,18 @@ compilation, and rehearses each that has this process as a member and is new:
 
 XLA keeps the communicator, and the user's program uses it. If XLA makes a communicator outside of a rehearsal, its
 members are unknown, and all calls on it are errors.
+
+Open questions
+--------------
+Tried: `MPI_Comm_split` on all processes, as MPI defines it. Groups of different sizes that came together at the same
+time looked like one good group, and their sums were wrong (decision 20). So members come from the text of the program.
+
+Doubted: that text is no interface. XLA may write `replica_groups` in a fifth form, and a collective in an unknown form
+is left out; its first call then raises an error, but never computes a wrong sum. A rehearsal relies on XLA keeping the
+communicator that it has made. Programs that JAX loads without compiling them (`serialize_executable`) are not read.
+
+This would change our mind: a table of collectives in XLA's C interface, or a split that names the members. Either would
+replace this file and `replica_groups.py`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,18 @@ as long as the call runs. Nothing blocks. `poll` of any operation drives all ope
 wait for them in different orders.
 
 The first error ends the communicator: the executor passes it to the transport, which raises it on every rank.
+
+Open questions
+--------------
+Considered: its steps over native links, for reductions by Python functions. The order and number of the function's
+calls would depend on the algorithm, and every message would pass through Python (decision 9).
+
+Doubted: the definition is only as good as the tests that judge both executors. A rule that no test asks for, such as
+what a failed call has written, may differ between them. Waiting is polling, with pauses of up to 0.2 ms, because a
+transport has no descriptor to sleep on. So every wait takes a share of a core.
+
+This would change our mind: a transport of a package that is used for large jobs. It would need a descriptor to wait on
+in `MessageTransport`, as the channels of the native core have.
 """
 
 from __future__ import annotations

@@ -12,6 +12,18 @@ author has the wrong role. The layout of HELLO is the same in every wire version
 disagree.
 
 Nothing here touches a socket (the model is h11): `receive` takes received bytes and returns the bytes to send.
+
+Open questions
+--------------
+Considered: TLS before this exchange. Strangers would then reach OpenSSL, whose messages have lengths of their choice.
+So TLS begins after it, and two bits that both proofs cover agree on TLS (decision 18).
+
+Doubted: there has been one wire version, so the choice among several has run in tests only. The layout of HELLO must
+stay, so a new fact needs a feature bit or a later message. Without TLS, the proof holds for the moment of the
+connection, and an attacker on the path can change everything that follows.
+
+This would change our mind: a second wire version that cannot be expressed by feature bits, or a network between hosts
+that is trusted by default and should not be.
 """
 
 from __future__ import annotations

@@ -15,6 +15,19 @@ longer than the caller allows.
 The survivors then meet at a store of the leader, in a usual rendezvous. The leader watches its followers meanwhile. If
 one dies before all have met, the leader makes the store fail for all, and they start again. If the network falls into
 parts, every part can find a leader of its own. Then the parts go on separately, because no rank can know of the others.
+
+Open questions
+--------------
+Considered: a fixed leader. Rank 0 fails most often, because most programs do their extra work there (decision 4). So
+the first member that answers leads.
+
+Doubted: a member that does not answer for 5 s is excluded, although it may only be stopped, or slow on a crowded host.
+If the network falls into parts, each part goes on with a leader of its own, and the program must compare `size` with
+the number that it needs: otherwise two parts may both write a checkpoint. The members are dialled in their order, so
+each lost host before the leader takes another 5 s.
+
+This would change our mind: users who lose results to two parts. Then a part without a majority of the old members
+should refuse to go on. A survivor of two ranks would then always end.
 """
 
 from __future__ import annotations

@@ -14,6 +14,19 @@ Failures. A kernel of NCCL waits on the GPU for the other ranks, and without hel
 `Watch` asks the links while the device works. After a failure, or at the time limit of a call, this rank aborts NCCL's
 communicator, which ends its kernels; the results are undefined then. A program goes on by `shrink`, whose communicator
 meets anew.
+
+Open questions
+--------------
+Tried: nothing on a GPU. Everything here has run on a double of NCCL only.
+
+Doubted: that `ncclCommAbort` ends kernels while a peer is dead, and how long that takes. Only the double has shown it.
+CuPy's binding cannot abort a communicator that is being created, so a thread stays on each survivor if a rank dies
+during the first call. A rank that stops after the others have issued their kernels holds them up: the call has
+returned, and only `synchronize(timeout_s)` or an abort ends the wait. Several ranks on one GPU is a feature that NCCL
+calls experimental.
+
+This would change our mind: the first run on GPUs (docs/gpu-internals.md). If aborted kernels do not end, the route
+needs a process that it can kill, or must refuse jobs that want to survive a loss.
 """
 
 from __future__ import annotations

@@ -17,6 +17,19 @@ same time may ask twice; the second request names an earlier connection, and is 
 The peer of a channel whose connection has ended is lost (`Control::suspect`) in three cases: the ranks do not connect
 within half a second, they then do not exchange STATE within `Control::resumption_time`, or bytes are lost. A control
 link has the longer time from the beginning, and ends at once if the peer refuses the connection.
+
+Open questions
+--------------
+Tried: waiting for TCP to repeat what is lost. After an outage of 1.8 s the next packet comes 3 s after its beginning,
+so silent connections are dialled again. Further attempts on a channel once got further time each, and a call on a
+communicator that the peer had closed did not end. Now they share the time of the first.
+
+Doubted: half a second to connect may be too short on a crowded host. A similar wait of 300 ms for a new channel was, at
+a load average of about 20 (docs/measurements/campaign.md). A relay that acknowledges bytes and then loses them is not
+noticed: the sender keeps only the bytes that its kernel reports as not acknowledged.
+
+This would change our mind: jobs over proxies that end their connections. Then the receiver should acknowledge bytes
+itself, which costs messages while nothing is wrong.
 """
 
 from __future__ import annotations

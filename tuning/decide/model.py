@@ -20,6 +20,20 @@ whole calls of an algorithm were measured at a few sizes, they give the factor b
 give the times between these sizes.
 
 `machine/parameters.py` holds the costs of links. The simulator (`simulator/`) is more exact and takes longer.
+
+Open questions
+--------------
+Tried: interpolation between the tables of other numbers of ranks, without a calibration. Its regret was 1.08 to 1.16,
+and up to 2.3 at a point, where the calibrated model had 1.00 to 1.04. Corrections interpolated between other numbers of
+ranks were no better than the model alone. A calibration of one second was no better than the priors (decision 15).
+
+Doubted: a closed form counts what the busiest rank sends, and not the way from rank to rank. So trees and chains
+between hosts are not covered, and circulant distances and Bruck's algorithm are up to 21 % off the simulator. The
+factor of an algorithm is used at numbers of ranks at which nobody has measured it. On one host it was measured for two
+to four ranks on two cores only (docs/measurements/tuning.md).
+
+This would change our mind: a regret above that of fixed thresholds on a machine with many cores or real links. Then the
+simulator, which follows each message, should rank the candidates, if it becomes fast enough for a first call.
 """
 
 from __future__ import annotations

@@ -31,6 +31,21 @@
 // that at least one side sees the other's store (Dekker). The sleeper's fence is the heavy one (fence.h).
 //
 // Everything read from the segment is copied once and checked before use, because the peer may change it at any time.
+//
+// Open questions
+// --------------
+// Tried: a fixed limit for the time of a store, to choose between ordinary and streaming stores. It was right on one
+// processor and wrong on the next. Single copy for every message from 64 KiB on, each judged by its own time, made an
+// allreduce of 4 MiB slower, because ranks wait for each other at every message. A futex would wake a little faster
+// than an eventfd, but a thread cannot wait for a futex and a socket at once (decisions 3 and 5).
+//
+// Doubted: the sender does not choose between references and slots by measuring. On far cores a reference is slower for
+// data that its owner has just written, and faster for data that it only reads. No policy sees that a sender rewrites
+// slowly what a far peer has read; fixed limits of 2 and 8 MiB stand in for it. The lengths of the ring were measured
+// on a few processors by AMD and Intel, with at most four ranks.
+//
+// This would change our mind: a cheap measure of the sender's later stores, which would replace the fixed limits; or
+// hosts with many ranks, where the rings of all channels together may exceed the caches.
 #pragma once
 
 #include <array>
