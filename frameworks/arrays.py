@@ -55,8 +55,8 @@ class FlatArray(NamedTuple):
         put_back: writes the elements of `flat` to the array and returns the array. If the library's arrays cannot be
             written, it returns a new array of that library.
         in_place: whether `put_back` changes the array itself. Arrays of JAX and a ``tf.Tensor`` never change.
-        changed: returns whether the program has written the array since. It is always False if the library does not
-            count writes, as numpy. A write through ``tensor.data`` or ``tensor.numpy()`` is not counted either.
+        changed: returns whether the program has written the array since; None if the library does not count writes, as
+            numpy. A write through ``tensor.data`` or ``tensor.numpy()`` is not counted either.
     """
 
     flat: Array
@@ -64,7 +64,7 @@ class FlatArray(NamedTuple):
     writable: bool
     put_back: Callable[[], Any]
     in_place: bool = True
-    changed: Callable[[], bool] = lambda: False
+    changed: Callable[[], bool] | None = None
 
     def with_elements(self, elements: Array) -> Any:
         """Write `elements` to the array, and return it. If it is read-only, return a numpy copy of `elements`."""
@@ -84,11 +84,20 @@ def flatten(x: Any, name: str) -> FlatArray:
     Raises:
         UsageError: `x` is not an array, or its elements cannot be moved.
     """
+    return flattening_of(x, name)(x, name)
+
+
+def flattening_of(x: Any, name: str) -> Callable[[Any, str], FlatArray]:
+    """Return the function that is `flatten` for arrays of the class of `x`.
+
+    Raises:
+        UsageError: `x`, which the error calls `name`, is not an array.
+    """
     flatten_class = _BY_CLASS.get(class_name_of(x))
     if flatten_class is not None:
-        return flatten_class(x, name)
+        return flatten_class
     if hasattr(x, "__array__") or hasattr(x, "__array_interface__"):
-        return _of_protocol(x, name)
+        return _of_protocol
     raise UsageError(
         f"{name} is of type {type(x).__name__}, which is not an array: "
         "pass one of numpy, torch, JAX, TensorFlow or Keras"
@@ -138,15 +147,18 @@ def first_names(arrays: Mapping[str, FlatArray]) -> dict[str, FlatArray]:
 
 
 def _of_numpy(x: Array, name: str) -> FlatArray:
-    _check_dtype(x.dtype, name)
+    if x.dtype not in _NAMES:
+        _check_dtype(x.dtype, name)
+    flags = x.flags
+    if flags.c_contiguous:
+        return FlatArray(x.reshape(-1), x.shape, flags.writeable, lambda: x)
     flat = np.ascontiguousarray(x).reshape(-1)
 
     def put_back() -> Array:
-        if not np.may_share_memory(flat, x):
-            x[...] = flat.reshape(x.shape)
+        x[...] = flat.reshape(x.shape)
         return x
 
-    return FlatArray(flat, x.shape, x.flags.writeable, put_back)
+    return FlatArray(flat, x.shape, flags.writeable, put_back)
 
 
 def _of_protocol(x: Any, name: str) -> FlatArray:

@@ -17,7 +17,7 @@ from unisono.collectives.calls.work import Work, Works
 from unisono.foundation import log
 from unisono.operations import Op
 from unisono.transports.contracts.call import Signature
-from unisono.transports.contracts.executor import Executor, Operation
+from unisono.transports.contracts.executor import Executor
 
 if TYPE_CHECKING:
     from unisono.collectives.custom_ops.reducer import Reducer, Reductions
@@ -45,6 +45,9 @@ class ExecutableCall:
         Raises:
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed.
         """
+        if not _log.shows("debug"):
+            self._run(limit_s)
+            return
         began = time.perf_counter()
         _log.debug("%s begins", self)
         self._run(limit_s)
@@ -113,7 +116,7 @@ class HostCall(ExecutableCall):
 
     def persist(self, limit_s: float) -> Callable[..., Any]:
         prepared, sources = self._prepared, self._sources
-        on_start = partial(_work_of, self._works, limit_s)
+        on_start = partial(self._works.add, limit_s=limit_s)
         again = self._executor.persistent(
             prepared.call, sources, prepared.targets, limit_s, prepared.finish(), on_start
         )
@@ -219,7 +222,3 @@ class CheckedCalls(NamedTuple):
 
     arrays: Sequence[BoundArray]
     calls: Sequence[ExecutableCall]
-
-
-def _work_of(works: Works, limit_s: float, operation: Operation, result: Any) -> Work[Any]:
-    return works.add(operation, result, limit_s)

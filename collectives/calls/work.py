@@ -85,7 +85,7 @@ class Work(Generic[Result]):
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed, on every rank; the
                 contents of its output are undefined.
         """
-        limit_s = self._seconds(timeout_s)
+        limit_s = self._limit_s if timeout_s is None else checked_timeout_s(timeout_s, or_zero=True)
         operation = self._operation
         if operation is not None:
             try:

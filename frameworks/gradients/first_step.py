@@ -31,7 +31,7 @@ class _Recorded(NamedTuple):
 
     def changed(self) -> bool:
         """Return whether the program has changed the elements since it passed them."""
-        return self.lent.changed() or _checksum(self.lent) != self.checksum
+        return (self.lent.changed is not None and self.lent.changed()) or _checksum(self.lent) != self.checksum
 
 
 def _checksum(lent: FlatArray | DeviceGradient) -> int:
@@ -53,7 +53,7 @@ class FirstStep:
             self.complain(agreement.given_twice(name))
             return
         try:
-            lent = self._where.flatten(array, f"the gradient {name!r}")
+            lent = self._where.flatten(array, name)
         except UnisonoError as error:
             self.complain(Complaint("UsageError", error.message))
         else:

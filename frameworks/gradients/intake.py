@@ -32,7 +32,7 @@ def take(
         Whether the gradient is in its slot now.
     """
     try:
-        lent = where.flatten(array, f"the gradient {name!r}")
+        lent = where.flatten(array, name)
     except UnisonoError as error:
         memory.complain(Complaint("UsageError", error.message))
         return False
@@ -55,7 +55,7 @@ def complain_of_changes(memory: StepMemory) -> None:
     """Complain of each gradient that the program has changed after passing it, if its library counts writes."""
     for gradients in (memory.received, memory.new):
         for name, lent in gradients.items():
-            if lent.changed():
+            if lent.changed is not None and lent.changed():
                 memory.complain(agreement.changed(name))
 
 

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono import Communicator, UsageError
-from unisono.collectives.arrays.device_detection import on_device
+from unisono.collectives.arrays.device_detection import device_test_of, on_device
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.workspace import Vector, Workspace
 from unisono.dtypes import DTYPES
 from unisono.errors import TransportUnavailableError
-from unisono.frameworks.arrays import FlatArray, flatten
+from unisono.frameworks.arrays import FlatArray, flattening_of
 from unisono.frameworks.gradients.layout import Gradient
 from unisono.frameworks.pending import Pending
 from unisono.transports.cuda.device import Extent
@@ -55,11 +55,27 @@ class DeviceGradient(NamedTuple):
     array: Any
     memory: DeviceArrays
     put_back: Callable[[], None]
-    changed: Callable[[], bool]
+    changed: Callable[[], bool] | None
+
+
+class _KnownClass(NamedTuple):
+    """The class of a gradient on the host.
+
+    Attributes:
+        cls: the class.
+        flatten: `frameworks.arrays.flatten` for this class.
+        is_on_device: returns whether an array of the class is on a GPU; None if none is used there.
+    """
+
+    cls: type
+    flatten: Callable[[Any, str], FlatArray]
+    is_on_device: Callable[[Any], bool] | None
 
 
 class GradientMemory:
     """Where the gradients of a reducer are: on the host, or on one device, which the first gradient decides.
+
+    A gradient mostly has one class in all steps. So its class is looked up in the first step, and later only compared.
 
     Attributes:
         workspace: the workspace on the device; None for the host.
@@ -68,20 +84,26 @@ class GradientMemory:
     def __init__(self) -> None:
         self.workspace: Workspace | None = None
         self._is_on_host = False
+        self._known: dict[str, _KnownClass] = {}
 
     def flatten(self, array: Any, name: str) -> FlatArray | DeviceGradient:
-        """Return a gradient that the program passes, in the form that a step memory takes.
+        """Return the gradient `name` that the program passes, in the form that a step memory takes.
 
         Raises:
             UsageError: it cannot be used, or other gradients of this reducer are elsewhere.
         """
-        lent = self.taken(array, name)
-        if lent is None:
-            if self.workspace is not None:
-                raise UsageError(f"{name} is on the host, and others are on a GPU: use a reducer for each of the two")
-            self._is_on_host = True
-            return flatten(array, name)
-        return lent
+        known, shown = self._known.get(name), f"the gradient {name!r}"
+        if known is not None and type(array) is known.cls and not (known.is_on_device and known.is_on_device(array)):
+            return known.flatten(array, shown)
+        lent = self.taken(array, shown)
+        if lent is not None:
+            return lent
+        if self.workspace is not None:
+            raise UsageError(f"{shown} is on the host, and others are on a GPU: use a reducer for each of the two")
+        self._is_on_host = True
+        cls: type = type(array)
+        known = self._known[name] = _KnownClass(cls, flattening_of(array, shown), device_test_of(cls))
+        return known.flatten(array, shown)
 
     def taken(self, array: Any, name: str) -> DeviceGradient | None:
         """Return a gradient on a GPU; None for arrays on the host, and where the driver cannot be used."""

@@ -222,7 +222,7 @@ class GradientReducer:
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
         """
         with self._lock:
-            memory = self._end_first_step() if self._pool is None else self._current(self._pool)
+            memory = self._end_first_step() if self._pool is None else self._steps.current or self._current(self._pool)
             began = now()
             self._end_step(memory)
             self._steps.pending.append(memory)
@@ -420,11 +420,12 @@ class GradientReducer:
     def _current(self, pool: StepMemoryPool) -> StepMemory:
         """Return the memory of the current step, which begins if there is none."""
         if self._steps.current is None:
-            self._settle()
+            if self._arriving is not None:
+                self._settle()
             memory = self._steps.current = pool.take()
             step = self._timeline.begin(self._step)
             step.spans = pool.spans()
-            memory.begin(step, notes_ends=self._notes_ends or self._replanner.measures(step.number))
+            memory.begin(step, notes_ends=self._notes_ends or step.number in self._replanner.measured_steps)
         return self._steps.current
 
     def _take(self, memory: StepMemory, name: str, array: Any) -> None:
@@ -435,30 +436,29 @@ class GradientReducer:
         takes_new = not self._lag.steps
         if not intake.take(memory, name, array, self._where, check_finite=self._check_finite, takes_new=takes_new):
             return
-        are_full = [memory.fill(index, moment) for index in memory.buckets_of[name]]
-        if any(are_full):
+        if memory.fill(name, moment):
             self._steps.start_full(memory)
 
     def _end_step(self, memory: StepMemory) -> None:
         """Start the other buckets, with zeros for missing gradients, and the reduction of the flags."""
-        missing = [name for name in memory.flat if name not in memory.received]
-        for name in missing:
-            memory.put_zeros(name)
-        if missing:
+        if len(memory.received) < len(memory.flat):
+            for name in memory.flat:
+                if name not in memory.received:
+                    memory.put_zeros(name)
             memory.flags[0] |= Flags.MISSING
         if self._replanner.sees_other_order(memory):
             memory.flags[0] |= Flags.OTHER_ORDER
-        self._steps.start_rest(memory)
+        if len(memory.works) < len(memory.start_order):
+            self._steps.start_rest(memory)
         intake.complain_of_changes(memory)
         memory.set_turn(self.turn)
-        self._set_checksum(memory)
+        if self._sync_check is not None:
+            self._set_checksum(memory, self._sync_check)
         self._steps.start_flags(memory)
 
-    def _set_checksum(self, memory: StepMemory) -> None:
-        if self._sync_check is None:
-            return
+    def _set_checksum(self, memory: StepMemory, check: SyncCheck) -> None:
         try:
-            memory.set_checksum(self._sync_check.checksum())
+            memory.set_checksum(check.checksum())
         except UnisonoError as error:
             memory.complain(Complaint("UsageError", error.message))
 
@@ -471,7 +471,7 @@ class GradientReducer:
         collectives, which they may do only inside `finish`, because all ranks call `finish`.
         """
         self._steps.wait_for_flags(memory)
-        if memory.joined_flags() or self._replanner.is_last_measured(memory.step.number):
+        if memory.joined_flags() or memory.step.number == self._replanner.last_measured_step:
             self._retire()
         self._arriving = Arriving(memory, lambda index: self._wait_for_arrival(memory, index))
         return self._arriving
@@ -504,10 +504,12 @@ class GradientReducer:
                     self._steps.wait_for_bucket(memory, index)
             reduced[name] = memory.write_back(name, memory.shaped[name])
         self._retire()
-        for name in memory.names[len(reduced) :]:  # the new gradients, which `_retire` has added
-            reduced[name] = memory.write_back(name, memory.shaped[name])
-        memory.deliver()
-        return memory.present(reduced)
+        if len(memory.flat) > len(reduced):
+            for name in memory.names[len(reduced) :]:  # the new gradients, which `_retire` has added
+                reduced[name] = memory.write_back(name, memory.shaped[name])
+        if self._where.workspace is not None:
+            memory.deliver()
+        return memory.present(reduced) if memory.absent else reduced
 
     def _retire_due(self) -> StepMemory | None:
         """Wait for the steps that are due; return a memory with the sum of their gradients, or None if none is due."""
@@ -530,25 +532,30 @@ class GradientReducer:
         memory = self._steps.pending.popleft()
         assert self._pool is not None
         self._pool.put_back(memory)
-        self._pool = self._replanner.replanned(self._pool, memory)
         flags = memory.joined_flags()
+        self._pool = self._replanner.replanned(self._pool, memory, flags)
+        if flags:
+            self._act_on(flags, memory, self._pool)
+        return memory
+
+    def _act_on(self, flags: Flags, memory: StepMemory, pool: StepMemoryPool) -> None:
+        """Raise the error that the flags of a step report, or leave out or add gradients. All ranks call it."""
         if flags & Flags.OTHER_TURN:
             agreement.raise_other_turn(self._control, memory.turn)
         if flags & Flags.COMPLAINT:
             agreement.raise_first(self._control, memory.complaint)
         if flags & Flags.PARAMETERS_DIFFER and self._sync_check is not None:
             self._sync_check.raise_difference(self._control)
-        self._agree_on_missing(memory)
+        if flags & Flags.MISSING:
+            self._agree_on_missing(memory)
         if flags & Flags.NEW_GRADIENT:
-            self._add_new(self._pool, memory)
-        return memory
+            self._add_new(pool, memory)
 
     def _agree_on_missing(self, memory: StepMemory) -> None:
-        """Find out which gradients no rank has passed in a step, if a rank lacks one. Its reductions have ended."""
-        if memory.joined_flags() & Flags.MISSING:
-            zeros = self._settings.missing == "zero"
-            names, passed = memory.layout.gradients, memory.received
-            memory.leave_out(agreement.agree_on_missing(self._control, names, passed, zeros=zeros))
+        """Leave out the gradients that no rank has passed in a step, whose reductions have ended. All ranks call it."""
+        zeros = self._settings.missing == "zero"
+        names, passed = memory.layout.gradients, memory.received
+        memory.leave_out(agreement.agree_on_missing(self._control, names, passed, zeros=zeros))
 
     def _add_new(self, pool: StepMemoryPool, memory: StepMemory) -> None:
         """Average the new gradients of a step, and give them a place in the layout of later steps."""

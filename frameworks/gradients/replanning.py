@@ -52,6 +52,8 @@ class Replanner:
     Attributes:
         bucket_nbytes: the approximate size of a bucket at present.
         is_on_device: whether gradients are on a device. Their times are unknown to the host, so no step is measured.
+        measured_steps: the numbers of the training steps whose times decide about the buckets.
+        last_measured_step: the last of them, after which all ranks replan; None if there is none.
     """
 
     is_on_device = False
@@ -69,34 +71,31 @@ class Replanner:
 
     def restore(self, bucket_nbytes: int) -> None:
         """Use the size of buckets of a saved state, and measure no further training steps."""
-        self.bucket_nbytes, self._measured_steps = bucket_nbytes, range(0)
+        self.bucket_nbytes = bucket_nbytes
+        self._measure(range(0))
 
     def start_again(self, step: int) -> None:
         """Forget the recorded order, and measure the steps after training step `step`, which may open connections."""
         measures = not self.is_on_device and (self._settings.bucket_nbytes is None or self._settings.priorities)
-        self._measured_steps = range(step + 1, step + 1 + _MEASURED_STEPS) if measures else range(0)
+        self._measure(range(step + 1, step + 1 + _MEASURED_STEPS) if measures else range(0))
         self._order = ReadyOrder()
 
-    def measures(self, step: int) -> bool:
-        """Return whether the times of training step `step` decide about the buckets."""
-        return step in self._measured_steps
-
-    def is_last_measured(self, step: int) -> bool:
-        """Return whether training step `step` is the last measured one, after which all ranks replan."""
-        return bool(self._measured_steps) and step == self._measured_steps[-1]
+    def _measure(self, steps: range) -> None:
+        self.measured_steps = steps
+        self.last_measured_step = steps[-1] if steps else None
 
     def sees_other_order(self, memory: StepMemory) -> bool:
         """Record on rank 0 in which order gradients became ready; return whether to adopt another order."""
         return self._world.rank == 0 and self._order.see(memory.full, tuple(memory.received))
 
-    def replanned(self, pool: StepMemoryPool, memory: StepMemory) -> StepMemoryPool:
+    def replanned(self, pool: StepMemoryPool, memory: StepMemory, flags: Flags) -> StepMemoryPool:
         """Return the pool to use after the training step of `memory`: `pool` itself, or a pool with other buckets.
 
         All ranks call it for the same step. They communicate only if the step is the last measured one, or if rank 0
         has seen another order.
         """
-        has_measured = self.is_last_measured(memory.step.number)
-        if not has_measured and not memory.joined_flags() & Flags.OTHER_ORDER:
+        has_measured = memory.step.number == self.last_measured_step
+        if not has_measured and not (flags and flags & Flags.OTHER_ORDER):
             return pool
         replan: Replan = self._world.broadcast_object(
             self._decide(pool, has_measured=has_measured) if self._world.rank == 0 else None
@@ -108,7 +107,7 @@ class Replanner:
         return pool.with_layout(gradients, replan.bucket_nbytes, replan.start_order)
 
     def _decide(self, pool: StepMemoryPool, *, has_measured: bool) -> Replan:
-        steps = self._timeline.of(self._measured_steps, pool.layout.buckets) if has_measured else []
+        steps = self._timeline.of(self.measured_steps, pool.layout.buckets) if has_measured else []
         if steps:
             self._pace = pace_of(steps, pool.layout, self._comms.predicted_s)
         return replan_of(

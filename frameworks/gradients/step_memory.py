@@ -20,7 +20,7 @@ from unisono.frameworks.gradients.agreement import Complaint, Flags
 from unisono.frameworks.gradients.bucket_comms import BucketComms
 from unisono.frameworks.gradients.layout import Gradient, Layout, layout_of
 from unisono.frameworks.gradients.on_device import DeviceBuckets, DeviceGradient
-from unisono.frameworks.gradients.timeline import Span, Step
+from unisono.frameworks.gradients.timeline import Span, Step, now
 from unisono.frameworks.pending import Pending
 from unisono.transports.cuda.device import Extent
 
@@ -29,6 +29,9 @@ _LEAST_MAPPED_NBYTES = 100 << 10
 # The first of the flags' integers holds `Flags` in its lowest byte, and a bit for each turn above it.
 _FIRST_TURN_BIT = 8
 _SENT_FLAGS = (1 << _FIRST_TURN_BIT) - 1
+_NO_FLAG = Flags(0)
+# The three integers of a step without flags and without a checksum.
+_NO_FLAGS = (0, 0, ~0)
 
 
 class Slots:
@@ -85,6 +88,8 @@ class StepMemory(Slots):
         flags: three integers that this rank sends to the others: its `Flags`, the checksum of its parameters, and the
             complement of the checksum. When `flags_work` has ended, they are joined by "bor" with those of all ranks.
         works: by bucket, its reduction, in the order in which the reductions were started.
+        ended: the buckets whose reductions have been waited for, without an error.
+        start_flags: starts the reduction of `flags`; None before the first step, as the pool does not know its ranks.
         flags_work: the reduction of `flags`; None before it is started.
         received: by name, the gradients that the program has passed in this step.
         new: by name, the gradients that the program has passed and that are not in the layout.
@@ -110,16 +115,17 @@ class StepMemory(Slots):
         self._on_device = None if workspace is None else DeviceBuckets(workspace)
         self.layout, self.start_order = layout, start_order
         self.buckets_of = layout.buckets_of()
-        self.starts = [reduction(index, memory) for index, memory in enumerate(self.buckets)]
+        self.starts = [self._start_of(index, reduction(index, memory)) for index, memory in enumerate(self.buckets)]
         self.flags = np.zeros(3, np.int64)
+        self.start_flags: Callable[[], Pending] | None = None
         self.begin(Step(-1))
 
     def begin(self, step: Step, *, notes_ends: bool = False) -> None:
         """Reset the state for a new training step."""
-        self.flags[:] = 0
+        self.flags[:] = _NO_FLAGS
         self.turn = 0
-        self.set_checksum(0)
         self.works: dict[int, Pending] = {}
+        self.ended: set[int] = set()
         self.flags_work: Pending | None = None
         self.received: dict[str, FlatArray | DeviceGradient] = {}
         self.new: dict[str, FlatArray | DeviceGradient] = {}
@@ -137,23 +143,35 @@ class StepMemory(Slots):
         self.complaint = self.complaint or complaint
         self.flags[0] |= Flags.COMPLAINT
 
-    def fill(self, index: int, moment: float) -> bool:
-        """Count one more gradient of a bucket, passed at `moment`. Return whether the bucket is full now."""
-        self.lacking[index] -= 1
-        self.step.spans[index].ready_s = moment
-        if self.lacking[index]:
-            return False
-        self.full.append(index)
-        return True
+    def fill(self, name: str, moment: float) -> bool:
+        """Count a gradient, passed at `moment`, in its buckets. Return whether one of them is full now."""
+        is_one_full = False
+        for index in self.buckets_of[name]:
+            self.lacking[index] -= 1
+            self.step.spans[index].ready_s = moment
+            if not self.lacking[index]:
+                self.full.append(index)
+                is_one_full = True
+        return is_one_full
 
-    def next_bucket(self) -> int | None:
-        """Return the index of the next bucket to start, in the start order; None if all have been started."""
-        return self.start_order[len(self.works)] if len(self.works) < len(self.start_order) else None
+    def _start_of(self, index: int, start: Callable[[], Pending]) -> Callable[[], Pending]:
+        """Return the function that starts the reduction of a bucket; on a device, it packs the gradients first."""
+        buckets = self._on_device
+        if buckets is None:
+            return start
+
+        def pack_and_start() -> Pending:
+            buckets.pack(index)
+            return start()
+
+        return pack_and_start
 
     def wait(self, index: int) -> None:
         """Wait for the reduction of a bucket that has been started, and raise its error if it failed."""
         self.works[index].wait()
-        self.step.spans[index].note_end()
+        self.ended.add(index)
+        span = self.step.spans[index]
+        span.end_s = span.end_s or now()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -177,12 +195,6 @@ class StepMemory(Slots):
             self.flat[name][...] = 0
         else:
             self._workspace.clear(self.flat[name])
-
-    def start(self, index: int) -> Pending:
-        """Start the reduction of a bucket; on a device, pack its gradients first."""
-        if self._on_device is not None:
-            self._on_device.pack(index)
-        return self.starts[index]()
 
     def write_back(self, name: str, reduced: Any) -> Any:
         """Copy the reduced gradient into the array that the program has passed, and return that array.
@@ -247,9 +259,11 @@ class StepMemory(Slots):
     def joined_flags(self) -> Flags:
         """Return the flags of all ranks. Call it when `flags_work` has ended."""
         # If two ranks differ in a bit of the checksum, "bor" sets that bit in the checksum and in its complement.
-        differ = Flags.PARAMETERS_DIFFER if self.flags[1] & self.flags[2] else Flags(0)
+        differ = Flags.PARAMETERS_DIFFER if self.flags[1] & self.flags[2] else _NO_FLAG
         sent, turns = int(self.flags[0]) & _SENT_FLAGS, int(self.flags[0]) >> _FIRST_TURN_BIT
-        return Flags(sent) | differ | (Flags.OTHER_TURN if turns & (turns - 1) else Flags(0))
+        if not (differ or sent or turns & (turns - 1)):  # in almost every step
+            return differ
+        return Flags(sent) | differ | (Flags.OTHER_TURN if turns & (turns - 1) else _NO_FLAG)
 
     def leave_out(self, absent: frozenset[str]) -> None:
         """Note the gradients that no rank has passed, so that results do not have them."""

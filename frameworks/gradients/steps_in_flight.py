@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 from unisono import Communicator, UnisonoError
 from unisono.frameworks.gradients.bucket_comms import cause_of
@@ -32,15 +33,16 @@ class StepsInFlight:
 
     def start_full(self, memory: StepMemory) -> None:
         """Start the buckets that are full, up to the first one in the start order that is not."""
-        while (index := memory.next_bucket()) is not None and memory.lacking[index] == 0:
-            self.start(memory, index)
+        order = memory.start_order
+        while len(memory.works) < len(order) and memory.lacking[order[len(memory.works)]] == 0:
+            self.start(memory, order[len(memory.works)])
 
     def start(self, memory: StepMemory, index: int) -> None:
         """Start the reduction of a bucket."""
         span = memory.step.spans[index]
         span.start_s = now()
         try:
-            work = memory.start(index)
+            work = memory.starts[index]()
         except UnisonoError as error:
             raise self._cause(error) from None
         memory.works[index] = work
@@ -49,15 +51,18 @@ class StepsInFlight:
 
     def start_rest(self, memory: StepMemory) -> None:
         """Start the buckets of a step that have not been started."""
-        while (index := memory.next_bucket()) is not None:
+        for index in memory.start_order[len(memory.works) :]:
             self.start(memory, index)
 
     def start_flags(self, memory: StepMemory) -> None:
         """Start the reduction of the flags of a step, which ends the step on this rank."""
         try:
-            memory.flags_work = self._world.allreduce(
-                memory.flags, "bor", out=memory.flags, timeout_s=self._timeout_s, wait=False
-            )
+            if memory.start_flags is None:
+                again = self._world.plan(
+                    "allreduce", memory.flags, op="bor", out=memory.flags, timeout_s=self._timeout_s
+                )
+                memory.start_flags = partial(again, wait=False)
+            memory.flags_work = memory.start_flags()
         except UnisonoError as error:
             raise self._cause(error) from None
 
@@ -80,7 +85,8 @@ class StepsInFlight:
         """Wait for all reductions of a step."""
         try:
             for index in memory.works:  # empty in a step that `load_state_dict` has restored
-                memory.wait(index)
+                if index not in memory.ended:
+                    memory.wait(index)
             if memory.flags_work is not None:
                 memory.flags_work.wait()
         except UnisonoError as error:

@@ -160,7 +160,9 @@ class NativeOperation:
         return outcome != _PENDING and self._failures.check(outcome, self._operation)
 
     def wait(self, timeout_s: float) -> None:
-        self._failures.check(self._started.wait(timeout_s), self._operation)
+        outcome = self._started.wait(timeout_s)
+        if outcome != _DONE:
+            self._failures.check(outcome, self._operation)
 
     def run_in_background(self, timeout_s: float) -> None:
         self._started.run_in_background(timeout_s)
