@@ -203,7 +203,7 @@ FAULTS = (
 
 
 class Answers(NamedTuple):
-    """What the sources said about a fault, and whether each named the culprit: None if it cannot know of it."""
+    """The answers of the sources about a fault, and whether each named the culprit: None if it cannot know of it."""
 
     fault: Fault
     texts: dict[str, str]

@@ -2,7 +2,7 @@
 
 Two ranks open and close 10,000 communicators, make a million calls, and join and abort 1,000 jobs. After the first half
 of each, and at its end, they count descriptors, threads, mappings, the bytes that C and C++ hold, and the blocks that
-Python holds. Whatever grows in the second half grows for ever, because caches have been filled by then. With
+Python holds. A number that grows in the second half grows for ever, because caches have been filled by then. With
 ``--scale 0.01`` they make a hundredth of the calls.
 """
 
@@ -33,7 +33,7 @@ _MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblk
 
 
 class Held(NamedTuple):
-    """What this process holds: numbers of descriptors, threads, mappings and Python's blocks, and bytes of malloc."""
+    """This process's numbers of descriptors, threads, mappings and Python's blocks, and bytes of malloc."""
 
     descriptors: int
     threads: int

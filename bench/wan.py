@@ -63,7 +63,7 @@ def bound_s(area: Area, nbytes: int) -> float:
     pairs = [(i, j) for i in hosts for j in hosts if i != j]
     payload = (MTU - _HEADERS_NBYTES) / MTU * 1e6 / 8
     seconds = 0.0
-    for end in (0, 1):  # what all hosts together send, and what they receive
+    for end in (0, 1):  # the rates at which all hosts together send, and receive
         rates = [(line.up_mbit_s, line.down_mbit_s)[end] or math.inf for line in area.lines]
         of_ways = [sum(area.way(*pair).mbit_s or math.inf for pair in pairs if pair[end] == host) for host in hosts]
         total = sum(map(min, rates, of_ways))

@@ -34,7 +34,7 @@ BY_PATH = {
     "transports/native/*": NATIVE,
     "tests/native/*": NATIVE,
     "tests/fuzz/*": {"fuzz"},
-    # What frameworks and engines of other versions may treat differently.
+    # Frameworks and engines of other versions may treat these differently.
     "frameworks/*": {"torch-newest", "tensorflow", "keras"},
     "tests/frameworks/*": {"torch-newest", "tensorflow", "keras"},
     "unisono/compat/*": {"tensorflow", "keras"},

@@ -32,7 +32,7 @@ import numpy as np, unisono as un
 with un.init() as world:
     print(4 * int(world.allreduce(np.ones(3, np.int64))[0]))
 """
-# What an emulated Python 3.11 needs besides the packages of PyPI.
+# The packages that an emulated Python 3.11 needs besides those of PyPI.
 DEBIAN = (
     *("libpython3.11-minimal", "libpython3.11-stdlib", "python3.11-minimal", "libc6", "libexpat1", "zlib1g", "libssl3"),
     *("libffi8", "libbz2-1.0", "liblzma5", "libuuid1", "libgcc-s1", "libstdc++6", "libdb5.3", "libncursesw6"),

@@ -1,4 +1,4 @@
-"""What a framework needs for its calls: the default communicator and, in compiled programs, the handler of XLA.
+"""The means of a framework for its calls: the default communicator and, in compiled programs, the handler of XLA.
 
 The calls themselves are registered by `Communicator.program_calls`.
 

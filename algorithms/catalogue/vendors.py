@@ -26,7 +26,7 @@ _REFERENCES = {
         "NVIDIA, NVIDIA Collective Communications Library, https://docs.nvidia.com/deeplearning/nccl/user-guide",
     ),
 }
-# What ranks that lack a library need.
+# The needs of ranks that lack a library.
 NEEDS = {
     MPI_NATIVE: "needs ranks that start by its library: see un.init(mpi_comm=)",
     NCCL_NATIVE: "needs arrays on a GPU",

@@ -71,7 +71,7 @@ _NO_PLACE = (
 
 
 class Decision(NamedTuple):
-    """What all members do after a round.
+    """The outcome of a round, which all members carry out.
 
     Attributes:
         do: "wait" for another round, "stay" as they are, "meet" the joiners, or "fail".

@@ -32,7 +32,7 @@ class CheckedDeviceCall:
 
 @dataclass(slots=True)
 class DevicePlan:
-    """What the ranks have agreed on about a persistent call, at its first use.
+    """The agreement of the ranks about a persistent call, made at its first use.
 
     Attributes:
         number: counts the persistent calls of a communicator that have been used; 0 before the first use. The same

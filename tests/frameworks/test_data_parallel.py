@@ -70,7 +70,7 @@ def test_broadcast_parameters_copies_those_of_the_root_in_every_dtype(ranks: Nat
     assert ranks.run_calls(broadcast_all) == [[]] * SIZE
 
 
-# What rank 2 has instead, and what all ranks are told.
+# The value of rank 2 instead, and the text that all ranks get.
 DIVERGENT: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, ""),
     "a bit": ({"b": np.array([1.0, np.nan, 0.0])}, "'b' has other bits on rank 2 than on the others (float64[3])"),

@@ -56,7 +56,7 @@ def test_groups_keep_the_staleness_bound_and_never_deadlock(
     clock = Clock(groups, staleness)
     centers = [Center(np.zeros(1), dict.fromkeys(range(groups), 2.0)) for _ in range(2)]
     left = dict.fromkeys(range(groups), rounds)
-    # What each group does next: ask the clock, or send to a layer what it has a ticket for.
+    # The next action of each group: it asks the clock, or sends to a layer by its ticket.
     asks = dict.fromkeys(range(groups), 0)  # the version that it has
     sends: list[tuple[int, int, Any]] = []
     answered: dict[int, list[float]] = {}

@@ -68,7 +68,7 @@ def test_calls_pass_the_checks_of_torch_in_debug_mode(tmp_path: Path, monkeypatc
         assert "Detected mismatch between collectives on ranks" in lines[1]
 
 
-# What is told of an error: its kinds, its cause, and words of its text.
+# The facts of an error: its kinds, its cause, and words of its text.
 ERRORS = {
     "before": ("ValueError", "NoneType", "has not been initialized"),
     "dtypes": ("CallError", "UsageError", "must be of one dtype and device"),

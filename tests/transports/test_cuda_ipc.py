@@ -414,8 +414,8 @@ def test_failed_device_call_orders_its_pending_work_on_its_stream() -> None:
     gpu.close()
 
 
-# What the work of a killed process does to others: with flags, these release their streams. CUDA does not document what
-# happens to events of a killed process, so they may never happen.
+# The effect of a killed process's work on others: with flags, these release their streams. CUDA does not document the
+# events of a killed process, so they may never happen.
 ENDS = {
     "flags": {"flags": True},
     "events, given up": {"flags": False, "gives_up": True},

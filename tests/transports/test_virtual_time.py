@@ -41,7 +41,7 @@ CALLS = (("allreduce", "ring"), ("allreduce", "recursive_doubling"), ("allreduce
 
 
 class Event(NamedTuple):
-    """What a rank did at a turn."""
+    """The action of a rank at a turn."""
 
     turn: int
     now_s: float

@@ -35,7 +35,7 @@ from unisono.transports.cuda.quantised_form import quantised_nbytes, scales_offs
 _PACK_NBYTES = 16
 # The first version of CUDA whose drivers load the code of a kernel by a call of its own.
 _LOADS_VERSION = (12, 4)
-# What a block of threads copies of an extent, so that large extents use all multiprocessors.
+# A block of threads copies at most this part of an extent, so that large extents use all multiprocessors.
 _PIECE_NBYTES = 256 << 10
 # A parameter in the binding's form: a value and its type, or a structure and None.
 Parameter: TypeAlias = tuple[Any, Any]

@@ -100,7 +100,7 @@ class GraphFlags:
         return number * self._size + rank
 
     def release(self) -> None:
-        """Let this rank's streams go on that wait for flags. Those of many replays need several calls of this."""
+        """Let this rank's streams go on that wait for flags. The streams of many replays need several calls of this."""
         if self._flags is None or not self.is_used:
             return
         for _ in range(_RELEASES):

@@ -1,4 +1,4 @@
-"""What each rank does now, in words and numbers."""
+"""The present activity of each rank, in words and numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_LINES = 16
 
 @record
 class Activity:
-    """What a rank does.
+    """The activity of a rank.
 
     Attributes:
         rank: the rank, as it was read last.

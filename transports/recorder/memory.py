@@ -18,7 +18,7 @@ from unisono.foundation.records import record
 
 MAGIC = b"\0UNISONO"
 VERSION = 1
-# What /proc shows as the name of the memory.
+# The name of the memory in /proc.
 NAME = "unisono-flight-recorder"
 # More than a store admits. A size in a damaged file or memory must not make a reader allocate without bound.
 MOST_RANKS = 1 << 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 
-# What /proc shows as the name of the memory.
+# The name of the memory in /proc.
 NAME = "unisono-stacks"
 # The memory, which stays open until the process ends; None before `offer_stacks`.
 _memory: int | None = None

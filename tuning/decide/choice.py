@@ -49,7 +49,7 @@ _LARGE = 1 << 20  # bytes at which the reductions of the two classes are compare
 
 
 class TunerState(NamedTuple):
-    """What the tuner knows about the machine. It is the same on all ranks.
+    """The tuner's knowledge of the machine, which is the same on all ranks.
 
     Attributes:
         table: the decision table with measured times, or None.

@@ -38,7 +38,7 @@ class Interface:
 
 @record
 class Machine:
-    """What this machine has.
+    """The hardware and software of this machine.
 
     Attributes:
         processors: the sets of processors that share a core, a cache, a NUMA node or a socket.

@@ -1,4 +1,4 @@
-"""What a job can use on this machine: transports, launchers and stores, derived from the checks and the packages.
+"""The means of a job on this machine: transports, launchers and stores, derived from the checks and the packages.
 
 Each row of a table names what the means needs: checks of the machine, packages, GPU checks, or executables. It is
 usable if all of them are.

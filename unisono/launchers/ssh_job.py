@@ -343,7 +343,7 @@ class SshJob:
             self._on_loss(ended, sum(len(each.living) for each in self._agents), False)
 
     def _end_all(self) -> None:
-        """End all agents, because the job cannot run. Those that have not said hello yet may still say why."""
+        """End all agents, because the job cannot run. Agents that have not said hello yet may still say why."""
         self._kill_at = min(self._kill_at, time.monotonic() + self._answer_s)
         for agent in self._agents:
             if agent.has_started:

@@ -1,4 +1,4 @@
-"""What the dumps of a job's ranks say together: who did what wrong, and where each rank was.
+"""The common reading of the dumps of a job's ranks: who did what wrong, and where each rank was.
 
 `loading.py`       reads the dumps of a directory, and picks those of one job
 `culprits.py`      compares the ranks and finds the culprit

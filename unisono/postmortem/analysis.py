@@ -12,7 +12,7 @@ from unisono.postmortem.loading import JobDumps
 
 @record
 class Report:
-    """What the dumps of a job say.
+    """The findings from the dumps of a job.
 
     Attributes:
         dumps: the dumps.

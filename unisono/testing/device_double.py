@@ -52,7 +52,7 @@ from unisono.transports.reductions.definition import lift, numpy_dtype, reduce_i
 
 __all__ = ["DeviceDouble", "DeviceTrapError", "Gpu"]
 
-# What a graph may issue, all on the stream that is the last argument.
+# The calls that a graph may issue, all on the stream that is the last argument.
 _CAPTURED = ("copy", "reduce", "lift", "raise_flag", "await_flag")
 
 

@@ -1,6 +1,6 @@
 """The API of Horovod 0.28 over Unisono. A script imports, for example, `unisono.compat.horovod.torch` as ``hvd``.
 
-What all frameworks have in common:
+Modules that all frameworks share:
     job: starting and ending, ranks, and the state between.
     process_sets: groups of ranks with calls of their own.
     negotiation: matches the calls of ranks by name.
