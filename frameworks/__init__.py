@@ -5,6 +5,7 @@ pending: the protocol of a call in flight.
 data_parallel/: parameters, samples, metrics, norms and hybrid groups.
 gradients/: the gradient engine.
 outer/: training in which ranks take many steps alone, and an outer optimizer joins their changes.
+training/: the part of distributed optimizers that no framework defines.
 jax/: the collectives of JAX programs on CPUs.
 torch/: the backend of torch.distributed, and an optimizer.
 tensorflow/: collectives and training of TensorFlow.

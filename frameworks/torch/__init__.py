@@ -19,8 +19,7 @@ The backend:
 Training:
     optimizer: `DistributedOptimizer`.
     wrapped_optimizer: attributes of an optimizer that wraps another one.
-    slots: gradients in the memory in which they are reduced.
-    trained: the parameters of an optimizer, by name.
+    trainable: the parameters of an optimizer by name, and their gradients.
     deferred_updates: updates that wait for their gradients, with priorities.
     parameter_watch: noticing when a model reads a parameter.
     ddp_hook: a communication hook for DDP.

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from unisono import Communicator, GradientReducer, UnisonoError, UsageError
 from unisono.data_parallel import HybridGroups, broadcast_parameters
-from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.priorities import Arriving
 from unisono.frameworks.torch import sparse
 from unisono.frameworks.torch.deferred_updates import DeferredUpdates, check_deferrable
 from unisono.frameworks.torch.dynamo_skip import skip_dynamo
-from unisono.frameworks.torch.slots import Slots
-from unisono.frameworks.torch.tensors import array_of, like, tensor_of
-from unisono.frameworks.torch.trained import TrainedParameters
+from unisono.frameworks.torch.tensors import array_of, tensor_of
+from unisono.frameworks.torch.trainable import Trainable, mean_loss
 from unisono.frameworks.torch.wrapped_optimizer import WrappedOptimizer
+from unisono.frameworks.training.averager import Averager
 
 
 @skip_dynamo
@@ -95,8 +92,8 @@ class DistributedOptimizer(WrappedOptimizer):
         super().__init__(optimizer)
         if named_parameters is None and model is not None:
             named_parameters = _module(model).named_parameters()
-        self._trained = TrainedParameters(optimizer, named_parameters)
-        self._parameters = self._trained.named
+        self._trainable = Trainable(optimizer, named_parameters)
+        self._parameters = self._trainable.named
         if priorities:
             if groups is not None:
                 raise UsageError("priorities=True needs groups=None, because they are for one group of all ranks")
@@ -111,20 +108,18 @@ class DistributedOptimizer(WrappedOptimizer):
             self.hybrid = HybridGroups(world, self._parameters, groups=groups, staleness=staleness)
         self._world = self.hybrid.group if self.hybrid is not None else world
         self.reducer = GradientReducer(
-            self._world, priorities=priorities, parameters=self._trained.own, verify_every=verify_every, **options
+            self._world, priorities=priorities, parameters=self._trainable.own, verify_every=verify_every, **options
         )
         self._deferred = DeferredUpdates(optimizer, model, self._parameters) if priorities else None
         self._syncs = True
         self._is_synchronized = False  # whether all gradients are averages, as far as hooks know
         self._has_gradients = False
-        self._slots = Slots(self.reducer)
-        self._passed: dict[str, Any] = {}  # by name, the gradients of this step that the reducer has
-        self._averaged: dict[str, Any] = {}  # by name, the gradients of this step that are averages
+        gather = self._gather if self._is_prompt and not priorities else None
+        self._averager = Averager(self._trainable, lambda: self.reducer, gather, moves=self._is_prompt)
         self._is_end_queued = False  # whether backward will call `_end_backward`
         self._error: UnisonoError | None = None  # of a backward, for the next `step` or `synchronize` to raise
         self._steps = self._turns = 0  # steps, and how often gradients have been averaged since the last one
-        self._hooks: dict[str, tuple[Any, Any]] = {}  # by name, the parameter and its hook
-        self._hook_parameters()
+        self._trainable.hook(self._accumulated, self._parameters)
         self._seal()
 
     @contextlib.contextmanager
@@ -143,7 +138,7 @@ class DistributedOptimizer(WrappedOptimizer):
         `GradientReducer.finish`, also those of a backward.
         """
         if self._must_average():
-            self._adopt(self._reduced())
+            self._averager.adopt(self._reduced())
         self._is_synchronized = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -168,7 +163,7 @@ class DistributedOptimizer(WrappedOptimizer):
             reduced = self._reduced()
             if self._deferred is not None and isinstance(reduced, Arriving):
                 reduced = self._deferred.defer(reduced)
-            self._adopt(reduced)
+            self._averager.adopt(reduced)
         return self._apply() if self._has_gradients else None
 
     step.hooked = True  # type: ignore[attr-defined]  # so that torch calls no hooks of it beside those of `optimizer`
@@ -176,7 +171,7 @@ class DistributedOptimizer(WrappedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as `zero_grad` of torch does."""
         self._is_synchronized = False
-        self._averaged = {}
+        self._averager.averaged = {}
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -195,16 +190,15 @@ class DistributedOptimizer(WrappedOptimizer):
         self._settle()
         before = set(self._parameters)
         self.optimizer.add_param_group(param_group)
-        self._trained.update()
+        self._trainable.update()
         broadcast_parameters(self._world, {name: x for name, x in self._parameters.items() if name not in before})
-        self._hook_parameters()
 
     def flush(self) -> None:
         """Apply the gradients of all training steps in flight. Call it at the end, and before you save the model."""
         self._settle()
         for gradients in self.reducer.flush():
-            for name, parameter in self._parameters.items():
-                parameter.grad = like(parameter, gradients[name]) if name in gradients else None
+            for name in self._parameters:
+                self._trainable.put(name, gradients.get(name))
             self._apply()
 
     def finish(self) -> None:
@@ -246,8 +240,7 @@ class DistributedOptimizer(WrappedOptimizer):
             if self.hybrid is not None:
                 stack.callback(self.hybrid.close)
             stack.callback(self.reducer.close)
-            for _, hook in self._hooks.values():
-                hook.remove()
+            self._trainable.close()
             if self._deferred is not None:
                 self._deferred.close()
 
@@ -256,21 +249,10 @@ class DistributedOptimizer(WrappedOptimizer):
         self._settle()
         self._is_end_queued = False
         self._notice_new_parameters()
-        self._pass_others()
-        passed, self._passed = self._passed, {}
-        self._slots.vacate_others(passed.keys())
-        for name, gradient in passed.items():
-            if self._parameters[name].grad is not gradient:
-                self.reducer.complain(agreement.changed(name, "replaced").message)
         self.reducer.turn = 4 * (self._steps % 2) + self._turns % 4
         self._turns += 1
-        reduced = self.reducer.finish()
-        self._averaged = passed
+        reduced = self._averager.reduce(self._trainable.own)
         self._has_gradients = bool(reduced) or self._ends_in_backward
-        if reduced and not self._is_prompt:
-            # A later step raises the error of a new or replaced gradient. Until then, apply averages.
-            for name in passed:
-                self._parameters[name].grad = reduced.get(name)
         return reduced
 
     def _must_average(self) -> bool:
@@ -287,51 +269,25 @@ class DistributedOptimizer(WrappedOptimizer):
         if not self._ends_in_backward or not self._turns:
             return True
         self._notice_new_parameters()
-        gradients = ((name, parameter.grad) for name, parameter in self._trained.own.items())
-        return any(each is not None and each is not self._averaged.get(name) for name, each in gradients)
-
-    def _pass_others(self) -> None:
-        """Pass the gradients of the optimizer's parameters that no hook has passed.
-
-        The hooks were not there yet, or the gradients are of earlier backwards, in `no_sync` too, or the program has
-        set them.
-        """
-        for name, parameter in self._trained.own.items():
-            if name not in self._passed and parameter.grad is not None:
-                self._pass(name, parameter)
+        gradients = ((name, parameter.grad) for name, parameter in self._trainable.own.items())
+        return any(each is not None and each is not self._averager.averaged.get(name) for name, each in gradients)
 
     def _notice_new_parameters(self) -> None:
         """Add hooks to the parameters that were unfrozen, added or replaced since the last time."""
-        if self._trained.update():
+        if self._trainable.update():
             self.reducer.verify_all()
-        if self._trained.added and self.hybrid is not None:
-            name = self._trained.added[0]
+        if self._trainable.added and self.hybrid is not None:
+            name = self._trainable.added[0]
             self.reducer.complain(f"{name!r} is new, and hybrid groups exchange the parameters with which they started")
-        self._hook_parameters()
 
-    def _hook_parameters(self) -> None:
-        """Add a hook to each trained parameter that has none."""
-        for name, parameter in self._parameters.items():
-            before, hook = self._hooks.get(name, (None, None))
-            if parameter is before or not parameter.requires_grad:
-                continue
-            if hook is not None:
-                hook.remove()
-            hook = parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
-            self._hooks[name] = parameter, hook
+    def _gather(self, name: str) -> Callable[[Any], Any]:
+        """Return the function that gathers a sparse gradient when the average of its placeholder is there."""
 
-    def _adopt(self, reduced: Mapping[str, Any]) -> None:
-        """Wait for the gradients in `reduced`, and set ``.grad`` of parameters that had no gradient on this rank.
+        def total(_: Any) -> Any:
+            total = sparse.total_of(self._world, self._parameters[name])
+            return total / self._world.size if self._averages else total
 
-        The result of a sparse gradient is a placeholder, after which the ranks gather the elements of the gradient.
-        """
-        for name, gradient in reduced.items():
-            parameter = self._parameters[name]
-            if len(gradient.shape) > parameter.dim():
-                total = sparse.total_of(self._world, parameter)
-                self._averaged[name] = parameter.grad = total / self._world.size if self._averages else total
-            elif not isinstance(gradient, torch.Tensor):
-                self._averaged[name] = parameter.grad = like(parameter, gradient)
+        return total
 
     def _settle(self) -> None:
         """Make the updates that the last `step` deferred."""
@@ -341,7 +297,7 @@ class DistributedOptimizer(WrappedOptimizer):
     def _apply(self, *closure: Callable[[], Any]) -> Any:
         """Apply gradients and, with the argument `groups`, exchange the changes with the other groups of ranks."""
         loss = self.optimizer.step(*closure)
-        self._is_synchronized, self._averaged = False, {}
+        self._is_synchronized, self._averager.averaged = False, {}
         self._steps, self._turns = self._steps + 1, 0
         if self.hybrid is not None:
             self.hybrid.exchange(self._parameters)
@@ -353,9 +309,9 @@ class DistributedOptimizer(WrappedOptimizer):
             self._update_before(self._deferred, name, parameter)
         self._is_synchronized = False
         if not self._syncs:
-            self._averaged.pop(name, None)
+            self._averager.averaged.pop(name, None)
             return
-        self._pass(name, parameter)
+        self._averager.ready(name)
         if self._ends_in_backward and not self._is_end_queued:
             self._is_end_queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
@@ -363,22 +319,9 @@ class DistributedOptimizer(WrappedOptimizer):
     def _end_backward(self) -> None:
         """Average all gradients at the end of a backward. `step` raises the error, because its callers expect it."""
         try:
-            self._adopt(self._reduced())
+            self._averager.adopt(self._reduced())
         except UnisonoError as error:
             self._error = self._error or error
-
-    def _pass(self, name: str, parameter: Any) -> None:
-        """Pass the gradient of a parameter to the reducer, or a placeholder that says that there is a sparse one."""
-        gradient = parameter.grad
-        if gradient.layout is torch.strided:
-            gradient = self._passed[name] = self._slots.moved(name, parameter) if self._is_prompt else gradient
-            self.reducer.ready(name, gradient)
-            return
-        if gradient.layout is not torch.sparse_coo or not self._is_prompt or self._deferred is not None:
-            text = "can be used in coordinate format, and without lag and priorities"
-            self.reducer.complain(f"the gradient of {name!r} is of the layout {gradient.layout}, which {text}")
-        self._passed[name] = gradient
-        self.reducer.ready(name, gradient.new_zeros((1,) * (parameter.dim() + 1), layout=torch.strided))
 
     def _update_before(self, deferred: DeferredUpdates, name: str, parameter: Any) -> None:
         """Make deferred updates before the next gradient is passed; complain if `parameter` still lacked its update."""
@@ -400,9 +343,7 @@ class DistributedOptimizer(WrappedOptimizer):
         def averaged() -> Any:
             loss = closure()
             self.synchronize()
-            if isinstance(loss, torch.Tensor):
-                return self._world.allreduce(loss.detach(), "avg")
-            return float(self._world.allreduce(np.array(float(loss)), "avg"))
+            return mean_loss(self._world, loss)
 
         return averaged
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono import GradientReducer
 from unisono.data_parallel import broadcast_parameters
-from unisono.frameworks.torch.tensors import like
-from unisono.frameworks.torch.trained import TrainedParameters
+from unisono.frameworks.torch.trainable import Trainable, mean_loss, weak
+from unisono.frameworks.training.averager import Averager
 from unisono.frameworks.transparent.changes import Changes
 
 
@@ -68,8 +66,7 @@ def change(changes: Changes, _: Any) -> None:
     def adapting(original: Callable[..., None]) -> Callable[..., None]:
         @wraps(original)
         def step(self: Any, metrics: Any, *args: Any, **kwargs: Any) -> None:
-            average = changes.world.allreduce(np.array(float(metrics)), "avg")
-            original(self, float(average), *args, **kwargs)
+            original(self, mean_loss(changes.world, float(metrics)), *args, **kwargs)
 
         return step
 
@@ -151,28 +148,28 @@ class _Averaged:
     def __init__(self, changes: Changes, optimizer: Any) -> None:
         self._changes = changes
         self.name = type(optimizer).__name__
-        self._trained = TrainedParameters(optimizer, None)
+        self._trainable = Trainable(optimizer, None)
+        self._averager = Averager(self._trainable, self._opened, None, moves=False)
         self._reducer: GradientReducer | None = None
         self._seen: dict[str, tuple[Any, int]] = {}  # by name, the gradient after backward, and its version
-        self._hooked: dict[str, Any] = {}
         self._is_averaged = False  # since the last step
         self.has_stepped = False
-        broadcast_parameters(changes.world, self._trained.own)
-        self._watch()
+        broadcast_parameters(changes.world, self._trainable.own)
+        self._trainable.hook(weak(self._accumulated), self._trainable.own)
         size = changes.world.size
         changes.note(
-            f"{self.name}: {len(self._trained.own)} parameters are copied from rank 0; each step averages their "
+            f"{self.name}: {len(self._trainable.own)} parameters are copied from rank 0; each step averages their "
             f"gradients over {size} ranks; the learning rate is not scaled"
         )
 
     def ids(self) -> set[int]:
         """Return the ids of the parameters."""
-        return {id(parameter) for parameter in self._trained.own.values()}
+        return {id(parameter) for parameter in self._trainable.own.values()}
 
     def forget(self) -> None:
         """Begin to collect the gradients of a new step, on top of those that are there now, such as zeros."""
         self._is_averaged = False
-        gradients = {name: parameter.grad for name, parameter in self._trained.own.items()}
+        gradients = {name: parameter.grad for name, parameter in self._trainable.own.items()}
         self._seen = {name: (grad, grad._version) for name, grad in gradients.items() if grad is not None}
 
     def average(self) -> None:
@@ -187,20 +184,11 @@ class _Averaged:
             self._changes.note(
                 "warning: no DataLoader shares its samples, so ranks that read the same samples compute the same"
             )
-        if self._trained.update():
-            self._watch()
-        reducer = self._opened()
-        for name, parameter in self._trained.own.items():
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            if problem := self._problem(name, gradient):
-                reducer.complain(problem)
-            else:
-                reducer.ready(name, gradient)
-        for name, average in reducer.finish().items():
-            if not isinstance(average, torch.Tensor):  # this rank had no gradient
-                self._trained.own[name].grad = like(self._trained.own[name], average)
+        self._trainable.update()
+        for name, parameter in self._trainable.own.items():
+            if parameter.grad is not None and (problem := self._problem(name, parameter.grad)):
+                self._opened().complain(problem)
+        self._averager.adopt(self._averager.reduce(self._trainable.own))
         self._is_averaged = self.has_stepped = True
 
     def closure(self, original: Callable[[], Any]) -> Callable[[], Any]:
@@ -211,15 +199,13 @@ class _Averaged:
             with torch.enable_grad():
                 loss = original()
             self.average()
-            if isinstance(loss, torch.Tensor):
-                return self._changes.world.allreduce(loss.detach(), "avg")
-            return float(self._changes.world.allreduce(np.array(float(loss)), "avg"))
+            return mean_loss(self._changes.world, loss)
 
         return averaged
 
     def _opened(self) -> GradientReducer:
         if self._reducer is None:
-            self._reducer = GradientReducer(self._changes.world, missing="zero", parameters=self._trained.own)
+            self._reducer = GradientReducer(self._changes.world, missing="zero", parameters=self._trainable.own)
         return self._reducer
 
     def _problem(self, name: str, gradient: Any) -> str:
@@ -236,27 +222,13 @@ class _Averaged:
         )
 
     def _shown(self, name: str) -> str:
-        return f"parameter {name} of {self.name}, of shape {list(self._trained.own[name].shape)}"
+        return f"parameter {name} of {self.name}, of shape {list(self._trainable.own[name].shape)}"
 
-    def _watch(self) -> None:
-        """Note each gradient when backward has accumulated it."""
-        for name, parameter in self._trained.own.items():
-            if self._hooked.get(name) is not parameter and parameter.requires_grad:
-                self._hooked[name] = parameter
-                parameter.register_post_accumulate_grad_hook(self._hook(name))
-
-    def _hook(self, name: str) -> Callable[[Any], None]:
-        here = weakref.ref(self)
-
-        def noted(parameter: Any) -> None:
-            averaged = here()
-            if averaged is None:
-                return
-            if averaged._is_averaged:
-                averaged._add_late(name, parameter)
-            averaged._seen[name] = parameter.grad, parameter.grad._version
-
-        return noted
+    def _accumulated(self, name: str, parameter: Any) -> None:
+        """Note a gradient that backward has accumulated."""
+        if self._is_averaged:
+            self._add_late(name, parameter)
+        self._seen[name] = parameter.grad, parameter.grad._version
 
     def _add_late(self, name: str, parameter: Any) -> None:
         """Begin a new step if the program has dropped the averaged gradients, as without a step."""

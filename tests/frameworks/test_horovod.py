@@ -628,16 +628,21 @@ def misuse_of_optimizers(hvd: Any) -> Any:
     changed = error_of(unnamed.synchronize)[1]
     unnamed.zero_grad()
     model(inputs).sum().backward()
+    pairs[0][1].grad = pairs[0][1].grad.clone()
+    replaced = error_of(unnamed.synchronize)[1]
+    unnamed.zero_grad()
+    model(inputs).sum().backward()
     unnamed.step()
-    return errors, changed
+    return errors, changed, replaced
 
 
 def test_misuse_of_optimizers_is_an_error(pool: Pool) -> None:
-    for errors, changed in on_ranks(pool, misuse_of_optimizers):
+    for errors, changed, replaced in on_ranks(pool, misuse_of_optimizers):
         assert errors.pop("zero_grad") == errors.pop("backward") == "AssertionError"
         assert set(errors.values()) <= {"ArgumentError", "UsageError"}
         assert len(errors) == 7
         assert "was changed while it was being averaged" in changed
+        assert "was replaced while it was being averaged" in replaced
 
 
 def sparse_gradients(hvd: Any) -> Any:

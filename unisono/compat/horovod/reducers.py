@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from unisono import Communicator, GradientReducer
@@ -24,7 +25,6 @@ class JobReducer:
         process_set: the ranks.
         op: "avg" or "sum".
         is_half: whether gradients travel as float16.
-        on_open: called when the reducer has been opened, in any thread.
 
     Attributes:
         name: the name of this reducer on all ranks.
@@ -33,19 +33,11 @@ class JobReducer:
         step_in_progress: the number of the step in which all ranks of the job take part now; 0 for none.
     """
 
-    def __init__(
-        self,
-        signature: str,
-        process_set: ProcessSet,
-        op: str,
-        *,
-        is_half: bool,
-        on_open: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, signature: str, process_set: ProcessSet, op: str, *, is_half: bool) -> None:
         self.lock = threading.RLock()
         self.reducer: Any = None
         self.step_in_progress = 0
-        self._process_set, self._op, self._is_half, self._on_open = process_set, op, is_half, on_open
+        self._process_set, self._op, self._is_half = process_set, op, is_half
         self._epoch = -1  # of the job in which the reducer was opened
         self._steps = 0  # since the reducer was opened
         self.name = job.register_optimizer(self, signature, process_set)
@@ -62,16 +54,25 @@ class JobReducer:
         opened: GradientReducer = self.reducer
         return opened
 
-    def begin_step(self) -> None:
-        """Note that this rank begins to wait for the averages of a step."""
-        self._steps += 1
-        if self._process_set is global_process_set:  # `join` is for all ranks
-            self.step_in_progress = self._steps
-            job.running().calls.begin_step(self.name, self._steps)
+    @contextlib.contextmanager
+    def step(self) -> Iterator[GradientReducer]:
+        """Hold the lock while this rank passes the gradients of a step and waits for their averages.
 
-    def end_step(self) -> None:
-        """Note that the step has ended, with averages or an error."""
-        self.step_in_progress = 0
+        Raises:
+            HorovodInternalError: a rank was lost, or ranks disagree.
+        """
+        with self.lock:
+            try:
+                opened = self.opened()
+                self._steps += 1
+                if self._process_set is global_process_set:  # `join` is for all ranks
+                    self.step_in_progress = self._steps
+                    job.running().calls.begin_step(self.name, self._steps)
+                yield opened
+            except UnisonoError as error:
+                job.raise_explained(error)
+            finally:
+                self.step_in_progress = 0
 
     def open(self, comm: Communicator) -> None:
         """Open the reducer for these ranks, all of which do so at the same place in the order of calls."""
@@ -79,7 +80,6 @@ class JobReducer:
         compression = "float16" if self._is_half else None
         self.reducer = GradientReducer(comm.dup(), op=self._op, missing="zero", compression=compression)
         self._epoch, self._steps = job.running().epoch, 0
-        self._on_open()
 
     def catch_up(self, number: int) -> None:
         """Take part in the steps of the other ranks up to this number, without gradients: this rank has joined."""

@@ -13,7 +13,7 @@ from unisono.compat.horovod.compression import Compressor, HalfCompressor, NoneC
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet
 from unisono.compat.horovod.reducers import JobReducer
-from unisono.errors import UnisonoError
+from unisono.frameworks.training.averager import averages
 
 
 class Averaging:
@@ -85,19 +85,8 @@ class Averaging:
         reducer = self._reducer_of(gradients)
         if not reducer.averages():
             return list(gradients)
-        with reducer.lock:
-            try:
-                opened = reducer.opened()
-                reducer.begin_step()
-                for place, gradient in enumerate(gradients):
-                    if gradient is not None:
-                        opened.ready(f"gradient {place}", gradient)
-                averages = opened.finish()
-            except UnisonoError as error:
-                job.raise_explained(error)
-            finally:
-                reducer.end_step()
-        return [averages.get(f"gradient {place}") for place in range(len(gradients))]
+        with reducer.step() as opened:
+            return averages(opened, gradients)
 
     def _reducer_of(self, gradients: Sequence[Any]) -> JobReducer:
         if self._reducer is None:

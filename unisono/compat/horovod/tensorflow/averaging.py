@@ -7,14 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from unisono.compat.horovod import job
 from unisono.compat.horovod.arguments import Adasum, check_groups, gradient_op
 from unisono.compat.horovod.compression import Compressor, HalfCompressor, NoneCompressor
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.reducers import JobReducer
 from unisono.compat.horovod.tensorflow.calls import allreduce, grouped_allreduce, size_op
-from unisono.errors import UnisonoError
 from unisono.frameworks.tensorflow.training import averaged, step
 
 
@@ -139,15 +137,8 @@ class Averaging:
         def reduced(places: Sequence[int], *arrays: Any) -> list[Any]:
             if not reducer.averages():
                 return list(arrays)
-            with reducer.lock:
-                try:
-                    opened = reducer.opened()
-                    reducer.begin_step()
-                    return step(opened, places, arrays)
-                except UnisonoError as error:
-                    job.raise_explained(error)
-                finally:
-                    reducer.end_step()
+            with reducer.step() as opened:
+                return step(opened, places, arrays)
 
         return averaged(reduced, gradients)
 

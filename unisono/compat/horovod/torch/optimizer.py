@@ -16,7 +16,8 @@ from unisono.compat.horovod.torch.averaging import Averaging
 from unisono.compat.horovod.torch.calls import grouped_allreduce_async, synchronize
 from unisono.compat.horovod.torch.compression import Compression
 from unisono.errors import UsageError
-from unisono.frameworks.torch.trained import TrainedParameters
+from unisono.frameworks.torch.trainable import Trainable
+from unisono.frameworks.training.averager import Form
 
 
 def _shared(name: str) -> property:
@@ -203,17 +204,17 @@ def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is a
         raise ArgumentError(
             "named_parameters must be pairs of a name and a parameter, as model.named_parameters() gives"
         )
-    trained = TrainedParameters(optimizer, pairs)
+    trainable = Trainable(optimizer, pairs)
     if chosen == "adasum":
         return _extended(optimizer, _DistributedAdasum)
     distributed = _extended(optimizer, _Distributed)
+    is_custom = compression not in (Compression.none, Compression.fp16)
     distributed._averaging = Averaging(
-        trained,
+        trainable,
         op=chosen,
-        compression=compression,
+        form=Form(float(gradient_predivide_factor), compression if is_custom else None, sparse_as_dense),
+        is_half=compression is Compression.fp16,
         passes=backward_passes_per_step,
-        predivide=float(gradient_predivide_factor),
-        sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
     return distributed
