@@ -46,7 +46,9 @@ GPU ?=
 TRIALS ?= 3000
 SCALE ?= 1
 PYTEST ?=
-GATE ?= pure or contract or jobs or clients
+# The groups of tests that the gate runs, as pytest names them by marks: make gate GATE=pure,jobs.
+GATE ?= pure,contract,jobs,clients
+comma := ,
 # Processes in which tests run at the same time; 0 runs them one by one. Many tests wait for most of their time.
 WORKERS ?= 3
 # Whether warnings of the compiler are errors in the build of the module. All targets share that build, so that no target
@@ -59,7 +61,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup everything demo test gate examples torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests engines tensorflow jax jax-versions keras cuda cuda-versions mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package wheel bench compared-bench campaign leaks gpu gpu-wheel peers docs clean help
+.PHONY: setup everything demo test gate torch torch-newest torch-versions torch-clients torch-own-tests horovod-own-tests engines tensorflow jax jax-versions keras cuda cuda-versions mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package wheel bench compared-bench campaign leaks gpu gpu-wheel peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -73,10 +75,7 @@ test: $(STAMPS)/dev-$(KEY) $(if $(PYTEST),,lint) ## Build, lint and run all test
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not packaging and not slow" $(PYTEST)
 
 gate: $(STAMPS)/dev-$(KEY) ## Run the tests that every change must pass (GATE=pure runs one group of tests/README.md)
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "($(GATE)) and not night and not packaging and not slow"
-
-examples: $(STAMPS)/dev-$(KEY) ## Run the examples of the documents
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not slow" tests/docs
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "($(subst $(comma), or ,$(GATE))) and not night and not packaging and not slow"
 
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
 

@@ -15,45 +15,66 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-ALWAYS = {"gate"}
+# The groups of tests that the gate always runs, and those that it runs if their paths changed (tests/README.md).
+GATE = ("pure", "contract", "jobs", "clients")
+GROUPS = {"device", "fabrics", "frameworks", "bench", "examples"}
+
 NATIVE = {"sanitize-address,undefined", "sanitize-thread", "fuzz", "aarch64", "counts"}
-FRAMEWORKS = {"torch-newest", "tensorflow", "keras", "engines"}
-DOCS = {"docs", "examples"}
-# `test` runs the tests of `gate` and of `examples` too.
+FRAMEWORKS = {"torch-newest", "tensorflow", "keras"}
+# `test` runs the tests of all groups.
 NIGHT = {"test", "campaign", "package", "demo"}
+ALL_BY_DAY = GROUPS | NATIVE | FRAMEWORKS | {"engines", "docs"}
 
 # In patterns of paths, * stands for slashes too. A path that no pattern matches needs the gate alone.
 BY_PATH = {
     # How everything is built, installed and run.
-    ".ci/*": NATIVE | FRAMEWORKS | DOCS,
-    "Makefile": NATIVE | FRAMEWORKS | DOCS,
-    "pyproject.toml": NATIVE | FRAMEWORKS | DOCS | {"package"},
+    ".ci/*": ALL_BY_DAY,
+    "Makefile": ALL_BY_DAY,
+    "pyproject.toml": ALL_BY_DAY | {"package"},
     "CMakeLists.txt": NATIVE | {"package"},
-    "scripts/*": NATIVE | FRAMEWORKS,
+    "scripts/*": NATIVE | FRAMEWORKS | {"engines"},
+    "tests/support/*": GROUPS,
+    "tests/conftest.py": GROUPS,
     # The native core, and the parsers of Python.
-    "transports/native/*": NATIVE,
+    "transports/native/*": NATIVE | {"device", "fabrics"},
     "tests/native/*": NATIVE,
     "tests/fuzz/*": {"fuzz"},
-    # Frameworks and engines of other versions may treat these differently.
-    "frameworks/*": {"torch-newest", "tensorflow", "keras"},
-    "tests/frameworks/*": {"torch-newest", "tensorflow", "keras"},
-    "unisono/compat/*": {"tensorflow", "keras"},
+    # Arrays of a GPU, UCX and MPI.
+    "collectives/*": {"device"},
+    "transports/cuda/*": {"device"},
+    "transports/nccl/*": {"device"},
+    "frameworks/gradients/*": {"device"},
+    "unisono/testing/*": {"device"},
+    "*device*": {"device"},
+    "*gpu*": {"device"},
+    "tests/*/test_*cuda*": {"device"},
+    "tests/*/test_nccl.py": {"device"},
+    "transports/tagged/*": {"fabrics"},
+    "transports/ucx/*": {"fabrics"},
+    "transports/mpi/*": {"fabrics"},
+    "tests/*/test_ucx.py": {"fabrics"},
+    "tests/*/test_mpi_*": {"fabrics"},
+    # Frameworks, also in other versions; engines and benchmarks.
+    "frameworks/*": FRAMEWORKS | {"frameworks"},
+    "tests/frameworks/*": FRAMEWORKS | {"frameworks"},
+    "unisono/compat/*": {"tensorflow", "keras", "frameworks"},
     "unisono/launchers/*": {"engines"},
     "tests/launchers/*": {"engines"},
-    # Pages and the programs that they show.
-    "*.md": DOCS,
-    "docs/*": DOCS,
-    "tests/docs/*": DOCS,
+    "bench/*": {"bench"},
+    "tests/bench/*": {"bench"},
+    # Pages, and the programs and modules whose examples they show.
+    "*.md": {"docs", "examples"},
+    "docs/*": {"docs", "examples"},
     "examples/*": {"examples"},
+    "tests/docs/*": {"examples"},
 }
 
-# The order in which sections begin, because the longest come first, with the settings of each.
+# The sections in the order in which they begin, because the longest come first, with their arguments of make.
 MAKE = {
     "test": "test PYTEST=tests",  # tests that are named run without the lint, which is a section of its own
-    "gate": "gate",
+    "gate": "gate GATE={groups}",
     "torch-newest": "torch-newest",
     "campaign": "campaign TRIALS=150",
-    "examples": "examples",
     "sanitize-address,undefined": "sanitize-address,undefined",
     "sanitize-thread": "sanitize-thread",
     "package": "package",
@@ -68,15 +89,17 @@ MAKE = {
 }
 
 
-def sections_of(paths: Iterable[str]) -> set[str]:
-    """Return the sections that a change of these paths needs."""
-    needed = [sections for path in paths for pattern, sections in BY_PATH.items() if fnmatchcase(path, pattern)]
-    return ALWAYS.union(*needed)
+def needed_by(paths: Iterable[str]) -> set[str]:
+    """Return the sections, and the groups of tests for the gate, that a change of these paths needs beside the gate."""
+    needed = [names for path in paths for pattern, names in BY_PATH.items() if fnmatchcase(path, pattern)]
+    return set().union(*needed)
 
 
-def all_sections() -> set[str]:
-    """Return every section, without those whose tests `test` runs too."""
-    return MAKE.keys() - {"gate", "examples"}
+def arguments_of(paths: Iterable[str] | None) -> list[str]:
+    """Return the arguments of make for each section that a change needs, or for all if the paths are None."""
+    needed = MAKE.keys() - {"gate"} if paths is None else needed_by(paths) | {"gate"}
+    groups = ",".join((*GATE, *sorted(GROUPS & needed)))
+    return [arguments.format(groups=groups) for section, arguments in MAKE.items() if section in needed]
 
 
 def changed_since(commit: str) -> list[str] | None:
@@ -95,9 +118,9 @@ def changed_since(commit: str) -> list[str] | None:
 
 def main(commits: list[str]) -> None:
     """Print the arguments of make for each section, a section a line."""
-    paths = changed_since(commits[0]) if commits else None
-    needed = all_sections() if paths is None else sections_of(paths)
-    sys.stdout.writelines(f"{arguments}\n" for section, arguments in MAKE.items() if section in needed)
+    sys.stdout.writelines(
+        f"{arguments}\n" for arguments in arguments_of(changed_since(commits[0]) if commits else None)
+    )
 
 
 if __name__ == "__main__":

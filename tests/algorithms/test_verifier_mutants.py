@@ -223,7 +223,9 @@ def settings_of_calls(draw: st.DrawFn) -> Setting:
 mistakes, choices = st.sampled_from(MISTAKES), st.randoms(use_true_random=False)
 
 
-@pytest.mark.parametrize("examples", [400, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "examples", [50, pytest.param(400, marks=pytest.mark.night), pytest.param(4000, marks=pytest.mark.slow)]
+)
 def test_accepted_mutants_compute_right_results_on_every_schedule(
     capsys: pytest.CaptureFixture[str], examples: int
 ) -> None:

@@ -74,6 +74,7 @@ def sampled(algorithm: Algorithm, most_work: tuple[int, int]) -> list[int]:
     return sizes
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
 def test_every_algorithm_is_proved_for_sampled_sizes_up_to_512(algorithm: Algorithm) -> None:
     sizes = sampled(algorithm, USUAL_WORK)

@@ -464,7 +464,10 @@ def measured_by_the_command(path: Path, *arguments: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("collective", list(BUS_FACTORS))
+@pytest.mark.parametrize(
+    "collective",
+    [name if name in ("allreduce", "barrier") else pytest.param(name, marks=pytest.mark.night) for name in BUS_FACTORS],
+)
 def test_bench_measures_unisono_over_shm_and_tcp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], collective: str
 ) -> None:

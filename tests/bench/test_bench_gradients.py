@@ -23,6 +23,7 @@ def test_exposed_share_is_relative_to_steps_without_overlap() -> None:
     assert shares({"exposed_ms": {"after": 20.0, "overlapped": 4.0}}) == {"after": 1.0, "overlapped": 0.2}
 
 
+@pytest.mark.night
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.parametrize("what", SHORT)
 def test_gradients_benchmark_removes_its_namespaces_after_measuring(what: str, tmp_path: Path) -> None:

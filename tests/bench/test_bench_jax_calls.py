@@ -28,6 +28,7 @@ def test_times_are_of_one_call_of_a_program() -> None:
     }
 
 
+@pytest.mark.night
 def test_benchmark_of_jax_measures_programs(tmp_path: Path) -> None:
     pytest.importorskip("jax", reason="make jax installs it")
     options = "--libraries jax-xla-unisono --sizes 1K --rounds 1 --seconds 0.01 --json"

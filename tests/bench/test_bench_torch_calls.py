@@ -11,6 +11,7 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 
+@pytest.mark.night
 def test_benchmark_of_torch_calls_measures_every_call_over_both_backends(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     command = [sys.executable, "-m", "unisono.bench.torch_calls", "--rounds", "1", "--json"]

@@ -11,6 +11,8 @@ from support.commands import unisono
 
 import unisono as un
 
+pytestmark = pytest.mark.night
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "transformer.py"
 STEPS = 25

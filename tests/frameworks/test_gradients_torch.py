@@ -75,6 +75,7 @@ def accuracy_alone() -> float:
         return found
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "options", [LATE, *({"compression": form} for form in ("float16", "bfloat16", "int8"))], ids=str
 )

@@ -309,6 +309,7 @@ def test_hybrid_group_rank_that_dies_is_an_error_on_all_others(
 # --- training ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.night
 def test_hybrid_groups_with_a_straggler_learn_as_well_as_ranks_in_step() -> None:
     pytest.importorskip("sklearn")
     asked = ["--epochs", "8", "--step-ms", "1", "--rounds", "1", "--json"]

@@ -45,6 +45,7 @@ def test_death_of_a_rank_ends_programs_of_the_others_which_can_exit() -> None:
     assert "PeerLostError: rank 1 died" in third[0]
 
 
+@pytest.mark.night
 def test_examples_reach_the_loss_of_one_process() -> None:
     examples = sorted(path.name for path in (Path(__file__).parents[2] / "examples").glob("jax_*.py"))
     assert lines_of("examples", ranks=2) == [examples] * 2

@@ -272,6 +272,7 @@ def test_mlcomm_rank_that_raises_makes_the_others_fail(tmp_path: Path) -> None:
     assert "KeyError: 'mine'" in ended.stderr
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("size", "more"), [(1, []), (2, []), (4, ["--ksteps", "20"])])
 def test_mlcomm_example_learns_on_any_number_of_ranks(size: int, more: list[str]) -> None:
     pytest.importorskip("sklearn")

@@ -213,6 +213,7 @@ def test_process_group_starts_by_every_init_method_of_torch(tmp_path: Path) -> N
         assert without_noise(lines) == expected
 
 
+@pytest.mark.night
 def test_torch_ddp_example_learns_digits_under_torchrun(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "torch_ddp.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]

@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from fnmatch import filter as matching
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from support.deadlines import DEADLINE_S
-from support.groups import GROUPS, TESTS
+from support.groups import GROUPS, TESTS, group_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,33 +35,48 @@ SECTIONS = _script()
     ("path", "needed"),
     [
         ("tuning/decide/choice.py", set()),
-        ("transports/native/core/plan.cpp", SECTIONS.NATIVE),
+        ("transports/native/core/plan.cpp", SECTIONS.NATIVE | {"device", "fabrics"}),
         ("tests/native/hot_paths.json", SECTIONS.NATIVE),
-        ("frameworks/torch/backend.py", {"torch-newest", "tensorflow", "keras"}),
+        ("frameworks/torch/backend.py", SECTIONS.FRAMEWORKS | {"frameworks"}),
+        ("collectives/device/routes.py", {"device"}),
         ("unisono/launchers/ray.py", {"engines"}),
-        ("docs/guide-tuning.md", SECTIONS.DOCS),
-        ("README.md", SECTIONS.DOCS),
-        ("pyproject.toml", SECTIONS.NATIVE | SECTIONS.FRAMEWORKS | SECTIONS.DOCS | {"package"}),
+        ("README.md", {"docs", "examples"}),
+        ("pyproject.toml", SECTIONS.ALL_BY_DAY | {"package"}),
     ],
 )
-def test_a_change_needs_the_gate_and_the_sections_of_its_path(path: str, needed: set[str]) -> None:
-    assert SECTIONS.sections_of([path]) == {"gate"} | needed
+def test_a_change_needs_the_sections_and_groups_of_its_path(path: str, needed: set[str]) -> None:
+    assert SECTIONS.needed_by([path]) == needed
+
+
+def test_the_gate_runs_the_groups_of_the_changed_paths_too() -> None:
+    usual = "gate GATE=pure,contract,jobs,clients"
+    assert SECTIONS.arguments_of(["tuning/decide/choice.py"]) == [usual]
+    assert SECTIONS.arguments_of(["bench/driver.py", "docs/native.md"]) == [f"{usual},bench,examples", "docs"]
+
+
+def paths_of_the_repository() -> Iterator[str]:
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name == ".ci" or not name.startswith((".", "build"))]
+        yield from (os.path.relpath(os.path.join(folder, name), ROOT) for name in files)
 
 
 def test_each_pattern_of_paths_has_files() -> None:
-    assert not [pattern for pattern in SECTIONS.BY_PATH if not any(ROOT.glob(pattern))]
+    paths = list(paths_of_the_repository())
+    assert not [pattern for pattern in SECTIONS.BY_PATH if not matching(paths, pattern)]
 
 
-def test_each_section_is_a_target_of_make_and_has_a_place_in_the_order() -> None:
+def test_each_section_is_a_target_of_make_and_each_group_a_mark_of_tests() -> None:
     targets = set(re.findall(r"^([\w-]+|sanitize-%):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {re.sub("sanitize-.*", "sanitize-%", section) for section in SECTIONS.MAKE} <= targets
-    assert SECTIONS.ALWAYS.union(SECTIONS.NIGHT, *SECTIONS.BY_PATH.values()) == SECTIONS.MAKE.keys()
+    needed = SECTIONS.NIGHT.union(*SECTIONS.BY_PATH.values())
+    assert needed == (SECTIONS.MAKE.keys() - {"gate"}) | SECTIONS.GROUPS
+    assert {*SECTIONS.GATE, *SECTIONS.GROUPS} == set(GROUPS.values())
 
 
-def test_each_folder_of_tests_has_a_group_and_each_group_has_files() -> None:
-    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
-    assert folders <= GROUPS.keys()
-    assert not [place for place in GROUPS if not (TESTS / place).exists()]
+def test_each_file_of_tests_has_a_group_and_each_pattern_has_files() -> None:
+    files = [path for path in TESTS.rglob("test_*.py") if path.parent != TESTS]
+    assert {group_of(path) for path in files} == set(GROUPS.values())
+    assert not [pattern for pattern in GROUPS if not any(TESTS.glob(pattern))]
 
 
 class Clone:
@@ -107,25 +124,26 @@ class Clone:
 
 
 SET_UP = {"everything", "debian", "mpi", "lint"}
+EVERYTHING = SECTIONS.MAKE.keys() - {"gate"}
 
 
 def test_all_sections_run_in_a_new_clone_and_those_of_the_changed_paths_after_it_has_passed(tmp_path: Path) -> None:
     clone = Clone(tmp_path)
     first = clone.commit()
-    assert clone.run() == (0, SET_UP | SECTIONS.all_sections())
+    assert clone.run() == (0, SET_UP | EVERYTHING)
     assert clone.passed() == first
 
     clone.write("docs/page.md", "text\n")
-    assert clone.run() == (0, SET_UP | SECTIONS.DOCS | {"gate"})
+    assert clone.run() == (0, SET_UP | {"gate", "docs"})
     assert clone.passed() == first, "a run over files that no commit holds says nothing about a commit"
 
     second = clone.commit()
     assert clone.run(fails="gate")[0] == 1
     assert clone.passed() == first
-    assert clone.run() == (0, SET_UP | SECTIONS.DOCS | {"gate"})
+    assert clone.run() == (0, SET_UP | {"gate", "docs"})
     assert clone.passed() == second
 
     assert clone.run() == (0, SET_UP | {"gate"})
-    assert clone.run(CI_SINCE=first) == (0, SET_UP | SECTIONS.DOCS | {"gate"})
-    assert clone.run(CI_SINCE="0" * 40) == (0, SET_UP | SECTIONS.all_sections())
-    assert clone.run(CI_ALL="1") == (0, SET_UP | SECTIONS.all_sections())
+    assert clone.run(CI_SINCE=first) == (0, SET_UP | {"gate", "docs"})
+    assert clone.run(CI_SINCE="0" * 40) == (0, SET_UP | EVERYTHING)
+    assert clone.run(CI_ALL="1") == (0, SET_UP | EVERYTHING)

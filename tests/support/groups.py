@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# Folders and files of tests/, and the mark of their tests. A file comes before its folder.
+# Patterns of files in tests/, and the mark of their tests. The first pattern that matches a file counts.
 GROUPS = {
-    "algorithms": "pure",
-    "fuzz": "pure",
-    "models": "pure",
-    "package": "pure",
-    "support": "pure",
-    "tuning": "pure",
-    "collectives": "contract",
-    "transports": "contract",
-    "launchers": "jobs",
-    "collectives/test_end_of_program.py": "jobs",
-    "collectives/test_grow.py": "jobs",
-    "collectives/test_init.py": "jobs",
-    "collectives/test_shrink.py": "jobs",
-    "collectives/test_time_limits.py": "jobs",
-    "transports/test_faults.py": "jobs",
-    "transports/test_handshake.py": "jobs",
-    "transports/test_openings.py": "jobs",
-    "bench": "clients",
-    "cli": "clients",
-    "frameworks": "clients",
-    "docs": "docs",
+    "*/test_*gpu*": "device",
+    "*/test_*device*": "device",
+    "*/test_cuda_*": "device",
+    "*/test_nccl.py": "device",
+    "*/test_pinned_pool.py": "device",
+    "*/test_staging.py": "device",
+    "*/test_ucx.py": "fabrics",
+    "*/test_mpi_*": "fabrics",
+    "algorithms/*": "pure",
+    "fuzz/*": "pure",
+    "models/*": "pure",
+    "package/*": "pure",
+    "support/*": "pure",
+    "tuning/*": "pure",
+    "*/test_end_of_program.py": "jobs",
+    "*/test_faults.py": "jobs",
+    "*/test_grow.py": "jobs",
+    "*/test_handshake.py": "jobs",
+    "*/test_init.py": "jobs",
+    "*/test_openings.py": "jobs",
+    "*/test_shrink.py": "jobs",
+    "launchers/*": "jobs",
+    "collectives/*": "contract",
+    "transports/*": "contract",
+    "cli/*": "clients",
+    "frameworks/test_data_parallel.py": "clients",
+    "frameworks/test_gradients*.py": "clients",
+    "frameworks/test_horovod.py": "clients",
+    "frameworks/test_jax.py": "clients",
+    "frameworks/test_torch.py": "clients",
+    "frameworks/*": "frameworks",
+    "bench/*": "bench",
+    "docs/*": "examples",
 }
 
 
@@ -36,7 +49,10 @@ def group_of(path: Path) -> str:
     """Return the group of the tests in a file.
 
     Raises:
-        KeyError: neither the file nor its folder has a group.
+        ValueError: no pattern matches the path.
     """
-    place = path.relative_to(TESTS)
-    return GROUPS.get(str(place)) or GROUPS[place.parts[0]]
+    place = str(path.relative_to(TESTS))
+    for pattern, group in GROUPS.items():
+        if fnmatchcase(place, pattern):
+            return group
+    raise ValueError(f"no pattern of {__name__}.GROUPS matches {place}")

@@ -372,6 +372,7 @@ def wait_for_rank_1(world: un.Communicator, say: Say, folder: Path, wait: str) -
         say((error.peer, str(error)))
 
 
+@pytest.mark.night
 def test_a_timeout_names_the_culprit_however_near_its_warning_is(tmp_path: Path) -> None:
     cells = pairwise(DISTANCES_S, ("shm", "tcp"), tuple(WAITS), tuple(CULPRITS))
     with contextlib.ExitStack() as stack:

@@ -119,6 +119,7 @@ def calibrate_links(world: un.Communicator, say: Say) -> None:
     world.barrier()
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("ranks", [[2, 2], [1, 2], [3, 1, 2], [1, 1]])
 def test_calibration_measures_links_inside_hosts_and_between_pairs(
     ranks: list[int], hosts: list[str], tmp_path: Path
@@ -146,6 +147,7 @@ def calibrate_calls(world: un.Communicator, say: Say) -> None:
     world.barrier()
 
 
+@pytest.mark.night
 def test_short_calibration_measures_compositions_and_predicts_them(hosts: list[str], tmp_path: Path) -> None:
     with HostsJob(calibrate_calls, hosts, [2, 2], tmp_path) as job:
         found, (asked, *_) = zip(*job.hear_all(), strict=True)
@@ -328,6 +330,7 @@ def call_and_be_idle(world: un.Communicator, say: Say, marks: Path) -> None:
     world.barrier()
 
 
+@pytest.mark.night
 def test_outages_shorter_than_the_heartbeat_time_end_no_job(tmp_path: Path) -> None:
     with network(2) as hosts, HostsJob(call_and_be_idle, hosts, [2, 1], tmp_path, tmp_path) as job:
         for state, mark in (("calls", "idle"), ("is idle", "end")):
@@ -369,6 +372,7 @@ def reduce_many_times(world: un.Communicator, say: Any, times: int, counts: Sequ
     world.barrier()
 
 
+@pytest.mark.night
 def test_slow_network_with_tiny_windows_raises_no_alarm(tmp_path: Path) -> None:
     with network(2, "10mbit") as hosts:
         for host in hosts:
@@ -378,6 +382,7 @@ def test_slow_network_with_tiny_windows_raises_no_alarm(tmp_path: Path) -> None:
             assert job.hear_all() == ["done"] * 3
 
 
+@pytest.mark.night
 def test_delay_and_loss_raise_no_alarm(tmp_path: Path) -> None:
     with (
         wide_area(uniform(2, way=Way(delay_ms=100, loss=0.02))) as net,
