@@ -57,6 +57,7 @@ Handler handler = nullptr;
 using Runner = bool (*)(std::int64_t number, void* input, void* output, char* text, std::size_t text_nbytes);
 Runner runner = nullptr;
 
+// Set by any thread of XLA whose call has failed. Python reads it before the process ends.
 std::atomic<bool> has_failed = false;
 
 // The error of the last call of this thread that failed. XLA asks for it in the same thread.
@@ -83,7 +84,7 @@ int status(std::int64_t result) {
 // A collective as its handler gets it: the function, the communicator, and further arguments.
 using Key = std::array<std::int64_t, 5>;
 std::map<Key, std::int64_t> numbers;
-std::shared_mutex numbers_mutex;
+std::shared_mutex numbers_mutex;  // guards `numbers`, and is not held while Python plans a call
 
 // The number of a call that is not made, as in xla.py.
 constexpr std::int64_t left_out = -1;

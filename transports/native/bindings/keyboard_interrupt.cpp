@@ -27,9 +27,12 @@ namespace {
 
 constexpr std::chrono::milliseconds time_for_python{20};
 
+// How many signals have come. The signal handler counts, in any thread.
 std::atomic<std::uintptr_t> signals{0};
+// How many of them Python has handled. The main thread notes it in a pending call, and a waiting thread may note it
+// too.
 std::atomic<std::uintptr_t> signals_handled{0};
-std::mutex watching;
+std::mutex watching;                    // held by the thread that replaces the handler
 struct sigaction handler_of_program{};  // changed only while `count_signal` is not the handler
 
 void count_signal(int number, siginfo_t* info, void* context) {

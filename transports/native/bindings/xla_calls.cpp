@@ -201,6 +201,7 @@ class Table {
     return std::uniform_int_distribution<std::int64_t>(1, std::numeric_limits<std::int64_t>::max())(random);
   }
 
+  // Guards all that follows. Threads of XLA read, and Python's threads register calls and remove them.
   mutable std::shared_mutex mutex_;
   std::unordered_map<std::int64_t, std::shared_ptr<const RegisteredCall>> calls_;
   std::unordered_set<const Control*> failed_;

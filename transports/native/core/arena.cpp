@@ -112,6 +112,7 @@ class ArenaRegistry {
 
  private:
   struct Entry {
+    // Written with the mutex, and read without it; `version_` tells whether the values belong together.
     std::atomic<std::uintptr_t> begin;
     std::atomic<std::uintptr_t> end;
     std::atomic<std::uint64_t> id;
@@ -177,9 +178,12 @@ class ArenaRegistry {
   }
 
   std::mutex mutex_;  // guards all changes
+  // Odd while the table is rewritten. A reader looks at it before and after, and repeats its look if it has changed.
   std::atomic<std::uint64_t> version_{0};
+  // The entries in use, and the latest table. A reader takes both without the mutex.
   std::atomic<std::size_t> count_{0};
   std::atomic<Table*> table_{nullptr};
+  // All tables that were ever used. They stay, because a reader may still be in an old one.
   std::vector<std::unique_ptr<Table>> tables_;
   std::map<std::uintptr_t, Arena*> by_address_;
   std::map<std::uint64_t, Arena*> by_id_;

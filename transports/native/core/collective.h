@@ -41,8 +41,10 @@ namespace unisono {
 //! The entry of one channel in the table of channels. For each direction, it also has the number of the pass in which a
 //! message last had to wait.
 struct ChannelEntry {
-  std::atomic<Channel*> channel{nullptr};  // nullptr until the channel is open
-  std::int32_t peer = 0;
+  // Null until the channel is open. The thread that adds the channel stores it, and the leader loads it.
+  std::atomic<Channel*> channel{nullptr};
+  std::int32_t peer = 0;  // constant once the entry exists
+  // Used by the leader only.
   std::uint64_t send_blocked_in_pass = 0;
   std::uint64_t receive_blocked_in_pass = 0;
 };
@@ -93,11 +95,13 @@ class ChannelTable {
   ChannelEntry& make_entry(std::int64_t lane, std::int64_t peer);
 
   const std::size_t size_;
+  // Guards the vectors that own, and every change. `accepts` holds it too, so that nobody closes the channel meanwhile.
   mutable std::mutex mutex_;
+  // The entries of each lane; null before the first use of the lane. Threads read them without the mutex.
   std::array<std::atomic<Peers*>, most_lanes + 2> lanes_{};
   std::vector<std::unique_ptr<Peers>> owned_lanes_;
   std::vector<std::unique_ptr<Channel>> owned_channels_;
-  std::uint64_t passes_ = 0;
+  std::uint64_t passes_ = 0;  // used by the leader only
 };
 
 //! How often a call has been run, and the time it took. Only the leader writes it; any thread may read it.

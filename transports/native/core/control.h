@@ -275,8 +275,10 @@ class Control {
   FlightRecorder recorder_;
   const Clock::duration slow_after_;
   const Clock::duration lost_after_;
+  // Filled by any thread, with the mutex, and emptied by `take_notices` and `take_lost_connections`.
   std::vector<std::pair<std::string, bool>> notices_;
   std::vector<LostConnection> lost_connections_;
+  // Guards every other member that is neither constant nor atomic. The service thread holds it except while it polls.
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // a failure, a communicator that has settled, or a clock that has been measured
   std::vector<Link> links_;          // by peer
@@ -284,7 +286,7 @@ class Control {
   std::vector<std::string> farewells_;
   // How many channels a rank had with each other rank, or -1: its own so far, and those of departed ranks.
   std::vector<std::vector<std::int32_t>> channels_;
-  std::vector<int> doorbells_;
+  std::vector<int> doorbells_;  // of threads that sleep; the thread that sets the failure rings them
   Judge judge_;
   std::vector<Suspicion> suspicions_;
   std::map<std::int32_t, Clock::time_point> resuming_;  // by peer, until when a channel to it may take to go on
@@ -294,11 +296,13 @@ class Control {
   Clock::time_point looked_at_{};                           // when the links were last examined for silence
   Clock::time_point next_look_ = Clock::time_point::max();  // unset without a link to another host
   Failure failure_;
+  // Set after `failure_`, with the mutex. Waiting threads look at it all the time, without the mutex.
   std::atomic<bool> failed_{false};
   std::atomic<std::uint64_t> frames_sent_{0};
+  // The service thread sleeps on it. A caller that has changed something for it to do rings it.
   Doorbell wake_;
-  bool stopping_ = false;
-  bool abandoned_ = false;
+  bool stopping_ = false;   // set by `leave`; the service thread then says farewell and ends
+  bool abandoned_ = false;  // set in a forked child, which has one thread, so it needs no mutex
   std::thread service_;
 };
 

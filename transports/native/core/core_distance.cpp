@@ -24,7 +24,7 @@ int pin(int core) {
 }
 
 struct alignas(128) Ball {
-  std::atomic<std::int64_t> value{0};
+  std::atomic<std::int64_t> value{0};  // written by one of the two threads, and awaited by the other
 };
 
 }  // namespace
@@ -32,7 +32,7 @@ struct alignas(128) Ball {
 double flag_latency_ns(int core_a, int core_b, std::int64_t rounds) {
   Ball there;
   Ball back;
-  std::atomic<int> error{0};
+  std::atomic<int> error{0};  // of the thread that could not be pinned; both read it
   std::vector<double> batches;
   const auto pinned = [&](int core) {
     if (const int code = pin(core); code != 0) error.store(code);

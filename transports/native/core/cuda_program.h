@@ -48,6 +48,7 @@ class CudaIssuer {
   friend class CudaProgram;
   CudaFunctions functions_{};
   void* context_;
+  // Set by any thread. The thread that issues a program reads it before each call of the driver.
   std::atomic<bool> is_aborted_{false};
 };
 

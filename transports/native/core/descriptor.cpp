@@ -67,6 +67,8 @@ class DescriptorList {
     mutex_.unlock();
   }
 
+  // Guards the list, and the values of all descriptors in it. A thread that forks holds it, so the child finds the list
+  // whole.
   std::mutex mutex_;
   Descriptor* first_ = nullptr;
 };

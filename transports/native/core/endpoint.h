@@ -106,7 +106,7 @@ class Request {
   Endpoint& endpoint_;
   const CallSite site_;
   const std::int64_t called_ns_;  // 0: the call began at once
-  // The call: a collective on this memory, or a message.
+  // The call: a collective on this memory, or a message. The starting thread writes it before it queues the request.
   const CompiledCall* call_ = nullptr;
   std::vector<std::byte*> input_;
   std::vector<std::byte*> output_;
@@ -123,12 +123,15 @@ class Request {
   // Whether the judges have been asked why the call takes so long, and whether their answer has been reported.
   enum class Slow : std::uint8_t { no, asked, reported } slow_ = Slow::no;
   std::int64_t number_ = -1;  // of a message that has begun
-  // Used by all threads.
-  std::atomic<std::int64_t> sequence_{-1};  // of a collective that has begun
+  // Written by the leader when the collective begins; -1 before. Threads that raise an error read it.
+  std::atomic<std::int64_t> sequence_{-1};
+  // Written by the thread that waits for the call or hands it to the server. The leader looks at the times.
   std::atomic<double> timeout_s_{0};
   std::atomic<Clock::rep> deadline_{Clock::time_point::max().time_since_epoch().count()};
   std::atomic<Clock::rep> late_from_{Clock::time_point::max().time_since_epoch().count()};
   bool in_background_ = false;  // guarded by the endpoint's mutex
+  // Written last by the leader, with that mutex. A thread that reads it may then read what the call has matched, and
+  // may destroy the request.
   std::atomic<Outcome> outcome_{Outcome::pending};
 };
 
@@ -307,13 +310,21 @@ class Endpoint {
   const bool crowded_;
   const std::vector<std::int32_t> members_;
   ChannelTable channels_;
+  // The leader sleeps on it. Peers, the service thread and threads with a new call ring it.
   Doorbell doorbell_;
   std::unique_ptr<Leadership> leadership_;
+  // Set once, by the thread that closes the endpoint. The leader and the server then end all calls and themselves.
   std::atomic<bool> closed_{false};
-  std::atomic<bool> asleep_{false};             // the leader is asleep
-  std::atomic<std::uint32_t> extra_yields_{0};  // the largest among the channels
-  std::atomic<bool> polls_by_syscall_{false};   // whether any channel does
+  // Whether the leader is asleep, or about to look once more before it sleeps. A thread that queues a call reads it
+  // afterwards. Both use sequential consistency, so one of them sees the other.
+  std::atomic<bool> asleep_{false};
+  // The largest value among the channels, and whether any channel polls so. Written where a channel is added, and read
+  // by the threads that wait.
+  std::atomic<std::uint32_t> extra_yields_{0};
+  std::atomic<bool> polls_by_syscall_{false};
+  // How many requests have ended. The leader counts, and followers compare it with the number that they have seen.
   std::atomic<std::uint64_t> ended_{0};
+  // Set by the thread that fails the calls, before it ends their requests. The owners of the memory read it.
   std::atomic<bool> memory_must_leak_{false};
 
   // Queued requests that have not begun, guarded by the mutex. Their number can be read without it.
@@ -321,14 +332,17 @@ class Endpoint {
   std::deque<Request*> collectives_;
   std::deque<Request*> new_messages_;
   std::atomic<std::size_t> queued_{0};
-  // The work of the server: background requests that have not ended, and resumed channels with bytes to send again.
+  // The work of the server: background requests that have not ended, and resumed channels with bytes to send again. The
+  // thread that adds work counts it, and the leader takes it off. The server leads only while there is some.
   std::atomic<std::size_t> background_count_{0};
+  // Started, with the mutex held, by the thread that has the first work for it.
   std::thread server_;
+  // Set by the server before it sleeps. The one thread that clears it rings the bell.
   std::atomic<bool> server_idle_{false};
   std::atomic<int> awaited_{0};  // threads that wait for requests which the server drives
   Doorbell server_bell_;
 
-  // Used by the leader only.
+  // Used by the leader only, so that taking the lead orders all accesses.
   Collective collective_;
   Request* current_ = nullptr;  // the request of the running collective
   std::exception_ptr error_;    // an error from `try_now`, to be handled by `drive`

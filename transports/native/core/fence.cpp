@@ -14,13 +14,14 @@ namespace {
 
 bool call_membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0) == 0; }
 
-// Whether the kernel makes cores that run this process execute a full fence. A forked child inherits it.
+// Whether the kernel makes cores that run this process execute a full fence. A thread of its own sets it once, and
+// every light fence reads it. A forked child inherits it.
 std::atomic<bool> registered{false};
 
 }  // namespace
 
 void lighten_fences() {
-  static std::atomic<bool> begun{false};
+  static std::atomic<bool> begun{false};  // set by the first of the threads that call this at the same moment
   if (begun.exchange(true)) return;
   try {
     start_signal_masked_thread([] {

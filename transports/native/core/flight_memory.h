@@ -31,7 +31,9 @@ namespace unisono {
 //! The state of a recorded call.
 enum class RecordState : std::uint32_t { none, running, done, failed };
 
-//! A recorded call or message as it lies in the memory. Times are of CLOCK_MONOTONIC, in nanoseconds; 0: not yet.
+//! A recorded call or message as it lies in the memory. One thread at a time writes it, and other processes read it at
+//! any time. A `number` of 0 tells them that it is being written. Times are of CLOCK_MONOTONIC, in nanoseconds; 0: not
+//! yet.
 struct alignas(64) FlightRecord {
   std::atomic<std::uint64_t> number;  // of the call on this rank, plus 1; 0 while the record is being written
   std::uint64_t communicator;

@@ -205,6 +205,8 @@ class FlightRecorder {
   CallRecord record(std::uint64_t communicator, const CallHistory::Entry& entry) const;
   std::string name_of(std::uint64_t communicator) const;
 
+  // Guards the members below except `groups_`. Some times and the state of a record are atomic, so that a call can note
+  // them without the lock.
   mutable BriefLock lock_;
   FlightMemory memory_;
   std::unique_ptr<GroupLog> groups_;

@@ -45,7 +45,7 @@ class GroupLog {
   }
 
  private:
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the records, which leaders of several endpoints add
   std::vector<GroupRecord> records_;
   std::size_t added_ = 0;
 };

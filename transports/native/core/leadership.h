@@ -57,10 +57,15 @@ class Leadership {
 
  private:
   friend class LeadershipRequest;
+  // Set by the thread that becomes the leader, and cleared by it.
   std::atomic<bool> taken_{false};
+  // How many threads are followers. A thread that has changed something reads it, and takes the mutex only if it must.
   std::atomic<int> following_{0};
+  // How many threads ask for the lead to wait for their own calls, and for urgent work. The leader reads both.
   std::atomic<int> requests_{0};
   std::atomic<int> urgent_{0};
+  // A follower holds the mutex from its look at the condition until it sleeps on `changed_`. So no notice comes
+  // between.
   std::mutex mutex_;
   std::condition_variable changed_;
 };

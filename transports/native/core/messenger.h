@@ -78,6 +78,7 @@ class Messenger {
   virtual std::uint32_t extra_yields() const { return 0; }
 
  protected:
+  // The first free tag. Several threads may open channels of one messenger.
   std::atomic<std::uint64_t> next_tag_{tags_of_a_channel};
 };
 

@@ -39,7 +39,7 @@ class BriefLock {
   void unlock() { taken_.store(false, std::memory_order_release); }
 
  private:
-  std::atomic<bool> taken_{false};
+  std::atomic<bool> taken_{false};  // set by the thread that holds the lock
 };
 
 //! When the kernel runs a thread that wakes while another one computes on its core. Patient: when the other thread has

@@ -61,7 +61,7 @@ pid_t process_of(int socket) {
 }  // namespace
 
 struct alignas(apart) ShmSlot {
-  std::atomic<std::uint64_t> turn;
+  std::atomic<std::uint64_t> turn;  // the sender stores it after the label; the receiver awaits it
   SlotLabel label;
 };
 static_assert(sizeof(std::uint64_t) + sizeof(SlotLabel) == cache_line);
@@ -70,13 +70,14 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 
 // One direction of a channel, in shared memory. All zeros is a valid initial state.
 struct ShmDirection {
-  alignas(apart) std::atomic<std::uint64_t> consumed;
-  std::atomic<std::uint32_t> read_ns[store_ways];  // the receiver's time for 64 KiB, by the kind of store
+  alignas(apart) std::atomic<std::uint64_t> consumed;  // slots that the receiver has released; the sender reads it
+  std::atomic<std::uint32_t> read_ns[store_ways];      // the receiver's time for 64 KiB, by the kind of store
   // the receiver's time for the last long message through slots: kept, combined
   std::atomic<std::uint32_t> slots_ns[2];
   std::atomic<std::uint32_t> single_copy_ns[2];  // and for the last one by single copy
   std::atomic<std::uint64_t> refused;       // number from 1 of the last slot whose message the receiver could not read
   std::atomic<std::uint64_t> refused_from;  // first byte of that message that it could not read
+  // Each side sets its own flag before it sleeps, and the other side reads it after each change.
   alignas(apart) std::atomic<std::uint32_t> sender_waits;
   alignas(apart) std::atomic<std::uint32_t> receiver_waits;
   ShmSlot ring[slots];

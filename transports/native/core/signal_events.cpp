@@ -14,8 +14,9 @@
 namespace unisono {
 namespace {
 
-std::array<std::atomic<int>, 16> notified;  // each plus 1; 0: a free place
-std::mutex changing_notified;
+// The events, each plus 1; 0: a free place. The signal handler reads them in any thread, so it takes no mutex.
+std::array<std::atomic<int>, 16> notified;
+std::mutex changing_notified;  // held by the thread that changes the events or the handler
 
 void add_to_events(int) {
   const int error = errno;

@@ -28,7 +28,7 @@ constexpr auto cancelling_time = 200ms;
 // Keeps memory that a library may still use. It is never freed, on purpose, but stays reachable for leak checkers.
 template <class Owners>
 void leak(std::unique_ptr<Owners> kept) {
-  static std::mutex lock;
+  static std::mutex lock;  // guards `all`, because channels of several endpoints may close at the same time
   static auto& all = *new std::vector<std::unique_ptr<Owners>>;
   const std::lock_guard guard(lock);
   all.push_back(std::move(kept));

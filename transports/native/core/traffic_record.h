@@ -18,7 +18,7 @@ class Count {
   void reset() { value_.store(0, std::memory_order_relaxed); }
 
  private:
-  std::atomic<std::uint64_t> value_{0};
+  std::atomic<std::uint64_t> value_{0};  // the writer needs no read-modify-write, because it is alone
 };
 
 //! The traffic of a channel.
@@ -32,7 +32,7 @@ struct Counters {
 
 //! The counters of a channel, its peer (a rank of the job) and the name of its transport.
 struct alignas(64) TrafficRecord {
-  std::atomic<std::uint32_t> used;
+  std::atomic<std::uint32_t> used;  // 1 while a channel has the record; threads that open channels compete for it
   std::int32_t peer;
   char transport[16];
   Counters counters;

@@ -76,8 +76,8 @@ class UcxMessenger final : public Messenger {
   std::uint64_t memory_types_;  // a bit for each type that UCX supports
   CudaContext cuda_;            // guarded by the mutex
   int event_descriptor_ = -1;
-  std::atomic<bool> moved_{false};  // whether anything has moved since the worker was armed
-  std::mutex mutex_;
+  std::atomic<bool> moved_{false};      // whether anything has moved since the worker was armed
+  std::mutex mutex_;                    // held by the one thread that is inside UCX
   std::map<std::string, void*> peers_;  // by address
 };
 
