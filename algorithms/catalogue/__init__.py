@@ -3,6 +3,7 @@
 algorithm.py      the declaration of one algorithm, and its cost
 reducing.py       the table rows of the collectives that reduce
 moving.py         the table rows of the collectives that only move data
+rows.py           `row` and `table`, by which both are written
 composed.py       the table rows of the algorithms that are composed of phases
 vendors.py        algorithms that a library carries out without a plan, such as "mpi.native"
 flat.py           the table of the algorithms that are not composed, and of the registered ones

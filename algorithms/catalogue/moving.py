@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import needs_even, needs_power_of_two
 from unisono.algorithms.catalogue import costs, host_crossing
-from unisono.algorithms.catalogue.algorithm import Algorithm, Builder
 from unisono.algorithms.catalogue.references import (
     BRUCK,
     CHAN,
@@ -19,320 +18,149 @@ from unisono.algorithms.catalogue.references import (
     TRAEFF,
     WILKINS,
 )
+from unisono.algorithms.catalogue.rows import MAPPED, row, table
 
-BROADCAST: dict[str, Algorithm] = {
-    "binomial": Algorithm(
-        collective="broadcast",
-        name="binomial",
-        build=Builder("builders.tree", "broadcast_binomial"),
-        cost=costs.broadcast_binomial,
-        crossing=host_crossing.down_tree,
-        reference=CHAN,
-        commutative_only=False,
+BROADCAST = table(
+    "broadcast",
+    row("binomial", "tree", costs.broadcast_binomial, CHAN, crossing=host_crossing.down_tree),
+    row("knomial", "tree", costs.broadcast_knomial, WILKINS, crossing=host_crossing.down_tree),
+    row("chain", "chain", costs.broadcast_chain, PJESIVAC),
+    row("binary", "tree", costs.broadcast_binary, PJESIVAC),
+    row("double_binary_tree", "double_tree", costs.broadcast_double_binary_tree, SANDERS),
+    row("scatter_ring", "scatter_allgather", costs.broadcast_scatter_ring, THAKUR),
+    row("scatter_doubling", "scatter_allgather", costs.broadcast_scatter_doubling, THAKUR, supports=needs_power_of_two),
+    row(
+        "read",
+        "mapped",
+        costs.broadcast_read,
+        f"{GRAHAM} (its broadcast, out of the memory of the root itself)",
+        **MAPPED,
     ),
-    "knomial": Algorithm(
-        collective="broadcast",
-        name="knomial",
-        build=Builder("builders.tree", "broadcast_knomial"),
-        cost=costs.broadcast_knomial,
-        crossing=host_crossing.down_tree,
-        reference=WILKINS,
-        commutative_only=False,
-    ),
-    "chain": Algorithm(
-        collective="broadcast",
-        name="chain",
-        build=Builder("builders.chain", "broadcast_chain"),
-        cost=costs.broadcast_chain,
-        reference=PJESIVAC,
-        commutative_only=False,
-    ),
-    "binary": Algorithm(
-        collective="broadcast",
-        name="binary",
-        build=Builder("builders.tree", "broadcast_binary"),
-        cost=costs.broadcast_binary,
-        reference=PJESIVAC,
-        commutative_only=False,
-    ),
-    "double_binary_tree": Algorithm(
-        collective="broadcast",
-        name="double_binary_tree",
-        build=Builder("builders.double_tree", "broadcast_double_binary_tree"),
-        cost=costs.broadcast_double_binary_tree,
-        reference=SANDERS,
-        commutative_only=False,
-    ),
-    "scatter_ring": Algorithm(
-        collective="broadcast",
-        name="scatter_ring",
-        build=Builder("builders.scatter_allgather", "broadcast_scatter_ring"),
-        cost=costs.broadcast_scatter_ring,
-        reference=THAKUR,
-        commutative_only=False,
-    ),
-    "scatter_doubling": Algorithm(
-        collective="broadcast",
-        name="scatter_doubling",
-        build=Builder("builders.scatter_allgather", "broadcast_scatter_doubling"),
-        cost=costs.broadcast_scatter_doubling,
-        reference=THAKUR,
-        commutative_only=False,
-        supports=needs_power_of_two,
-    ),
-    "read": Algorithm(
-        collective="broadcast",
-        name="read",
-        build=Builder("builders.mapped", "broadcast_read"),
-        cost=costs.broadcast_read,
-        reference=f"{GRAHAM} (its broadcast, out of the memory of the root itself)",
-        commutative_only=False,
-        segmentable=False,
-        mapped=True,
-        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
-    ),
-}
+    commutative_only=False,
+)
 
-ALLGATHER: dict[str, Algorithm] = {
-    "ring": Algorithm(
-        collective="allgather",
-        name="ring",
-        build=Builder("builders.ring", "allgather_ring"),
-        cost=costs.shares_around,
-        reference=CHAN,
-        commutative_only=False,
-        varying=True,
-        steady=True,
-    ),
-    "recursive_doubling": Algorithm(
-        collective="allgather",
-        name="recursive_doubling",
-        build=Builder("builders.doubling", "allgather_recursive_doubling"),
-        cost=costs.allgather_logarithmic,
+ALLGATHER = table(
+    "allgather",
+    row("ring", "ring", costs.shares_around, CHAN, steady=True),
+    row(
+        "recursive_doubling",
+        "doubling",
+        costs.allgather_logarithmic,
+        THAKUR,
         crossing=host_crossing.far_most,
-        reference=THAKUR,
-        commutative_only=False,
-        varying=True,
         supports=needs_power_of_two,
         steady=True,
     ),
-    "bruck": Algorithm(
-        collective="allgather",
-        name="bruck",
-        build=Builder("builders.bruck", "allgather_bruck"),
-        cost=costs.allgather_logarithmic,
-        crossing=host_crossing.evenly,
-        reference=BRUCK,
-        commutative_only=False,
-        varying=True,
-    ),
-    "neighbour_exchange": Algorithm(
-        collective="allgather",
-        name="neighbour_exchange",
-        build=Builder("builders.neighbour_exchange", "allgather_neighbour_exchange"),
-        cost=costs.allgather_neighbour_exchange,
-        reference=CHEN,
-        commutative_only=False,
-        varying=True,
+    row("bruck", "bruck", costs.allgather_logarithmic, BRUCK, crossing=host_crossing.evenly),
+    row(
+        "neighbour_exchange",
+        "neighbour_exchange",
+        costs.allgather_neighbour_exchange,
+        CHEN,
         supports=needs_even,
         steady=True,
     ),
-    "direct": Algorithm(
-        collective="allgather",
-        name="direct",
-        build=Builder("builders.direct", "allgather_direct"),
-        cost=costs.shares_in_windows,
+    row(
+        "direct",
+        "direct",
+        costs.shares_in_windows,
+        f"{CHAN} (its simple algorithm for short vectors, run for every root at once)",
         crossing=host_crossing.evenly,
-        reference=f"{CHAN} (its simple algorithm for short vectors, run for every root at once)",
-        commutative_only=False,
         segmentable=False,
-        varying=True,
     ),
-    "circulant": Algorithm(
-        collective="allgather",
-        name="circulant",
-        build=Builder("builders.circulant", "allgather_circulant"),
-        cost=costs.allgather_logarithmic,
-        crossing=host_crossing.evenly,
-        reference=TRAEFF,
-        commutative_only=False,
-        varying=True,
-        steady=True,
+    row("circulant", "circulant", costs.allgather_logarithmic, TRAEFF, crossing=host_crossing.evenly, steady=True),
+    row(
+        "read",
+        "mapped",
+        costs.allgather_read,
+        f"{SHAH} (the second phase of its two-phase all-pairs algorithm)",
+        **MAPPED,
     ),
-    "read": Algorithm(
-        collective="allgather",
-        name="read",
-        build=Builder("builders.mapped", "allgather_read"),
-        cost=costs.allgather_read,
-        reference=f"{SHAH} (the second phase of its two-phase all-pairs algorithm)",
-        commutative_only=False,
-        segmentable=False,
-        mapped=True,
-        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
-        varying=True,
-    ),
-}
+    commutative_only=False,
+    varying=True,
+)
 
-GATHER: dict[str, Algorithm] = {
-    "linear": Algorithm(
-        collective="gather",
-        name="linear",
-        build=Builder("builders.gather_scatter", "gather_linear"),
-        cost=costs.gather_linear,
-        reference=PJESIVAC,
-        commutative_only=False,
-        segmentable=False,
-        varying=True,
+GATHER = table(
+    "gather",
+    row("linear", "gather_scatter", costs.gather_linear, PJESIVAC, segmentable=False),
+    row("binomial", "gather_scatter", costs.gather_binomial, CHAN),
+    row(
+        "read",
+        "mapped",
+        costs.gather_read,
+        f"{SHAH} (the second phase of its two-phase all-pairs algorithm, for one rank)",
+        **MAPPED,
     ),
-    "binomial": Algorithm(
-        collective="gather",
-        name="binomial",
-        build=Builder("builders.gather_scatter", "gather_binomial"),
-        cost=costs.gather_binomial,
-        reference=CHAN,
-        commutative_only=False,
-        varying=True,
-    ),
-    "read": Algorithm(
-        collective="gather",
-        name="read",
-        build=Builder("builders.mapped", "gather_read"),
-        cost=costs.gather_read,
-        reference=f"{SHAH} (the second phase of its two-phase all-pairs algorithm, for one rank)",
-        commutative_only=False,
-        segmentable=False,
-        mapped=True,
-        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
-        varying=True,
-    ),
-}
+    commutative_only=False,
+    varying=True,
+)
 
-SCATTER: dict[str, Algorithm] = {
-    "linear": Algorithm(
-        collective="scatter",
-        name="linear",
-        build=Builder("builders.gather_scatter", "scatter_linear"),
-        cost=costs.shares_in_windows,
-        reference=PJESIVAC,
-        commutative_only=False,
-        segmentable=False,
-        varying=True,
-    ),
-    "binomial": Algorithm(
-        collective="scatter",
-        name="binomial",
-        build=Builder("builders.gather_scatter", "scatter_binomial"),
-        cost=costs.scatter_binomial,
-        reference=CHAN,
-        commutative_only=False,
-        varying=True,
-    ),
-}
+SCATTER = table(
+    "scatter",
+    row("linear", "gather_scatter", costs.shares_in_windows, PJESIVAC, segmentable=False),
+    row("binomial", "gather_scatter", costs.scatter_binomial, CHAN),
+    commutative_only=False,
+    varying=True,
+)
 
 # Only GPUs run this one: the native executor gives a rank that has no INPUT no partition of the root's.
-SCATTER_ON_DEVICES: dict[str, Algorithm] = {
-    "read": Algorithm(
-        collective="scatter",
-        name="read",
-        build=Builder("builders.mapped", "scatter_read"),
-        cost=costs.scatter_read,
-        reference=f"{GRAHAM} (its broadcast, out of the memory of the root itself, of one share to each rank)",
-        commutative_only=False,
-        segmentable=False,
-        mapped=True,
-        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
-        varying=True,
+SCATTER_ON_DEVICES = table(
+    "scatter",
+    row(
+        "read",
+        "mapped",
+        costs.scatter_read,
+        f"{GRAHAM} (its broadcast, out of the memory of the root itself, of one share to each rank)",
+        **MAPPED,
     ),
-}
+    commutative_only=False,
+    varying=True,
+)
 
-ALLTOALL: dict[str, Algorithm] = {
-    "pairwise": Algorithm(
-        collective="alltoall",
-        name="pairwise",
-        build=Builder("builders.pairwise", "alltoall_pairwise"),
-        cost=costs.shares_around,
+ALLTOALL = table(
+    "alltoall",
+    row(
+        "pairwise",
+        "pairwise",
+        costs.shares_around,
+        THAKUR,
         crossing=host_crossing.evenly,
-        reference=THAKUR,
-        commutative_only=False,
-        in_place=False,
         segmentable=False,
         varying=True,
     ),
-    "direct": Algorithm(
-        collective="alltoall",
-        name="direct",
-        build=Builder("builders.pairwise", "alltoall_direct"),
-        cost=costs.shares_in_windows,
+    row(
+        "direct",
+        "pairwise",
+        costs.shares_in_windows,
+        THAKUR,
         crossing=host_crossing.evenly,
-        reference=THAKUR,
-        commutative_only=False,
-        in_place=False,
         segmentable=False,
         varying=True,
     ),
-    "bruck": Algorithm(
-        collective="alltoall",
-        name="bruck",
-        build=Builder("builders.bruck", "alltoall_bruck"),
-        cost=costs.alltoall_bruck,
-        crossing=host_crossing.evenly,
-        reference=BRUCK,
-        commutative_only=False,
-        in_place=False,
+    row("bruck", "bruck", costs.alltoall_bruck, BRUCK, crossing=host_crossing.evenly),
+    row(
+        "read",
+        "mapped",
+        costs.allgather_read,
+        f"{SHAH} (the second phase of its two-phase all-pairs algorithm, a block of each)",
+        **MAPPED,
     ),
-    "read": Algorithm(
-        collective="alltoall",
-        name="read",
-        build=Builder("builders.mapped", "alltoall_read"),
-        cost=costs.allgather_read,
-        reference=f"{SHAH} (the second phase of its two-phase all-pairs algorithm, a block of each)",
-        commutative_only=False,
-        in_place=False,
-        segmentable=False,
-        mapped=True,
-        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
-    ),
-}
+    commutative_only=False,
+    in_place=False,
+)
 
-BARRIER: dict[str, Algorithm] = {
-    "dissemination": Algorithm(
-        collective="barrier",
-        name="dissemination",
-        build=Builder("builders.dissemination", "barrier_dissemination"),
-        cost=costs.barrier_dissemination,
+BARRIER = table(
+    "barrier",
+    row("dissemination", "dissemination", costs.barrier_dissemination, HENSGEN, crossing=host_crossing.evenly),
+    row(
+        "direct",
+        "direct",
+        costs.barrier_direct,
+        f"{MELLOR_CRUMMEY} (its dissemination barrier, in a single round)",
         crossing=host_crossing.evenly,
-        reference=HENSGEN,
-        commutative_only=False,
-        segmentable=False,
     ),
-    "direct": Algorithm(
-        collective="barrier",
-        name="direct",
-        build=Builder("builders.direct", "barrier_direct"),
-        cost=costs.barrier_direct,
-        crossing=host_crossing.evenly,
-        reference=f"{MELLOR_CRUMMEY} (its dissemination barrier, in a single round)",
-        commutative_only=False,
-        segmentable=False,
-    ),
-    "tree": Algorithm(
-        collective="barrier",
-        name="tree",
-        build=Builder("builders.tree", "barrier_tree"),
-        cost=costs.barrier_tree,
-        reference=MELLOR_CRUMMEY,
-        commutative_only=False,
-        segmentable=False,
-    ),
-    "flags": Algorithm(
-        collective="barrier",
-        name="flags",
-        build=Builder("builders.mapped", "barrier_flags"),
-        cost=costs.barrier_flags,
-        reference=f"{GRAHAM} (its fan-in and fan-out, by all ranks at once)",
-        commutative_only=False,
-        segmentable=False,
-        mapped=True,
-        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
-    ),
-}
+    row("tree", "tree", costs.barrier_tree, MELLOR_CRUMMEY),
+    row("flags", "mapped", costs.barrier_flags, f"{GRAHAM} (its fan-in and fan-out, by all ranks at once)", **MAPPED),
+    commutative_only=False,
+    segmentable=False,
+)

@@ -31,6 +31,7 @@ from unisono.algorithms.ir.plan import (
     Send,
     Span,
     Step,
+    as_written,
 )
 from unisono.errors import UsageError
 
@@ -159,7 +160,7 @@ def _behind(lane: Lane, ended: tuple[tuple[int, int], ...], first_lane: int) -> 
 
 
 def _groups(lane: Lane) -> int:
-    return sum(1 if isinstance(item, Group) else item.times * len(item.groups) for item in lane)
+    return sum(times * len(groups) for times, groups in map(as_written, lane))
 
 
 def embed(phase: Phase, memory: VectorMemory) -> tuple[Lane, ...]:

@@ -20,7 +20,6 @@ A table refers to another by the index of its first row and the number of rows. 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 
 from unisono.algorithms.ir.plan import (
     Copy,
@@ -39,7 +38,9 @@ from unisono.algorithms.ir.plan import (
     Step,
     Wait,
     Write,
+    as_written,
 )
+from unisono.algorithms.ir.walk import reads
 
 VERSION = 3
 
@@ -69,7 +70,7 @@ class _Tables:
         self.operands: list[int] = []
 
     def add_item(self, item: Group | Repeat) -> None:
-        times, groups = (1, (item,)) if isinstance(item, Group) else (item.times, item.groups)
+        times, groups = as_written(item)
         self.items += [times, len(self.groups) // 4, len(groups)]
         for group in groups:
             self._add_group(group)
@@ -85,7 +86,7 @@ class _Tables:
         dst = getattr(step, "dst", None)
         dst_index = self._add_operand(-1, dst) if dst is not None else -1
         first_source = len(self.operands) // _OPERAND_WORDS
-        sources = list(_sources(step))
+        sources = reads(step, -1)
         for peer, span in sources:
             self._add_operand(peer, span)
         flags = bool(getattr(step, "received_first", False)) + 2 * bool(getattr(step, "lower", False))
@@ -95,16 +96,6 @@ class _Tables:
     def _add_operand(self, peer: int, span: Span) -> int:
         self.operands += [peer, int(span.buffer), span.start, span.count, span.stride, span.advance]
         return len(self.operands) // _OPERAND_WORDS - 1
-
-
-def _sources(step: Step) -> Iterable[tuple[int, Span]]:
-    if isinstance(step, ReadReduce):
-        return step.sources
-    if isinstance(step, Reduce):
-        return ((-1, span) for span in step.sources)
-    src = getattr(step, "src", None)
-    peer = step.peer if isinstance(step, Read) else -1
-    return () if src is None else ((peer, src),)
 
 
 def encode(plan: Plan) -> array[int]:

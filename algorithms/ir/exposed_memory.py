@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from unisono.algorithms.ir.plan import Buffer, Plan, Read, ReadReduce, Span, Step
+from unisono.algorithms.ir.plan import Buffer, Plan, Span
+from unisono.algorithms.ir.walk import reads, steps_as_run
 
 
 class Reading(NamedTuple):
@@ -21,10 +22,8 @@ def readings(plans: Sequence[Plan]) -> list[Reading]:
     return [
         Reading(plan.rank, owner, span)
         for plan in plans
-        for lane in range(len(plan.lanes))
-        for group in plan.groups(lane)
-        for step in group.steps
-        for owner, span in _read_by(step)
+        for _, _, step in steps_as_run(plan)
+        for owner, span in reads(step, plan.rank)
         if owner != plan.rank
     ]
 
@@ -35,10 +34,3 @@ def exposed_blocks(plans: Sequence[Plan]) -> list[frozenset[tuple[Buffer, int]]]
     for _, owner, span in readings(plans):
         exposed[owner].update((span.buffer, block) for block in plans[owner].physical_blocks(span))
     return [frozenset(blocks) for blocks in exposed]
-
-
-def _read_by(step: Step) -> Iterator[tuple[int, Span]]:
-    if isinstance(step, Read):
-        yield step.peer, step.src
-    elif isinstance(step, ReadReduce):
-        yield from step.sources

@@ -298,7 +298,7 @@ class Plan:
 
     def group_count(self, lane: int) -> int:
         """Return the number of groups of a lane as run."""
-        return sum(1 if isinstance(item, Group) else item.times * len(item.groups) for item in self.lanes[lane])
+        return sum(times * len(groups) for times, groups in map(as_written, self.lanes[lane]))
 
     def _at(self, step: Step, iteration: int) -> Step:
         changes: dict[str, object] = {}

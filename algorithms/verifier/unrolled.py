@@ -8,10 +8,10 @@ cells that it reads and writes, in the memory of its own rank or, with mapped me
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -31,6 +31,7 @@ from unisono.algorithms.ir.plan import (
     Write,
     as_written,
 )
+from unisono.algorithms.ir.walk import reads, walk, writes
 from unisono.errors import PlanError
 
 
@@ -94,35 +95,6 @@ _UNPAIRED = frozenset((Copy, Reduce, Read, ReadReduce, Write))
 
 NO_PEER = -1
 
-_Spans: TypeAlias = Callable[[Any, int], Sequence[tuple[int, Span]]]
-
-
-def _source(step: Any, rank: int) -> Sequence[tuple[int, Span]]:
-    return ((rank, step.src),)
-
-
-def _target(step: Any, rank: int) -> Sequence[tuple[int, Span]]:
-    return ((rank, step.dst),)
-
-
-def _nothing(step: Any, rank: int) -> Sequence[tuple[int, Span]]:
-    return ()
-
-
-# Kind of step → (the spans that it reads, the spans that it writes), each as (rank whose memory it is, span).
-_SPANS: dict[type, tuple[_Spans, _Spans]] = {
-    Send: (_source, _nothing),
-    Recv: (_nothing, _target),
-    RecvReduce: (_source, _target),
-    Copy: (_source, _target),
-    Reduce: (lambda step, rank: [(rank, span) for span in step.sources], _target),
-    Read: (lambda step, rank: ((step.peer, step.src),), _target),
-    ReadReduce: (lambda step, rank: step.sources, _target),
-    Write: (_source, lambda step, rank: ((step.peer, step.dst),)),
-    Signal: (_nothing, _nothing),
-    Wait: (_nothing, _nothing),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class UnrolledPlan:
@@ -142,8 +114,7 @@ class UnrolledPlan:
 
 def is_mapped(plan: Plan) -> bool:
     """Return whether a plan has steps that need mapped memory."""
-    items = [as_written(item) for lane in plan.lanes for item in lane]
-    return any(type(step) in MAPPED for times, groups in items if times for group in groups for step in group.steps)
+    return any(type(step) in MAPPED for written in walk(plan) if written.times for step in written.group.steps)
 
 
 def first_cell(plan: Plan, buffer: Buffer) -> int:
@@ -228,8 +199,7 @@ class _WrittenStep:
         self._operands = operands
         self._peer: int = getattr(step, "peer", NO_PEER)
         self._peer_advance: int = getattr(step, "peer_advance", 0)
-        reading, writing = _SPANS[type(step)]
-        self._reads, self._writes = reading(step, first.rank), writing(step, first.rank)
+        self._reads, self._writes = reads(step, first.rank), writes(step, first.rank)
         self._check()
 
     def run(self, times: int) -> list[Action]:

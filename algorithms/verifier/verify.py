@@ -32,7 +32,6 @@ first asks for a proof by induction over the builder, the second for happens-bef
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,8 +53,8 @@ from unisono.algorithms.ir.plan import (
     Reduce,
     Send,
     Write,
-    as_written,
 )
+from unisono.algorithms.ir.walk import walk
 from unisono.algorithms.verifier.block_meaning import PlanSet, are_proved_by
 from unisono.algorithms.verifier.hazards import check_hazards
 from unisono.algorithms.verifier.liveness import scratch_high_water
@@ -333,24 +332,22 @@ class _Load(NamedTuple):
 def _load(plan: Plan) -> _Load:
     """Return the load of the rank of a plan. Every iteration of a `Repeat` has the same load."""
     messages = sent = reduced = stored = 0
-    ports: Counter[bool] = Counter()
-    for lane in plan.lanes:
-        most = {True: 0, False: 0}
-        for times, groups in map(as_written, lane):
-            for group in groups if times else ():
-                kinds = [type(step) for step in group.steps]
-                messages += times * kinds.count(Send)
-                for kind, step in zip(kinds, group.steps, strict=True):
-                    if kind in _SENT:
-                        sent += times * _SENT[kind](step, plan.rank)
-                    if kind in _REDUCED:
-                        reduced += times * _REDUCED[kind](step)
-                    if isinstance(step, _STORING) and step.dst.buffer == Buffer.SCRATCH:
-                        stored += times * step.dst.count
-                for sends, of_direction in ((True, SENDING), (False, RECEIVING)):
-                    most[sends] = max(most[sends], sum([kind in of_direction for kind in kinds]))
-        ports.update(most)
-    return _Load(messages, sent, reduced, stored, max(ports.values(), default=0))
+    sends, receives = [0] * len(plan.lanes), [0] * len(plan.lanes)
+    for lane, _, _, times, group in walk(plan):
+        if not times:  # a group of an empty `Repeat`
+            continue
+        kinds = [type(step) for step in group.steps]
+        messages += times * kinds.count(Send)
+        for kind, step in zip(kinds, group.steps, strict=True):
+            if kind in _SENT:
+                sent += times * _SENT[kind](step, plan.rank)
+            if kind in _REDUCED:
+                reduced += times * _REDUCED[kind](step)
+            if isinstance(step, _STORING) and step.dst.buffer == Buffer.SCRATCH:
+                stored += times * step.dst.count
+        sends[lane] = max(sends[lane], sum([kind in SENDING for kind in kinds]))
+        receives[lane] = max(receives[lane], sum([kind in RECEIVING for kind in kinds]))
+    return _Load(messages, sent, reduced, stored, max(sum(sends), sum(receives)))
 
 
 # Kind of step → function of (step, rank) that returns the blocks that the step sends, reads or writes at a peer.

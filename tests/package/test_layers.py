@@ -72,7 +72,7 @@ EXCEPTIONS = {
     },
     "frameworks/gradients/on_device.py": {
         "unisono.collectives.device": "buckets lie in memory of a GPU, between calls whose arrays no user sees",
-        "unisono.collectives.arrays.device_detection.on_device": "a gradient may be on a GPU or on the host",
+        "unisono.collectives.arrays.device_detection": "a gradient may be on a GPU or on the host",
         "unisono.transports.cuda": "kernels pack, quantise and unpack there; no user needs them",
     },
     "frameworks/gradients/bucket_comms.py": {

@@ -26,6 +26,7 @@ from typing import Any
 from unisono.algorithms.ir.binding import Shape
 from unisono.algorithms.ir.exposed_memory import exposed_blocks, readings
 from unisono.algorithms.ir.plan import Buffer, Copy, Plan, Read, ReadReduce, Reduce, Signal, Span, Step, Wait
+from unisono.algorithms.ir.walk import steps_as_run
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import MismatchError, PeerLostError
 from unisono.operations import Lower, Op
@@ -160,7 +161,7 @@ def load_kernels(device: Device, bound: Bound) -> None:
     op, plan = bound.extent.op, bound.plans[bound.rank]
     if op is None:
         return
-    steps = [step for lane in range(len(plan.lanes)) for group in plan.groups(lane) for step in group.steps]
+    steps = [step for _, _, step in steps_as_run(plan)]
     reductions = {(len(step.sources), step.lower) for step in steps if isinstance(step, (Reduce, ReadReduce))}
     reductions |= {(1, True) for step in steps if isinstance(step, Copy) and step.lower}
     for k, lower in reductions:

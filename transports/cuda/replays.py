@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.algorithms.ir.plan import Plan, Signal, Wait
+from unisono.algorithms.ir.walk import steps_as_run
 from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Flags, Graph, Stream
 from unisono.transports.cuda.executor import Bound
@@ -178,13 +179,7 @@ class Replays:
 
 def can_replay(plans: Sequence[Plan]) -> bool:
     """Return whether each rank that signals another one also awaits signals of it, in the plans of all ranks."""
-    steps = [
-        (plan.rank, step)
-        for plan in plans
-        for lane in range(len(plan.lanes))
-        for group in plan.groups(lane)
-        for step in group.steps
-    ]
+    steps = [(plan.rank, step) for plan in plans for _, _, step in steps_as_run(plan)]
     signalled = {(rank, step.peer) for rank, step in steps if isinstance(step, Signal)}
     awaited = {(rank, step.peer) for rank, step in steps if isinstance(step, Wait)}
     return signalled == awaited == {(peer, rank) for rank, peer in signalled}

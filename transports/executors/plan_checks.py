@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from unisono.algorithms.ir.plan import (
     Copy,
-    Group,
-    Lane,
     Plan,
     Read,
     ReadReduce,
@@ -16,10 +12,10 @@ from unisono.algorithms.ir.plan import (
     Reduce,
     Send,
     Signal,
-    Step,
     Wait,
     Write,
 )
+from unisono.algorithms.ir.walk import reads, walk
 from unisono.errors import PlanError
 
 # The steps of executors that pass messages; that can also read the memory of peers; and that can also write it.
@@ -32,7 +28,8 @@ def check_plan(plan: Plan, rank: int, size: int, transport: str, supported: tupl
     """Raise `PlanError` unless `plan` is for `rank` of `size` and all its steps are `supported` by `transport`."""
     if (plan.rank, plan.size) != (rank, size):
         raise PlanError(f"the plan is for rank {plan.rank} of {plan.size}; this is rank {rank} of {size}", rank=rank)
-    unsupported = next((step for lane in plan.lanes for step in _steps(lane) if not isinstance(step, supported)), None)
+    steps = (step for written in walk(plan) for step in written.group.steps)
+    unsupported = next((step for step in steps if not isinstance(step, supported)), None)
     if unsupported is not None:
         raise PlanError(
             f"{plan.collective} by {plan.algorithm} needs mapped memory, which transport {transport!r} does not offer "
@@ -46,7 +43,7 @@ def check_reads(plan: Plan) -> None:
     for lane in range(len(plan.lanes)):
         ready = {plan.rank}
         for group in plan.groups(lane):
-            read = {peer for step in group.steps for peer in _read_by(step)}
+            read = {owner for step in group.steps for owner, _ in reads(step, plan.rank)}
             if not read <= ready:
                 raise PlanError(
                     f"{plan.collective} by {plan.algorithm} reads memory of rank {min(read - ready)} in lane {lane} "
@@ -54,15 +51,3 @@ def check_reads(plan: Plan) -> None:
                     rank=plan.rank,
                 )
             ready |= {step.peer for step in group.steps if isinstance(step, Wait)}
-
-
-def _read_by(step: Step) -> list[int]:
-    if isinstance(step, Read):
-        return [step.peer]
-    return [peer for peer, _ in step.sources] if isinstance(step, ReadReduce) else []
-
-
-def _steps(lane: Lane) -> Iterator[Step]:
-    for item in lane:
-        for group in (item,) if isinstance(item, Group) else item.groups:
-            yield from group.steps

@@ -37,8 +37,8 @@ from unisono.algorithms.ir.plan import (
     Span,
     Wait,
     Write,
-    as_written,
 )
+from unisono.algorithms.ir.walk import walk
 from unisono.errors import UsageError
 from unisono.tuning.machine.topology import Floats, Ranks
 
@@ -144,17 +144,13 @@ def _rows(plan: Plan) -> list[Row]:
 def _written(plan: Plan) -> Iterator[Row]:
     """Yield a row for each step as written."""
     shares = {buffer: _block_share(plan, buffer) for buffer in Buffer}
-    for lane, items in enumerate(plan.lanes):
-        first = 0
-        for item in items:
-            times, groups = as_written(item)
-            stride = len(groups) if times > 1 else 1
-            for offset, group in enumerate(groups):
-                for step in group.steps:
-                    for kind, peer, advance, span in _parts(step, plan.rank):
-                        share = shares[span.buffer] * span.count if span else 0.0
-                        yield Row(kind, lane, first + offset, stride, times, peer, advance if times > 1 else 0, share)
-            first += times * len(groups)
+    for lane, first, stride, times, group in walk(plan):
+        for step in group.steps:
+            for kind, peer, advance, span in _parts(step, plan.rank):
+                share = shares[span.buffer] * span.count if span else 0.0
+                yield Row(
+                    kind, lane, first, stride if times > 1 else 1, times, peer, advance if times > 1 else 0, share
+                )
 
 
 def _parts(step: Any, rank: int) -> list[tuple[int, int, int, Span | None]]:
@@ -195,16 +191,13 @@ def _block_share(plan: Plan, buffer: Buffer) -> float:
 
 def _after(plan: Plan) -> list[After]:
     """Return the waits for groups of other lanes, as if every rank had them."""
-    waits = []
-    for lane, items in enumerate(plan.lanes):
-        first = 0
-        for item in items:
-            times, groups = as_written(item)
-            for offset, group in enumerate(groups):
-                for at in range(first + offset, first + times * len(groups), len(groups)) if group.after else ():
-                    waits += [After(EVERY, lane, at, other, earlier) for other, earlier in group.after]
-            first += times * len(groups)
-    return waits
+    return [
+        After(EVERY, written.lane, number, *earlier)
+        for written in walk(plan)
+        if written.group.after
+        for number in written.numbers()
+        for earlier in written.group.after
+    ]
 
 
 def _radices(algorithm: Algorithm, size: int, params: Mapping[str, Any]) -> list[tuple[int, ...]]:
