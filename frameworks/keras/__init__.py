@@ -4,7 +4,7 @@ Theory of operation. Keras passes the gradients of a step to a method of the opt
 on torch and TensorFlow, and to `stateless_apply` inside a compiled program on JAX. `DistributedOptimizer` puts an
 average over ranks in front of these methods. The callbacks do the rest, so `model.fit` stays as it is.
 
-- `averages.py`: the average of a step's gradients on each backend.
+- `trainable.py`: the methods that get gradients, and the average of a step's gradients on each backend.
 - `optimizer.py`: `DistributedOptimizer`.
 - `callbacks.py`: equal variables at the start, metrics of all ranks, learning rates, and checkpoints of rank 0.
 """

@@ -10,7 +10,7 @@ import keras
 
 from unisono import Communicator, UsageError
 from unisono.data_parallel import average_metrics, broadcast_parameters
-from unisono.frameworks.keras.optimizer import check_outermost, verify_trained
+from unisono.frameworks.keras.trainable import check_outermost, verify_trained
 from unisono.xla_programs import communicator_or_world
 
 

@@ -7,6 +7,7 @@ in any order that their data allow, but all ranks must make their calls in the s
 
 calls: calls of the communicator in both modes.
 collectives: the collectives, with their gradients.
+trainable: gradients as dense tensors, in both modes.
 training: the gradient tape, the optimizers, and the variables.
 sessions: hooks for sessions of TensorFlow 1.
 """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +12,8 @@ import tensorflow as tf
 from unisono import Communicator, GradientReducer, UsageError
 from unisono.data_parallel import broadcast_parameters
 from unisono.frameworks.tensorflow.calls import called
+from unisono.frameworks.tensorflow.trainable import dense, run
+from unisono.frameworks.training.averager import averages
 from unisono.xla_programs import communicator_or_world
 
 
@@ -38,43 +39,18 @@ class Averager:
         Args:
             gradients: tensors, or None where there is no gradient. An ``IndexedSlices`` is made dense.
         """
-        return averaged(self._reduced, gradients)
+        return run(self._reduce, [dense(gradient) for gradient in gradients])
 
     def close(self) -> None:
         """Close the communicators."""
         if self._reducer is not None:
             self._reducer.close()
 
-    def _reduced(self, places: Sequence[int], *gradients: Any) -> list[Any]:
+    def _reduce(self, gradients: list[Any]) -> list[Any]:
         with self._lock:
             if self._reducer is None:
                 self._reducer = GradientReducer(communicator_or_world(self._comm), **self._options)
-            return step(self._reducer, places, gradients)
-
-
-def averaged(reduced: Callable[..., list[Any]], gradients: Sequence[Any]) -> list[Any]:
-    """Return the averages of gradients, in eager mode or in a graph.
-
-    Args:
-        reduced: called with places in the list and the gradients of these places as arrays; returns the averages.
-        gradients: tensors, or None where there is no gradient. An ``IndexedSlices`` is made dense.
-    """
-    at = [place for place, gradient in enumerate(gradients) if gradient is not None]
-    tensors = [tf.convert_to_tensor(gradients[place]) for place in at]
-    averages = called(partial(reduced, at), tensors, [tensor.shape for tensor in tensors])
-    result: list[Any] = [None] * len(gradients)
-    for place, average in zip(at, averages, strict=True):
-        result[place] = average
-    return result
-
-
-def step(reducer: GradientReducer, places: Sequence[int], gradients: Sequence[Any]) -> list[Any]:
-    """Make a step of a reducer with gradients that are named by their places, and return their averages."""
-    for place, gradient in zip(places, gradients, strict=True):
-        # A copy, because the reducer averages in place, and TensorFlow may use the memory again.
-        reducer.ready(f"gradient {place}", gradient.copy())
-    averages = reducer.finish()
-    return [averages[f"gradient {place}"] for place in places]
+            return averages(self._reducer, gradients)
 
 
 # By communicator, and by shapes and dtypes of the gradients, the averagers of tapes that have none of their own.

@@ -14,12 +14,13 @@ hooks. The averager knows the rest of a training step:
 The ranks gather the elements of sparse gradients instead of averaging them. Their buckets need to know that there is
 such a gradient: so a placeholder takes its place, and each rank gathers when the average of the placeholder is there.
 
-Frameworks that compute all gradients of a step at once use `averages` instead, with lists of gradients.
+Frameworks that compute all gradients of a step at once call `averages` or `average_list` instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from unisono import GradientReducer
@@ -64,20 +65,21 @@ class Form(NamedTuple):
         """Return whether a dense gradient travels in another form than its own."""
         return self.predivide != 1.0 or self.compressor is not None
 
-    def encoded(self, gradient: Any) -> tuple[Any, Decode]:
-        """Return the array to reduce for a dense gradient, and the function that decodes the result."""
-        context = None
+    def encoded(self, gradient: Any) -> tuple[Any, Any]:
+        """Return the array to reduce for a dense gradient, and the context that `decoded` needs; None for None."""
+        if gradient is None:
+            return None, None
         if self.predivide != 1.0:
             gradient = gradient / self.predivide
+        return (gradient, None) if self.compressor is None else self.compressor.compress(gradient)
+
+    def decoded(self, average: Any, context: Any) -> Any:
+        """Return the gradient for an array that has been reduced; None for None."""
+        if average is None:
+            return None
         if self.compressor is not None:
-            gradient, context = self.compressor.compress(gradient)
-
-        def decode(average: Any) -> Any:
-            if self.compressor is not None:
-                average = self.compressor.decompress(average, context)
-            return average if self.predivide == 1.0 else average * self.predivide
-
-        return gradient, decode
+            average = self.compressor.decompress(average, context)
+        return average if self.predivide == 1.0 else average * self.predivide
 
 
 class Averager:
@@ -142,8 +144,8 @@ class Averager:
         if is_sparse and not self._form.sparse_as_dense:
             sent = self._placeholder(reducer, name, gradient)
         elif is_sparse or self._form.changes():
-            sent, decode = self._form.encoded(self._trainable.dense(gradient))
-            self._decode[name] = (lambda average: self._trainable.sparse(decode(average))) if is_sparse else decode
+            sent, context = self._form.encoded(self._trainable.dense(gradient))
+            self._decode[name] = partial(self._decoded, context, is_sparse)
             self.passed[name] = None
         elif self._moves:
             self.passed[name] = sent = self._trainable.moved(name, reducer.slot(name))
@@ -196,6 +198,10 @@ class Averager:
             self._decode[name] = self._gather(name)
         return self._trainable.placeholder(name)
 
+    def _decoded(self, context: Any, is_sparse: bool, average: Any) -> Any:
+        gradient = self._form.decoded(average, context)
+        return self._trainable.sparse(gradient) if is_sparse else gradient
+
     def _opened(self) -> GradientReducer:
         reducer = self._open()
         if reducer is not self._reducer:
@@ -203,8 +209,21 @@ class Averager:
         return reducer
 
 
+def average_list(gradients: Sequence[Any], reduce: Callable[[list[Any]], list[Any]], form: Form) -> list[Any]:
+    """Return the averages of the gradients of a step, which travel in a form, or None where there is none.
+
+    Args:
+        gradients: dense gradients of one framework, or None where a variable has none.
+        reduce: takes what travels, and returns the averages, as `averages` does with a reducer.
+        form: the form.
+    """
+    encoded = [form.encoded(gradient) for gradient in gradients]
+    reduced = reduce([sent for sent, _ in encoded])
+    return [form.decoded(average, context) for average, (_, context) in zip(reduced, encoded, strict=True)]
+
+
 def averages(reducer: GradientReducer, gradients: Sequence[Any]) -> list[Any]:
-    """Make a step of a reducer with all gradients of a step, and return their averages.
+    """Make a step of a reducer with all gradients of a step, and return the averages that are due, and None for others.
 
     Args:
         reducer: the reducer, which may overwrite the gradients.

@@ -18,7 +18,8 @@ _SAMPLES = ("x", "y", "sample_weight")
 def change(changes: Changes, keras: Any) -> None:
     """Change `compile`, `fit` and the methods of `keras.Model` that write files."""
     from unisono.frameworks.keras.callbacks import BroadcastVariables, MetricAverage
-    from unisono.frameworks.keras.optimizer import DistributedOptimizer, averages_gradients
+    from unisono.frameworks.keras.optimizer import DistributedOptimizer
+    from unisono.frameworks.keras.trainable import averages_gradients
 
     world = changes.world
     keras.utils.set_random_seed(random.randrange(1 << 31))  # all ranks draw the same number

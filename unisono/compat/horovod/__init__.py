@@ -13,6 +13,7 @@ Modules that all frameworks share:
     objects: Python objects that ranks exchange.
     variables: variables of TensorFlow and Keras.
     reducers: averages of gradients, in whose steps ranks that have joined take part.
+    averaging: lists of gradients of Keras and TensorFlow.
     compression: the base classes of compressors.
     adasum: the reduction "Adasum".
     elastic: training that goes on when ranks are lost or join.

@@ -12,7 +12,7 @@ from unisono.compat.horovod import arrays, job
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.variables import broadcast_values
 from unisono.frameworks.keras import callbacks
-from unisono.frameworks.keras.optimizer import check_outermost, verify_trained
+from unisono.frameworks.keras.trainable import check_outermost, verify_trained
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]

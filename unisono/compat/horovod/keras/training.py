@@ -13,7 +13,8 @@ from unisono.compat.horovod.compression import NoneCompressor
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.variables import weights_of
-from unisono.frameworks.keras.optimizer import check_optimizer, distribute, verify
+from unisono.frameworks.keras.optimizer import verify
+from unisono.frameworks.keras.trainable import check_optimizer, distribute
 
 
 def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is an optimizer)
@@ -141,14 +142,14 @@ def load_model(
 def _averaging_of_backend() -> Any:
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        from unisono.compat.horovod.tensorflow.averaging import Averaging as OfTensorFlow
+        from unisono.compat.horovod.tensorflow.averaging import OfTensorFlow
 
         return OfTensorFlow
     if backend not in ("torch", "jax"):
         raise ArgumentError(f"gradients are not averaged on the backend {backend!r}: set KERAS_BACKEND to another one")
-    from unisono.compat.horovod.keras.averaging import Averaging
+    from unisono.compat.horovod.keras.averaging import OfKeras
 
-    return Averaging
+    return OfKeras
 
 
 def _accumulate(optimizer: Any, passes: int, averages: bool) -> int:

@@ -11,7 +11,7 @@ from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.keras import training as of_keras
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 from unisono.compat.horovod.reducers import JobReducer
-from unisono.compat.horovod.tensorflow.averaging import Averaging
+from unisono.compat.horovod.tensorflow.averaging import OfTensorFlow
 from unisono.compat.horovod.tensorflow.compression import Compression
 from unisono.compat.horovod.variables import weights_of
 from unisono.frameworks.tensorflow.sessions import SessionOptimizer
@@ -24,7 +24,7 @@ _reducers_of_tapes: dict[Any, JobReducer] = {}
 class _DistributedGradientTape(_Tape):
     """A tape whose `gradient` returns averages over ranks, with the methods of Horovod."""
 
-    def __init__(self, tape: Any, averaging: Averaging) -> None:
+    def __init__(self, tape: Any, averaging: OfTensorFlow) -> None:
         super().__init__(tape)
         self._averaging = averaging
 
@@ -84,7 +84,7 @@ def DistributedGradientTape(  # noqa: N802  (the name of Horovod, whose result i
     Raises:
         ArgumentError, UsageError: an argument has a value that it cannot have.
     """
-    averaging = Averaging(
+    averaging = OfTensorFlow(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,
@@ -184,7 +184,7 @@ def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is a
             raise ArgumentError(
                 "backward_passes_per_step is for optimizers of Keras: let an optimizer of TensorFlow 1 make each step"
             )
-        return SessionOptimizer(optimizer, Averaging(predivide=gradient_predivide_factor, **options).average)
+        return SessionOptimizer(optimizer, OfTensorFlow(predivide=gradient_predivide_factor, **options).average)
     return of_keras.DistributedOptimizer(
         optimizer,
         gradient_predivide_factor=gradient_predivide_factor,
