@@ -13,6 +13,7 @@ Programs, each `unisono bench NAME` or `python -m unisono.bench.NAME`:
   `memory.py`: the memory of a rank for its peers. `leaks.py`: what long use leaves behind.
 - `curves.py`: pictures of saved results, for the README and the site.
 - `decision.py`: the cost of the decision at call time. `overlap.py`: calls during computing.
+- `compression.py`: the cost of compressing gradients.
 - `gradients.py`: exposed communication of gradients. `ddp.py`, `horovod_itself.py`: training
   steps of DDP and of Horovod. `torch_calls.py`: calls of torch.
   `jax_calls.py`: calls in programs of JAX.

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import covering, forked_ranks, groups
+from support import covering, forked_ranks
 from support.deadlines import DEADLINE_S
+from support.groups import group_of
 from support.own_processes import children
 
 from unisono.algorithms.catalogue.flat import REGISTERED
@@ -35,7 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    groups.mark(items)
+    for item in items:
+        item.add_marker(group_of(item.path))
 
 
 @pytest.fixture(autouse=True, scope="session")

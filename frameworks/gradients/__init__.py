@@ -14,9 +14,11 @@ The engine:
 Buckets:
     layout: where gradients lie, and how they are cut into buckets.
     bucket_comms: the communicators that carry buckets.
-    compression: narrow forms on the wire, with error feedback.
+    compression: the forms on the wire, with error feedback.
+    stages: the stages of a compressed reduction.
+    blocks, top_k, power_sgd: the compressed forms.
     on_device: gradients on a GPU, which are packed, compressed, reduced and unpacked there.
-    two_stage_reduction: reductions of two collectives, for int8 compression.
+    two_stage_reduction: reductions of two collectives, for compression in blocks.
 
 Decisions of rank 0:
     replanning: when the buckets change, and how.

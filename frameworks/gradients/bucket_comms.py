@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ import numpy as np
 
 from unisono import AbortedError, Communicator, UnisonoError, UsageError, wait_all
 from unisono.collectives.device.workspace import Workspace
-from unisono.frameworks.gradients.compression import COMPRESSIONS, check_compression, communicators_of
+from unisono.frameworks.gradients.compression import compression_of
+from unisono.frameworks.gradients.layout import Piece
 from unisono.frameworks.gradients.on_device import (
     DeviceGradient,
     GradientMemory,
@@ -29,6 +30,7 @@ from unisono.frameworks.gradients.on_device import (
     is_compressible_on_device,
     reduction_on,
 )
+from unisono.frameworks.gradients.stages import Flat
 from unisono.frameworks.gradients.two_stage_reduction import ReductionQueue
 from unisono.frameworks.pending import Pending
 
@@ -60,7 +62,7 @@ def resolved_teams(teams: Teams | int | None, hosts: int, lag: int, compression:
         UsageError: an argument has a value that it cannot have.
     """
     if compression is not None:
-        check_compression(compression)
+        compression_of(compression)
     requested = teams if isinstance(teams, Teams) else Teams(teams)
     count = 1 + lag + (hosts > 1 or compression is not None) if requested.lanes is None else requested.lanes
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -102,7 +104,7 @@ class BucketComms:
         world: the ranks.
         teams: how many bucket communicators to open, and the cores of their threads.
         op: "avg" or "sum".
-        compression: a key of `COMPRESSIONS`, or None.
+        compression: the argument of a reducer.
         timeout_s: the time limit of each reduction; None for that of `world`.
     """
 
@@ -110,6 +112,7 @@ class BucketComms:
         self, world: Communicator, teams: Teams, op: str, compression: str | None, timeout_s: float | None
     ) -> None:
         self._op, self._compression, self._timeout_s = op, compression, timeout_s
+        self._form = None if compression is None else compression_of(compression)
         self._world, self._count = world, teams.lanes or 1
         self._cores = teams.cores
         self._comms: list[_BucketComm] = []
@@ -119,7 +122,7 @@ class BucketComms:
 
         With a workspace, they are for buckets on its device.
         """
-        collectives = communicators_of(self._compression) if workspace is None else 1
+        collectives = len(self._form.calls) if self._form is not None and workspace is None else 1
         while len(self._comms) < self._count:
             communicators = [self._world.dup() for _ in range(collectives)]
             lane = None if workspace is None else Lane(communicators[0], workspace)
@@ -130,9 +133,16 @@ class BucketComms:
 
     def compresses(self, dtype: str) -> bool:
         """Return whether buckets of this dtype are compressed: only if compression makes an element smaller."""
-        return self._compression is not None and np.dtype(self._compression).itemsize < np.dtype(dtype).itemsize
+        return self._form is not None and self._form.itemsize < np.dtype(dtype).itemsize
 
-    def reduction(self, step: int, place: int, memory: Any, residual: Any) -> Callable[[], Pending]:
+    @property
+    def kinds_of_state(self) -> tuple[str, ...]:
+        """The kinds of state that compression keeps for each element."""
+        return self._form.state if self._form is not None else ()
+
+    def reduction(
+        self, step: int, place: int, memory: Any, state: Mapping[str, Any] | None, pieces: Sequence[Piece] = ()
+    ) -> Callable[[], Pending]:
         """Return a function that starts the reduction of `memory` in place.
 
         The function can be called once in every training step that uses this memory.
@@ -142,16 +152,18 @@ class BucketComms:
                 their number, carries the bucket, so training steps in flight begin with different ones.
             place: the place of the bucket in the order in which the buckets of a training step are started.
             memory: the elements of the bucket.
-            residual: the residual of the bucket, float32; None if the bucket is not compressed.
+            state: by kind, the state of the bucket, float32; None if the bucket is not compressed.
+            pieces: the gradients in the bucket.
         """
         communicators, queue, lane = self._comms[(step + place) % len(self._comms)]
         if lane is not None:
+            residual = None if state is None else state["residuals"]
             return reduction_on(lane, memory, residual, self._compression, self._op, self._timeout_s)
-        if residual is None:
+        if state is None or self._form is None:
             plan = communicators[0].plan("allreduce", memory, op=self._op, out=memory, timeout_s=self._timeout_s)
             return partial(plan, wait=False)
-        compression = COMPRESSIONS[self._compression or ""]
-        return partial(queue.start, compression(communicators, memory, residual, self._op, self._timeout_s))
+        flat = Flat(communicators, memory, state, pieces, self._op, self._timeout_s)
+        return partial(queue.start, self._form.stages(flat))
 
     def nbytes_sent(self) -> int:
         """Return the bytes that this rank has sent so far over all bucket communicators."""
@@ -161,9 +173,9 @@ class BucketComms:
 
     def algorithm(self, nbytes: int, dtype: str) -> str:
         """Return the name of the algorithm that reduces a bucket of this size."""
-        if not self.compresses(dtype):
+        if self._form is None or not self.compresses(dtype):
             return self._comms[0].communicators[0].explain("allreduce", nbytes, dtype, self._op).choice.algorithm
-        return "int8 alltoall, allgather" if self._compression == "int8" else f"{self._compression} allreduce"
+        return f"{self._compression} {', '.join(self._form.calls)}"
 
     def predicted_s(self, nbytes: int, dtype: str) -> float:
         """Return the seconds that the tuner predicts for an uncompressed bucket of this size; 0 if it predicts none."""
@@ -187,7 +199,7 @@ class DeviceAverages:
 
     Args:
         world: the ranks.
-        compression: a key of `COMPRESSIONS`.
+        compression: one that GPUs compress to.
     """
 
     def __init__(self, world: Communicator, compression: str) -> None:
@@ -217,7 +229,7 @@ class DeviceAverages:
             has_residual = before is not None and before[0][1] == place[1]
             residual = before[1] if before and has_residual else workspace.zeros(place[1], np.float32)
             memory = workspace.at(*place, lent.flat.dtype, lent.array)
-            self._started[index] = place, residual, self._comms.reduction(0, 0, memory, residual)
+            self._started[index] = place, residual, self._comms.reduction(0, 0, memory, {"residuals": residual})
         return self._started[index][2]()
 
     def _deliver(self, lent: DeviceGradient) -> None:

@@ -2,59 +2,75 @@
 
 Theory of operation
 -------------------
-Rounding to the narrow form loses a part of each element. The rank keeps that part as the *residual* of the element and
-adds it to its next gradient, so that nothing is lost in the long run (Seide et al. 2014; Karimireddy et al. 2019).
-There are two forms:
+A compressed form loses a part of each element. The rank keeps that part as the *residual* of the element and adds it to
+its next gradient, so that nothing is lost in the long run (Seide et al. 2014; Karimireddy et al. 2019). The forms:
 
 - "float16" and "bfloat16": each rank rounds its elements, the sum is computed in float32, and the result is rounded
   once. No rank keeps the loss of that second rounding, because no rank sees it.
-- "int8": blocks of `BLOCK` elements, each with a float32 scale, which is its largest magnitude / 127. Each rank owns a
-  part of the bucket. Every rank sends each owner its part, quantised. The owner sums up in float32 and sends the result
-  to all ranks, quantised again. Only the owner knows the error of this second quantisation, so it adds the error to its
-  residual. Its next gradient then corrects the result.
+- "int8", "float8", "int4" and "onebit": blocks of elements with scales (`blocks`).
+- "topk": the largest elements with their indices (`top_k`).
+- "powersgd": two narrow matrices for a wide one (`power_sgd`).
 
-An element that is not finite stays so: by itself in the narrow floats, and with all its block in int8. It leaves no
-residual.
+An element that is not finite stays so: by itself in the narrow floats and with "topk", with all its block in blocks,
+and with all its matrix with "powersgd". It leaves no residual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from unisono import Communicator, UsageError, Work
+from unisono import UsageError, Work
 from unisono.foundation.near_names import did_you_mean
-from unisono.frameworks.arrays import Array, same_bits
+from unisono.frameworks.arrays import same_bits
+from unisono.frameworks.gradients.blocks import CODECS, in_blocks
 from unisono.frameworks.gradients.layout import Gradient
-from unisono.transports.reductions.wire_formats import from_wire, to_wire, wire_nbytes
+from unisono.frameworks.gradients.power_sgd import power_sgd
+from unisono.frameworks.gradients.stages import Flat, Floats, Stages
+from unisono.frameworks.gradients.top_k import top_k
+from unisono.transports.reductions.wire_formats import from_wire, to_wire
 
-BLOCK = 256
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+# The kinds of state that are the same on all ranks. The others belong to a rank.
+SHARED_STATE = frozenset({"bases"})
 
-Start: TypeAlias = Callable[[], Work[Any]]
 
-
-class Stages(NamedTuple):
-    """The stages of a compressed reduction of flat memory in place. Each training step uses them again.
+class Setting(NamedTuple):
+    """A number of a compression that programs may set.
 
     Attributes:
-        starts: functions that each prepare and start a collective: the first one when the memory is ready, each other
-            one when the collective before it has ended.
-        finish: a function that writes the result to the memory when the last collective has ended.
-
-    Only ``starts[0]`` and `finish` use the memory and its residual.
+        default: its value; its type is that of all values.
+        least, most: the limits of its values.
     """
 
-    starts: Sequence[Start]
-    finish: Callable[[], None]
+    default: float
+    least: float
+    most: float
 
 
-# ``compression(communicators, memory, residual, op, timeout_s)``: a communicator for each collective, flat memory, and
-# its residual, a flat float32 array.
-Compression: TypeAlias = Callable[[Sequence[Communicator], Array, Array, str, float | None], Stages]
+class Compression(NamedTuple):
+    """A compressed form.
+
+    Attributes:
+        stages: ``stages(flat, **settings)`` returns the stages of a reduction.
+        calls: the collectives of a reduction. Each has a communicator of its own.
+        itemsize: the bytes of an element on the wire, about. Elements of narrower dtypes are not compressed.
+        state: the kinds of state of each element.
+        settings: the settings by name.
+        on_device: whether GPUs compress it.
+    """
+
+    stages: Callable[..., Stages]
+    calls: tuple[str, ...]
+    itemsize: float
+    state: tuple[str, ...] = ("residuals",)
+    settings: Mapping[str, Setting] = {}
+    on_device: bool = False
 
 
 def check_compressible(gradients: Iterable[Gradient], compression: str) -> None:
@@ -71,30 +87,13 @@ def check_compressible(gradients: Iterable[Gradient], compression: str) -> None:
             )
 
 
-class _Floats:
-    """Memory as float32: the memory itself, or a float32 copy if it has another dtype."""
-
-    def __init__(self, memory: Array) -> None:
-        self._memory = memory
-        self.x = memory if memory.dtype == np.float32 else np.empty(memory.size, np.float32)
-
-    def read(self) -> Array:
-        if self.x is not self._memory:
-            with np.errstate(over="ignore"):
-                np.copyto(self.x, self._memory, casting="same_kind")
-        return self.x
-
-    def write_back(self) -> None:
-        if self.x is not self._memory:
-            np.copyto(self._memory, self.x, casting="same_kind")
-
-
-def _narrow(
-    form: str, communicators: Sequence[Communicator], memory: Array, residual: Array, op: str, timeout_s: float | None
-) -> Stages:
-    """Return the stages of a reduction in narrow floats, for the arguments of `Compression`."""
-    floats, wire = _Floats(memory), np.empty(memory.size, np.dtype(form))
-    allreduce = communicators[0].plan("allreduce", wire, op=op, out=wire, accumulate="float32", timeout_s=timeout_s)
+def _narrow(form: str, flat: Flat) -> Stages:
+    """Return the stages of a reduction in narrow floats."""
+    memory, residual = flat.memory, flat.state["residuals"]
+    floats, wire = Floats(memory), np.empty(memory.size, np.dtype(form))
+    allreduce = flat.communicators[0].plan(
+        "allreduce", wire, op=flat.op, out=wire, accumulate="float32", timeout_s=flat.timeout_s
+    )
 
     def start() -> Work[Any]:
         to_wire(form, wire, floats.read(), residual)
@@ -109,62 +108,64 @@ def _narrow(
     return Stages((start,), finish)
 
 
-def _in_blocks(
-    communicators: Sequence[Communicator], memory: Array, residual: Array, op: str, timeout_s: float | None
-) -> Stages:
-    """Return the stages of a reduction in blocks of int8, for the arguments of `Compression`."""
-    size, rank = communicators[0].size, communicators[0].rank
-    part = -(-memory.size // (size * BLOCK)) * BLOCK  # elements per rank; the last parts may be shorter
-    begin, end = (min(memory.size, owner * part) for owner in (rank, rank + 1))
-    # The last parts are padded with blocks of zeros, whose sums are zero.
-    wire = np.zeros((size, wire_nbytes("int8", part)), np.uint8)
-    received, own = np.empty_like(wire), np.empty_like(wire[:1])
-    floats, total, lost = _Floats(memory), np.empty(part, np.float32), np.empty(part, np.float32)
-    alltoall = communicators[0].plan("alltoall", wire, out=received, timeout_s=timeout_s)
-    allgather = communicators[1].plan("allgather", own, out=wire, timeout_s=timeout_s)
-    weight = np.float32(size if op == "avg" else 1)
-
-    def exchange() -> Work[Any]:
-        to_wire("int8", wire.reshape(-1), floats.read(), residual)
-        work: Work[Any] = alltoall(wait=False)
-        return work
-
-    def share_result() -> Work[Any]:
-        for source, row in enumerate(received):
-            from_wire("int8", total, row, adds=source > 0)
-        total[...] /= weight
-        lost[...] = 0
-        to_wire("int8", own[0], total, lost)
-        work: Work[Any] = allgather(wait=False)
-        return work
-
-    @same_bits
-    def finish() -> None:
-        residual[begin:end] += weight * lost[: end - begin]
-        from_wire("int8", floats.x, wire.reshape(-1))
-        floats.write_back()
-
-    return Stages((exchange, share_result), finish)
+def _blocks(name: str, itemsize: float, *, on_device: bool = False) -> Compression:
+    return Compression(partial(in_blocks, CODECS[name]), ("alltoall", "allgather"), itemsize, on_device=on_device)
 
 
 COMPRESSIONS: Mapping[str, Compression] = {
-    "float16": partial(_narrow, "float16"),
-    "bfloat16": partial(_narrow, "bfloat16"),
-    "int8": _in_blocks,
+    "float16": Compression(partial(_narrow, "float16"), ("allreduce",), 2, on_device=True),
+    "bfloat16": Compression(partial(_narrow, "bfloat16"), ("allreduce",), 2, on_device=True),
+    "int8": _blocks("int8", 1, on_device=True),
+    "float8": _blocks("float8", 1),
+    "int4": _blocks("int4", 0.5),
+    "onebit": _blocks("onebit", 0.125),
+    "topk": Compression(
+        top_k,
+        ("allgather",),
+        0.125,
+        ("residuals", "velocities"),
+        {
+            "ratio": Setting(0.01, 1e-9, 1.0),
+            "momentum": Setting(0.0, 0.0, math.nextafter(1, 0)),
+            "clip": Setting(math.inf, 1e-300, math.inf),
+        },
+    ),
+    "powersgd": Compression(
+        power_sgd, ("allreduce", "allreduce"), 0.125, ("residuals", "bases"), {"rank": Setting(4, 1, 1 << 16)}
+    ),
 }
 
 
-def check_compression(compression: str) -> None:
-    """Check that there is a compression of this name.
+@functools.cache
+def compression_of(text: str) -> Compression:
+    """Return the compression that a text names, with its settings: such as "int8" or "topk:ratio=0.001,momentum=0.9".
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such compression or setting, or a setting has a value that it cannot have.
     """
-    if compression not in COMPRESSIONS:
-        hint = did_you_mean(str(compression), COMPRESSIONS)
-        raise UsageError(f"compression must be one of {', '.join(COMPRESSIONS)}, or None, not {compression!r}{hint}")
+    name, _, rest = text.partition(":") if isinstance(text, str) else (text, "", "")
+    row = COMPRESSIONS.get(name)
+    if row is None:
+        hint = did_you_mean(str(name), COMPRESSIONS)
+        raise UsageError(f"compression must be one of {', '.join(COMPRESSIONS)}, or None, not {text!r}{hint}")
+    values = {key: setting.default for key, setting in row.settings.items()}
+    for item in filter(None, rest.split(",")):
+        key, _, value = item.partition("=")
+        values[key] = _number(text, row.settings.get(key), key, value, row.settings)
+    state = tuple(kind for kind in row.state if kind != "velocities" or values["momentum"])
+    return row._replace(stages=partial(row.stages, **values), state=state)
 
 
-def communicators_of(compression: str | None) -> int:
-    """Return how many communicators the collectives of a reduction need."""
-    return 2 if compression == "int8" else 1
+def _number(text: str, setting: Setting | None, key: str, value: str, settings: Mapping[str, Setting]) -> float:
+    if setting is None:
+        known = f"its settings are {', '.join(settings)}" if settings else "it has no settings"
+        raise UsageError(f"compression {text!r} sets {key!r}, and {known}{did_you_mean(key, settings)}")
+    try:
+        number = type(setting.default)(value)
+    except ValueError:
+        number = math.nan
+    if not setting.least <= number <= setting.most:
+        kind = "an integer" if isinstance(setting.default, int) else "a number"
+        limits = f"{kind} from {setting.least:g} to {setting.most:g}"
+        raise UsageError(f"compression {text!r} sets {key} to {value!r}: it must be {limits}")
+    return number

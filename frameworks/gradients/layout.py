@@ -20,6 +20,25 @@ import numpy as np
 ALIGNMENT = 64
 
 
+class Piece(NamedTuple):
+    """The part of one gradient that lies in flat memory, from element `start` to before `stop`.
+
+    Attributes:
+        columns: the number of columns of the gradient as a matrix, whose rows are its first dimension.
+        column: the column of the first element.
+    """
+
+    start: int
+    stop: int
+    columns: int
+    column: int = 0
+
+
+def columns_of(shape: Sequence[int]) -> int:
+    """Return the number of columns of an array as a matrix, whose rows are its first dimension; 1 for a vector."""
+    return max(1, math.prod(shape[1:]))
+
+
 class Gradient(NamedTuple):
     """The name, shape and dtype of a gradient, on which the ranks agree. The dtype is numpy's name of it."""
 
@@ -85,6 +104,17 @@ class Layout(NamedTuple):
             nbytes_after[name] = total = total + gradient.elements * np.dtype(gradient.dtype).itemsize
         ready_at = [max(nbytes_after[name] for name in bucket.names) for bucket in self.buckets]
         return [Filling(bucket.nbytes, at / max(total, 1)) for bucket, at in zip(self.buckets, ready_at, strict=True)]
+
+    def pieces_of(self, bucket: Bucket) -> list[Piece]:
+        """Return the parts of gradients that lie in a bucket."""
+        pieces = []
+        for name in bucket.names:
+            gradient, begin = self.gradients[name], self.offsets[name]
+            start, stop = max(begin, bucket.start), min(begin + gradient.elements, bucket.stop)
+            if start < stop:
+                columns = columns_of(gradient.shape)
+                pieces.append(Piece(start - bucket.start, stop - bucket.start, columns, (start - begin) % columns))
+        return pieces
 
     def buckets_of(self) -> dict[str, tuple[int, ...]]:
         """Return the indices of the buckets in which each gradient lies."""

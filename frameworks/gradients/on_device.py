@@ -29,6 +29,7 @@ from unisono.collectives.device.workspace import Vector, Workspace
 from unisono.dtypes import DTYPES
 from unisono.errors import TransportUnavailableError
 from unisono.frameworks.arrays import FlatArray, flattening_of
+from unisono.frameworks.gradients.compression import COMPRESSIONS, compression_of
 from unisono.frameworks.gradients.layout import Gradient
 from unisono.frameworks.pending import Pending
 from unisono.transports.cuda.device import Extent
@@ -208,8 +209,13 @@ def check_compressible_on_device(gradients: Iterable[Gradient], compression: str
     """Check that kernels can compress all gradients.
 
     Raises:
-        UsageError: one has another dtype; the message names it.
+        UsageError: they cannot, or one has another dtype; the message names it.
     """
+    if not compression_of(compression).on_device:
+        raise UsageError(
+            f"a GPU does not compress gradients to {compression}: pass compression=None or "
+            f"{', '.join(name for name, each in COMPRESSIONS.items() if each.on_device)}"
+        )
     for gradient in gradients:
         if not is_compressible_on_device(gradient.dtype):
             raise UsageError(

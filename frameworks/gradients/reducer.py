@@ -42,6 +42,7 @@ from unisono.frameworks.gradients import agreement, intake, traces
 from unisono.frameworks.gradients.additions import average_new
 from unisono.frameworks.gradients.agreement import Complaint, Flags
 from unisono.frameworks.gradients.bucket_comms import BucketComms, Teams, resolved_teams
+from unisono.frameworks.gradients.compression import SHARED_STATE
 from unisono.frameworks.gradients.first_step import FirstStep
 from unisono.frameworks.gradients.lag import lag_of
 from unisono.frameworks.gradients.layout import Gradient
@@ -79,8 +80,9 @@ class GradientReducer:
         world: the ranks.
         bucket_nbytes: the approximate number of bytes that are reduced by one call. By default, the reducer measures
             its first steps and chooses this number.
-        compression: "float16", "bfloat16" or "int8": the type in which gradients of wider floats travel, with error
-            feedback; None for no compression.
+        compression: the form in which gradients of wider floats travel, with error feedback: "float16", "bfloat16",
+            "int8", "float8", "int4", "onebit", "topk" or "powersgd", with settings behind a colon, such as
+            "topk:ratio=0.001,momentum=0.9" and "powersgd:rank=2"; None for no compression.
         lag: after how many steps gradients are applied: `finish` of step t returns those of step t − lag. In the steps
             in which the lag rises, `finish` returns nothing; in those in which it falls, it returns the sum of two
             steps. So every gradient is returned once.
@@ -317,7 +319,7 @@ class GradientReducer:
                 "gradients": [tuple(gradient) for gradient in self._pool.layout.gradients.values()]
                 if self._pool
                 else [],
-                "residuals": self._pool.copy_residuals() if self._pool else {},
+                **{kind: self._pool.copy_state(kind) if self._pool else {} for kind in self._comms.kinds_of_state},
                 "in_flight": in_flight,
             }
 
@@ -353,8 +355,9 @@ class GradientReducer:
             if device is not None:
                 self._where.open(device)
             self._pool = self._new_pool(gradients, state["turns"])
-            if self._pool.residuals is not None and self._is_own(state):
-                self._pool.residuals.write(state["residuals"])
+            kinds = self._pool.states.keys()
+            for kind in kinds if kinds and self._is_own(state) else kinds & SHARED_STATE:
+                self._pool.states[kind].write(state.get(kind, {}))
             for saved in state["in_flight"]:
                 memory = self._pool.take()
                 memory.write(saved)

@@ -303,7 +303,7 @@ class StepMemoryPool:
     Attributes:
         layout: where gradients lie.
         start_order: the order in which buckets are started.
-        residuals: the residual of each gradient; None if nothing is compressed.
+        states: by kind, what compression keeps of each gradient; empty if nothing is compressed.
     """
 
     def __init__(
@@ -319,10 +319,13 @@ class StepMemoryPool:
         self._workspace = workspace
         self.layout = layout_of(gradients, bucket_nbytes)
         self.start_order = tuple(start_order) or tuple(range(len(self.layout.buckets)))
-        self.residuals: Slots | None = None
+        self.states: dict[str, Slots] = {}
         if any(comms.compresses(dtype) for dtype in self.layout.lengths):
-            self.residuals = Slots(self.layout, np.zeros if workspace is None else workspace.zeros, np.float32)
-            self.residuals.write(previous.copy_residuals() if previous else {})
+            for kind in comms.kinds_of_state:
+                slots = self.states[kind] = Slots(
+                    self.layout, np.zeros if workspace is None else workspace.zeros, np.float32
+                )
+                slots.write(previous.copy_state(kind) if previous else {})
         self._comms = comms
         self._algorithms = [comms.algorithm(bucket.nbytes, bucket.dtype) for bucket in self.layout.buckets]
         self._free: deque[StepMemory] = deque()
@@ -352,14 +355,15 @@ class StepMemoryPool:
             Span(bucket, algorithm) for bucket, algorithm in zip(self.layout.buckets, self._algorithms, strict=True)
         ]
 
-    def copy_residuals(self) -> dict[str, Array]:
-        """Return copies of the residuals, by name."""
-        return self.residuals.copies() if self.residuals is not None else {}
+    def copy_state(self, kind: str) -> dict[str, Array]:
+        """Return copies of a kind of state, by name; it is empty if there is no state of this kind."""
+        return self.states[kind].copies() if kind in self.states else {}
 
     def _reduction(self, index: int, memory: Any) -> Callable[[], Pending]:
         is_compressed = self._comms.compresses(self.layout.buckets[index].dtype)
-        residual = self.residuals.buckets[index] if self.residuals is not None and is_compressed else None
-        return self._comms.reduction(self._count, self.start_order.index(index), memory, residual)
+        state = {kind: slots.buckets[index] for kind, slots in self.states.items()} if is_compressed else None
+        pieces = self.layout.pieces_of(self.layout.buckets[index])
+        return self._comms.reduction(self._count, self.start_order.index(index), memory, state, pieces)
 
 
 def _load(slot: Any, elements: Array) -> None:

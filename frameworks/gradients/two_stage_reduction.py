@@ -1,4 +1,4 @@
-"""Reductions of two collectives: the second starts when the first has ended. Int8 compression needs them.
+"""Reductions of two collectives: the second starts when the first has ended. Compression in blocks needs them.
 
 Theory of operation
 -------------------
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono import UnisonoError
-from unisono.frameworks.gradients.compression import Stages
+from unisono.frameworks.gradients.stages import Stages
 
 
 class ReductionQueue:

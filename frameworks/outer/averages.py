@@ -7,13 +7,16 @@ their notes by "bor" together with the complements, so all of them see whether a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from unisono import Communicator, MismatchError
 from unisono.frameworks.arrays import Array
-from unisono.frameworks.gradients.compression import COMPRESSIONS, communicators_of
+from unisono.frameworks.gradients.compression import compression_of
+from unisono.frameworks.gradients.layout import Piece
+from unisono.frameworks.gradients.stages import Flat
 from unisono.frameworks.gradients.two_stage_reduction import ReductionQueue
 from unisono.frameworks.pending import Pending
 
@@ -26,32 +29,37 @@ class Averages:
     Args:
         world: the ranks.
         memories: by fragment, the flat memory that is averaged in place, float32 or float64.
-        compression: a key of `COMPRESSIONS`, or None.
+        pieces: by fragment, where its parameters lie in the memory.
+        compression: the argument of a reducer.
         timeout_s: the time limit of each average; None for that of `world`.
 
     Attributes:
-        residuals: by fragment, what compression has lost so far, as float32; empty without compression.
+        states: by fragment, and then by kind, what compression keeps; without compression there are no kinds.
     """
 
     def __init__(
-        self, world: Communicator, memories: Sequence[Array], compression: str | None, timeout_s: float | None
+        self,
+        world: Communicator,
+        memories: Sequence[Array],
+        pieces: Sequence[Sequence[Piece]],
+        compression: str | None,
+        timeout_s: float | None,
     ) -> None:
         self._world = world
         self._notes = world.dup()
-        self._comms = [world.dup() for _ in range(communicators_of(compression))]
+        form = None if compression is None else compression_of(compression)
+        self._comms = [world.dup() for _ in (form.calls if form is not None else "1")]
         self._queue = ReductionQueue()
-        self.residuals: list[Array] = []
-        if compression is None:
+        kinds = form.state if form is not None else ()
+        self.states = [{kind: np.zeros(x.size, np.float32) for kind in kinds} for x in memories]
+        if form is None:
             plans = [self._comms[0].plan("allreduce", x, op="avg", out=x, timeout_s=timeout_s) for x in memories]
-            self._starts: list[Any] = [_unwaited(plan) for plan in plans]
+            self._starts: list[Any] = [partial(plan, wait=False) for plan in plans]
         else:
-            compress = COMPRESSIONS[compression]
-            self.residuals = [np.zeros(x.size, np.float32) for x in memories]
-            stages = [
-                compress(self._comms, x, residual, "avg", timeout_s)
-                for x, residual in zip(memories, self.residuals, strict=True)
+            self._starts = [
+                partial(self._queue.start, form.stages(Flat(self._comms, x, state, parts, "avg", timeout_s)))
+                for x, state, parts in zip(memories, self.states, pieces, strict=True)
             ]
-            self._starts = [lambda each=each: self._queue.start(each) for each in stages]
         self._timeout_s = timeout_s
         self._flying: dict[int, tuple[Pending, Pending, Array, tuple[int, int]]] = {}
 
@@ -97,7 +105,3 @@ class Averages:
             "checkpoint on all ranks",
         )[column]
         return MismatchError(text, rank=self._world.rank, peer=peers[0])
-
-
-def _unwaited(plan: Any) -> Any:
-    return lambda: plan(wait=False)

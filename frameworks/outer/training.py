@@ -22,6 +22,7 @@ filtering", ICASSP 2016; Douillard et al., "DiLoCo", arXiv:2311.08105, and "Stre
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,8 @@ from unisono.frameworks.arrays import Array, FlatArray, Named, checksum, flatten
 from unisono.frameworks.data_parallel.hybrid import members_of
 from unisono.frameworks.data_parallel.layers import Layer, change, layers_of, mix, read, write
 from unisono.frameworks.data_parallel.parameters import check_names, check_writable, verify_sync
-from unisono.frameworks.gradients.compression import check_compression
+from unisono.frameworks.gradients.compression import SHARED_STATE, compression_of
+from unisono.frameworks.gradients.layout import Piece, columns_of
 from unisono.frameworks.outer.averages import Averages
 from unisono.frameworks.outer.fragments import Schedule, check_schedule, fragments_of
 from unisono.frameworks.outer.rules import OuterRule, check_rule
@@ -107,7 +109,7 @@ class DiLoCo:
         if isinstance(mixing, bool) or not isinstance(mixing, (int, float)) or not 0 < mixing <= 1:
             raise UsageError(f"mixing must be above 0 and at most 1, not {mixing!r}")
         if compression is not None:
-            check_compression(compression)
+            compression_of(compression)
         members = _groups_of(groups, world)
         named = dict(pairs_of(parameters))
         lent = flatten_all(named)
@@ -128,7 +130,10 @@ class DiLoCo:
         self._weight = len(members[index]) * len(members) / world.size
         self.group = world.subgroup(members[index])
         between = world.split(0 if self.group.rank == 0 else None)
-        self._averages = Averages(between, self._changes, compression, timeout_s) if between is not None else None
+        pieces = [_pieces_of(fragment, lent) for fragment in self._fragments]
+        self._averages = (
+            Averages(between, self._changes, pieces, compression, timeout_s) if between is not None else None
+        )
         self._between, self._world = between, world
         self.steps = 0
         self._due: dict[int, int] = {}  # by fragment on its way, the step after which its average is used
@@ -198,7 +203,7 @@ class DiLoCo:
             "steps": self.steps,
             "values": [each.copy() for each in self._values],
             "velocities": [None if each is None else each.copy() for each in self._velocities],
-            "residuals": [each.copy() for each in self._residuals],
+            "compression": [{kind: x.copy() for kind, x in state.items()} for state in self._states],
             "due": dict(self._due),
             "changes": {index: self._changes[index].copy() for index in self._due},
         }
@@ -225,10 +230,9 @@ class DiLoCo:
         _copy_all(self._velocities, state["velocities"])
         for index, average in state["changes"].items():
             self._changes[index][...] = average
-        for residual in self._residuals:
-            residual[...] = 0
-        if state["rank"] == self._world.rank:
-            _copy_all(self._residuals, state["residuals"])
+        for own, saved in zip(self._states, state["compression"], strict=False):
+            for kind, x in own.items():
+                x[...] = saved[kind] if state["rank"] == self._world.rank or kind in SHARED_STATE else 0
 
     def nbytes_sent(self) -> int:
         """Return the bytes that this rank has sent so far for averages between groups."""
@@ -245,8 +249,8 @@ class DiLoCo:
     # --- the way of a fragment --------------------------------------------------------------------------------------
 
     @property
-    def _residuals(self) -> list[Array]:
-        return self._averages.residuals if self._averages is not None else []
+    def _states(self) -> list[dict[str, Array]]:
+        return self._averages.states if self._averages is not None else []
 
     def _lent(self, fragment: Layer, named: Mapping[str, Any]) -> dict[str, FlatArray]:
         """Return the parameters of a fragment as flat arrays, after checking all parameters."""
@@ -360,6 +364,16 @@ def _groups_of(groups: Any, world: Communicator) -> list[list[int]]:
     if isinstance(groups, str):
         raise UsageError(f'groups must be "hosts", a number, or the ranks of each group, not {groups!r}')
     return members_of(groups, world.size)
+
+
+def _pieces_of(fragment: Layer, lent: Mapping[str, FlatArray]) -> list[Piece]:
+    """Return where the parameters lie in the memory of a fragment."""
+    stops = list(itertools.accumulate(count for _, _, count in fragment.parts))
+    return [
+        Piece(stop - count, stop, columns_of(lent[name].shape))
+        for stop, (name, _, count) in zip(stops, fragment.parts, strict=True)
+        if count
+    ]
 
 
 def _copy_all(arrays: Sequence[Array | None], saved: Sequence[Array | None]) -> None:

@@ -2,7 +2,9 @@
 
 # No ``from __future__ import annotations``: DDP reads the annotations of a hook, and they must not be strings.
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import torch.distributed as dist
 from unisono import Communicator
 from unisono.frameworks.arrays import Array
 from unisono.frameworks.gradients.bucket_comms import BucketComms, DeviceAverages, resolved_teams
+from unisono.frameworks.gradients.compression import compression_of
+from unisono.frameworks.gradients.layout import Piece, columns_of
 from unisono.frameworks.torch.tensors import GpuStage, Stage
 from unisono.frameworks.torch.work import Work, WorkKeeper
 
@@ -24,17 +28,18 @@ def ddp_hook(communicator: Communicator, compression: str | None = None) -> Call
 
     Args:
         communicator: the ranks.
-        compression: the type in which gradients travel, as for `unisono.GradientReducer`: "float16", "bfloat16" or
-            "int8"; None for no compression.
+        compression: the form in which gradients travel, as for `unisono.GradientReducer`; None for no compression.
 
     Raises:
         UsageError: there is no such compression.
     """
-    keeper, residuals = WorkKeeper(), _Residuals()
+    keeper = WorkKeeper()
     teams = resolved_teams(None, len(communicator.hosts), 0, compression)
     comms = BucketComms(communicator, teams, "avg", compression, None)
     comms.open()
-    on_device = DeviceAverages(communicator, compression) if compression is not None else None
+    states = _States(comms.kinds_of_state)
+    compresses_on_device = compression is not None and compression_of(compression).on_device
+    on_device = DeviceAverages(communicator, compression) if compression and compresses_on_device else None
 
     def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         tensor = bucket.buffer()
@@ -47,7 +52,8 @@ def ddp_hook(communicator: Communicator, compression: str | None = None) -> Call
         stage = Stage() if is_compressed else GpuStage()  # the host compresses what a GPU cannot
         x = stage.write(tensor)
         if is_compressed:
-            pending = comms.reduction(0, bucket.index(), x, residuals.of(bucket.index(), x.size))()
+            state = states.of(bucket.index(), x.size)
+            pending = comms.reduction(0, bucket.index(), x, state, _pieces_of(bucket))()
         else:
             pending = communicator.allreduce(x, "avg", out=x, wait=False)
         work = Work(pending, [tensor], stage.finish, keeper)
@@ -56,13 +62,26 @@ def ddp_hook(communicator: Communicator, compression: str | None = None) -> Call
     return average
 
 
-class _Residuals:
-    """The residual of each bucket of DDP. It starts again from zero when DDP changes its buckets."""
+class _States:
+    """The state of compression of each bucket of DDP. It starts again from zero when DDP changes its buckets."""
 
-    def __init__(self) -> None:
-        self._arrays: dict[int, Array] = {}
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self._kinds = kinds
+        self._arrays: dict[int, dict[str, Array]] = {}
 
-    def of(self, index: int, elements: int) -> Array:
-        if index not in self._arrays or self._arrays[index].size != elements:
-            self._arrays[index] = np.zeros(elements, np.float32)
+    def of(self, index: int, elements: int) -> dict[str, Array]:
+        before = self._arrays.get(index)
+        if before is None or any(array.size != elements for array in before.values()):
+            self._arrays[index] = {kind: np.zeros(elements, np.float32) for kind in self._kinds}
         return self._arrays[index]
+
+
+def _pieces_of(bucket: dist.GradBucket) -> list[Piece]:
+    """Return where the gradients lie in a bucket: one behind the other."""
+    shapes = [tuple(gradient.shape) for gradient in bucket.gradients()]
+    stops = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+    return [
+        Piece(start, stop, columns_of(shape))
+        for start, stop, shape in zip([0, *stops], stops, shapes, strict=False)
+        if start < stop
+    ]

@@ -18,8 +18,8 @@ from support.outcomes import survivors_of_rank_1
 
 import unisono as un
 from unisono.frameworks.data_parallel.sync_check import SyncCheck
+from unisono.frameworks.gradients.blocks import BLOCK
 from unisono.frameworks.gradients.bucket_sizing import best_size, exposed_s
-from unisono.frameworks.gradients.compression import BLOCK
 from unisono.frameworks.gradients.lag import Lag, lag_of
 from unisono.frameworks.gradients.layout import ALIGNMENT, Filling, Gradient, layout_of
 from unisono.frameworks.gradients.priorities import start_order_of

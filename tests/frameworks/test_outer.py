@@ -226,7 +226,7 @@ def changes_with_feedback(world: Any, compression: str, rounds: int) -> tuple[An
             true += world.allreduce(moved.astype(np.float64), "avg")
             own["w"] += moved
             outer.step(own)
-        residual = world.allreduce(outer.state_dict()["residuals"][0].astype(np.float64), "avg")
+        residual = world.allreduce(outer.state_dict()["compression"][0]["residuals"].astype(np.float64), "avg")
         sent = outer.nbytes_sent()
     return own["w"].astype(np.float64) + residual, true, fingerprint(own), sent, own["w"].nbytes * rounds
 

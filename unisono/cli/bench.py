@@ -82,6 +82,7 @@ PROGRAMS = {
     "bootstrap": "The time in which ranks start and meet.",
     "campaign": "How jobs end in which faults are planted.",
     "curves": "Draw saved results as curves.",
+    "compression": "The processor time of compressions of gradients.",
     "ddp": "Training steps of DDP over Unisono and over Gloo.",
     "decision": "The cost of the choice of an algorithm at each call.",
     "faults": "Which sources name the culprit of a planted fault.",
