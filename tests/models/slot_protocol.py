@@ -1,4 +1,4 @@
-"""The protocol of transports/native/core/shm_channel.cpp, operation by operation, for the checker in `weak_memory`.
+"""The protocol of transports/native/core/shm/shm_channel.cpp, operation by operation, for the checker in `weak_memory`.
 
 Two sides, 0 and 1, have a ring of slots for each direction. Names are those of the C++ code. Each `Mutation` leaves out
 or weakens one operation, to test that the checker finds the fault.

@@ -8,7 +8,7 @@
 
 #include "check.h"
 #include "ranks.h"
-#include "tcp_channel.h"
+#include "tcp/tcp_channel.h"
 
 namespace unisono::testing {
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <numeric>
-#include "channel.h"
 #include "check.h"
+#include "endpoint/channel.h"
 
 namespace unisono::testing {
 

@@ -10,7 +10,7 @@
 #include <mutex>
 
 #include "check.h"
-#include "doorbell.h"
+#include "system/doorbell.h"
 
 namespace unisono::testing {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "messenger.h"
+#include "tagged/messenger.h"
 
 namespace unisono::testing {
 

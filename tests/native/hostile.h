@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "check.h"
-#include "descriptor.h"
 #include "drain.h"
-#include "shm_channel.h"
+#include "shm/shm_channel.h"
+#include "system/descriptor.h"
 
 namespace unisono::testing {
 

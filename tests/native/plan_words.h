@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "plan.h"
+#include "plan/plan.h"
 
 namespace unisono::testing {
 

@@ -15,9 +15,9 @@
 
 #include "check.h"
 #include "exchange.h"
-#include "shm_channel.h"
-#include "tagged_channel.h"
-#include "tcp_channel.h"
+#include "shm/shm_channel.h"
+#include "tagged/tagged_channel.h"
+#include "tcp/tcp_channel.h"
 
 namespace unisono::testing {
 namespace {

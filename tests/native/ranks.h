@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "connection.h"
-#include "control.h"
-#include "descriptor.h"
-#include "endpoint.h"
+#include "control/control.h"
+#include "endpoint/endpoint.h"
+#include "system/descriptor.h"
+#include "tcp/connection.h"
 
 namespace unisono::testing {
 

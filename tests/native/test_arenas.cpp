@@ -16,12 +16,12 @@
 #include <thread>
 #include <vector>
 
-#include "arena.h"
-#include "arena_link.h"
 #include "check.h"
 #include "ranks.h"
-#include "shm_channel.h"
-#include "store_policy.h"
+#include "shm/arena.h"
+#include "shm/arena_link.h"
+#include "shm/shm_channel.h"
+#include "shm/store_policy.h"
 
 using namespace unisono;
 using namespace unisono::testing;

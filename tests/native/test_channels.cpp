@@ -13,10 +13,10 @@
 
 #include "check.h"
 #include "drain.h"
-#include "fence.h"
 #include "hostile.h"
 #include "ranks.h"
-#include "shm_channel.h"
+#include "shm/shm_channel.h"
+#include "system/fence.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -1,5 +1,5 @@
 // Programs of driver calls, on the double of the driver (fake_libcuda.cpp).
-#include "cuda_program.h"
+#include "cuda/cuda_program.h"
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "check.h"
-#include "cuda_library.h"
+#include "cuda/cuda_library.h"
 
 using namespace unisono;
 using namespace unisono::testing;

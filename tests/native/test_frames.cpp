@@ -1,5 +1,5 @@
 #include "check.h"
-#include "frame.h"
+#include "control/frame.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "check.h"
-#include "kernels.h"
-#include "wire_formats.h"
+#include "kernels/kernels.h"
+#include "kernels/wire_formats.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -3,10 +3,10 @@
 #include <vector>
 
 #include "check.h"
-#include "layout.h"
-#include "plan.h"
+#include "plan/layout.h"
+#include "plan/plan.h"
+#include "plan/program.h"
 #include "plan_words.h"
-#include "program.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -9,9 +9,9 @@
 #include <thread>
 
 #include "check.h"
-#include "flight_recorder.h"
 #include "ranks.h"
-#include "signal_events.h"
+#include "recorder/flight_recorder.h"
+#include "system/signal_events.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "cache_line.h"
 #include "check.h"
 #include "hostile.h"
 #include "ranks.h"
-#include "shm_channel.h"
-#include "single_copy_policy.h"
+#include "shm/shm_channel.h"
+#include "shm/single_copy_policy.h"
+#include "system/cache_line.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -7,7 +7,7 @@
 #include "drain.h"
 #include "exchange.h"
 #include "ranks.h"
-#include "tagged_channel.h"
+#include "tagged/tagged_channel.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -8,10 +8,10 @@
 
 #include "breaking_connections.h"
 #include "check.h"
-#include "crc32c.h"
 #include "drain.h"
 #include "ranks.h"
-#include "tcp_channel.h"
+#include "tcp/crc32c.h"
+#include "tcp/tcp_channel.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -1,4 +1,4 @@
-#include "tls.h"
+#include "tcp/tls.h"
 
 #include <sys/socket.h>
 

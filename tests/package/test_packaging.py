@@ -84,7 +84,7 @@ def check_wheel(wheel: Path) -> None:
     for_gpus = {
         f"unisono/transports/cuda/kernels/{path.relative_to(KERNELS)}" for path in KERNELS.rglob("*") if path.is_file()
     }
-    for_gpus |= {f"unisono/transports/native/core/{name}" for name in SHARED_HEADERS}
+    for_gpus |= {f"unisono/transports/native/core/kernels/{name}" for name in SHARED_HEADERS}
     assert for_gpus <= set(names)
     assert not [name for name in set(names) - for_gpus if name.endswith(NATIVE_SOURCES)]
     assert {name.partition("/")[0] for name in names if not name.startswith("unisono-")} == {"unisono"}

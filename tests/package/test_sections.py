@@ -35,7 +35,7 @@ SECTIONS = _script()
     ("path", "needed"),
     [
         ("tuning/decide/choice.py", set()),
-        ("transports/native/core/plan.cpp", SECTIONS.NATIVE | {"device", "fabrics"}),
+        ("transports/native/core/plan/plan.cpp", SECTIONS.NATIVE | {"device", "fabrics"}),
         ("tests/native/hot_paths.json", SECTIONS.NATIVE),
         ("frameworks/torch/backend.py", SECTIONS.FRAMEWORKS | {"frameworks"}),
         ("collectives/device/routes.py", {"device"}),

@@ -38,7 +38,7 @@ MESSAGE = "send/recv"
 
 
 class MemoryType(IntEnum):
-    """The kind of memory of a message. The numbers are those of transports/native/core/memory_type.h."""
+    """The kind of memory of a message. The numbers are those of transports/native/core/endpoint/memory_type.h."""
 
     HOST = 0
     CUDA = 1

@@ -20,7 +20,7 @@ from unisono.operations import OPERATIONS, Combine, Lower, Op
 
 KERNELS = Path(__file__).parent / "kernels"
 # The arithmetic that GPUs and processors share.
-SHARED = Path(__file__).parents[1] / "native" / "core"
+SHARED = Path(__file__).parents[1] / "native" / "core" / "kernels"
 SHARED_HEADERS = ("kernel_operations.h", "narrow_floats.h", "unaligned.h")
 
 BLOCK_THREADS = 512  # the threads of a block, unless macros say otherwise

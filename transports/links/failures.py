@@ -14,7 +14,7 @@ from unisono.errors import (
 )
 from unisono.transports import _core
 
-# Numbered as in transports/native/core/failure.h.
+# Numbered as in transports/native/core/control/failure.h.
 MISMATCH, PEER_LOST, TIMEOUT, ABORTED, INTERNAL, UNAVAILABLE, CORRUPTION = 1, 2, 3, 4, 5, 6, 7
 ERRORS: dict[int, type[UnisonoError]] = {
     MISMATCH: MismatchError,

@@ -18,7 +18,7 @@ def exchange_heartbeats(sock: socket.socket, timeout_s: float) -> int:
 
     The kernel of a rank that computes or is stopped answers heartbeats, so only a lost host or network leaves them
     without an answer. Heartbeats sent by the ranks could not tell a stopped rank from a lost one. The native core looks
-    for missing answers (transports/native/core/silence.h).
+    for missing answers (transports/native/core/tcp/silence.h).
     """
     period_s = min(max(1, int(min(timeout_s, LONGEST_WAIT_S) / _HEARTBEATS)), _LONGEST_PERIOD_S)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

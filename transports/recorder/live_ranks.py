@@ -1,6 +1,6 @@
 """Finds the ranks that run on this host, and reads their flight recorders.
 
-Each rank keeps its recorder in a memfd (transports/native/core/flight_memory.h), which /proc shows among its open
+Each rank keeps its recorder in a memfd (native/core/recorder/flight_memory.h), which /proc shows among its open
 files. The kernel lets only the same user, and root, look at the open files of a process. So other users see nothing.
 """
 

@@ -1,6 +1,6 @@
 """Reads the memory of a flight recorder, of this process or of another one.
 
-The layout is that of transports/native/core/flight_memory.h, where it is explained. The rank writes on while the memory
+The layout is that of native/core/recorder/flight_memory.h, where it is explained. The rank writes on while the memory
 is being copied, so a record counts only if it is whole, and a text only if nothing newer has been written over it.
 """
 

@@ -1,4 +1,4 @@
-"""Converts float32 to and from the compressed wire formats, by native code (transports/native/core/wire_formats.h)."""
+"""Converts float32 to and from the compressed wire formats by native code (native/core/kernels/wire_formats.h)."""
 
 from __future__ import annotations
 

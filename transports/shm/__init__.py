@@ -3,5 +3,5 @@
 `opener.py`           opens its channels
 `socket_passing.py`   passes shared memory over a socket
 
-The native core moves the messages (`transports/native/core/shm_channel.h`).
+The native core moves the messages (`transports/native/core/shm/shm_channel.h`).
 """

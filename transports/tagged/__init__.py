@@ -3,5 +3,5 @@
 `opener.py`    opens their channels
 `fabrics.py`   the libraries of a rank, and how two ranks agree on a channel
 
-The native core moves the messages (`transports/native/core/tagged_channel.h`).
+The native core moves the messages (`transports/native/core/tagged/tagged_channel.h`).
 """

@@ -5,5 +5,5 @@
 `resumption.py`   continues channels and control links whose connection has broken
 `tls.py`          TLS of connections, which follows the handshake
 
-The native core moves the messages (`transports/native/core/tcp_channel.h`).
+The native core moves the messages (`transports/native/core/tcp/tcp_channel.h`).
 """

@@ -11,7 +11,7 @@ channel or link dials the stream again. If the other rank notices the loss first
                                                    ←      STATE
 
 STATE holds how many bytes the rank has received over the stream, and how often the stream has been continued. Each rank
-then sends what the other has not received (transports/native/core/tcp_stream.h). Two ranks that notice the loss at the
+then sends what the other has not received (native/core/tcp/tcp_stream.h). Two ranks that notice the loss at the
 same time may ask twice; the second request names an earlier connection, and is ignored.
 
 The peer of a channel whose connection has ended is lost (`Control::suspect`) in three cases: the ranks do not connect

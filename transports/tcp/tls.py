@@ -17,7 +17,7 @@ Without certificates, the secret is the pre-shared key of TLS. The confirmations
 the secret of a value that TLS exports, and of the role of its sender. So they prove, also where certificates are used,
 that the two ends of TLS are the two ranks which have proved that they hold the key of the job.
 
-The native core goes on with the same TLS (transports/native/core/tls.h).
+The native core goes on with the same TLS (transports/native/core/tcp/tls.h).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A forked child has copies of all descriptors of its parent. As long as it keeps them, a port stays in use, a lock stays
 locked, and a peer does not notice that the parent has died. So code that opens such a file registers it by
 `closed_in_child`. The child closes its copies right after the fork, and the parent's files stay open. The native core
-does the same for its own descriptors (`transports/native/core/descriptor.h`).
+does the same for its own descriptors (`transports/native/core/system/descriptor.h`).
 """
 
 from __future__ import annotations

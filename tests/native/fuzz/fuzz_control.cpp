@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <chrono>
 
-#include "control.h"
+#include "control/control.h"
 #include "fuzz.h"
 #include "ranks.h"
 

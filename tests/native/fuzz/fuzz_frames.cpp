@@ -1,5 +1,5 @@
 // Control links: any bytes are frames or are refused, in whatever parts they arrive.
-#include "frame.h"
+#include "control/frame.h"
 #include "fuzz.h"
 
 using namespace unisono;

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "fuzz.h"
-#include "program.h"
+#include "plan/program.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -7,7 +7,7 @@
 #include "fuzz.h"
 #include "hostile.h"
 #include "ranks.h"
-#include "single_copy_policy.h"
+#include "shm/single_copy_policy.h"
 
 using namespace unisono;
 using namespace unisono::testing;

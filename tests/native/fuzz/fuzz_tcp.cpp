@@ -8,7 +8,7 @@
 #include "fuzz.h"
 #include "hostile.h"
 #include "ranks.h"
-#include "tcp_channel.h"
+#include "tcp/tcp_channel.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -4,7 +4,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "frame.h"
+#include "control/frame.h"
 #include "plan_words.h"
 
 using namespace unisono;

@@ -115,7 +115,8 @@ bool check_keywords(const CachedMethod& self, PyObject* names) {
     return or_error(false, [&] {
       nb::list known;
       for (Py_ssize_t k = 0; k < self.parameters; ++k) known.append(nb::handle(self.parameter[k].name));
-      const nb::object hint = nb::module_::import_("unisono.foundation.near_names").attr("did_you_mean")(keyword, known);
+      const nb::object hint =
+          nb::module_::import_("unisono.foundation.near_names").attr("did_you_mean")(keyword, known);
       PyErr_Format(PyExc_TypeError, "%U() has no argument %R%U", self.default_value[0], keyword.ptr(), hint.ptr());
       return false;
     });

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_program.h"
+#include "cuda/cuda_program.h"
 #include "python_call.h"
 
 namespace nb = nanobind;

@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "dtype.h"
-#include "message_shape.h"
+#include "endpoint/message_shape.h"
+#include "kernels/dtype.h"
 #include "started_call.h"
 
 namespace nb = nanobind;

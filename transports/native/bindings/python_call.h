@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "endpoint.h"
+#include "endpoint/endpoint.h"
 #include "python_lock.h"
 
 namespace unisono {

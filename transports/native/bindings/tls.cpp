@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "connection.h"
 #include "python_call.h"
+#include "tcp/connection.h"
 
 namespace nb = nanobind;
 

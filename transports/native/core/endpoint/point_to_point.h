@@ -1,0 +1,140 @@
+// Sends, receives and probes with tags.
+//
+// Messages with one tag between two ranks arrive in the order in which they were sent. A receive takes the first
+// message with its tag. Messages with other tags in front of it are buffered in memory. A receive from any rank is
+// posted in the mailboxes of all ranks, until one of them has a message for it.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "endpoint/operation.h"
+#include "plan/collective.h"
+
+namespace unisono {
+
+class Mailbox;
+
+//! A payload to send, or memory for one to receive. The header holds type, tag, length and shape. A payload to send
+//! must lie in memory that its channel accepts. A receive into other memory leaves the bytes on the host.
+struct MessageBuffer {
+  Header header;
+  std::byte* data;
+  MemoryType memory = MemoryType::host;
+};
+
+//! Returns the array of a message as errors show it: "float64[6,4]".
+std::string array_text(const Header& header);
+
+//! What is done with a message. `probe` looks for a message without taking it until there is one, and `probe_once`
+//! looks once.
+enum class Verb : std::uint8_t { send, receive, probe, probe_once };
+
+//! A verb and its message. With `any_tag` it matches all tags below the reserved ones, whatever the header says.
+struct Posting {
+  Verb verb;
+  MessageBuffer buffer;
+  bool any_tag = false;
+};
+inline constexpr std::uint32_t first_reserved_tag = 1U << 31;
+
+//! The message that a receive took or a probe has found.
+struct MatchedMessage {
+  std::int32_t source;
+  Header header;
+};
+
+//! One send, receive or probe.
+class PointToPoint final : public Operation {
+ public:
+  //! Posts it in the mailbox of the peer, or in those of all peers that a message may come from.
+  PointToPoint(std::vector<std::shared_ptr<Mailbox>> mailboxes, const Posting& posting);
+  ~PointToPoint() override;
+
+  bool advance() override;
+  bool done() const override { return done_; }
+  void blocked_on(std::vector<Blocked>& waits) const override;
+
+  //! Whether this is a probe that ends at once, even if no message has arrived.
+  bool probes_once() const { return verb_ == Verb::probe_once; }
+  //! Ends a probe that has found nothing.
+  void give_up() { done_ = true; }
+  //! The matching message, once it is known.
+  const std::optional<MatchedMessage>& matched() const { return matched_; }
+  //! Describes the messages with other tags that have arrived, for the error of a timed-out receive: " (2 with other
+  //! tags have come: 6, 8)"; empty if there are none.
+  std::string unclaimed_text() const;
+  //! The received bytes, if they were buffered on the host because the channel does not accept the destination.
+  std::unique_ptr<std::byte[]> take_host_copy() { return std::move(host_copy_); }
+
+ private:
+  friend class Mailbox;
+
+  bool probes() const { return verb_ == Verb::probe || verb_ == Verb::probe_once; }
+  bool matches(const Header& header) const;
+  void match_with(Mailbox& mailbox, const Header& header);
+
+  std::vector<std::shared_ptr<Mailbox>> mailboxes_;
+  const Verb verb_;
+  const MessageBuffer buffer_;
+  const bool any_tag_;
+  std::optional<MatchedMessage> matched_;
+  std::unique_ptr<std::byte[]> host_copy_;
+  bool begun_ = false;
+  bool done_ = false;
+  std::size_t moved_ = 0;
+};
+
+//! The point-to-point messages to one peer, or from one peer.
+class Mailbox {
+ public:
+  explicit Mailbox(ChannelEntry& entry) : entry_(entry) {}
+
+  //! Moves what can be moved of all posted operations; see `Operation::advance`.
+  bool advance();
+  //! Adds this channel if an operation waits on it.
+  void blocked_on(std::vector<Blocked>& waits);
+  //! Forgets the channel, which is about to close. Posted operations make no more progress.
+  void close() { channel_ = nullptr; }
+
+ private:
+  friend class PointToPoint;
+  struct Unexpected {
+    explicit Unexpected(const Header& of)
+        : header(of), data(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(of.nbytes))) {}
+    Header header;
+    std::unique_ptr<std::byte[]> data;
+    std::size_t moved = 0;
+  };
+
+  Blocked blocked(bool sends);
+  void post(PointToPoint& operation);
+  void withdraw(PointToPoint& operation);
+  bool open();
+  bool advance_sends();
+  bool advance_receives();
+  bool open_front();
+  bool read_all(std::byte* data, std::size_t nbytes, MemoryType memory, std::size_t& moved);
+  bool move_to(PointToPoint& receive);
+  bool move_to_buffer();
+  void answer_probes(const Header& header);
+  PointToPoint* find_receive(const Header& header);
+  static void check(const PointToPoint& receive, const Header& header, std::int32_t peer);
+  void deliver(PointToPoint& receive, Unexpected& message);
+  void end(PointToPoint& receive);
+
+  ChannelEntry& entry_;
+  Channel* channel_ = nullptr;  // nullptr until it is open
+  std::deque<PointToPoint*> sends_;
+  std::deque<PointToPoint*> receives_;
+  std::deque<PointToPoint*> probes_;
+  std::deque<Unexpected> unexpected_;
+  PointToPoint* current_ = nullptr;       // the receive that takes the front message
+  std::unique_ptr<Unexpected> buffered_;  // or the buffer for the front message
+};
+
+}  // namespace unisono
