@@ -307,7 +307,7 @@ def test_a_rank_that_is_lost_during_a_commit_is_an_internal_error(monkeypatch: p
     running = SimpleNamespace(world=SimpleNamespace(grow=grow), calls=SimpleNamespace(explain=as_internal))
     monkeypatch.setattr(job, "_job", running)
     with pytest.raises(HorovodInternalError, match="PeerLostError: rank 1 died"):
-        elastic.ObjectState(lambda x: x, lambda: 0, epoch=1).commit()
+        elastic.ObjectState(epoch=1).commit()
 
 
 # --- wrong arguments --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ Modules that all frameworks share:
     variables: variables of TensorFlow and Keras.
     reducers: averages of gradients, in whose steps ranks that have joined take part.
     averaging: lists of gradients of Keras and TensorFlow.
-    compression: the base classes of compressors.
+    compression: the forms in which tensors travel.
     adasum: the reduction "Adasum".
     elastic: training that goes on when ranks are lost or join.
     settings: the variables ``HOROVOD_*``.

@@ -1,7 +1,8 @@
-"""The base classes of `Compression`: the forms in which tensors travel."""
+"""`Compression`: the forms in which tensors travel. A framework says how its tensors are cast."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -19,10 +20,6 @@ class Compressor:
         raise NotImplementedError
 
 
-class HalfCompressor(Compressor):
-    """The base class of compressors that send floats as float16. Gradients are compressed by the reducer instead."""
-
-
 class NoneCompressor(Compressor):
     """Sends tensors as they are."""
 
@@ -33,3 +30,25 @@ class NoneCompressor(Compressor):
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
+
+
+class HalfCompressor(Compressor):
+    """Sends floats as float16. Each framework has a subclass. Gradients are compressed by the reducer instead.
+
+    Attributes:
+        half: the dtype float16.
+        is_float: returns whether a tensor has a dtype of floats.
+        cast: returns a tensor with a dtype.
+    """
+
+    half: Any
+    is_float: Callable[[Any], bool]
+    cast: Callable[[Any, Any], Any]
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        return (cls.cast(tensor, cls.half) if cls.is_float(tensor) else tensor), tensor.dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        return cls.cast(tensor, ctx)

@@ -33,6 +33,7 @@ from unisono.compat.horovod.errors import (
     NameMismatchError,
     StalledError,
 )
+from unisono.compat.horovod.objects import broadcast_object
 from unisono.errors import UnisonoError, UsageError
 
 Result = TypeVar("Result")
@@ -95,17 +96,19 @@ class State:
 
 
 class ObjectState(State):
-    """A state of Python objects, which are its attributes.
+    """A state of Python objects, which are its attributes: ``ObjectState(epoch=0, batch=0)``.
+
+    A subclass may have further parts, such as variables, which it saves, restores and copies in its own way.
 
     Args:
-        bcast_object, get_rank: as in `State`.
         objects: the objects by name. They must be objects that `copy.deepcopy` and pickle can copy.
     """
 
-    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **objects: Any) -> None:
-        super().__init__(bcast_object, get_rank)
+    def __init__(self, **objects: Any) -> None:
+        super().__init__(broadcast_object, job.rank)
         self._saved = objects
         self._write()
+        self._saved_parts = self._save_parts()
 
     if TYPE_CHECKING:
 
@@ -114,15 +117,28 @@ class ObjectState(State):
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def save(self) -> None:
+        self._saved_parts = self._save_parts()
         self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
 
     def restore(self) -> None:
+        self._restore_parts(self._saved_parts)
         self._write()
 
     def sync(self) -> None:
+        self._sync_parts()
+        self._saved_parts = self._save_parts()
         if self._saved:
             self._saved = self._bcast_object({name: getattr(self, name) for name in self._saved})
             self._write()
+
+    def _save_parts(self) -> Any:
+        """Return what `_restore_parts` needs to return the parts to their present state."""
+
+    def _restore_parts(self, saved: Any) -> None:
+        """Return the parts to a state that was saved."""
+
+    def _sync_parts(self) -> None:
+        """Replace the parts by those of rank 0. All ranks call it."""
 
     def _write(self) -> None:
         for name, value in self._saved.items():

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from unisono.compat.horovod import arrays, elastic, job
+from unisono.compat.horovod import arrays
+from unisono.compat.horovod.elastic import ObjectState
 from unisono.compat.horovod.errors import ArgumentError
-from unisono.compat.horovod.objects import broadcast_object
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
 
 
@@ -42,13 +42,6 @@ def weights_of(local_layers: Any) -> list[Any]:
     return [weight for layer in listed for weight in layer.trainable_weights]
 
 
-class ObjectState(elastic.ObjectState):
-    """A state of Python objects, which are its attributes: ``ObjectState(epoch=0, batch=0)``."""
-
-    def __init__(self, **objects: Any) -> None:
-        super().__init__(broadcast_object, job.rank, **objects)
-
-
 class VariablesState(ObjectState):
     """A state of variables and of Python objects.
 
@@ -59,26 +52,18 @@ class VariablesState(ObjectState):
 
     def __init__(self, variables: Callable[[], Sequence[Any]], **objects: Any) -> None:
         self._variables = variables
-        self._note_values()
         super().__init__(**objects)
 
-    def save(self) -> None:
-        self._note_values()
-        super().save()
+    def _save_parts(self) -> list[Any]:
+        return [np.array(each.numpy()) for each in self._variables()]
 
-    def restore(self) -> None:
+    def _restore_parts(self, saved: list[Any]) -> None:
         # Variables that were made after the last commit keep their values.
-        for variable, value in zip(self._variables(), self._values, strict=False):
+        for variable, value in zip(self._variables(), saved, strict=False):
             variable.assign(value)
-        super().restore()
 
-    def sync(self) -> None:
+    def _sync_parts(self) -> None:
         broadcast_values(self._variables(), root_rank=0)
-        self._note_values()
-        super().sync()
-
-    def _note_values(self) -> None:
-        self._values = [np.array(each.numpy()) for each in self._variables()]
 
 
 class ModelState(VariablesState):

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from unisono.compat.horovod import elastic
-from unisono.compat.horovod.elastic import Result, State
-from unisono.compat.horovod.variables import ModelState as KerasState, ObjectState
+from unisono.compat.horovod.elastic import ObjectState, Result, State
+from unisono.compat.horovod.variables import ModelState as KerasState
 
 __all__ = [
     "CommitStateCallback",

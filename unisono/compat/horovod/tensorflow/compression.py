@@ -1,9 +1,5 @@
 """`Compression`: the forms in which tensors travel."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import tensorflow as tf
 
 from unisono.compat.horovod.compression import HalfCompressor, NoneCompressor
@@ -12,17 +8,13 @@ from unisono.compat.horovod.compression import HalfCompressor, NoneCompressor
 class FP16Compressor(HalfCompressor):
     """Sends tensors of floats as float16."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return (tf.cast(tensor, tf.float16) if tensor.dtype.is_floating else tensor), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tf.cast(tensor, ctx)
+    half = tf.float16
+    is_float = staticmethod(lambda tensor: tensor.dtype.is_floating)
+    cast = staticmethod(tf.cast)
 
 
 class Compression:
-    """The compressors that a call, a tape or a `DistributedOptimizer` takes."""
+    """The compressors that a call or a `DistributedOptimizer` takes."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

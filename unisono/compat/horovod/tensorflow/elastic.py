@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from unisono.compat.horovod import elastic, errors
-from unisono.compat.horovod.elastic import Result, State
+from unisono.compat.horovod.elastic import ObjectState, Result, State
 from unisono.compat.horovod.errors import ArgumentError, HorovodInternalError
-from unisono.compat.horovod.variables import ModelState, ObjectState, VariablesState
+from unisono.compat.horovod.variables import ModelState, VariablesState
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 

@@ -1,8 +1,6 @@
 """`Compression`: the forms in which tensors travel."""
 
-from __future__ import annotations
-
-from typing import Any
+import torch
 
 from unisono.compat.horovod.compression import HalfCompressor, NoneCompressor
 
@@ -10,13 +8,9 @@ from unisono.compat.horovod.compression import HalfCompressor, NoneCompressor
 class FP16Compressor(HalfCompressor):
     """Sends tensors of floats as float16."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor.to(ctx)
+    half = torch.float16
+    is_float = staticmethod(torch.is_floating_point)
+    cast = staticmethod(torch.Tensor.to)
 
 
 class Compression:

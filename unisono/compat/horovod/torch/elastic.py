@@ -9,19 +9,12 @@ from typing import Any
 
 import torch
 
-from unisono.compat.horovod import elastic, job
-from unisono.compat.horovod.elastic import State, run
+from unisono.compat.horovod import job
+from unisono.compat.horovod.elastic import ObjectState, State, run
 from unisono.compat.horovod.objects import broadcast_object
 from unisono.compat.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
-
-
-class ObjectState(elastic.ObjectState):
-    """A state of Python objects, which are its attributes: ``ObjectState(epoch=0, batch=0)``."""
-
-    def __init__(self, **objects: Any) -> None:
-        super().__init__(broadcast_object, job.rank, **objects)
 
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
@@ -90,35 +83,26 @@ class TorchState(ObjectState):
 
     def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
         parts = {"model": model, "optimizer": optimizer, **others}
-        stateful = [name for name, value in parts.items() if isinstance(value, _STATEFUL)]
-        self.__dict__["_stateful"] = stateful
-        super().__init__(**{name: value for name, value in parts.items() if name not in stateful and value is not None})
-        for name in stateful:
-            setattr(self, name, parts[name])
-        self._save_stateful()
-
-    def save(self) -> None:
-        self._save_stateful()
-        super().save()
-
-    def restore(self) -> None:
-        for name, saved in self._states.items():
-            getattr(self, name).load_state_dict(copy.deepcopy(saved))
-        super().restore()
-
-    def sync(self) -> None:
+        self.__dict__["_stateful"] = [name for name, value in parts.items() if isinstance(value, _STATEFUL)]
         for name in self._stateful:
-            _synchronize(getattr(self, name))
-        super().sync()
-        self._save_stateful()
+            setattr(self, name, parts.pop(name))
+        super().__init__(**{name: value for name, value in parts.items() if value is not None})
 
     def reset(self) -> None:
         for name in self._stateful:
             if isinstance(getattr(self, name), ElasticSampler):
                 getattr(self, name).reset()
 
-    def _save_stateful(self) -> None:
-        self._states = {name: copy.deepcopy(getattr(self, name).state_dict()) for name in self._stateful}
+    def _save_parts(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(getattr(self, name).state_dict()) for name in self._stateful}
+
+    def _restore_parts(self, saved: dict[str, Any]) -> None:
+        for name, state in saved.items():
+            getattr(self, name).load_state_dict(copy.deepcopy(state))
+
+    def _sync_parts(self) -> None:
+        for name in self._stateful:
+            _synchronize(getattr(self, name))
 
 
 _STATEFUL = (torch.nn.Module, torch.optim.Optimizer, ElasticSampler)
