@@ -72,7 +72,7 @@ BY_PATH = {
 # The sections in the order in which they begin, because the longest come first, with their arguments of make.
 MAKE = {
     "test": "test PYTEST=tests",  # tests that are named run without the lint, which is a section of its own
-    "gate": "gate GATE={groups}",
+    "gate": "gate WORKERS=4 GATE={groups}",  # many of its tests wait for ranks
     "torch-newest": "torch-newest",
     "campaign": "campaign TRIALS=150",
     "sanitize-address,undefined": "sanitize-address,undefined",

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import covering, forked_ranks
+from support import covering, forked_ranks, groups
 from support.deadlines import DEADLINE_S
-from support.groups import group_of
 from support.own_processes import children
 
 from unisono.algorithms.catalogue.flat import REGISTERED
@@ -36,8 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(group_of(item.path))
+    groups.mark(items)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -53,6 +53,7 @@ def alone() -> Any:
         return train(world, {})
 
 
+@pytest.mark.clients
 def test_two_ranks_reach_the_loss_of_one_process(two: Pool, alone: Any) -> None:
     for losses, accuracy in two.run(train, {}, timeout_s=DEADLINE_S):
         assert losses == pytest.approx(alone[0], rel=1e-3)

@@ -101,6 +101,7 @@ def reductions(hvd: Any) -> Any:
     return [each.tolist() for each in (*results, in_place, strided, whole, half, wire)]
 
 
+@pytest.mark.clients
 def test_reductions_return_what_horovod_defines(pool: Pool) -> None:
     mean, total = [1.0, 2.0, 3.0, 4.0], [3.0, 6.0, 9.0, 12.0]
     expected = [mean, total, [0, 1, 2, 3], [2, 3, 4, 5], [0, 6, 24, 60], [6, 12, 18, 24]]
@@ -164,6 +165,7 @@ def backwards(hvd: Any) -> Any:
     ]
 
 
+@pytest.mark.clients
 def test_gradients_flow_as_horovod_defines(pool: Pool) -> None:
     for rank, gradients in enumerate(on_ranks(pool, backwards)):
         assert gradients[:4] == [[6, 6], [2, 2], [2] * (rank + 1), [2, 2] if rank == 1 else [0, 0]]

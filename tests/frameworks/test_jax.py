@@ -14,6 +14,7 @@ from unisono.frameworks.jax import installed
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="make jax installs what these tests need")
 
 
+@pytest.mark.clients
 def test_calls_in_programs_equal_direct_calls_and_have_derivatives() -> None:
     for lines in lines_of("calls", ranks=2):
         assert lines == ["all calls were made"]

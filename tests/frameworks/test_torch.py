@@ -29,6 +29,7 @@ def without_noise(lines: list[str]) -> list[str]:
     return [line for line in lines if not line.startswith(("USDT:", "ERROR:", "[Gloo]"))]
 
 
+@pytest.mark.clients
 def test_torch_backend_makes_the_calls_of_gloo_and_more(tmp_path: Path) -> None:
     for lines in lines_of(run("calls", 3, tmp_path)):
         assert without_noise(lines) == ["all calls were made"]

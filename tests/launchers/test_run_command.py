@@ -179,6 +179,7 @@ def test_run_replaces_torch_variables_inherited_from_another_job(script: Script)
     assert (sorted(ended.stdout.splitlines()), ended.stderr) == (["[0] 0 2 0 2", "[1] 1 2 1 2"], "")
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])
 def test_torch_programs_can_form_a_process_group_under_run(script: Script, backend: str) -> None:
     pytest.importorskip("torch")
@@ -270,6 +271,7 @@ def test_run_shows_root_cause_first_and_exits_with_its_code(script: Script) -> N
     assert not [line for line in lines if line.startswith(("[0]", "[2]"))]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])
 def test_run_shows_root_cause_in_torch_programs(script: Script, backend: str) -> None:
     pytest.importorskip("torch")

@@ -49,7 +49,7 @@ def test_a_change_needs_the_sections_and_groups_of_its_path(path: str, needed: s
 
 
 def test_the_gate_runs_the_groups_of_the_changed_paths_too() -> None:
-    usual = "gate GATE=pure,contract,jobs,clients"
+    usual = "gate WORKERS=4 GATE=pure,contract,jobs,clients"
     assert SECTIONS.arguments_of(["tuning/decide/choice.py"]) == [usual]
     assert SECTIONS.arguments_of(["bench/driver.py", "docs/native.md"]) == [f"{usual},bench,examples", "docs"]
 

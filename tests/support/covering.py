@@ -6,7 +6,7 @@ which is several times as large. ``pytest --product`` runs the products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any, TypeAlias
 
@@ -48,6 +48,26 @@ def pairwise(*parameters: Sequence[Any], allowed: Callable[..., bool] = lambda *
             missing.pop(pair, None)
         selected.append(best)
     return [_values(parameters, row) for row in sorted(selected)]
+
+
+def beyond_each_value(rows: Sequence[Mapping[str, object]]) -> list[int]:
+    """Return the positions of the rows that are not needed for every value of every parameter to occur.
+
+    Each row has the values of the parameters by name. The search is greedy: it keeps the row with the most values that
+    no earlier one has, and of several the first.
+
+    >>> rows = [{"op": op, "size": size} for op in ("sum", "max") for size in (2, 3)]
+    >>> beyond_each_value(rows)
+    [1, 2]
+    """
+    values = [{(name, id(value)) for name, value in row.items()} for row in rows]
+    missing = set().union(*values)
+    beyond = list(range(len(rows)))
+    while missing:
+        best = max(beyond, key=lambda row: len(values[row] & missing))
+        missing -= values[best]
+        beyond.remove(best)
+    return beyond
 
 
 def _values(parameters: Sequence[Sequence[Any]], row: Sequence[int]) -> Row:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+import pytest
+from support.covering import beyond_each_value
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -23,6 +28,8 @@ GROUPS = {
     "package/*": "pure",
     "support/*": "pure",
     "tuning/*": "pure",
+    "*/test_kernels.py": "pure",
+    "*/test_reductions.py": "pure",
     "*/test_end_of_program.py": "jobs",
     "*/test_faults.py": "jobs",
     "*/test_grow.py": "jobs",
@@ -35,14 +42,15 @@ GROUPS = {
     "transports/*": "contract",
     "cli/*": "clients",
     "frameworks/test_data_parallel.py": "clients",
-    "frameworks/test_gradients*.py": "clients",
-    "frameworks/test_horovod.py": "clients",
-    "frameworks/test_jax.py": "clients",
-    "frameworks/test_torch.py": "clients",
+    "frameworks/test_gradients.py": "clients",
     "frameworks/*": "frameworks",
     "bench/*": "bench",
     "docs/*": "examples",
 }
+
+NAMES = frozenset(GROUPS.values())
+# The groups of the gate whose tests start ranks, which takes most of their time.
+OF_RANKS = ("contract", "jobs", "clients")
 
 
 def group_of(path: Path) -> str:
@@ -56,3 +64,19 @@ def group_of(path: Path) -> str:
         if fnmatchcase(place, pattern):
             return group
     raise ValueError(f"no pattern of {__name__}.GROUPS matches {place}")
+
+
+def mark(items: Iterable[pytest.Item]) -> None:
+    """Mark each test with its group, unless it is marked with one itself, and with `night` what the gate leaves out.
+
+    The gate runs tests of ranks with every value of every parameter, and not with every combination.
+    """
+    of_functions: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        group = next((name for name in NAMES if item.get_closest_marker(name)), None) or group_of(item.path)
+        item.add_marker(group)
+        if group in OF_RANKS and hasattr(item, "callspec"):
+            of_functions[item.nodeid.partition("[")[0]].append(item)
+    for of_function in of_functions.values():
+        for position in beyond_each_value([item.callspec.params for item in of_function]):  # type: ignore[attr-defined]
+            of_function[position].add_marker("night")

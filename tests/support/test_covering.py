@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support import covering
-from support.covering import pairwise
+from support.covering import beyond_each_value, pairwise
 
 SIZES = [(2, 2, 2), (3, 4, 2, 2), (15, 4, 2, 2), (5, 1, 3), (6, 6, 6, 6, 6)]
 
@@ -57,3 +57,13 @@ def test_pairwise_is_the_product_of_all_parameters_on_request(monkeypatch: pytes
 def test_pairwise_gives_the_same_rows_again() -> None:
     parameters = parameters_of((7, 3, 2, 4))
     assert pairwise(*map(list, parameters)) == pairwise(*parameters)
+
+
+def test_rows_beyond_each_value_are_those_without_which_every_value_still_occurs() -> None:
+    rows = [{"op": op, "size": size, "root": 0} for op in ("sum", "max", "min") for size in (2, 3)]
+    beyond = beyond_each_value(rows)
+    kept = [row for position, row in enumerate(rows) if position not in beyond]
+    assert len(kept) == 3
+    for name in ("op", "size", "root"):
+        assert {row[name] for row in kept} == {row[name] for row in rows}
+    assert beyond_each_value([{"op": "sum"}, {"op": "max"}]) == []
