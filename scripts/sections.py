@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # The groups of tests that the gate always runs, and those that it runs if their paths changed (tests/README.md).
 GATE = ("pure", "contract", "jobs", "clients")
-GROUPS = {"device", "fabrics", "frameworks", "bench", "examples"}
+GROUPS = {"device", "fabrics", "hosts", "frameworks", "bench", "examples"}
 
 NATIVE = {"sanitize-address,undefined", "sanitize-thread", "fuzz", "aarch64", "counts"}
 FRAMEWORKS = {"torch-newest", "tensorflow", "keras"}
@@ -36,9 +36,15 @@ BY_PATH = {
     "tests/support/*": GROUPS,
     "tests/conftest.py": GROUPS,
     # The native core, and the parsers of Python.
-    "transports/native/*": NATIVE | {"device", "fabrics"},
+    "transports/native/*": NATIVE | {"device", "fabrics", "hosts"},
     "tests/native/*": NATIVE,
     "tests/fuzz/*": {"fuzz"},
+    # Hosts in network namespaces.
+    "transports/tcp/*": {"hosts"},
+    "transports/links/*": {"hosts"},
+    "transports/host/*": {"hosts"},
+    "transports/rendezvous/*": {"hosts"},
+    "tests/*/test_*hosts.py": {"hosts"},
     # Arrays of a GPU, UCX and MPI.
     "collectives/*": {"device"},
     "transports/cuda/*": {"device"},
@@ -58,10 +64,12 @@ BY_PATH = {
     "frameworks/*": FRAMEWORKS | {"frameworks"},
     "tests/frameworks/*": FRAMEWORKS | {"frameworks"},
     "unisono/compat/*": {"tensorflow", "keras", "frameworks"},
-    "unisono/launchers/*": {"engines"},
+    "unisono/launchers/*": {"engines", "hosts"},
     "tests/launchers/*": {"engines"},
     "bench/*": {"bench"},
+    "tuning/*": {"bench"},
     "tests/bench/*": {"bench"},
+    "tests/*/test_campaign.py": {"bench"},
     # Pages, and the programs and modules whose examples they show.
     "*.md": {"docs", "examples"},
     "docs/*": {"docs", "examples"},

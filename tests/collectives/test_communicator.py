@@ -445,6 +445,7 @@ def reduce_many_shapes(world: un.Communicator) -> bool:
     return all(world.allreduce(np.ones(n, "uint8"))[0] == world.size for n in range(1, 4200))
 
 
+@pytest.mark.night
 def test_calls_with_ever_new_shapes_keep_working() -> None:
     with NativeRanks(2, "shm") as ranks:
         assert all(ranks.run_calls(reduce_many_shapes))

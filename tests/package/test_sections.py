@@ -34,12 +34,13 @@ SECTIONS = _script()
 @pytest.mark.parametrize(
     ("path", "needed"),
     [
-        ("tuning/decide/choice.py", set()),
-        ("transports/native/core/plan/plan.cpp", SECTIONS.NATIVE | {"device", "fabrics"}),
+        ("collectives/calls/dispatch.py", {"device"}),
+        ("algorithms/ir/plan.py", set()),
+        ("transports/native/core/plan/plan.cpp", SECTIONS.NATIVE | {"device", "fabrics", "hosts"}),
         ("tests/native/hot_paths.json", SECTIONS.NATIVE),
         ("frameworks/torch/backend.py", SECTIONS.FRAMEWORKS | {"frameworks"}),
         ("collectives/device/routes.py", {"device"}),
-        ("unisono/launchers/ray.py", {"engines"}),
+        ("unisono/launchers/ray.py", {"engines", "hosts"}),
         ("README.md", {"docs", "examples"}),
         ("pyproject.toml", SECTIONS.ALL_BY_DAY | {"package"}),
     ],
@@ -50,7 +51,7 @@ def test_a_change_needs_the_sections_and_groups_of_its_path(path: str, needed: s
 
 def test_the_gate_runs_the_groups_of_the_changed_paths_too() -> None:
     usual = "gate WORKERS=4 GATE=pure,contract,jobs,clients"
-    assert SECTIONS.arguments_of(["tuning/decide/choice.py"]) == [usual]
+    assert SECTIONS.arguments_of(["algorithms/ir/plan.py"]) == [usual]
     assert SECTIONS.arguments_of(["bench/driver.py", "docs/native.md"]) == [f"{usual},bench,examples", "docs"]
 
 

@@ -40,6 +40,10 @@ def reductions() -> None:
     tensor = torch.full((3,), float(RANK))
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     expect("average", tensor, torch.full((3,), (SIZE - 1) / 2))
+    for op, expected in ((dist.ReduceOp.SUM, [True, True, False]), (dist.ReduceOp.PRODUCT, [True, False, False])):
+        tensor = torch.tensor([True, RANK == 0, False])
+        dist.all_reduce(tensor, op)
+        expect(f"{op} of booleans", tensor, torch.tensor(expected))
     tensor = torch.ones(3)
     premul_sum = dist.ReduceOp.PREMUL_SUM if callable(dist.ReduceOp.PREMUL_SUM) else dist._make_nccl_premul_sum
     dist.all_reduce(tensor, premul_sum(float(RANK + 1)))
