@@ -66,9 +66,9 @@ def plans(draw: st.DrawFn, algorithms: Sequence[Algorithm] = MESSAGES, most: int
 @bounded
 @given(drawn=plans(ALL), segments=st.sampled_from([1, 1, 2, 5]))
 def test_verifier_proves_drawn_plans_of_every_algorithm(drawn: tuple[Algorithm, list[Plan]], segments: int) -> None:
-    algorithm, found = drawn
-    few = segments if len(found) <= 24 else 1
-    report = verify_plans(found, few, in_place=algorithm.in_place, commutative=algorithm.commutative_only)
+    algorithm, results = drawn
+    few = segments if len(results) <= 24 else 1
+    report = verify_plans(results, few, in_place=algorithm.in_place, commutative=algorithm.commutative_only)
     assert report.same_bits or not algorithm.same_bits
 
 
@@ -95,15 +95,15 @@ def test_algorithm_gives_right_result_for_any_number_of_elements(
 @bounded
 @given(drawn=plans())
 def test_every_send_has_a_receive_in_the_same_lane_and_group_of_the_peer(drawn: tuple[Algorithm, list[Plan]]) -> None:
-    _, found = drawn
-    sent = {place: blocks for plan in found for place, blocks in messages(plan, Send).items()}
+    _, results = drawn
+    sent = {place: blocks for plan in results for place, blocks in messages(plan, Send).items()}
     received = {
         (sender, receiver, lane, group): blocks
-        for plan in found
+        for plan in results
         for (receiver, sender, lane, group), blocks in messages(plan, Recv, RecvReduce).items()
     }
     assert sent == received
-    for plan in found:
+    for plan in results:
         of_rank = {(lane, peer) for rank, peer, lane, _ in [*messages(plan, Send), *messages(plan, Recv, RecvReduce)]}
         assert peers(plan) == sorted(of_rank)
 
@@ -177,8 +177,8 @@ def backwards(broadcast: Plan, groups: int) -> Plan:
 def test_reduce_scatter_followed_by_allgather_equals_allreduce(reducing: str, gathering: str) -> None:
     for size in (1, 2, 4, 6):
         if find("allgather", gathering).supports(size) is None:
-            wanted = sum(np.arange(21) * (rank + 1) for rank in range(size)).tolist()
-            assert LocalRanks(size).run(reduce_scatter_and_allgather, reducing, gathering) == [wanted] * size
+            expected = sum(np.arange(21) * (rank + 1) for rank in range(size)).tolist()
+            assert LocalRanks(size).run(reduce_scatter_and_allgather, reducing, gathering) == [expected] * size
 
 
 def reduce_scatter_and_allgather(executor: Any, reducing: str, gathering: str) -> list[int]:
@@ -215,8 +215,8 @@ def test_reduce_scatter_plus_allgather_cost_as_much_as_the_allreduce(reducing: s
 def test_segments_of_all_blocks_cover_each_element_once(
     drawn: tuple[Algorithm, list[Plan]], elements: int, segments: int
 ) -> None:
-    _, found = drawn
-    plan = found[-1]
+    _, result = drawn
+    plan = result[-1]
     differing = [(3 * rank + elements) % 4 for rank in range(plan.size)]
     counts: dict[Counts, Sequence[int]] = dict.fromkeys(Counts, differing)
     for buffer in Buffer:

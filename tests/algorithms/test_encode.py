@@ -66,8 +66,8 @@ def test_a_small_plan_is_encoded_as_the_format_says() -> None:
         *(-1, Buffer.SCRATCH, 3, 1, 1, 0),
         *(-1, Buffer.INPUT, 1, 1, 1, 0),
     ]
-    wanted = [*header, *lanes, *items, *groups, *dependencies, *steps, *operands, 1, 0]
-    assert encode(small_plan()).tolist() == wanted
+    expected = [*header, *lanes, *items, *groups, *dependencies, *steps, *operands, 1, 0]
+    assert encode(small_plan()).tolist() == expected
 
 
 def registered_plans() -> list[Plan]:

@@ -267,8 +267,8 @@ def test_declared_costs_are_exact_on_equal_hosts(algorithm: Algorithm) -> None:
         size = len(ranks_of(hosts))
         report, cost = verify_algorithm(algorithm, size, hosts=hosts), algorithm.cost_of(size, {"hosts": hosts})
         assert cost is not None
-        found = (report.rounds, float(report.sent), float(report.reduced))
-        assert found == pytest.approx((cost.rounds, cost.sent, cost.reduced))
+        result = (report.rounds, float(report.sent), float(report.reduced))
+        assert result == pytest.approx((cost.rounds, cost.sent, cost.reduced))
 
 
 # The messages of compositions.
@@ -460,8 +460,8 @@ def test_communicator_runs_hierarchical_algorithms_on_its_hosts(
     collective: str, name: str | None, hosts: Hosts
 ) -> None:
     inputs = np.arange(5.0) + np.arange(6)[:, None]
-    wanted = inputs[3] if collective == "broadcast" else inputs.sum(axis=0)
-    assert LocalRanks(6).run(call_on_hosts, hosts, name, collective) == [wanted.tolist()] * 6
+    expected = inputs[3] if collective == "broadcast" else inputs.sum(axis=0)
+    assert LocalRanks(6).run(call_on_hosts, hosts, name, collective) == [expected.tolist()] * 6
 
 
 def test_only_leaders_of_a_communicator_send_across_hosts() -> None:

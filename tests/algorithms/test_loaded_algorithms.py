@@ -57,7 +57,7 @@ def test_command_refuses_file_that_it_cannot_load(tmp_path: Path, capsys: pytest
 def test_ranks_know_algorithm_of_loaded_file(file: str) -> None:
     def called(world: un.Communicator) -> list[tuple[float, str]]:
         total = world.allreduce(np.ones(3), algorithm="mine").sum()
-        return [(float(total), each.algorithm) for each in world.stats().calls]
+        return [(float(total), call.algorithm) for call in world.stats().calls]
 
     assert un.launch(called, 2, options=un.Options(load=file), timeout_s=DEADLINE_S) == [[(6.0, "mine")]] * 2
 

@@ -102,7 +102,9 @@ def test_tuner_uses_mapped_algorithms_by_name_only_and_never_over_tcp(name: str)
     with pytest.raises(NoAlgorithmError, match=f"{name} needs memory that its peers can map"):
         choose(Question("allreduce", 64, 4, "tcp", algorithm=name))
     assert choose(Question("allreduce", 64, 4, "shm", algorithm=name)).algorithm == name
-    refusals = {each.algorithm: each.refusal for each in explain(Question("allreduce", 64, 4, "shm")).candidates}
+    refusals = {
+        candidate.algorithm: candidate.refusal for candidate in explain(Question("allreduce", 64, 4, "shm")).candidates
+    }
     assert refusals[name] == "runs only if it is named"
 
 

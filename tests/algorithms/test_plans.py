@@ -165,11 +165,11 @@ def test_permutation_applies_only_to_buffers_with_as_many_blocks() -> None:
 
 @given(st.integers(0, 1000), st.integers(1, 40))
 def test_split_gives_near_equal_parts_that_cover_the_length(length: int, parts: int) -> None:
-    found = [split(length, parts, part) for part in range(parts)]
-    ends = [0, *itertools.accumulate(size for _, size in found)]
-    assert [offset for offset, _ in found] == ends[:-1]
+    results = [split(length, parts, part) for part in range(parts)]
+    ends = [0, *itertools.accumulate(size for _, size in results)]
+    assert [offset for offset, _ in results] == ends[:-1]
     assert ends[-1] == length
-    assert max(size for _, size in found) - min(size for _, size in found) <= 1
+    assert max(size for _, size in results) - min(size for _, size in results) <= 1
 
 
 @given(st.integers(0, 12), st.integers(1, 5))

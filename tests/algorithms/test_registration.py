@@ -57,9 +57,9 @@ def free_cost(size: int) -> Cost:
 
 def test_registration_returns_the_builder_and_find_knows_its_name() -> None:
     assert un.algorithm("allreduce", "my_ring", cost=RING.cost)(my_ring) is my_ring
-    found = find("allreduce", "my_ring")
-    assert (found.build, found.cost, found.reference) == (my_ring, RING.cost, f"{__name__}.my_ring")
-    assert registered() == [found]
+    result = find("allreduce", "my_ring")
+    assert (result.build, result.cost, result.reference) == (my_ring, RING.cost, f"{__name__}.my_ring")
+    assert registered() == [result]
     assert list(algorithms_of("allreduce")) == [*ALGORITHMS["allreduce"], "my_ring"]
     assert "my_ring" not in algorithms_of("broadcast")
 

@@ -50,10 +50,10 @@ def on_double(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_stages(names: str, out: Path) -> dict[str, Any]:
     """Run stages as `make gpu` does, with this Python; return the document."""
     command = [sys.executable, gpu.__file__, "--python", sys.executable, "--small", "--only", names, "--out", out]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     document: dict[str, Any] = json.loads(out.read_text())
-    assert "Targets" in ended.stdout, ended.stdout + ended.stderr
-    assert ended.stderr == ""
+    assert "Targets" in completed.stdout, completed.stdout + completed.stderr
+    assert completed.stderr == ""
     return document
 
 
@@ -106,26 +106,26 @@ def test_version_of_nccl_is_that_of_the_library(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("on_double")
 def test_gpu_variants_stage_records_each_variant_in_each_grid(tmp_path: Path) -> None:
-    found = records(run_stages("variants", tmp_path / "results.json"), "variant")
-    assert {(each["variant"], each["waves"]) for each in found} == {
+    results = records(run_stages("variants", tmp_path / "results.json"), "variant")
+    assert {(result["variant"], result["waves"]) for result in results} == {
         (variant, waves) for variant in variants.OF_OPS["sum"] for waves in (1, 2, 4, 0)
     }
-    assert all(each["wrong"] == "" for each in found), found
-    assert [(each["variant"], each["waves"]) for each in found if each["kept"]] == [("plain", 1)]
+    assert all(result["wrong"] == "" for result in results), results
+    assert [(result["variant"], result["waves"]) for result in results if result["kept"]] == [("plain", 1)]
 
 
 @pytest.mark.usefixtures("on_double")
 def test_gpu_hosts_stage_measures_ranks_of_two_hosts_beside_staging(tmp_path: Path) -> None:
-    found = records(run_stages("hosts-4", tmp_path / "results.json"), "allreduce")
-    assert [(each["library"], each["nbytes"]) for each in found] == [
+    results = records(run_stages("hosts-4", tmp_path / "results.json"), "allreduce")
+    assert [(result["library"], result["nbytes"]) for result in results] == [
         (library, nbytes) for library in ("unisono", "unisono staged") for nbytes in (1024, 4096)
     ]
-    assert all(each["median_us"] > 0 and each["placement"] == "two hosts" for each in found)
+    assert all(result["median_us"] > 0 and result["placement"] == "two hosts" for result in results)
 
 
 def test_tests_on_a_gpu_run_side_by_side_if_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = object()
-    for spec, workers, expected in ((found, 4, True), (found, 1, False), (None, 4, False)):
+    result = object()
+    for spec, workers, expected in ((result, 4, True), (result, 1, False), (None, 4, False)):
         monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name, spec=spec: spec)
         assert bool(suite.side_by_side(workers)) is expected
 
@@ -174,8 +174,8 @@ def test_gpu_stages_do_without_what_a_driver_is_wrong_about() -> None:
 
     assert gpu.refuted([premise(probes.CYCLIC, True), {"kind": "probe", "name": "CUDA IPC", "usable": True}]) == {}
     assert gpu.refuted([premise(probes.GRAPHS, False)]) == {gpu.WITHOUT: "graphs"}
-    found = [premise(probes.CYCLIC, False), {"kind": "probe", "name": "CUDA IPC", "usable": False}]
-    assert gpu.refuted(found) == {gpu.WITHOUT: "flags,graphs"}
+    results = [premise(probes.CYCLIC, False), {"kind": "probe", "name": "CUDA IPC", "usable": False}]
+    assert gpu.refuted(results) == {gpu.WITHOUT: "flags,graphs"}
 
 
 HAS = """
@@ -194,9 +194,9 @@ def test_device_does_without_flags_or_graphs_for_a_measurement(monkeypatch: pyte
 
 def test_report_says_which_premise_is_confirmed_or_refuted() -> None:
     about = {"kind": "premise", "name": "a wait ends", "figure": "1 ms", "premise": "flags"}
-    found = [{**about, "holds": True}, {**about, "holds": False}]
+    results = [{**about, "holds": True}, {**about, "holds": False}]
     copy, launch = ({"kind": "cost", "name": name, "us": us} for name, us in (("a copy", 2.0), ("a launch", 1.5)))
-    shown = report.tables({"records": [*found, {**copy, "gbps": 3000.0}, launch], "stages": []})
+    shown = report.tables({"records": [*results, {**copy, "gbps": 3000.0}, launch], "stages": []})
     rows = {str(table.title): [list(column.cells) for column in table.columns] for table in shown}
     assert rows["Premises of the code"][1] == ["[green]confirmed[/]", "[red]refuted[/]"]
     assert rows["Costs of the driver"] == [["a copy", "a launch"], ["2.00", "1.50"], ["3000", ""]]
@@ -230,8 +230,8 @@ def test_outcomes_of_tests_survive_the_deadline_of_their_stage(tmp_path: Path) -
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    found = [json.loads(line) for line in lines.read_text().splitlines()]
-    assert [(each["outcome"], each["said"]) for each in found] == [
+    results = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [(result["outcome"], result["said"]) for result in results] == [
         ("passed", ""),
         ("failure", "AssertionError: one is not two"),
         ("skipped", "Skipped: no GPU"),
@@ -242,9 +242,9 @@ def test_outcomes_of_tests_survive_the_deadline_of_their_stage(tmp_path: Path) -
 def test_gpu_nccl_stage_lets_a_rank_that_is_alone_call_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nccl.bindings", reason="the binding of NCCL is not installed: make cuda")
     monkeypatch.setenv("LD_PRELOAD", str(fake_nccl.library()))
-    (found,) = records(run_stages("nccl-1", tmp_path / "results.json"), "allreduce")
-    assert (found["library"], found["ranks"], found["nbytes"]) == ("nccl.native", 1, 1024)
-    assert found["median_us"] > 0
+    (result,) = records(run_stages("nccl-1", tmp_path / "results.json"), "allreduce")
+    assert (result["library"], result["ranks"], result["nbytes"]) == ("nccl.native", 1, 1024)
+    assert result["median_us"] > 0
 
 
 @pytest.mark.usefixtures("on_double")
@@ -314,8 +314,8 @@ print(ended.code, gpu._descendants())
 def test_processes_left_by_a_gpu_stage_are_ended_before_the_next(tmp_path: Path) -> None:
     program = tmp_path / "leaves.py"
     program.write_text(LEAVES)
-    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.strip() == "0 set()"
+    completed = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=True)
+    assert completed.stdout.strip() == "0 set()"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:subprocess:ResourceWarning")
@@ -430,14 +430,14 @@ def test_gpu_results_go_where_the_caller_or_the_machine_expects_them(tmp_path: P
 def test_gpu_build_finds_tools_beside_python_and_uses_all_cores() -> None:
     path = os.pathsep.join(("/wheels", str(gpu.ROOT)))
     variables = {"PATH": "/bin", "UNISONO_TRANSPORTS": "tcp", "PYTHONHOME": "/usr", "PYTHONPATH": path}
-    found = gpu.settings(variables, "/scratch")
-    assert found["PYTHONPATH"] == "/wheels"
-    assert "PYTHONHOME" not in found
-    assert found[gpu.REAL_GPU] == "1"
+    result = gpu.settings(variables, "/scratch")
+    assert result["PYTHONPATH"] == "/wheels"
+    assert "PYTHONHOME" not in result
+    assert result[gpu.REAL_GPU] == "1"
     assert gpu.REAL_GPU not in gpu.settings({}, "/scratch", allows_double=True)
-    assert found["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
-    assert found["CMAKE_BUILD_PARALLEL_LEVEL"] == str(len(os.sched_getaffinity(0)))
-    assert "UNISONO_TRANSPORTS" not in found
+    assert result["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
+    assert result["CMAKE_BUILD_PARALLEL_LEVEL"] == str(len(os.sched_getaffinity(0)))
+    assert "UNISONO_TRANSPORTS" not in result
 
 
 def test_gpu_environment_that_is_kept_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,21 +503,21 @@ def test_kernels_of_others_are_measured_when_ours_fails(
     monkeypatch.setattr(kernels, "CONTENDERS", {"copy": lambda stack: lambda: None, "unisono": fail})
     stack = SimpleNamespace(dtype=DTYPES["float32"], k=2, target=SimpleNamespace(nbytes=8))
     kernels.measure(stack, SimpleNamespace(milliseconds=lambda issue: 1.0))  # type: ignore[arg-type]
-    found = list(map(json.loads, capsys.readouterr().out.splitlines()))
-    assert [(each["contender"], "failure" in each) for each in found] == [("unisono", True), ("copy", False)]
+    results = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert [(result["contender"], "failure" in result) for result in results] == [("unisono", True), ("copy", False)]
 
 
 def test_failed_test_misses_the_target_of_tests() -> None:
     passed = {"kind": "test", "name": "a", "outcome": "passed", "said": ""}
     failed = {"kind": "test", "name": "b", "outcome": "failure", "said": "no"}
-    (found, *_) = targets.outcomes([passed, failed])
-    assert (found.met, found.worst) == (False, "b: no")
+    (result, *_) = targets.outcomes([passed, failed])
+    assert (result.met, result.worst) == (False, "b: no")
 
 
 def test_report_shows_tables_and_a_reason_for_missing_measurements() -> None:
     lacking = {"kind": "kernel", "dtype": "float32", "k": 2, "nbytes": MIB, "contender": "CuPy", "failure": "not there"}
-    found = [kernel("copy", 4000.0), kernel("unisono", 3900.0), lacking, allreduce("gloo", MIB, 12.5)]
-    shown = report.tables({"records": found, "stages": []})
+    results = [kernel("copy", 4000.0), kernel("unisono", 3900.0), lacking, allreduce("gloo", MIB, 12.5)]
+    shown = report.tables({"records": results, "stages": []})
     rows = {str(table.title): [list(column.cells) for column in table.columns] for table in shown}
     assert rows["Reductions, GB/s"] == [["float32"] * 2, ["2"] * 2, ["256 MiB", "1 MiB"], ["4000", ""], ["3900", ""]]
     assert rows["Not measured"] == [["CuPy"], ["not there"]]

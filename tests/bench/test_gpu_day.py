@@ -47,9 +47,9 @@ def probes_say_which_premises_hold_and_what_calls_cost(found: Records) -> None:
 
 def suites_pass_outside_the_tree_and_are_recorded_once(found: Records) -> None:
     tests = of_kind(found, "test")
-    assert [each["outcome"] for each in tests if "interface" in each["name"] or "[" not in each["name"]], tests
-    assert all(each["outcome"] == "passed" for each in tests if not each["name"].endswith(("[torch]", "[cupy]"))), tests
-    names = sorted(each["name"].rpartition("::")[2] for each in tests)
+    assert [test["outcome"] for test in tests if "interface" in test["name"] or "[" not in test["name"]], tests
+    assert all(test["outcome"] == "passed" for test in tests if not test["name"].endswith(("[torch]", "[cupy]"))), tests
+    names = sorted(test["name"].rpartition("::")[2] for test in tests)
     assert names == [
         "test_device_knows_its_name_uuid_and_reachable_devices",
         "test_flags_order_processes_on_the_driver",
@@ -61,10 +61,10 @@ def suites_pass_outside_the_tree_and_are_recorded_once(found: Records) -> None:
 
 def kernels_are_measured_beside_those_of_others(found: Records) -> None:
     kernels = of_kind(found, "kernel")
-    measured = {(each["contender"], each["k"], each["nbytes"]) for each in kernels if "failure" not in each}
+    measured = {(kernel["contender"], kernel["k"], kernel["nbytes"]) for kernel in kernels if "failure" not in kernel}
     assert {(name, k, size) for name in ("copy", "unisono") for k in (2, 3) for size in (100, 4096)} <= measured
-    assert all(each["wrong"] == "" and each["gbps"] > 0 for each in kernels if "failure" not in each)
-    assert {each["contender"] for each in kernels} == {"copy", "unisono", "torch.sum", "CuPy", "torch adds"}
+    assert all(kernel["wrong"] == "" and kernel["gbps"] > 0 for kernel in kernels if "failure" not in kernel)
+    assert {kernel["contender"] for kernel in kernels} == {"copy", "unisono", "torch.sum", "CuPy", "torch adds"}
 
 
 def issuing_is_measured_by_programs_and_by_python(found: Records) -> None:
@@ -75,10 +75,10 @@ def issuing_is_measured_by_programs_and_by_python(found: Records) -> None:
 
 def threads_are_measured_by_three_clocks(found: Records) -> None:
     threads = [each for each in of_kind(found, "allreduce") if each["placement"] == "threads"]
-    assert [(each["library"], each["nbytes"]) for each in threads] == [
+    assert [(thread["library"], thread["nbytes"]) for thread in threads] == [
         (f"unisono {algorithm}", nbytes) for nbytes in (1024, 4096) for algorithm in ("one_shot", "two_shot")
     ]
-    assert all(each["median_us"] > each["host_us"] > 0 and each["device_us"] > 0 for each in threads)
+    assert all(thread["median_us"] > thread["host_us"] > 0 and thread["device_us"] > 0 for thread in threads)
 
 
 def routes_are_measured_and_their_table_says_that_ranks_shared_a_gpu(found: Records) -> None:
@@ -87,17 +87,19 @@ def routes_are_measured_and_their_table_says_that_ranks_shared_a_gpu(found: Reco
     (written,) = of_kind(found, "table")
     assert written["shared_gpu"] == machine.DOUBLE
     table = loaded(Path(written["path"]))
-    assert [(each.collective, each.ranks, each.memory) for each in table.decisions] == [("allreduce", 2, "device")]
+    assert [(decision.collective, decision.ranks, decision.memory) for decision in table.decisions] == [
+        ("allreduce", 2, "device")
+    ]
     assert all(seconds for times in next(iter(table.decisions.values())).times_s.values() for seconds in times)
 
 
 def processes_are_measured_by_calls_and_by_plans(found: Records) -> None:
     processes = [each for each in of_kind(found, "allreduce") if each["placement"] == "processes"]
-    assert [(each["library"], each["nbytes"], each["ranks"]) for each in processes] == [
+    assert [(process["library"], process["nbytes"], process["ranks"]) for process in processes] == [
         ("unisono", 1024, 2),
         ("unisono plans", 1024, 2),
     ]
-    assert all(each.get("median_us", 0) > 0 for each in processes), processes
+    assert all(process.get("median_us", 0) > 0 for process in processes), processes
 
 
 def training_has_the_losses_of_gloo(found: Records) -> None:

@@ -24,8 +24,8 @@ def unisono(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
 
 
 def test_version_option_prints_one_line() -> None:
-    ended = unisono("--version")
-    assert (ended.returncode, ended.stdout) == (0, "unisono 0.1.0\n")
+    completed = unisono("--version")
+    assert (completed.returncode, completed.stdout) == (0, "unisono 0.1.0\n")
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
@@ -37,25 +37,25 @@ status = main({arguments!r})
 heavy = {{"numpy", "rich", "unisono.transports._core"}} & set(sys.modules)
 sys.exit(status or (f"loaded {{heavy}}" if heavy else 0))
 """
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_the_help_names_every_subcommand() -> None:
     for arguments in ([], ["--help"], ["-h"]):
-        ended = unisono(*arguments)
-        assert ended.returncode == 0
-        assert all(f"  {name} " in ended.stdout for name in SUBCOMMANDS)
+        completed = unisono(*arguments)
+        assert completed.returncode == 0
+        assert all(f"  {name} " in completed.stdout for name in SUBCOMMANDS)
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_every_subcommand_exists_and_has_help(name: str) -> None:
     assert importlib.util.find_spec(SUBCOMMANDS[name].module)
-    ended = unisono(name, "--help")
-    assert ended.returncode == 0
-    assert f"unisono {name}" in ended.stdout
+    completed = unisono(name, "--help")
+    assert completed.returncode == 0
+    assert f"unisono {name}" in completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -66,30 +66,30 @@ def test_every_subcommand_exists_and_has_help(name: str) -> None:
     ],
 )
 def test_results_are_printed_in_ascii_if_stdout_allows_no_more(arguments: list[str], part: str) -> None:
-    ended = unisono(*arguments, PYTHONIOENCODING="ascii", COLUMNS="200")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert part in ended.stdout
+    completed = unisono(*arguments, PYTHONIOENCODING="ascii", COLUMNS="200")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert part in completed.stdout
 
 
 @pytest.mark.parametrize("arguments", [["run", "-n", "2", "-m", "unisono", "--version"], ["test", "--cases", "5"]])
 def test_commands_run_with_warnings_as_errors(arguments: list[str]) -> None:
-    ended = unisono(*arguments, PYTHONDEVMODE="1", PYTHONWARNINGS="error")
-    assert (ended.returncode, ended.stderr) == (0, "")
+    completed = unisono(*arguments, PYTHONDEVMODE="1", PYTHONWARNINGS="error")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_unwritable_stdout_is_reported_in_one_line() -> None:
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "unisono", "--version"]
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=DEADLINE_S, check=False)
-    assert ended.stderr == b"unisono: the output cannot be written: No space left on device\n"
-    assert ended.returncode == 1
+        completed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=DEADLINE_S, check=False)
+    assert completed.stderr == b"unisono: the output cannot be written: No space left on device\n"
+    assert completed.returncode == 1
 
 
 def test_an_unknown_subcommand_is_refused_in_one_line() -> None:
-    ended = unisono("frobnicate")
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("unisono: there is no command 'frobnicate'; there are run, top, ")
-    assert ended.stderr.count("\n") == 1
+    completed = unisono("frobnicate")
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr.startswith("unisono: there is no command 'frobnicate'; there are run, top, ")
+    assert completed.stderr.count("\n") == 1
     assert unisono("doctr").stderr == "unisono: there is no command 'doctr'; did you mean 'doctor'?\n"
 
 

@@ -32,10 +32,10 @@ def run_doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[s
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    ended = run_doctor("--json")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
+    completed = run_doctor("--json")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    document: dict[str, Any] = json.loads(completed.stdout)
+    return document
 
 
 def test_doctor_finds_all_checks_usable_here(report: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def test_doctor_finds_each_installed_package_usable(report: dict[str, Any]) -> N
 def test_doctor_judges_each_transport_launcher_and_store(report: dict[str, Any]) -> None:
     for table, means in (("transports", TRANSPORTS), ("launchers", LAUNCHERS), ("stores", STORES)):
         rows = {row["subject"]: row for row in report[table]}
-        assert [name for name in rows if name in {each.name for each in means}] == [each.name for each in means]
+        assert [name for name in rows if name in {mean.name for mean in means}] == [mean.name for mean in means]
         assert all(row["usable"] or row["remedy"] or row["subject"] in ("nccl", "cuda_ipc") for row in rows.values())
     assert {row["subject"] for row in report["transports"] if row["usable"]} >= {"shm", "tcp"}
 
@@ -93,15 +93,15 @@ def test_doctor_shows_value_and_origin_of_each_setting() -> None:
 
 
 def test_doctor_reports_an_unusable_setting() -> None:
-    ended = run_doctor("--json", UNISONO_TRANSPORTS="pigeon")
-    assert ended.returncode == 1
-    found = next(check for check in json.loads(ended.stdout)["checks"] if check["subject"] == "settings")
-    assert "UNISONO_TRANSPORTS='pigeon' cannot be used" in found["detail"]
+    completed = run_doctor("--json", UNISONO_TRANSPORTS="pigeon")
+    assert completed.returncode == 1
+    document = next(check for check in json.loads(completed.stdout)["checks"] if check["subject"] == "settings")
+    assert "UNISONO_TRANSPORTS='pigeon' cannot be used" in document["detail"]
 
 
 def test_doctor_prints_tables_without_json_option() -> None:
-    ended = run_doctor()
-    assert ended.returncode == 0
+    completed = run_doctor()
+    assert completed.returncode == 0
     for text in (
         "Needed",
         "native core",
@@ -112,7 +112,7 @@ def test_doctor_prints_tables_without_json_option() -> None:
         "calibrat",
         "Trust: ",
     ):
-        assert text in ended.stdout
+        assert text in completed.stdout
 
 
 def test_failed_required_check_says_why_and_makes_the_report_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +139,8 @@ def test_doctor_is_healthy_without_pidfds(monkeypatch: pytest.MonkeyPatch, lack:
 
     monkeypatch.setattr("os.pidfd_open", refuse)
     findings = run_checks()
-    found = next(each for each in findings if each.subject == "process watching")
-    assert found.detail.startswith(f"OSError: no pidfd_open ({why}): launchers look")
+    match = next(finding for finding in findings if finding.subject == "process watching")
+    assert match.detail.startswith(f"OSError: no pidfd_open ({why}): launchers look")
     assert doctor.Report({}, findings, [], [], [], [], [], [], "", "").healthy
 
 
@@ -199,8 +199,8 @@ def test_doctor_gpu_checks_pass_or_say_what_is_missing(report: dict[str, Any]) -
 
 def test_doctor_says_that_the_launcher_made_the_key() -> None:
     command = [sys.executable, "-m", "unisono", "run", "-n", "1", "-m", "unisono", "doctor", "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert "The launcher made this job's key" in ended.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert "The launcher made this job's key" in completed.stdout
 
 
 def test_doctor_shows_core_numbers_as_ranges() -> None:

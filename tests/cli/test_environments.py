@@ -65,11 +65,11 @@ def check_of(name: str) -> Check:
 def runnable(words: Sequence[str]) -> Sequence[str]:
     """Return the words, or skip the test if they cannot run a command here."""
     try:
-        ended = subprocess.run([*words, "true"], capture_output=True, timeout=DEADLINE_S, check=False)
+        completed = subprocess.run([*words, "true"], capture_output=True, timeout=DEADLINE_S, check=False)
     except OSError as error:
         pytest.skip(f"not allowed here: {' '.join(words)}: {error}")
-    if ended.returncode:
-        pytest.skip(f"not allowed here: {' '.join(words)}: {ended.stderr.decode()}")
+    if completed.returncode:
+        pytest.skip(f"not allowed here: {' '.join(words)}: {completed.stderr.decode()}")
     return words
 
 
@@ -136,15 +136,15 @@ def test_doctor_names_the_missing_facility_and_its_consequence(name: str, words:
         "import dataclasses, json; from unisono.cli.checks import run_checks\n"
         "print(json.dumps([dataclasses.asdict(each) for each in run_checks()]))"
     )
-    ended = subprocess.run(
+    completed = subprocess.run(
         [*runnable(words), sys.executable, "-c", program],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr
-    lacking = {finding["subject"]: finding for finding in json.loads(ended.stdout) if not finding["usable"]}
+    assert completed.returncode == 0, completed.stderr
+    lacking = {finding["subject"]: finding for finding in json.loads(completed.stdout) if not finding["usable"]}
     assert name in lacking, lacking
     assert lacking[name]["detail"].endswith(check_of(name).consequence)
     assert lacking[name]["required"] == check_of(name).required
@@ -158,9 +158,9 @@ def test_fsdp_takes_ordinary_memory_without_memfds() -> None:
         "tensor.fill_(2); print(float(tensor.sum()))"
     )
     command = [*runnable(refused("memfd_create", "ENOSYS")), sys.executable, "-c", program]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "200000.0\n"), ended.stderr
-    assert "un.empty gives ordinary memory" in ended.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (completed.returncode, completed.stdout) == (0, "200000.0\n"), completed.stderr
+    assert "un.empty gives ordinary memory" in completed.stderr
 
 
 def test_every_checked_facility_is_tested_and_documented() -> None:

@@ -22,8 +22,10 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 
 def explained(world: un.Communicator, nbytes: int) -> tuple[str, dict[str, float | None]]:
     """Return the choice of a job, and the predicted times of all candidates."""
-    found = world.explain("allreduce", nbytes)
-    return found.choice.variant, {each.algorithm: each.predicted_s for each in found.candidates}
+    explanation = world.explain("allreduce", nbytes)
+    return explanation.choice.variant, {
+        candidate.algorithm: candidate.predicted_s for candidate in explanation.candidates
+    }
 
 
 @pytest.mark.parametrize("nbytes", [64, 1 << 20])
@@ -31,11 +33,11 @@ def test_explain_command_agrees_with_a_job_whose_ranks_share_cores(
     capsys: pytest.CaptureFixture[str], nbytes: int
 ) -> None:
     ranks = 2 * len(os.sched_getaffinity(0))
-    found = explain(capsys, "allreduce", str(nbytes), "-n", str(ranks))
-    assert found["question"]["crowd"] == 2
+    explanation = explain(capsys, "allreduce", str(nbytes), "-n", str(ranks))
+    assert explanation["question"]["crowd"] == 2
     variant, predicted_s = un.launch(explained, ranks, nbytes, timeout_s=DEADLINE_S)[0]
-    assert found["choice"]["variant"] == variant
-    assert {each["algorithm"]: each["predicted_s"] for each in found["candidates"]} == predicted_s
+    assert explanation["choice"]["variant"] == variant
+    assert {candidate["algorithm"]: candidate["predicted_s"] for candidate in explanation["candidates"]} == predicted_s
 
 
 def test_explain_table_marks_the_choice(capsys: pytest.CaptureFixture[str]) -> None:

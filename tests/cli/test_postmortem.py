@@ -193,8 +193,10 @@ world.allreduce(np.ones(8, np.float32))
 def test_dumps_of_a_job_that_the_launcher_ends_show_the_place_of_the_culprit(end: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(STUCK)
     limit = ["--timeout", "3"] if end == "timeout" else []
-    ended = unisono("run", *limit, "-n", "2", "program.py", end, folder=tmp_path, UNISONO_DUMP=str(tmp_path / "dumps"))
-    assert ended.returncode == (124 if end == "timeout" else 130)
+    completed = unisono(
+        "run", *limit, "-n", "2", "program.py", end, folder=tmp_path, UNISONO_DUMP=str(tmp_path / "dumps")
+    )
+    assert completed.returncode == (124 if end == "timeout" else 130)
     dumps = report_on(tmp_path).dumps.by_rank
     assert sorted(dumps) == [0, 1]
     assert dumps[1].stack["MainThread"][-1].endswith("program.py:9 in <module>")

@@ -75,9 +75,9 @@ def test_torch_analyser_names_the_culprits_and_no_others(tmp_path: Path) -> None
         with pytest.raises(un.UnisonoError):
             un.launch(partial(make_other_calls, hangs=folder is hanging), 3, options=options)
     collectives, (_, mismatch), (_, late) = analysed(*folders)
-    assert len({each.collective_name for each in collectives}) == 10
-    assert {each.group_id == "0" for each in collectives} == {True, False}
-    assert [each for each in collectives if not each.pass_check or each.missing_ranks] == []
+    assert len({collective.collective_name for collective in collectives}) == 10
+    assert {collective.group_id == "0" for collective in collectives} == {True, False}
+    assert [collective for collective in collectives if not collective.pass_check or collective.missing_ranks] == []
     assert "found collective type: 'barrier'" in str(mismatch.mismatch_collectives[1].type_of_mismatch)
     assert "allreduce(float32[8], op=sum)" in mismatch.collective_frames[0]["name"]
     assert late.missing_ranks == {1}

@@ -83,7 +83,7 @@ def test_traces_have_the_groups_of_plans_on_request(tmp_path: Path) -> None:
             segments = {event["args"]["segment"] for event in own}
             assert len(segments) > 1
             # a ring of three ranks has two steps of a reduce-scatter and two of an allgather
-            assert {len([event for event in own if event["args"]["segment"] == each]) for each in segments} == {4}
+            assert {len([event for event in own if event["args"]["segment"] == segment]) for segment in segments} == {4}
             assert all(begun["ts"] - 1 <= event["ts"] <= event["ts"] + event["dur"] for event in own)
             assert max(event["ts"] + event["dur"] for event in own) <= begun["ts"] + begun["dur"] + 1
         assert not overlaps(groups)

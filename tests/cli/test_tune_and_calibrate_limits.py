@@ -42,7 +42,7 @@ def test_hanging_tune_times_out_and_keeps_a_table(tmp_path: Path, monkeypatch: p
     assert isinstance(ended.exception, un.CollectiveTimeoutError)
     assert "tuning has not ended within 4 s (twice the budget and 2 s): a rank hangs" in str(ended.exception)
     assert "rank 1 had not answered" in str(ended.exception) or "ranks 0, 1 had not answered" in str(ended.exception)
-    assert [each.variant_at(8) for each in loaded(tmp_path / "t.json").decisions.values()] == ["ring"]
+    assert [decision.variant_at(8) for decision in loaded(tmp_path / "t.json").decisions.values()] == ["ring"]
 
 
 def test_hanging_tune_inside_a_job_times_out_and_keeps_a_table(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_hanging_tune_inside_a_job_times_out_and_keeps_a_table(tmp_path: Path) -
         "tune.measure, tune._MARGIN_S = measure, 0.0\n"
         "sys.exit(main.main(['tune', '--budget', '0.5s', '--out', 't.json']))\n"
     )
-    ended = unisono("run", "-n", "2", "program.py", folder=tmp_path)
-    assert ended.returncode == 1
-    assert "tuning has not ended within 1 s (twice the budget and 0 s): a rank hangs" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    completed = unisono("run", "-n", "2", "program.py", folder=tmp_path)
+    assert completed.returncode == 1
+    assert "tuning has not ended within 1 s (twice the budget and 0 s): a rank hangs" in completed.stderr
+    assert "Traceback" not in completed.stderr
     assert loaded(tmp_path / "t.json").decisions
 
 

@@ -232,14 +232,14 @@ def test_all_ranks_report_a_communicator_that_fails() -> None:
 
 def test_program_of_a_check_error_reproduces_the_call(tmp_path: Path) -> None:
     case = Case("allreduce", op="premul_sum", rows=3, arrays=2, wait=False)
-    ended = run_program(source("check_case", case, 2), tmp_path)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    completed = run_program(source("check_case", case, 2), tmp_path)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
-    ended = run_program(
+    completed = run_program(
         source("check_case", case, 2, backend=Backend("support.faulty_backends", "wrong_allreduce")), tmp_path
     )
-    assert ended.returncode != 0
-    assert "CheckError: element [3] of the result" in ended.stderr
+    assert completed.returncode != 0
+    assert "CheckError: element [3] of the result" in completed.stderr
 
 
 def test_check_collectives_refuses_a_negative_seed() -> None:
@@ -300,12 +300,12 @@ def test_ulps_are_counted_across_zero(dtype: str) -> None:
 
 
 def test_difference_names_element_values_dtype_and_shape() -> None:
-    wanted = np.arange(6, dtype="complex64").reshape(2, 3)
-    found = wanted.copy()
-    found[1, 0] += 1j
-    assert difference(wanted, wanted) == ""
-    assert difference(found, wanted) == "element [1, 0] of the result is (3+1j), not (3+0j); 1 of 6 elements differ"
-    assert difference(found[0], wanted) == "the result is complex64[3], not complex64[2, 3]"
+    expected = np.arange(6, dtype="complex64").reshape(2, 3)
+    result = expected.copy()
+    result[1, 0] += 1j
+    assert difference(expected, expected) == ""
+    assert difference(result, expected) == "element [1, 0] of the result is (3+1j), not (3+0j); 1 of 6 elements differ"
+    assert difference(result[0], expected) == "the result is complex64[3], not complex64[2, 3]"
     near = np.nextafter(np.float32([1, 2]), np.float32(9))
     assert difference(near, np.float32([1, 2]))
     assert difference(near, np.float32([1, 2]), most_ulps=1) == ""
@@ -386,9 +386,9 @@ def test_unisono_test_fails_with_the_simplest_failing_program(
     assert text in reported["message"]
     backend = Backend("support.faulty_backends", fault)
     assert reported["program"] == source("check_case", simplest, 2, backend=backend, timeout_s=timeout_s)
-    ended = run_program(reported["program"], tmp_path)
-    assert ended.returncode != 0
-    assert error in ended.stderr
+    completed = run_program(reported["program"], tmp_path)
+    assert completed.returncode != 0
+    assert error in completed.stderr
 
 
 @pytest.mark.parametrize("name", ["support.faulty_backends", ":function", "module:", "module:two words"])

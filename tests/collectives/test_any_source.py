@@ -126,18 +126,18 @@ class Model:
         if not any(places and accepts(want, *key) for key, places in self.places.items()):
             assert self.look(want, once=True) is None
             return
-        found = self.look(want, once=False)
-        assert found is not None
-        assert accepts(want, found.source, found.tag)
-        assert self.places[found.source, found.tag]
-        assert (found.dtype, found.count) == ("int64", 3)
-        assert self.look((found.source, found.tag), once=True) == found
+        result = self.look(want, once=False)
+        assert result is not None
+        assert accepts(want, result.source, result.tag)
+        assert self.places[result.source, result.tag]
+        assert (result.dtype, result.count) == ("int64", 3)
+        assert self.look((result.source, result.tag), once=True) == result
 
     def look(self, want: Wanted, *, once: bool) -> Message | None:
         probe = self.executor.probe(*want, once=once)
         probe.wait(WAIT_S)
-        found: Message | None = probe.message()
-        return found
+        result: Message | None = probe.message()
+        return result
 
     def receive(self, window: Sequence[Wanted]) -> None:
         posted: list[tuple[Wanted, Any, Any]] = []
@@ -228,10 +228,10 @@ def serve_numbers(world: un.Communicator, tasks: int) -> Any:
         return None
     total, following, busy = 0.0, tasks, world.size - 1
     while busy:
-        found = world.probe(tag=1)
-        total += float(world.recv(x, found.source, found.tag)[0])
+        result = world.probe(tag=1)
+        total += float(world.recv(x, result.source, result.tag)[0])
         busy -= following == 0
-        world.send(np.array([float(following)]), found.source, tag=3 if following else 2)
+        world.send(np.array([float(following)]), result.source, tag=3 if following else 2)
         following = max(0, following - 1)
     return total
 
@@ -264,12 +264,12 @@ def probe_until_found(world: un.Communicator) -> Any:
     if world.rank > 0:
         return before
     assert before is None
-    while (found := world.iprobe(un.ANY_SOURCE, 4)) is None:
+    while (result := world.iprobe(un.ANY_SOURCE, 4)) is None:
         time.sleep(0.001)
-    assert world.iprobe(3) == world.probe(3, 4) == found
+    assert world.iprobe(3) == world.probe(3, 4) == result
     assert world.iprobe(2) is world.iprobe(tag=5) is None
-    world.recv(np.empty(found.count, found.dtype), found.source, found.tag)
-    return found
+    world.recv(np.empty(result.count, result.dtype), result.source, result.tag)
+    return result
 
 
 def test_iprobe_finds_an_arrived_message(four: NativeRanks) -> None:

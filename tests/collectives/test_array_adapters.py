@@ -123,8 +123,8 @@ def message_in_kind(world: un.Communicator, name: str) -> Any:
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_arrays_of_every_library_are_sent_and_received(ranks: NativeRanks, name: str) -> None:
-    wanted = [[[(rank - 1) % ranks.size + 1] * 3] * 2 for rank in range(ranks.size)]
-    assert ranks.run_calls(message_in_kind, name) == wanted
+    expected = [[[(rank - 1) % ranks.size + 1] * 3] * 2 for rank in range(ranks.size)]
+    assert ranks.run_calls(message_in_kind, name) == expected
 
 
 def kinds_mixed(world: un.Communicator) -> Any:
@@ -137,8 +137,8 @@ def kinds_mixed(world: un.Communicator) -> Any:
 
 def test_ranks_may_pass_arrays_of_different_libraries(ranks: NativeRanks) -> None:
     size = ranks.size
-    wanted = ("ndarray", [1.0, size - 1.0], [size * 1.0, size * (size - 1) / 2])
-    assert ranks.run_calls(kinds_mixed) == [wanted] * size
+    expected = ("ndarray", [1.0, size - 1.0], [size * 1.0, size * (size - 1) / 2])
+    assert ranks.run_calls(kinds_mixed) == [expected] * size
 
 
 # --- views of memory -----------------------------------------------------------------------------------------------

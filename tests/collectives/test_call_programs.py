@@ -207,9 +207,9 @@ def test_backend_that_confuses_calls_is_caught_with_a_short_program(tmp_path: Pa
     program = raised.value.program
     assert program is not None
     assert program.count("Make(Case(") == 2
-    ended = run_program(program, tmp_path)
-    assert ended.returncode != 0
-    assert "CheckError: step" in ended.stderr
+    completed = run_program(program, tmp_path)
+    assert completed.returncode != 0
+    assert "CheckError: step" in completed.stderr
 
 
 def test_hanging_backend_is_caught_with_a_short_program() -> None:

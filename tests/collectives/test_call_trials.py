@@ -61,7 +61,7 @@ def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
     measured = Trials(comm)
     for turns in [measured.planned("allreduce", 64, name) for name in ("ring", "recursive_doubling")]:
         measured.times(turns, COUNT)
-    arrays = [each for each in comm.results if each is not None]
+    arrays = [result for result in comm.results if result is not None]
     half = len(arrays) // 2
     return arrays[0].tolist(), all(one is other for one, other in zip(arrays[:half], arrays[half:], strict=True))
 
@@ -71,12 +71,12 @@ def sums_of_several_runs(world: un.Communicator) -> list[float]:
     comm: Any = SimulatedHosts(world, world.hosts, 0.0)
     measured = Trials(comm)
     turns = measured.planned("allreduce", 64, "ring")
-    arrays, found = list(comm.results), list[float]()
+    arrays, result = list(comm.results), list[float]()
     for runs in (len(arrays) - 1, 1):
         for _ in range(runs):
             measured.times(turns, COUNT)
-        found += [float(each[0]) for each in arrays]
-    return found
+        result += [float(array[0]) for array in arrays]
+    return result
 
 
 @pytest.mark.parametrize(

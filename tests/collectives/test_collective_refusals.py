@@ -125,8 +125,8 @@ def gather_in_other_orders(world: un.Communicator) -> list[Any]:
 
 
 def test_gather_accepts_any_memory_order(three: NativeRanks) -> None:
-    wanted = np.concatenate([np.arange(6).reshape(2, 3) + 10 * rank for rank in range(SIZE)]).tolist()
-    assert three.run_calls(gather_in_other_orders) == [[wanted] * 8] * SIZE
+    expected = np.concatenate([np.arange(6).reshape(2, 3) + 10 * rank for rank in range(SIZE)]).tolist()
+    assert three.run_calls(gather_in_other_orders) == [[expected] * 8] * SIZE
 
 
 def permuted_axes(world: un.Communicator) -> Any:

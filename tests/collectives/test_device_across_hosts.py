@@ -163,28 +163,28 @@ def call_on_double(
         stream = gpu.device().new_stream()
         array = DoubleArray(gpu, x, stream)
         result = getattr(comm, collective)(array, **arguments)
-        found = read(gpu, result).tobytes()
+        actual = read(gpu, result).tobytes()
         way, stats = comm.explain(collective, x.nbytes).on_device, comm.stats().on_device
         del array, result
         comm.close()
         gpu.device().end_stream(stream)
-    return found, way, stats
+    return actual, way, stats
 
 
 def scattered_floats(world: un.Communicator, op: str, dtype: str) -> tuple[bytes, Any]:
     across_hosts.SEGMENT_NBYTES = 1 << 14
     x = np.random.default_rng(world.rank).standard_normal(20_001).astype(dtype)
-    found, _, stats = call_on_double(world, TWO_HOSTS, x, {"op": op}, {})
+    result, _, stats = call_on_double(world, TWO_HOSTS, x, {"op": op}, {})
     expected = world.allreduce(x.astype(np.float64), op)
-    np.testing.assert_allclose(np.frombuffer(found, dtype).astype(np.float64), expected, rtol=0.05, atol=0.1)
+    np.testing.assert_allclose(np.frombuffer(result, dtype).astype(np.float64), expected, rtol=0.05, atol=0.1)
     assert set(stats.by_ipc) == {world.rank ^ 1}, "only ranks of this host use each other's memory"
-    return found, (x.nbytes, stats.to_host_nbytes, stats.to_device_nbytes)
+    return result, (x.nbytes, stats.to_host_nbytes, stats.to_device_nbytes)
 
 
 @pytest.mark.parametrize(("op", "dtype"), [("sum", "float32"), ("avg", "bfloat16")])
 def test_all_ranks_have_the_same_bits_and_half_of_the_bytes_cross(ranks: NativeRanks, op: str, dtype: str) -> None:
     results = ranks.run_calls(scattered_floats, op, dtype)
-    assert len({found for found, _ in results}) == 1
+    assert len({result for result, _ in results}) == 1
     for _, (nbytes, to_host, to_device) in results:
         assert to_host == to_device
         assert nbytes // 2 <= to_host < nbytes // 2 + 16
@@ -245,13 +245,13 @@ def test_each_rank_multiplies_its_contribution_once(ranks: NativeRanks) -> None:
 def by_ucx(world: un.Communicator, store: str, cases: list[Case], least: int) -> list[tuple[str, int, str]]:
     """Make calls over a UCX that knows CUDA; return what `explain` says, and the bytes sent from the device."""
     across_hosts.SEGMENT_NBYTES, across_hosts.LEAST_DIRECT_NBYTES = 1 << 17, least
-    found = []
+    results = []
     with cuda_ucx.cuda_support(), cuda_ucx.joined(world, store, "cuda_ipc,ucx") as job:
         for number, case in enumerate(cases):
             before = cuda_ucx.device_traffic()
             way = check_case(world, job, case, number)
-            found.append((case.collective, cuda_ucx.device_traffic()[0] - before[0], way))
-    return found
+            results.append((case.collective, cuda_ucx.device_traffic()[0] - before[0], way))
+    return results
 
 
 CASES_BY_UCX = [
@@ -283,8 +283,8 @@ def test_ranks_of_rails_exchange_memory_of_the_device_by_ucx(ranks: NativeRanks,
 
 def refused(world: un.Communicator, hosts: Any, arguments: Any, own_device: bool) -> tuple[bool, str, bool]:
     double = {"uuid": f"double-{world.rank}"} if own_device and world.rank == 3 else {}
-    found, way, stats = call_on_double(world, hosts, np.ones(100), arguments, double)
-    return bool((np.frombuffer(found) == world.size).all()), way, not stats.by_ipc
+    result, way, stats = call_on_double(world, hosts, np.ones(100), arguments, double)
+    return bool((np.frombuffer(result) == world.size).all()), way, not stats.by_ipc
 
 
 @pytest.mark.parametrize(

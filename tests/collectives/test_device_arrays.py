@@ -60,8 +60,10 @@ def call_on_device(world: un.Communicator, case: Case, seed: int, parts: int) ->
             assert result is out if has_out else type(result) is DeviceArray
             is_kept = case.name == "exscan" and world.rank == 0 and has_out
             right = np.full_like(expected, 7) if is_kept else expected
-            found = read(gpu, result)
-            assert (found.dtype, found.shape, found.tobytes()) == (right.dtype, right.shape, right.tobytes()), str(case)
+            actual = read(gpu, result)
+            assert (actual.dtype, actual.shape, actual.tobytes()) == (right.dtype, right.shape, right.tobytes()), str(
+                case
+            )
         del out, result
         comm.close()
         gpu.device().end_stream(stream)

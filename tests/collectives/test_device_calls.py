@@ -146,12 +146,12 @@ def test_device_call_goes_wrong_without_any_stream_wait_or_record(
 def later_work(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     x = DoubleArray(gpu, np.arange(3000.0), stream)
     works = [comm.allreduce(x, op, wait=False) for op in ("sum", "max")]
-    found = [read(gpu, work.wait()).sum() for work in works]
+    results = [read(gpu, work.wait()).sum() for work in works]
     late = comm.broadcast(x, root=1, wait=False)
     late.synchronize()
     assert late.done()
-    found.append(read(gpu, late.result()).sum())
-    return found
+    results.append(read(gpu, late.result()).sum())
+    return results
 
 
 def test_device_works_order_the_stream_and_synchronize_the_host(ranks: NativeRanks) -> None:
@@ -480,15 +480,15 @@ def messages(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     peer = 1 - comm.rank
     x, out = DoubleArray(gpu, np.full(9, comm.rank), stream), DoubleArray(gpu, np.zeros(9, int), stream)
     assert comm.sendrecv(x, peer, out, peer) is out
-    found = [read(gpu, out)[0]]
+    results = [read(gpu, out)[0]]
     receiving = comm.recv(out, un.ANY_SOURCE, 5, wait=False)
     sent = comm.send(x, peer, 5, wait=False)
-    found.append(read(gpu, receiving.wait())[8])
+    results.append(read(gpu, receiving.wait())[8])
     sent.wait()
     with comm.group():
         comm.send(np.full(9, 7), peer)
         comm.recv(out, peer)
-    return [*found, read(gpu, out)[4]]
+    return [*results, read(gpu, out)[4]]
 
 
 def test_messages_go_between_devices_and_from_host_to_device(by_ipc: NativeRanks) -> None:
@@ -498,12 +498,12 @@ def test_messages_go_between_devices_and_from_host_to_device(by_ipc: NativeRanks
 def planned(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     x = DoubleArray(gpu, np.ones(4), stream)
     double = comm.plan("allreduce", x, out=x)
-    found = []
+    results = []
     for wait in (True, False, True):
         result = double(wait=wait)
-        found.append(read(gpu, result if wait else result.wait()).tolist()[0])
+        results.append(read(gpu, result if wait else result.wait()).tolist()[0])
     del double, result
-    return found
+    return results
 
 
 def test_persistent_call_on_device_arrays_runs_repeatedly(ranks: NativeRanks) -> None:
@@ -517,7 +517,7 @@ def several(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
         both = [comm.allreduce(x), comm.allreduce(y, "max"), comm.allgather(y)]
     results = [total, most, *(work.wait() for work in both)]
     del both
-    return [read(gpu, each).tolist() for each in results]
+    return [read(gpu, result).tolist() for result in results]
 
 
 def test_device_arrays_work_in_lists_and_groups(ranks: NativeRanks) -> None:
@@ -639,9 +639,9 @@ def on_different_memory(world: un.Communicator, say: Callable[[Any], None]) -> N
 
 def test_host_array_on_one_rank_and_device_array_on_another_is_a_mismatch(tmp_path: Any) -> None:
     with Job(on_different_memory, 2, tmp_path) as job:
-        found = job.hear_all()
-    assert {kind for kind, _ in found} == {"MismatchError"}
-    assert "allreduce(float64[5], op=sum, on a device)" in found[0][1]
+        results = job.hear_all()
+    assert {kind for kind, _ in results} == {"MismatchError"}
+    assert "allreduce(float64[5], op=sum, on a device)" in results[0][1]
 
 
 def two_devices(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
@@ -719,16 +719,16 @@ def with_cupy(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
         current[0] = other
         late = work.wait()
         late.__cuda_array_interface__["stream"] = int(other)
-        found = [type(y).__name__, *(read(gpu, each).tolist() for each in (y, z, late))]
+        results = [type(y).__name__, *(read(gpu, each).tolist() for each in (y, z, late))]
         del late, work
     gpu.synchronize()
     gpu.device().end_stream(other)
-    return found
+    return results
 
 
 def test_cupy_arrays_use_the_current_stream_and_come_back_as_cupy(by_ipc: NativeRanks) -> None:
-    wanted = ["CupyLikeArray", [0, 2, 4, 6], [0.0, 4.0], [0, 4, 8, 12]]
-    assert by_ipc.run_calls(on_double, with_cupy) == [wanted] * 2
+    expected = ["CupyLikeArray", [0, 2, 4, 6], [0.0, 4.0], [0, 4, 8, 12]]
+    assert by_ipc.run_calls(on_double, with_cupy) == [expected] * 2
 
 
 # --- without a GPU -------------------------------------------------------------------------------------------------
@@ -760,6 +760,6 @@ def test_no_device_module_is_imported_before_the_first_device_array(tmp_path: Pa
     program = tmp_path / "without.py"
     program.write_text(WITHOUT)
     command = [sys.executable, "-m", "unisono", "run", "-n", "2", "--no-label", str(program)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.splitlines().count("imported []") == 2
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.splitlines().count("imported []") == 2

@@ -271,9 +271,9 @@ def test_device_double_traps_misuse_of_its_pool(check: Callable[[tuple[str, ...]
 
 @pytest.mark.parametrize("rule", BETWEEN_PROCESSES)
 def test_device_double_enforces_rule_between_processes(two: NativeRanks, rule: str) -> None:
-    rank, wanted = BETWEEN_PROCESSES[rule]
+    rank, expected = BETWEEN_PROCESSES[rule]
     run = device_contract.break_a_rule_between_processes
-    assert wanted in two.run_calls(run, (), rule)[rank]
+    assert expected in two.run_calls(run, (), rule)[rank]
     assert two.run_calls(run, (rule,), rule)[rank] == ""
 
 

@@ -118,10 +118,10 @@ def one_side(comm: un.Communicator, gpu: Gpu, stream: Stream, on_device: int) ->
 def test_host_array_on_one_side_matches_device_array_on_the_other(
     run: Callable[..., list[Any]], on_device: int
 ) -> None:
-    found = run(one_side, on_device)
-    assert [is_right for is_right, _ in found] == [True, True]
-    assert found[on_device][1] == (1_200_000, 1_200_000)
-    assert found[1 - on_device][1] == (0, 0)
+    results = run(one_side, on_device)
+    assert [is_right for is_right, _ in results] == [True, True]
+    assert results[on_device][1] == (1_200_000, 1_200_000)
+    assert results[1 - on_device][1] == (0, 0)
 
 
 def late_receive(comm: un.Communicator, gpu: Gpu, stream: Stream, wildcards: bool) -> tuple[bool, Any, Any]:
@@ -168,8 +168,8 @@ def one_way(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[bool, Any,
 
 
 def test_message_by_another_transport_is_copied_to_the_device(ranks: NativeRanks, tmp_path: Path) -> None:
-    found = ranks.run_calls(without_ucx, str(tmp_path / "store"))
-    assert found == [(True, (0, 0), (0, 1_200_000)), (True, (0, 0), (1_200_000, 0))]
+    results = ranks.run_calls(without_ucx, str(tmp_path / "store"))
+    assert results == [(True, (0, 0), (0, 1_200_000)), (True, (0, 0), (1_200_000, 0))]
 
 
 # --- order ---------------------------------------------------------------------------------------------------------
@@ -235,10 +235,10 @@ def synchronized(comm: un.Communicator, gpu: Gpu, stream: Stream, tag: int) -> t
     if tag == 1:
         comm.recv(np.zeros(count, np.int32), 0, 2)
     assert comm.recv(out, 0, tag, wait=False).synchronize() is out
-    found = gpu.view(out.__cuda_array_interface__["data"][0], 4 * count).view(np.int32)
+    result = gpu.view(out.__cuda_array_interface__["data"][0], 4 * count).view(np.int32)
     if tag == 2:
         comm.recv(np.zeros(count, np.int32), 0, 1)
-    return int(found.min()), int(found.max())
+    return int(result.min()), int(result.max())
 
 
 @pytest.mark.parametrize("transports", ["ucx", "tcp"])
@@ -330,16 +330,16 @@ def test_every_thread_that_enters_ucx_has_a_cuda_context(tmp_path: Path, monkeyp
 
 def late_device(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
     """Make calls while the device does no work."""
-    found = []
+    results = []
     array = DoubleArray(gpu, np.zeros(100_000), stream)
     for call in (comm.send, comm.recv):
         with mock.patch.object(type(gpu.device()), "done", return_value=False):
             try:
                 call(array, 1 - comm.rank, timeout_s=0.1)
             except un.CollectiveTimeoutError as error:
-                found.append(error.message)
+                results.append(error.message)
     comm.sendrecv(array, 1 - comm.rank, DoubleArray(gpu, np.ones(100_000), stream), 1 - comm.rank)
-    return found
+    return results
 
 
 def test_late_device_times_out_before_its_message_is_sent(run: Callable[..., list[Any]]) -> None:

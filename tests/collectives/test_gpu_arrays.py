@@ -212,9 +212,11 @@ def check_plans(world: un.Communicator, library: str) -> list[str]:
                 device.copy(_pointer(x), pinned.ctypes.data, 4 * N, LEGACY_STREAM)
                 plan()
                 bench.finish(LEGACY_STREAM)
-                found = bench.values(_pointer(out), pinned)
+                result = bench.values(_pointer(out), pinned)
                 expected = comm.size * turn + comm.size * (comm.size - 1) // 2
-                wrong += [f"{mixture}, turn {turn}: {found[:1]} is not {expected}"] if (found != expected).any() else []
+                wrong += (
+                    [f"{mixture}, turn {turn}: {result[:1]} is not {expected}"] if (result != expected).any() else []
+                )
             del plan
         replays = 4 * (turns - 1) if device.has_graphs() else 0
         made = launched.call_count - tried.call_count

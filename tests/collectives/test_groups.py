@@ -79,11 +79,11 @@ def every_call(world: Any) -> list[Any]:
 
 
 def in_group_and_alone(world: Any) -> None:
-    wanted = [each.wait() if isinstance(each, un.Work) else each for each in every_call(world)]
+    expected = [each.wait() if isinstance(each, un.Work) else each for each in every_call(world)]
     for _ in range(3):  # the second time, the call is in the cache
         with world.group():
             works = every_call(world)
-        same([work.result() for work in works], wanted)
+        same([work.result() for work in works], expected)
 
 
 def test_group_equals_its_single_calls(run: Run) -> None:
@@ -101,13 +101,13 @@ def promised_bits(world: Any, given: dict[str, Any]) -> None:
     dtypes = ["bfloat16", "float16"] if "accumulate" in given else ["float32", "int32", "bfloat16", "float64"]
     x = [noise(world.rank, dtype, 5 * index + 7) for index, dtype in enumerate(dtypes)]
     for call in (world.allreduce, partial(world.reduce, root=world.size - 1)):
-        wanted = [call(each, **given) for each in x]
+        expected = [call(each, **given) for each in x]
         for _ in range(2):
-            same(list(call(x, **given) or [None] * len(x)), wanted)
+            same(list(call(x, **given) or [None] * len(x)), expected)
             with world.group():
                 works = [call(each, **given) for each in x]
                 plain = world.allreduce(x[0])
-            same([work.result() for work in works], wanted)
+            same([work.result() for work in works], expected)
             same([plain.result()], [world.allreduce(x[0])])
 
 
@@ -119,7 +119,7 @@ def test_grouped_reduction_gives_the_promised_bits_of_single_calls(run: Run, giv
 def lists_and_alone(world: Any, collective: str, kind: type, wait: bool) -> None:
     x = kind(arrays_of(world.rank))
     call = getattr(world, collective)
-    wanted = [call(each) for each in x]
+    expected = [call(each) for each in x]
     makers = {"new": lambda _: None, "out": lambda x: kind(np.zeros_like(each) for each in x), "in place": lambda x: x}
     for where, make_out in makers.items():
         for _ in range(2):
@@ -127,14 +127,14 @@ def lists_and_alone(world: Any, collective: str, kind: type, wait: bool) -> None
             out = make_out(x)
             # rank 0 of an exscan leaves its `out` as it is
             if (collective, where, world.rank) == ("exscan", "in place", 0):
-                wanted = arrays_of(0)
-            found = call(x, out=out) if wait else call(x, out=out, wait=False).wait()
-            if wanted[0] is None:
-                assert found is None
+                expected = arrays_of(0)
+            results = call(x, out=out) if wait else call(x, out=out, wait=False).wait()
+            if expected[0] is None:
+                assert results is None
             else:
-                assert type(found) is kind
-                same(list(found), wanted)
-                assert out is None or all(one is other for one, other in zip(found, out, strict=True))
+                assert type(results) is kind
+                same(list(results), expected)
+                assert out is None or all(one is other for one, other in zip(results, out, strict=True))
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast", "scan", "exscan"])
@@ -177,16 +177,16 @@ def share_lists_and_alone(world: Any, collective: str, where: str) -> None:
     for kind, wait in [(list, True), (tuple, True), (list, False), (list, True)]:
         x, out = share_lists(world, collective, where)
         outs = [None] * len(x) if out is None else out
-        wanted = [call(each, out=to) for each, to in zip(x, outs, strict=True)]
-        wanted = [each if each is None else each.copy() for each in wanted]
+        expected = [call(each, out=to) for each, to in zip(x, outs, strict=True)]
+        expected = [each if each is None else each.copy() for each in expected]
         x, out = share_lists(world, collective, where)
         given_x, given_out = kind(x), out and kind(out)
-        found = call(given_x, out=given_out) if wait else call(given_x, out=given_out, wait=False).wait()
-        if wanted[0] is None:
-            assert found is None
+        result = call(given_x, out=given_out) if wait else call(given_x, out=given_out, wait=False).wait()
+        if expected[0] is None:
+            assert result is None
         else:
-            assert type(found) is kind
-            same(list(found), wanted)
+            assert type(result) is kind
+            same(list(result), expected)
 
 
 @pytest.mark.parametrize(
@@ -208,11 +208,11 @@ def lists_by_every_algorithm(world: Any, collective: str) -> list[str]:
         x, out = share_lists(world, collective, "new")
         outs = [None] * len(x) if out is None else out
         try:
-            wanted = [call(each, out=to, algorithm=name) for each, to in zip(x, outs, strict=True)]
+            expected = [call(each, out=to, algorithm=name) for each, to in zip(x, outs, strict=True)]
         except un.NoAlgorithmError:
             continue
-        found = call(x, out=share_lists(world, collective, "new")[1], algorithm=name)
-        same(found or [None] * len(x), wanted)
+        result = call(x, out=share_lists(world, collective, "new")[1], algorithm=name)
+        same(result or [None] * len(x), expected)
         names.append(name)
     return names
 
@@ -330,10 +330,10 @@ def arrays_of_others(world: Any) -> None:
     out = [memoryview(bytearray(16)).cast("q"), np.zeros(2, "float32")]
     with world.group():
         works = [world.allreduce(each, un.Op.premul_sum(2)) for each in x]
-    for found in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
-        assert [type(each) for each in found] == [StandardArray, np.ndarray, np.ndarray]
-        assert found[0].values.tolist() == [2.0 * world.size] * 3
-        assert found[1].tolist() == [2 * world.size, 4 * world.size]
+    for results in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
+        assert [type(result) for result in results] == [StandardArray, np.ndarray, np.ndarray]
+        assert results[0].values.tolist() == [2.0 * world.size] * 3
+        assert results[1].tolist() == [2 * world.size, 4 * world.size]
     assert world.allreduce(x[1:], out=out)[0].tolist() == [world.size, 2 * world.size]
 
 
@@ -346,9 +346,9 @@ def torch_tensors(world: Any) -> None:
     x = [torch.ones(3), torch.ones(2, dtype=torch.bfloat16)]
     with world.group():
         works = [world.allreduce(each, un.Op.premul_sum(2)) for each in x]
-    for found in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
-        assert [each.tolist() for each in found] == [[2.0 * world.size] * 3, [2.0 * world.size] * 2]
-        assert [type(each) for each in found] == [torch.Tensor] * 2
+    for results in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
+        assert [result.tolist() for result in results] == [[2.0 * world.size] * 3, [2.0 * world.size] * 2]
+        assert [type(result) for result in results] == [torch.Tensor] * 2
 
 
 def test_grouped_torch_tensors_come_back_as_tensors(run: Run) -> None:
@@ -450,7 +450,7 @@ def adapter_of(world: Any, call: dict[str, Any]) -> tuple[str, int | None]:
 
 
 def any_group(world: Any, calls: list[dict[str, Any]]) -> None:
-    wanted = [make(world, call, seed) for seed, call in enumerate(calls)]
+    expected = [make(world, call, seed) for seed, call in enumerate(calls)]
     kinds = {adapter_of(world, call) for call in calls}
     works: list[Any] = []
 
@@ -460,7 +460,7 @@ def any_group(world: Any, calls: list[dict[str, Any]]) -> None:
 
     for _ in range(2):  # the second time, the call is in the cache
         messages = messages_of(world, group)
-        same([work.result() for work in works], wanted)
+        same([work.result() for work in works], expected)
         # Each algorithm for so small calls sends a rank two messages and two flags at most.
         assert messages <= 4 * len(kinds) * (world.size - 1)
 

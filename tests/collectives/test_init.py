@@ -109,8 +109,8 @@ def test_concurrent_closes_of_a_world_all_return_after_it_is_closed(monkeypatch:
     threads[1].start()
     threads[1].join(0.2)  # long enough for a thread that does not wait
     go_on.set()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert left == [True, True]
 
 
@@ -135,8 +135,8 @@ def test_open_world_is_closed_at_exit_without_a_warning(tmp_path: Path, program:
     place = {"UNISONO_RANK": "0", "UNISONO_SIZE": "1", "UNISONO_STORE": f"file://{tmp_path}/store"}
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", AT_EXIT.format(program=program)]
     environ = {**os.environ, **place, "PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environ)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environ)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     assert not list(tmp_path.iterdir())
 
 

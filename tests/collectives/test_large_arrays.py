@@ -39,8 +39,8 @@ def test_arrays_may_have_more_elements_than_31_bits_count(transport: str) -> Non
     if available_gib() < NEEDED_GIB:
         pytest.skip(f"needs {NEEDED_GIB} GiB of memory; {available_gib():.0f} GiB are available")
     reduced = [0, 11, -2, 13, -4, 15, -6]
-    wanted = [reduced, [value + 1 for value in reduced]]
+    expected = [reduced, [value + 1 for value in reduced]]
     results = un.launch(
         reduce_and_broadcast, 2, options=un.Options(transports=transport, timeout_s=300.0), timeout_s=500
     )
-    assert results == [wanted] * 2
+    assert results == [expected] * 2

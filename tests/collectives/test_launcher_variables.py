@@ -163,13 +163,13 @@ def test_slurm_node_list_expands_to_node_names(text: str, names: list[str]) -> N
 )
 def test_slurm_node_range_expands_to_every_number(parts: list[tuple[str, int, int, int]]) -> None:
     text = ",".join(f"{name}[{first:0{width}}-{first + more:0{width}}]" for name, first, more, width in parts)
-    found = [
+    results = [
         f"{name}{number:0{len(f'{first:0{width}}')}}"
         for name, first, more, width in parts
         for number in range(first, first + more + 1)
     ]
     if parts:
-        assert node_names(text) == found
+        assert node_names(text) == results
 
 
 @given(st.text(alphabet="ab01[]-,", max_size=12))

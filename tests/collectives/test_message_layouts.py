@@ -192,7 +192,10 @@ def on_double(world: un.Communicator) -> list[str]:
             wrong = [
                 f"{sender} to {receiver}"
                 for sender, receiver in itertools.product("CF", repeat=2)
-                if not all(np.array_equal(each, WHOLE) for each in between_devices(comm, gpu, stream, sender, receiver))
+                if not all(
+                    np.array_equal(between_device, WHOLE)
+                    for between_device in between_devices(comm, gpu, stream, sender, receiver)
+                )
             ]
         gc.collect()
         gpu.device().end_stream(stream)

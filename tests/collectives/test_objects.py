@@ -59,8 +59,8 @@ def made(recipe: Any) -> Any:
 def is_equal(obj: Any, recipe: Any) -> bool:
     value, _ = recipe
     same_value = type(obj["value"]) is type(value) and obj["value"] == value
-    found = [array.tobytes() for array in obj["arrays"]]
-    return same_value and found == [array.tobytes() for array in made(recipe)["arrays"]]
+    results = [array.tobytes() for array in obj["arrays"]]
+    return same_value and results == [array.tobytes() for array in made(recipe)["arrays"]]
 
 
 def exchange(world: un.Communicator, recipes: list[Any], root: int) -> bool:
@@ -98,8 +98,8 @@ def hand_around(world: un.Communicator, recipe: Any) -> bool:
     sender.start()
     first, second, other = world.recv_object(before, 5), world.recv_object(before, 5), world.recv_object(before)
     sender.join(DEADLINE_S)
-    found = world.sendrecv(np.full(3, world.rank), after, np.zeros(3, int), before, 5)
-    return is_equal(first, recipe) and (second, other) == ("second", "other tag") and bool((found == before).all())
+    result = world.sendrecv(np.full(3, world.rank), after, np.zeros(3, int), before, 5)
+    return is_equal(first, recipe) and (second, other) == ("second", "other tag") and bool((result == before).all())
 
 
 @bounded
@@ -152,8 +152,8 @@ def test_objects_use_authenticated_links_when_array_links_are_not(name: str) -> 
     fabric_ranks.require("ucx" if name == "ucx_core" else name)
     with NativeRanks(3, name) if name == "ucx_core" else fabric_ranks.started(3, name) as ranks:
         library = "mpi" if name == "openmpi" else name
-        for rank, found in enumerate(ranks.run_calls(carriers, ({"a": 1}, [LARGE]))):
-            is_right, names, (of_arrays, of_objects), carried = found
+        for rank, result in enumerate(ranks.run_calls(carriers, ({"a": 1}, [LARGE]))):
+            is_right, names, (of_arrays, of_objects), carried = result
             assert is_right
             assert names == [{library}, {"shm"}]
             assert of_arrays < 2000 < LARGE < of_objects
@@ -198,8 +198,8 @@ def fail_to_pickle(world: un.Communicator, name: str) -> Any:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_unpicklable_object_is_an_error_on_every_rank_and_calls_go_on(three: NativeRanks, name: str) -> None:
-    wanted = "rank 1 cannot pickle its object: RuntimeError: no pickles of this"
-    assert three.run_calls(fail_to_pickle, name) == [("UsageError", wanted, 3)] * 3
+    expected = "rank 1 cannot pickle its object: RuntimeError: no pickles of this"
+    assert three.run_calls(fail_to_pickle, name) == [("UsageError", expected, 3)] * 3
 
 
 def fail_to_send(world: un.Communicator) -> Any:
@@ -212,8 +212,8 @@ def fail_to_send(world: un.Communicator) -> Any:
 
 
 def test_receiver_of_an_unpicklable_object_gets_an_error(three: NativeRanks) -> None:
-    wanted = ("UsageError", "rank 1 cannot pickle its object: RuntimeError: no pickles of this", 3)
-    assert three.run_calls(fail_to_send) == [wanted, wanted, ("", "", 3)]
+    expected = ("UsageError", "rank 1 cannot pickle its object: RuntimeError: no pickles of this", 3)
+    assert three.run_calls(fail_to_send) == [expected, expected, ("", "", 3)]
 
 
 POISON = "the object of rank 1 cannot be unpickled here: ValueError: could not convert string to float: 'not a number'"

@@ -191,8 +191,8 @@ def errors_of(name: str, place: Path, ranks: int = 3, **more: str) -> tuple[int,
         program,
     ]
     environ = {**os.environ, "PYTHONPATH": str(place), "UNISONO_TRANSPORTS": name, **more}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environ)
-    return ended.returncode, ended.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environ)
+    return completed.returncode, completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_transport_installed_on_rank_0_only_is_an_error_on_all_ranks(
 
 def test_the_doctor_lists_installed_transports(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(installed))
-    found = {finding.subject: (finding.usable, finding.detail) for finding in third_party()}
-    assert set(found) == set(NAMES)
-    assert found["sockets"] == (True, "of socket_transport:open_sockets")
-    assert found["absent"] == (False, "ModuleNotFoundError: No module named 'no_such_module'")
+    result = {finding.subject: (finding.usable, finding.detail) for finding in third_party()}
+    assert set(result) == set(NAMES)
+    assert result["sockets"] == (True, "of socket_transport:open_sockets")
+    assert result["absent"] == (False, "ModuleNotFoundError: No module named 'no_such_module'")

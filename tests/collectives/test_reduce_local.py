@@ -22,9 +22,9 @@ X = np.ones((2, 3))
 def test_reduce_local_reduces_into_the_first_array(reduction: tuple[str, str], arrays: int, count: int) -> None:
     dtype, op = reduction
     stack = contributions(dtype, op, arrays, count)
-    wanted, dst = reduced(op, stack), stack[0].copy()
+    expected, dst = reduced(op, stack), stack[0].copy()
     assert un.reduce_local(dst, *stack[1:], op=op) is dst
-    assert_same_bits(dst, wanted, f"{op} of {dtype}")
+    assert_same_bits(dst, expected, f"{op} of {dtype}")
 
 
 def test_reduce_local_accepts_any_layout_and_dst_as_a_source() -> None:

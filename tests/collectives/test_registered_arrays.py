@@ -170,11 +170,11 @@ def of_several_arrays(world: un.Communicator) -> list[Any]:
             plan = comm.plan("allreduce", arrays, out=arrays)
             for _ in range(3):
                 plan(wait=False).wait()
-            found = [np.unique(elements(gpu, array)).tolist() for array in arrays]
+            results = [np.unique(elements(gpu, array)).tolist() for array in arrays]
             del plan
         del arrays
         gc.collect()
-    return found
+    return results
 
 
 def test_plans_on_several_arrays_agree_on_each(two: NativeRanks) -> None:

@@ -119,12 +119,12 @@ def wanted(
     size: int, rank: int, cases: Sequence[Case], dtypes: Sequence[str], model: Callable[..., Any]
 ) -> list[bytes | None]:
     """Return the expected value of `results` on a rank."""
-    found: list[bytes | None] = []
+    actual: list[bytes | None] = []
     for dtype, collective, (rows, op, ways) in product(dtypes, REDUCTIONS, cases):
         total = reduced(model, size, rows * size, dtype, op)
         part = total[rows * rank : rows * (rank + 1)] if collective == "reduce_scatter" else total
-        found += [None if collective == "reduce" and rank else part.tobytes()] * len(ways)
-    return found
+        actual += [None if collective == "reduce" and rank else part.tobytes()] * len(ways)
+    return actual
 
 
 def check(
@@ -132,8 +132,8 @@ def check(
 ) -> None:
     """Check the bits of all reductions, of short and of long arrays."""
     model = at_once if "accumulate" in given else by_tree
-    for rank, found in enumerate(run(results, cases, dtypes, given)):
-        assert found == wanted(size, rank, cases, dtypes, model), f"rank {rank} of {size}"
+    for rank, result in enumerate(run(results, cases, dtypes, given)):
+        assert result == wanted(size, rank, cases, dtypes, model), f"rank {rank} of {size}"
 
 
 def local(size: int, **options: Any) -> Callable[..., list[Any]]:
@@ -174,7 +174,7 @@ def test_tree_and_sequential_orders_give_different_bits() -> None:
     """The orders must give different bits, because the tests above could not tell them apart otherwise."""
     xs = [values_of(rank, 100, "float16") for rank in range(5)]
     orders = [by_tree(xs, "sum"), at_once(xs, "sum"), by_tree(xs[::-1], "sum"), at_once(xs[::-1], "sum")]
-    assert len({each.tobytes() for each in orders}) == 4
+    assert len({order.tobytes() for order in orders}) == 4
 
 
 @pytest.fixture(scope="module", params=["shm", "tcp"])
@@ -192,38 +192,38 @@ def test_reproducible_scan_combines_from_rank_to_rank(three: NativeRanks) -> Non
     for count in (5, 40_000):
         xs = [values_of(rank, count, "float32") for rank in range(3)]
         before = [np.zeros(count, "float32"), xs[0], xs[0] + xs[1]]
-        for rank, found in enumerate(three.run_calls(scanned, count)):
-            assert found == ((before[rank] + xs[rank]).tolist() if rank else xs[0].tolist(), before[rank].tolist())
+        for rank, result in enumerate(three.run_calls(scanned, count)):
+            assert result == ((before[rank] + xs[rank]).tolist() if rank else xs[0].tolist(), before[rank].tolist())
 
 
 def scanned_once(world: un.Communicator) -> list[bytes]:
     """Return the results of scans that round once, made in every way. Rank 0 of an exscan leaves its `out` as it is."""
-    found = []
+    actual = []
     for dtype, count, op in product(NARROW, (0, 1, 1001), ("sum", "prod")):
         x = values_of(world.rank, count, dtype)
         for collective in ("scan", "exscan"):
-            found += [made(world, collective, x, op, way, ONCE) for way in ("new", "new", "later", "in place")]
+            actual += [made(world, collective, x, op, way, ONCE) for way in ("new", "new", "later", "in place")]
             out = x.copy()
             plan = world.plan(collective, x, op=op, out=out, **ONCE)
-            found += [plan().copy(), plan().copy()]
+            actual += [plan().copy(), plan().copy()]
         with world.group():
             works = [world.scan(each, op, wait=False, **ONCE) for each in (x, x[:1])]
-        found += [work.wait() for work in works]
-        found += world.exscan([x, x[:1]], op, **ONCE)
-    return [each.tobytes() for each in found]
+        actual += [work.wait() for work in works]
+        actual += world.exscan([x, x[:1]], op, **ONCE)
+    return [each.tobytes() for each in actual]
 
 
 def prefixes_once(size: int, rank: int) -> list[bytes]:
     """Return the expected value of `scanned_once` on a rank."""
-    found: list[Any] = []
+    actual: list[Any] = []
     for dtype, count, op in product(NARROW, (0, 1, 1001), ("sum", "prod")):
         xs = [values_of(each, count, dtype) for each in range(size)]
         upto = at_once(xs[: rank + 1], op)
         before = at_once(xs[:rank], op) if rank else np.zeros_like(xs[0])
         kept = before if rank else xs[0]
-        found += [upto] * 6 + [before] * 3 + [kept] * 3
-        found += [upto, upto[:1], before, before[:1]]
-    return [each.tobytes() for each in found]
+        actual += [upto] * 6 + [before] * 3 + [kept] * 3
+        actual += [upto, upto[:1], before, before[:1]]
+    return [each.tobytes() for each in actual]
 
 
 @pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "tcp"), (5, "shm")])
@@ -251,8 +251,8 @@ def test_reproducible_reduce_scatterv_has_the_bits_of_the_model(three: NativeRan
     xs = [values_of(rank, sum(counts), "bfloat16") for rank in range(3)]
     ends = np.cumsum(counts)[:-1]
     of_model = [np.split(model(xs, "sum"), ends) for model in (by_tree, at_once)]
-    found = three.run_calls(counted, counts)
-    assert found == [(of_model[0][rank].tobytes(), of_model[1][rank].tobytes()) for rank in range(3)]
+    actual = three.run_calls(counted, counts)
+    assert actual == [(of_model[0][rank].tobytes(), of_model[1][rank].tobytes()) for rank in range(3)]
 
 
 # --- in every floating-point mode of a rank's thread ----------------------------------------------------------------
@@ -302,8 +302,8 @@ def in_mode(world: un.Communicator, name: str, repeats: Sequence[int]) -> dict[t
         few = np.array([limits.smallest_subnormal, 1 + limits.eps, limits.max], limits.dtype)
         numbers += [np.tile(few * few.dtype.type(1 - world.rank / 8), count).astype(dtype) for count in repeats]
     with mode(name if world.rank == 0 else "default"):
-        found = {(what, x.dtype.name, x.size): call(world, x) for x in numbers for what, call in CALLS.items()}
-    return {key: b"" if each is None else each.tobytes() for key, each in found.items()}
+        result = {(what, x.dtype.name, x.size): call(world, x) for x in numbers for what, call in CALLS.items()}
+    return {key: b"" if each is None else each.tobytes() for key, each in result.items()}
 
 
 @pytest.mark.parametrize(("size", "transport"), [(3, "generic"), (3, "shm"), (2, "tcp")])

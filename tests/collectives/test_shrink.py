@@ -55,12 +55,12 @@ def lose_and_go_on(world: un.Communicator, say: Say, folder: Path, rounds: list[
 
 def expected(size: int, rounds: list[list[int]]) -> list[tuple[list[int], int]]:
     """Return the surviving ranks after each round, and the sum of their numbers from 1."""
-    found = []
+    results = []
     left = list(range(size))
     for dying in rounds:
         left = [rank for rank in left if rank not in dying]
-        found.append((left, sum(left) + len(left)))
-    return found
+        results.append((left, sum(left) + len(left)))
+    return results
 
 
 LOSSES: list[tuple[str, int, list[list[int]]]] = [

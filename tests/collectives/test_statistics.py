@@ -22,20 +22,20 @@ def calls_of(world: un.Communicator) -> tuple[list[CallStatistics], float]:
     world.barrier()
     with world.dup() as other:
         other.barrier()
-    return list(world.stats().calls), sum(each.seconds for each in world.stats().calls)
+    return list(world.stats().calls), sum(call.seconds for call in world.stats().calls)
 
 
 def test_every_call_is_counted_by_algorithm_and_size() -> None:
     for calls, seconds in un.launch(calls_of, 3, timeout_s=DEADLINE_S):
-        found = {(each.collective, each.algorithm, each.most_nbytes): (each.calls, each.nbytes) for each in calls}
-        barriers = [key for key in found if key[0] == "barrier"]
-        assert found.pop(barriers[0])[0] == 1
-        assert found == {
+        results = {(call.collective, call.algorithm, call.most_nbytes): (call.calls, call.nbytes) for call in calls}
+        barriers = [key for key in results if key[0] == "barrier"]
+        assert results.pop(barriers[0])[0] == 1
+        assert results == {
             ("allreduce", "ring", 1024): (252, 251 * 400 + 800),
             ("broadcast", "knomial(radix=3)", 16384): (1, 8000),
         }
         assert 0 < seconds < 60
-        assert [each.seconds for each in calls] == sorted((each.seconds for each in calls), reverse=True)
+        assert [call.seconds for call in calls] == sorted((call.seconds for call in calls), reverse=True)
 
 
 def test_stats_of_a_single_rank_count_calls_without_traffic() -> None:
@@ -43,4 +43,4 @@ def test_stats_of_a_single_rank_count_calls_without_traffic() -> None:
         world.allreduce(np.ones(4))
         stats = world.stats()
         assert stats == {}
-        assert [(each.collective, each.calls) for each in stats.calls] == [("allreduce", 1)]
+        assert [(call.collective, call.calls) for call in stats.calls] == [("allreduce", 1)]

@@ -87,9 +87,9 @@ def nest(world: un.Communicator) -> Any:
         if three.rank == 2:
             return three.world_ranks, three.rank
         with three.subgroup([1, 0]) as two:
-            found = np.zeros(1, int)
-            two.sendrecv(np.array([world.rank]), 1 - two.rank, found, 1 - two.rank, tag=4)
-            return two.world_ranks, two.rank, int(found[0]), sorted(two.stats())
+            result = np.zeros(1, int)
+            two.sendrecv(np.array([world.rank]), 1 - two.rank, result, 1 - two.rank, tag=4)
+            return two.world_ranks, two.rank, int(result[0]), sorted(two.stats())
 
 
 def test_nested_subgroups_keep_their_requested_order(four: NativeRanks) -> None:

@@ -92,5 +92,5 @@ def test_heartbeat_timeouts_are_clamped_to_values_of_the_kernel(limit_s: float) 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "soon"])
 def test_cli_test_refuses_a_timeout_that_is_not_finite(text: str) -> None:
-    ended = CliRunner().invoke(judging.command, ["-n", "2", "--cases", "1", "--timeout", text])
-    assert (ended.exit_code, "--timeout" in ended.output) == (2, True)
+    completed = CliRunner().invoke(judging.command, ["-n", "2", "--cases", "1", "--timeout", text])
+    assert (completed.exit_code, "--timeout" in completed.output) == (2, True)

@@ -119,8 +119,8 @@ def plan_again_and_again(world: un.Communicator) -> list[float]:
 
 
 def test_persistent_call_may_run_without_waiting(ranks: Any) -> None:
-    wanted = [float(ranks.size**call) for call in range(1, 5)]
-    assert ranks.run_calls(plan_again_and_again) == [wanted] * ranks.size
+    expected = [float(ranks.size**call) for call in range(1, 5)]
+    assert ranks.run_calls(plan_again_and_again) == [expected] * ranks.size
 
 
 def messages_both_ways(world: un.Communicator, count: int) -> bool:
@@ -513,8 +513,8 @@ def disagree(world: un.Communicator) -> list[str]:
 
 
 def test_work_raises_mismatch_and_later_calls_are_aborted(fresh_ranks: Any) -> None:
-    wanted = ["MismatchError"] * 3 + ["AbortedError"]
-    assert fresh_ranks.run_calls(disagree) == [wanted] * fresh_ranks.size
+    expected = ["MismatchError"] * 3 + ["AbortedError"]
+    assert fresh_ranks.run_calls(disagree) == [expected] * fresh_ranks.size
 
 
 def lose_a_peer(world: un.Communicator) -> list[str]:
@@ -606,20 +606,20 @@ def fork_with_calls_in_flight(world: un.Communicator, say: Say) -> None:
         if child == 0:
             called: list[Any] = []
             work.add_done_callback(called.append)
-            found = [work.done(), called == [work], error_of(work.wait)[0], error_of(lambda: plan(wait=False))[0]]
-            found += [
+            results = [work.done(), called == [work], error_of(work.wait)[0], error_of(lambda: plan(wait=False))[0]]
+            results += [
                 error_of(lambda: world.barrier(wait=False))[0],
                 error_of(lambda: never(world))[0],
                 un.wait_any([work]),
             ]
-            os.write(writing, repr(found).encode())
+            os.write(writing, repr(results).encode())
             del work, world, plan, called
             gc.collect()
             sys.exit(attempt)
         os.close(writing)
         with open(reading) as pipe:
-            found = pipe.read()
-        say((found, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == attempt))
+            results = pipe.read()
+        say((results, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == attempt))
     if world.rank == 1:
         world.send(np.ones(1), 0)
         say(float(work.wait()[0]))

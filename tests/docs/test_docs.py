@@ -81,10 +81,10 @@ def test_a_program_in_a_document_runs(block: Block, tmp_path: Path) -> None:
     if block.reason is None:
         program = tmp_path / "program.py"
         program.write_text(block.code)
-        ended = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False
         )
-        assert ended.returncode == 0, ended.stderr
+        assert completed.returncode == 0, completed.stderr
 
 
 @pytest.fixture(scope="module")

@@ -43,17 +43,17 @@ def test_transformer_example_has_equal_losses_on_one_two_and_four_ranks() -> Non
 def test_horovod_example_goes_on_after_a_loss_and_with_a_replacement(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     program = str(EXAMPLES / "horovod_elastic.py")
-    ended = unisono("run", "-n", "2", "--max-restarts", "1", program, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.endswith("with 2, then 1, then 2 ranks, as by a single process\n")
+    completed = unisono("run", "-n", "2", "--max-restarts", "1", program, folder=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.endswith("with 2, then 1, then 2 ranks, as by a single process\n")
 
 
 def test_ddp_goes_on_after_a_loss_and_with_a_replacement(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     program = str(EXAMPLES / "elastic_torch.py")
-    ended = unisono("run", "-n", "3", "--max-restarts", "1", program, "--lose", "0", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    loss, growth, losses = ended.stdout.splitlines()
+    completed = unisono("run", "-n", "3", "--max-restarts", "1", program, "--lose", "0", folder=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    loss, growth, losses = completed.stdout.splitlines()
     assert re.fullmatch(r"\[1\] step (19|20): a rank was lost; 2 ranks go on", loss)
     assert growth == "[1] step 40: a replacement has joined; 3 ranks go on"
     assert losses.endswith("in 60 steps, as by a single process")

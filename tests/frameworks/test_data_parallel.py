@@ -254,10 +254,10 @@ def of_keras(world: un.Communicator) -> list[Any]:
 def test_keras_variables_are_assigned_in_place(ranks: NativeRanks) -> None:
     if importlib.util.find_spec("keras") is None or importlib.util.find_spec("tensorflow") is None:
         pytest.skip("pip install tensorflow-cpu")
-    found = ranks.run_calls(of_keras)
-    assert all(differed for differed, *_ in found)
-    assert found[0][1] == found[1][1] == found[2][1]
-    assert all("has no elements while TensorFlow traces it" in text for *_, text in found)
+    results = ranks.run_calls(of_keras)
+    assert all(differed for differed, *_ in results)
+    assert results[0][1] == results[1][1] == results[2][1]
+    assert all("has no elements while TensorFlow traces it" in text for *_, text in results)
 
 
 # --- metrics -------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def average(world: un.Communicator) -> tuple[dict[str, float], list[tuple[str, s
     names = list(mine) if world.rank else list(reversed(mine))
     # Rank 1 has no samples, and a loss that is no number.
     samples = (3, 0, 1)[world.rank]
-    found = average_metrics(world, {name: np.nan if world.rank == 1 else mine[name] for name in names}, samples)
+    result = average_metrics(world, {name: np.nan if world.rank == 1 else mine[name] for name in names}, samples)
     other = {"loss": 1.0} if world.rank else {"cost": 1.0}
     wrong = [
         error_of(lambda: average_metrics(world, other)),
@@ -278,12 +278,12 @@ def average(world: un.Communicator) -> tuple[dict[str, float], list[tuple[str, s
         error_of(lambda: average_metrics(world, {"loss": 1.0}, samples=math.nan)),
     ]
     assert average_metrics(world, {}) == {}
-    return found, wrong
+    return result, wrong
 
 
 def test_metrics_are_averaged_by_samples_and_their_names_must_agree(ranks: NativeRanks) -> None:
-    for found, wrong in ranks.run_calls(average):
-        assert found == {"accuracy": 0.5, "loss": 0.5}
+    for result, wrong in ranks.run_calls(average):
+        assert result == {"accuracy": 0.5, "loss": 0.5}
         assert [kind for kind, _ in wrong] == ["MismatchError", *["UsageError"] * 4]
         assert "rank 0: 'cost' where the others have 'loss'" in wrong[0][1]
 
@@ -394,11 +394,11 @@ def test_norms_and_metrics_agree_bitwise_in_every_floating_point_mode(ranks: Nat
 def test_clipping_scales_like_torch_and_refuses_nonfinite_gradients() -> None:
     torch = pytest.importorskip("torch", reason="make torch installs it")
     gradients = [torch.arange(6.0).reshape(2, 3).t(), torch.ones(3), torch.zeros(0), torch.tensor(2.0)]
-    parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in gradients]
+    parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for parameter, each in zip(parameters, gradients, strict=True):
         parameter.grad = each.clone()
-    wanted = float(torch.nn.utils.clip_grad_norm_(parameters, 2.5))
-    assert clip_global_norm(gradients, 2.5) == pytest.approx(wanted, rel=1e-6)
+    expected = float(torch.nn.utils.clip_grad_norm_(parameters, 2.5))
+    assert clip_global_norm(gradients, 2.5) == pytest.approx(expected, rel=1e-6)
     for parameter, each in zip(parameters, gradients, strict=True):
         torch.testing.assert_close(parameter.grad, each)
     narrow = torch.full((300,), 3.0, dtype=torch.bfloat16)
@@ -435,5 +435,7 @@ def test_larc_scales_each_layer_by_its_own_rate() -> None:
 
 def test_data_parallel_module_imports_no_array_library_but_numpy() -> None:
     code = "import sys, unisono.data_parallel; print(*sorted({'torch', 'jax', 'tensorflow'} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    assert ended.stdout.split() == []
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert completed.stdout.split() == []

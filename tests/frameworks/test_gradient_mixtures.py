@@ -26,9 +26,9 @@ def reduce_mixed(world: un.Communicator, options: dict[str, Any]) -> list[str]:
             for name, array in arrays.items():
                 reducer.ready(name, array)
             reducer.finish()
-            wanted = 127.0 * (step % 2 * 2 - 1) * 1.5
+            expected = 127.0 * (step % 2 * 2 - 1) * 1.5
             # A mean in 8 bits of significand is off by as much as that; error feedback may double it.
-            wrong += [name for name, x in arrays.items() if np.abs(x.astype(float) - wanted).max() > 2.0]
+            wrong += [name for name, x in arrays.items() if np.abs(x.astype(float) - expected).max() > 2.0]
     return wrong
 
 

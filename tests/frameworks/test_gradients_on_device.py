@@ -82,9 +82,9 @@ def averages(program: Program, dtype: str) -> float:
         got = program.step(gradients_of(program.world.rank, step, dtype), backwards=step > 1)
         of_ranks = [gradients_of(rank, step, dtype) for rank in range(program.world.size)]
         for name, shape in SHAPES.items():
-            wanted = sum(gradients[name].astype(np.float64) for gradients in of_ranks) / len(of_ranks)
+            expected = sum(gradients[name].astype(np.float64) for gradients in of_ranks) / len(of_ranks)
             assert got[name].shape == shape
-            worst = max(worst, np.abs(got[name].astype(np.float64) - wanted).max(initial=0))
+            worst = max(worst, np.abs(got[name].astype(np.float64) - expected).max(initial=0))
     return worst
 
 
@@ -128,10 +128,10 @@ def large_of(rank: int, step: int) -> Any:
 
 def compressed(program: Program, form: str, steps: int) -> bool:
     """Return whether the results have the bits of the definition, and rounding has left residuals."""
-    wanted = simulated(form, steps, program.world.size)
+    expected = simulated(form, steps, program.world.size)
     for step in range(steps):
         got = program.step({"large": large_of(program.world.rank, step)})
-        if got["large"].tobytes() != wanted[step].tobytes():
+        if got["large"].tobytes() != expected[step].tobytes():
             return False
     state = program.reducer.state_dict()
     program.reducer.load_state_dict(state)
@@ -170,13 +170,13 @@ def test_compressed_gradients_move_fewer_bytes_between_gpus(by_ipc: NativeRanks)
 
 
 def with_lag(program: Program) -> list[Any]:
-    found = []
+    results = []
     for step in range(4):
         rows = np.full(N, float(10**step * (program.world.rank + 1)), np.float32)
         got = program.step({"large": rows})
-        found.append(got["large"][0].item() if got else None)
+        results.append(got["large"][0].item() if got else None)
     flushed = [read(program.gpu, each["large"])[0].item() for each in program.reducer.flush()]
-    return [*found, *flushed]
+    return [*results, *flushed]
 
 
 def test_gradients_on_a_gpu_come_later_with_a_lag(two: NativeRanks) -> None:
@@ -185,7 +185,7 @@ def test_gradients_on_a_gpu_come_later_with_a_lag(two: NativeRanks) -> None:
 
 
 def missing_and_new(program: Program) -> list[Any]:
-    rank, found = program.world.rank, []
+    rank, results = program.world.rank, []
     for step in range(3):
         gradients = {"all": np.full(4, 2.0 * rank)}
         if rank == 0:
@@ -193,14 +193,14 @@ def missing_and_new(program: Program) -> list[Any]:
         if step:
             gradients["late"] = np.full(2, 4.0 * rank)
         got = program.step(gradients)
-        found.append({name: values[0].item() for name, values in sorted(got.items())})
-    return found
+        results.append({name: values[0].item() for name, values in sorted(got.items())})
+    return results
 
 
 def test_missing_gradients_on_a_gpu_count_as_zeros_and_new_ones_are_averaged(two: NativeRanks) -> None:
     later = {"all": 1.0, "late": 2.0, "some": 3.0}
-    found = two.run_calls(lambda world: on_double(world, missing_and_new, missing="zero"))
-    assert found == [[{"all": 1.0, "some": 3.0}, later, later]] * 2
+    results = two.run_calls(lambda world: on_double(world, missing_and_new, missing="zero"))
+    assert results == [[{"all": 1.0, "some": 3.0}, later, later]] * 2
 
 
 def refusals(program: Program) -> list[str]:

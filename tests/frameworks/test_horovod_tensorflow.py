@@ -86,18 +86,18 @@ def both_modes(hvd: Any) -> Any:
 
     rows = tf.fill([rank, 2], float(rank))
     unknown = tf.function(calls, input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None, 2])])
-    found = calls(x, rows), tf.function(calls)(x, rows), unknown(x, rows)
+    actual = calls(x, rows), tf.function(calls)(x, rows), unknown(x, rows)
     objects = hvd.broadcast_object({"epoch": rank}, 1), hvd.allgather_object("ab" * rank)
-    return [[tf.cast(each, tf.float32).numpy().tolist() for each in results] for results in found], objects
+    return [[tf.cast(result, tf.float32).numpy().tolist() for result in results] for results in actual], objects
 
 
 def test_calls_return_what_horovod_defines_in_eager_mode_and_in_graphs(ranks: NativeRanks) -> None:
-    for rank, (found, objects) in enumerate(on_ranks(ranks, both_modes)):
+    for rank, (result, objects) in enumerate(on_ranks(ranks, both_modes)):
         expected = [[1.5, 2.5], [6, 10], [2, 3], [1.5, 2.5], [-1], [3, 5], [3, 5], 3, [[1, 1]]]
         expected += [[0, 1], [[0, 0], [1, 1]], [2, 3]]
         expected += [[[0, 10], [1, 2, 11, 12]][rank], [rank + 1] * 2, [rank, 10 + rank]]
         expected += [[[1, 3], [5]][rank], [2], [4 * rank, 4 * rank + 2], [[0.5, 1], [1, 1.5]], [2, rank, rank, 1]]
-        assert found == [expected] * 3
+        assert result == [expected] * 3
         assert objects == ({"epoch": 1}, ["", "ab"])
 
 
@@ -128,9 +128,9 @@ def derivatives(hvd: Any) -> Any:
 
 
 def test_gradients_flow_as_horovod_defines(ranks: NativeRanks) -> None:
-    for rank, found in enumerate(on_ranks(ranks, derivatives)):
+    for rank, result in enumerate(on_ranks(ranks, derivatives)):
         expected = [[3.0, 3.0], [1.5, 1.5], [1.5] * (rank + 1), [1.5 * rank], [1.0, 2.0], [2.0, 4.0]]
-        assert found == [expected] * 2
+        assert result == [expected] * 2
 
 
 def other_orders(hvd: Any) -> Any:
@@ -154,8 +154,8 @@ def other_orders(hvd: Any) -> Any:
 
 
 def test_ranks_may_call_in_different_orders_and_a_name_in_use_is_an_error(ranks: NativeRanks) -> None:
-    found = on_ranks(ranks, other_orders)
-    for results, (kind, text) in found:
+    actual = on_ranks(ranks, other_orders)
+    for results, (kind, text) in actual:
         assert results == {"a": 1.5, "b": 1.5}
         assert kind == "DuplicateNameError"
         assert "is in use" in text
@@ -171,7 +171,7 @@ def wrong_calls(hvd: Any) -> Any:
     def traced(x: Any) -> Any:
         return hvd.allreduce(x, name="traced")
 
-    found = {
+    result = {
         "shape": error_of(lambda: hvd.allreduce(tf.ones(2 + hvd.rank()), name="x")),
         "shape in a graph": error_of(lambda: traced(tf.ones(2 + hvd.rank()))),
         "root": error_of(lambda: hvd.broadcast(x, 2)),
@@ -192,30 +192,30 @@ def wrong_calls(hvd: Any) -> Any:
         "session": error_of(lambda: hvd.elastic.TensorFlowState([tf.Variable(1.0)], session=1)),
         "global variables": error_of(lambda: hvd.broadcast_global_variables(0)),
     }
-    return found, float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="x"))
+    return result, float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="x"))
 
 
 def test_wrong_calls_are_errors_and_later_calls_work(ranks: NativeRanks) -> None:
-    for found, later in on_ranks(ranks, wrong_calls):
-        assert found["shape"][0] == "NameMismatchError"
-        assert "float32[3]" in found["shape"][1]
-        assert found["shape in a graph"][0] == "UnknownError"
-        assert "NameMismatchError: 'allreduce.traced' is" in found["shape in a graph"][1]
-        assert "root_rank must be one of the ranks [0, 1], not 2" in found["root"][1]
-        assert "op must be hvd.Average" in found["op"][1]
-        assert "not through max" in found["op of slices"][1]
-        assert "not both" in found["both ops"][1]
-        assert "takes tensors of numbers" in found["text"][1]
-        assert "not a scalar" in found["scalar"][1]
-        assert "3 rows cannot be cut into 2 equal parts" in found["rows"][1]
-        assert "splits must be 2 numbers of rows whose sum is 3" in found["splits"][1]
-        assert "name must be a string" in found["name"][1]
-        assert "is not registered" in found["set"][1]
-        assert "groups must be a positive number" in found["groups"][1]
-        assert "is for op=Average" in found["predivide"][1]
-        assert "must be an optimizer of Keras" in found["optimizer"][1]
-        assert "eager mode" in found["session"][1]
-        assert found["global variables"][0] == "RuntimeError"
+    for result, later in on_ranks(ranks, wrong_calls):
+        assert result["shape"][0] == "NameMismatchError"
+        assert "float32[3]" in result["shape"][1]
+        assert result["shape in a graph"][0] == "UnknownError"
+        assert "NameMismatchError: 'allreduce.traced' is" in result["shape in a graph"][1]
+        assert "root_rank must be one of the ranks [0, 1], not 2" in result["root"][1]
+        assert "op must be hvd.Average" in result["op"][1]
+        assert "not through max" in result["op of slices"][1]
+        assert "not both" in result["both ops"][1]
+        assert "takes tensors of numbers" in result["text"][1]
+        assert "not a scalar" in result["scalar"][1]
+        assert "3 rows cannot be cut into 2 equal parts" in result["rows"][1]
+        assert "splits must be 2 numbers of rows whose sum is 3" in result["splits"][1]
+        assert "name must be a string" in result["name"][1]
+        assert "is not registered" in result["set"][1]
+        assert "groups must be a positive number" in result["groups"][1]
+        assert "is for op=Average" in result["predivide"][1]
+        assert "must be an optimizer of Keras" in result["optimizer"][1]
+        assert "eager mode" in result["session"][1]
+        assert result["global variables"][0] == "RuntimeError"
         assert later == 2.0
 
 
@@ -290,8 +290,8 @@ def test_tape_trains_as_one_process_on_all_samples(
     ranks: NativeRanks, options: dict[str, Any], tolerance: float
 ) -> None:
     alone = on_ranks(ranks, trained, True, {})[0]
-    for found in on_ranks(ranks, trained, False, options):
-        assert found == pytest.approx(alone, rel=tolerance)
+    for result in on_ranks(ranks, trained, False, options):
+        assert result == pytest.approx(alone, rel=tolerance)
 
 
 def special_tapes(hvd: Any) -> Any:

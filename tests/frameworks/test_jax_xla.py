@@ -51,9 +51,9 @@ def test_several_devices_in_a_process_are_refused_on_every_process(tmp_path: Pat
 def test_failure_is_an_error_of_jax_on_every_other_process(fault: str, texts: list[str], tmp_path: Path) -> None:
     ended = run("xla_failures", fault, str(tmp_path), ranks=3, UNISONO_TIMEOUT_S="1" if fault == "sleep" else "30")
     others = [ended[0], ended[2]]
-    assert all(text in each.stdout for each in others for text in texts), [each.stderr for each in ended]
+    assert all(text in other.stdout for other in others for text in texts), [each.stderr for each in ended]
     # JAX itself may end a process, when the process that serves the others has ended before.
-    assert all(each.returncode for each in others)
+    assert all(other.returncode for other in others)
 
 
 def error_of(program: str, **environ: str) -> str:

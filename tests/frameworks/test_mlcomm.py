@@ -46,15 +46,15 @@ def run_schedule(world: un.Communicator, ksteps: int, max_steps: int) -> list[tu
 
     mc.init(2, 1, 5, "tensorflow", world=world)
     mc.config_team(0, 0, ksteps, max_steps, 0, 100)
-    found = []
+    results = []
     for step in range(max_steps):
         given = [np.full((2, 2), world.rank + 3.0 * step), None, np.array(world.rank + 3.0 * step, np.float32)]
         got = mc.gradients(given, 0)
         assert got[1] is None
         assert got[0].min() == got[0].max() == got[2]
-        found.append((float(got[2]), got[0] is given[0] and got[2] is given[2]))
+        results.append((float(got[2]), got[0] is given[0] and got[2] is given[2]))
     mc.finalize()
-    return found
+    return results
 
 
 # With 3 ranks, the mean of step t is 1 + 3 t.
@@ -72,9 +72,9 @@ SCHEDULES: dict[tuple[int, int], list[float]] = {
 def test_mlcomm_returns_gradients_in_their_scheduled_step_and_loses_none(
     ranks: NativeRanks, ksteps: int, max_steps: int
 ) -> None:
-    wanted = [(float(each), True) for each in SCHEDULES[ksteps, max_steps]]
-    for found in ranks.run_calls(run_schedule, ksteps, max_steps):
-        assert found == wanted
+    expected = [(float(each), True) for each in SCHEDULES[ksteps, max_steps]]
+    for result in ranks.run_calls(run_schedule, ksteps, max_steps):
+        assert result == expected
 
 
 # --- the other calls -----------------------------------------------------------------------------------------------
@@ -116,10 +116,10 @@ def use_all(world: un.Communicator) -> list[Any]:
 
 
 def test_mlcomm_calls_behave_like_those_of_the_cray_plugin(ranks: NativeRanks) -> None:
-    for rank, (place, *found) in enumerate(ranks.run_calls(use_all)):
+    for rank, (place, *result) in enumerate(ranks.run_calls(use_all)):
         assert place == (rank, SIZE)
         frozen = [float(rank)] * 2
-        assert found == [1, 0, [[2] * 3, [2.0] * 4], [1.0, 4.0], [1.0, 1.0], frozen, 9.0]
+        assert result == [1, 0, [[2] * 3, [2.0] * 4], [1.0, 4.0], [1.0, 1.0], frozen, 9.0]
 
 
 def of_torch(world: un.Communicator) -> list[float]:
@@ -185,36 +185,36 @@ def call_wrongly(world: un.Communicator) -> dict[str, str]:
     import unisono.compat.mlcomm as mc
 
     x = [np.ones(3)]
-    found = {call: told(getattr(mc, call)) for call in ("get_rank", "get_nranks", "barrier", "finalize")}
-    found["broadcast"] = told(lambda: mc.broadcast(x, 0))
-    found["gradients"] = told(lambda: mc.gradients(x, 0))
-    found["average"] = told(lambda: mc.average(x[0]))
-    found["no threads"] = told(lambda: mc.init(0, 1, 0, world=world))
-    found["framework"] = told(lambda: mc.init(1, 1, 0, 7, world=world))  # type: ignore[arg-type]
+    result = {call: told(getattr(mc, call)) for call in ("get_rank", "get_nranks", "barrier", "finalize")}
+    result["broadcast"] = told(lambda: mc.broadcast(x, 0))
+    result["gradients"] = told(lambda: mc.gradients(x, 0))
+    result["average"] = told(lambda: mc.average(x[0]))
+    result["no threads"] = told(lambda: mc.init(0, 1, 0, world=world))
+    result["framework"] = told(lambda: mc.init(1, 1, 0, 7, world=world))  # type: ignore[arg-type]
     mc.init_mpi(world=world)
-    found["init_mpi twice"] = told(lambda: mc.init_mpi(world=world))
-    found["team before init"] = told(lambda: mc.config_team(0, 0, 1, 1))
+    result["init_mpi twice"] = told(lambda: mc.init_mpi(world=world))
+    result["team before init"] = told(lambda: mc.config_team(0, 0, 1, 1))
     mc.init(1, 2, 3)
-    found["init twice"] = told(lambda: mc.init(1, 2, 3))
-    found["no schedule"] = told(lambda: mc.gradients(x, 1))
+    result["init twice"] = told(lambda: mc.init(1, 2, 3))
+    result["no schedule"] = told(lambda: mc.gradients(x, 1))
     for team in (2, -1, True):
-        found[f"team {team}"] = told(lambda team=team: mc.config_team(team, 0, 1, 1))  # type: ignore[misc]
+        result[f"team {team}"] = told(lambda team=team: mc.config_team(team, 0, 1, 1))  # type: ignore[misc]
     for name, arguments in {"ksteps": (0, 0, 6, 5), "-ksteps": (0, 0, -6, 5), "max_steps": (0, 0, 0, 0)}.items():
-        found[name] = told(lambda arguments=arguments: mc.config_team(*arguments))  # type: ignore[misc]
-    found["transition_alg"] = told(lambda: mc.config_team(0, 1, 1, 1))
+        result[name] = told(lambda arguments=arguments: mc.config_team(*arguments))  # type: ignore[misc]
+    result["transition_alg"] = told(lambda: mc.config_team(0, 1, 1, 1))
     mc.config_team(0, 0, 1, 1)
-    found["no list"] = told(lambda: mc.gradients(x[0], 0))
-    found["no array"] = told(lambda: mc.gradients(["x"], 0))
-    found["elements"] = told(lambda: mc.gradients([np.ones(2), np.ones(2)], 0))
-    found["integers"] = told(lambda: mc.average(np.array([1])))
-    found["shapes"] = told(lambda: mc.broadcast([np.ones(2 + (world.rank == 1))], 0))
-    found["gradient shapes"] = told(lambda: mc.gradients([np.ones(2 + (world.rank == 1))], 0))
+    result["no list"] = told(lambda: mc.gradients(x[0], 0))
+    result["no array"] = told(lambda: mc.gradients(["x"], 0))
+    result["elements"] = told(lambda: mc.gradients([np.ones(2), np.ones(2)], 0))
+    result["integers"] = told(lambda: mc.average(np.array([1])))
+    result["shapes"] = told(lambda: mc.broadcast([np.ones(2 + (world.rank == 1))], 0))
+    result["gradient shapes"] = told(lambda: mc.gradients([np.ones(2 + (world.rank == 1))], 0))
     mc.config_team(0, 0, 1, 1)
     mc.gradients(x, 0)
-    found["past the end"] = told(lambda: mc.gradients(x, 0))
+    result["past the end"] = told(lambda: mc.gradients(x, 0))
     mc.finalize()
-    found["finalize twice"] = told(mc.finalize)
-    return found
+    result["finalize twice"] = told(mc.finalize)
+    return result
 
 
 WORDS = {
@@ -235,10 +235,10 @@ WORDS = {
 
 
 def test_mlcomm_errors_say_what_to_do_after_wrong_calls(ranks: NativeRanks) -> None:
-    for found in ranks.run_calls(call_wrongly):
-        assert [name for name, text in found.items() if not text] == []
+    for result in ranks.run_calls(call_wrongly):
+        assert [name for name, text in result.items() if not text] == []
         for name, words in WORDS.items():
-            assert words in found[name], name
+            assert words in result[name], name
 
 
 # --- programs ------------------------------------------------------------------------------------------------------
@@ -257,19 +257,19 @@ print("mean", mean[0][0])
 
 
 def test_mlcomm_is_finalized_at_exit_of_a_program_that_ends_early(tmp_path: Path) -> None:
-    ended = run_program(PROGRAM, tmp_path, 2)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("mean 1.0") == 2
-    assert len(re.findall(r"mlcomm: step 3 of 6: \S+ ms a step, of which \S+ ms waiting", ended.stdout)) == 1
+    completed = run_program(PROGRAM, tmp_path, 2)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.count("mean 1.0") == 2
+    assert len(re.findall(r"mlcomm: step 3 of 6: \S+ ms a step, of which \S+ ms waiting", completed.stdout)) == 1
 
 
 FAILING = PROGRAM.replace("for step", "if mc.get_rank() == 1: raise KeyError('mine')\nfor step")
 
 
 def test_mlcomm_rank_that_raises_makes_the_others_fail(tmp_path: Path) -> None:
-    ended = run_program(FAILING, tmp_path, 2)
-    assert ended.returncode != 0
-    assert "KeyError: 'mine'" in ended.stderr
+    completed = run_program(FAILING, tmp_path, 2)
+    assert completed.returncode != 0
+    assert "KeyError: 'mine'" in completed.stderr
 
 
 @pytest.mark.night
@@ -278,9 +278,9 @@ def test_mlcomm_example_learns_on_any_number_of_ranks(size: int, more: list[str]
     pytest.importorskip("sklearn")
     example = [str(ROOT / "examples" / "mlcomm_digits.py"), "--epochs", "6", *more]
     command = [sys.executable, "-m", "unisono", "run", "-n", str(size), *example]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
-    assert ended.returncode == 0, ended.stderr
-    told = re.search(r"(\d) ranks: loss \S+, accuracy (\S+), same parameters: True", ended.stdout)
-    assert told is not None, ended.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
+    assert completed.returncode == 0, completed.stderr
+    told = re.search(r"(\d) ranks: loss \S+, accuracy (\S+), same parameters: True", completed.stdout)
+    assert told is not None, completed.stdout
     assert int(told[1]) == size
     assert float(told[2]) > 0.9

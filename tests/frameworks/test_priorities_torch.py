@@ -105,8 +105,8 @@ def made(world: Any, kind: str = "odd", way: str = "sgd", priorities: bool = Tru
 
 
 def loss_of(model: Any, x: Any) -> Any:
-    found = model(x[:, :-1])
-    return torch.nn.functional.cross_entropy(found.flatten(0, 1), x[:, 1:].flatten())
+    result = model(x[:, :-1])
+    return torch.nn.functional.cross_entropy(result.flatten(0, 1), x[:, 1:].flatten())
 
 
 def batches(world: Any, steps: int) -> Any:
@@ -184,10 +184,10 @@ def test_deferred_updates_lead_to_the_same_bits(
     pool = request.getfixturevalue(ranks)
     plain = run(pool, train, kind, way, False)
     assert all(each[3] == 0 for each in plain)
-    for found in (run(pool, train, kind, way, True), run(pool, train_late, kind, way)):
-        for mine, its in zip(found, plain, strict=True):
+    for results in (run(pool, train, kind, way, True), run(pool, train_late, kind, way)):
+        for mine, its in zip(results, plain, strict=True):
             assert mine[:3] == its[:3]
-    assert all(each[3] == 9 for each in found)  # the tenth was synchronized
+    assert all(result[3] == 9 for result in results)  # the tenth was synchronized
 
 
 def test_deferred_update_happens_when_the_model_is_asked_for_the_parameter(two: Pool) -> None:
@@ -258,9 +258,9 @@ def test_step_post_hooks_see_all_deferred_updates(two: Pool) -> None:
                 optimizer.zero_grad()
                 loss_of(model, x).backward()
                 optimizer.step()
-            found = bits(in_place(model))
+            result = bits(in_place(model))
             optimizer.close()
-            return len(calls), calls[-1] == found
+            return len(calls), calls[-1] == result
 
     assert run(two, program) == [(2, True)] * 2
 
@@ -279,9 +279,9 @@ def test_parameters_outside_the_model_are_updated_without_delay(two: Pool) -> No
             )
             (model(torch.ones(1, 2)) * (lonely + world.rank)).sum().backward()
             optimizer.step()
-            found = lonely.grad is not None, model.bias.grad.tolist(), model._parameters.get("weight").grad is None
+            result = lonely.grad is not None, model.bias.grad.tolist(), model._parameters.get("weight").grad is None
             optimizer.close()
-            return *found, type(model._parameters)
+            return *result, type(model._parameters)
 
     assert run(two, program) == [(True, [0.5, 0.5], True, dict)] * 2
 

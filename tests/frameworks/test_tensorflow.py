@@ -49,13 +49,14 @@ def both_modes(world: un.Communicator) -> list[list[Any]]:
     traced = tf.function(calls)
     unknown = tf.function(calls, input_signature=[tf.TensorSpec([None, 2])])
     return [
-        [tf.cast(each, tf.float32).numpy().tolist() for each in found] for found in (calls(x), traced(x), unknown(x))
+        [tf.cast(result, tf.float32).numpy().tolist() for result in results]
+        for results in (calls(x), traced(x), unknown(x))
     ]
 
 
 def test_collectives_are_those_of_the_communicator_in_eager_mode_and_in_graphs(ranks: NativeRanks) -> None:
     x = np.array([[1.0, 2.0], [3.0, 4.0]])
-    for rank, found in enumerate(ranks.run_calls(both_modes)):
+    for rank, result in enumerate(ranks.run_calls(both_modes)):
         eager = [
             3 * x,
             2 * x,
@@ -67,7 +68,7 @@ def test_collectives_are_those_of_the_communicator_in_eager_mode_and_in_graphs(r
             np.stack([x[rank], 2 * x[rank]]),
             3 * x,
         ]
-        assert found == [[np.asarray(each).tolist() for each in eager]] * 3
+        assert result == [[np.asarray(each).tolist() for each in eager]] * 3
 
 
 def gradients(world: un.Communicator) -> list[float]:
@@ -98,7 +99,7 @@ def gradients(world: un.Communicator) -> list[float]:
                 mine = loss(call, x)
             return tape.gradient(mine, x)
 
-        found = (tf.function(derived) if traced else derived)(x).numpy()
+        actual = (tf.function(derived) if traced else derived)(x).numpy()
         worst = 0.0
         for rank in range(world.size):
             for place in np.ndindex(*x.shape):
@@ -107,7 +108,7 @@ def gradients(world: un.Communicator) -> list[float]:
                 change = float(loss(call, x + step) - loss(call, x - step))
                 quotient = float(world.allreduce(np.array(change)))
                 if rank == world.rank:
-                    worst = max(worst, abs(quotient - found[place]) / (1 + abs(quotient)))
+                    worst = max(worst, abs(quotient - actual[place]) / (1 + abs(quotient)))
         return worst
 
     x = tf.constant([[1.0, -2.0], [0.5, 3.0]]) + world.rank
@@ -115,8 +116,8 @@ def gradients(world: un.Communicator) -> list[float]:
 
 
 def test_gradients_are_those_of_the_sum_of_all_results(ranks: NativeRanks) -> None:
-    for found in ranks.run_calls(gradients):
-        assert max(found) < 1e-3
+    for result in ranks.run_calls(gradients):
+        assert max(result) < 1e-3
 
 
 def independent_calls(world: un.Communicator) -> list[float]:
@@ -127,12 +128,12 @@ def independent_calls(world: un.Communicator) -> list[float]:
 
     @tf.function  # type: ignore[untyped-decorator]
     def many(x: Any) -> Any:
-        found = []
+        results = []
         for number in range(20):
             work = tf.linalg.matmul(tf.ones([number * 10 + 1] * 2), tf.ones([number * 10 + 1] * 2))[0, 0] * 0
-            found.append(ut.allreduce(x[: number + 1] + (work if world.rank else 0), comm=world)[0])
+            results.append(ut.allreduce(x[: number + 1] + (work if world.rank else 0), comm=world)[0])
             ut.barrier(comm=world)
-        return tf.stack(found)
+        return tf.stack(results)
 
     return [float(each) for each in many(tf.ones(20))]
 
@@ -162,10 +163,10 @@ def trained(world: un.Communicator, parts: int) -> list[float]:
         if parts > 1:
             own = averager if tf.executing_eagerly() else None  # the graph uses the averager that all tapes share
             tape = ut.DistributedGradientTape(tape, world, own)
-        found = tape.gradient(loss, [weights, bias, unused])
-        assert found[2] is None
-        weights.assign_sub(0.1 * found[0])
-        bias.assign_sub(0.1 * found[1])
+        result = tape.gradient(loss, [weights, bias, unused])
+        assert result[2] is None
+        weights.assign_sub(0.1 * result[0])
+        bias.assign_sub(0.1 * result[1])
         return loss
 
     if parts > 1:
@@ -181,8 +182,8 @@ def trained(world: un.Communicator, parts: int) -> list[float]:
 
 def test_tape_trains_as_one_process_on_all_samples(ranks: NativeRanks) -> None:
     alone = ranks.run_calls(trained, 1)[0]
-    for found in ranks.run_calls(trained, 2):
-        assert found == pytest.approx(alone, rel=1e-5)
+    for result in ranks.run_calls(trained, 2):
+        assert result == pytest.approx(alone, rel=1e-5)
 
 
 def other_gradients(world: un.Communicator) -> str:
@@ -232,7 +233,7 @@ def wrong_calls(world: un.Communicator) -> dict[str, str]:
     import unisono.tensorflow as ut
 
     x = tf.ones([3, 2])
-    found = {
+    result = {
         "rows": error_of(lambda: ut.alltoall(x, comm=world))[1],
         "scalar": error_of(lambda: ut.reduce_scatter(tf.constant(1.0), comm=world))[1],
         "comm": error_of(lambda: ut.allreduce(x, comm=3))[1],  # type: ignore[arg-type]
@@ -245,21 +246,21 @@ def wrong_calls(world: un.Communicator) -> dict[str, str]:
             y = ut.allreduce(x, "max", comm=world)
         tape.gradient(y, x)
 
-    found["derivative"] = error_of(derivative)[1]
-    found["no variables"] = error_of(lambda: ut.broadcast_variables([], comm=world))[1]
-    found["jacobian"] = error_of(lambda: ut.DistributedGradientTape(tf.GradientTape(), world).jacobian(x, x))[1]
-    return found
+    result["derivative"] = error_of(derivative)[1]
+    result["no variables"] = error_of(lambda: ut.broadcast_variables([], comm=world))[1]
+    result["jacobian"] = error_of(lambda: ut.DistributedGradientTape(tf.GradientTape(), world).jacobian(x, x))[1]
+    return result
 
 
 def test_wrong_calls_are_refused_before_anything_is_sent(ranks: NativeRanks) -> None:
-    for found in ranks.run_calls(wrong_calls):
-        assert "its rows cannot be divided equally among 2 ranks" in found["rows"]
-        assert "its rows cannot be divided" in found["scalar"]
-        assert "comm must be a Communicator, not int" in found["comm"]
-        assert "avg" in found["op"]
-        assert "allreduce with op='max' has no gradient" in found["derivative"]
-        assert "there are no variables to copy" in found["no variables"]
-        assert "call jacobian() of the tape itself" in found["jacobian"]
+    for result in ranks.run_calls(wrong_calls):
+        assert "its rows cannot be divided equally among 2 ranks" in result["rows"]
+        assert "its rows cannot be divided" in result["scalar"]
+        assert "comm must be a Communicator, not int" in result["comm"]
+        assert "avg" in result["op"]
+        assert "allreduce with op='max' has no gradient" in result["derivative"]
+        assert "there are no variables to copy" in result["no variables"]
+        assert "call jacobian() of the tape itself" in result["jacobian"]
 
 
 def disagreement(world: un.Communicator) -> str:

@@ -57,10 +57,10 @@ def test_trainer_of_hugging_face_uses_the_optimizer_and_resumes(tmp_path: Path) 
     from support.torch_clients import hf_optimizer
 
     alone = hf_optimizer.trained(None, f"{tmp_path}/alone")
-    found, other = un.launch(hf_optimizer.compared, 2, str(tmp_path), timeout_s=DEADLINE_S, on_output=lambda *_: None)
-    assert found == other
-    assert found["plain"] == pytest.approx(alone, abs=1e-4)
-    assert found["resumed"] == pytest.approx(found["whole"], abs=0.05)
+    result, other = un.launch(hf_optimizer.compared, 2, str(tmp_path), timeout_s=DEADLINE_S, on_output=lambda *_: None)
+    assert result == other
+    assert result["plain"] == pytest.approx(alone, abs=1e-4)
+    assert result["resumed"] == pytest.approx(result["whole"], abs=0.05)
 
 
 def test_lightning_makes_the_process_group_by_its_name(tmp_path: Path) -> None:

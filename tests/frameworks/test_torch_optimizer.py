@@ -350,25 +350,27 @@ LOOPS: tuple[Callable[[Side], None], ...] = (
 
 def parameters_after_all(world: Any) -> dict[str, Any]:
     """Return the parameters after each loop, or the text of its error."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for loop in LOOPS:
         side = Side(world)
         try:
             loop(side)
-            found[loop.__name__] = torch.cat([each.detach().flatten() for each in side.layers.parameters()]).tolist()
+            result[loop.__name__] = torch.cat(
+                [parameter.detach().flatten() for parameter in side.layers.parameters()]
+            ).tolist()
         except un.UnisonoError as error:
-            found[loop.__name__] = str(error)
+            result[loop.__name__] = str(error)
         for optimizer in side.opened:
             optimizer.close()
-    return found
+    return result
 
 
 def test_every_training_loop_leads_to_the_parameters_of_one_process(two: Pool) -> None:
-    found, other = two.run(parameters_after_all, timeout_s=DEADLINE_S)
+    result, other = two.run(parameters_after_all, timeout_s=DEADLINE_S)
     expected = parameters_after_all(None)
-    assert found == other
+    assert result == other
     for name, parameters in expected.items():
-        assert found[name] == pytest.approx(parameters, abs=1e-5), name
+        assert result[name] == pytest.approx(parameters, abs=1e-5), name
 
 
 def uneven_backwards(side: Side, optimizer: Any) -> None:

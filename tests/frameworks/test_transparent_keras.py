@@ -36,9 +36,9 @@ def run(backend: str, folder: Path, *words: str) -> subprocess.CompletedProcess[
 
 
 def loss_of(output: str) -> float:
-    found = re.search(r"^(?:\[0\] )?loss ([\d.]+)$", output, re.MULTILINE)
-    assert found, output
-    return float(found[1])
+    result = re.search(r"^(?:\[0\] )?loss ([\d.]+)$", output, re.MULTILINE)
+    assert result, output
+    return float(result[1])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -71,8 +71,8 @@ print("loss", round(model.evaluate(x, x[:, :1], verbose=0), 6))
 
 def test_checkpoints_are_written_while_fit_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CHECKPOINTS)
-    ended = run(BACKENDS[0], tmp_path, "-m", "unisono", "run", "-n", "2", "--data-parallel", "train.py")
-    assert ended.returncode == 0, ended.stderr
+    completed = run(BACKENDS[0], tmp_path, "-m", "unisono", "run", "-n", "2", "--data-parallel", "train.py")
+    assert completed.returncode == 0, completed.stderr
     assert sorted(path.name for path in tmp_path.glob("*.h5")) == ["at_1.weights.h5", "at_2.weights.h5"]
 
 
@@ -89,9 +89,11 @@ model.fit(batches(), steps_per_epoch=2)
 
 def test_generator_is_refused_with_the_line_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(GENERATOR)
-    ended = run(BACKENDS[0], tmp_path, "-m", "unisono", "run", "-n", "2", "--data-parallel", "train.py")
-    assert ended.returncode != 0
-    assert "train.py:8: --data-parallel cannot train this program: fit takes samples of type generator" in ended.stderr
+    completed = run(BACKENDS[0], tmp_path, "-m", "unisono", "run", "-n", "2", "--data-parallel", "train.py")
+    assert completed.returncode != 0
+    assert (
+        "train.py:8: --data-parallel cannot train this program: fit takes samples of type generator" in completed.stderr
+    )
 
 
 BATCHES = """

@@ -68,7 +68,7 @@ def test_script_of_srun_runs_a_job_and_removes_its_key(tmp_path: Path) -> None:
     srun.write_text(f'#!/bin/sh\nshift 2\nshift\nexec {sys.executable} {FAKE_SRUN} -n 2 {sys.executable} "$@"\n')
     srun.chmod(0o700)
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1"}
-    ended = subprocess.run(
+    completed = subprocess.run(
         ["bash", CLUSTERS / "srun.sbatch"],
         cwd=tmp_path,
         env={**os.environ, **environ},
@@ -77,7 +77,7 @@ def test_script_of_srun_runs_a_job_and_removes_its_key(tmp_path: Path) -> None:
         timeout=DEADLINE_S,
         check=False,
     )
-    assert (ended.returncode, sorted(ended.stdout.splitlines())) == (0, ["0 2", "1 2"]), ended.stderr
+    assert (completed.returncode, sorted(completed.stdout.splitlines())) == (0, ["0 2", "1 2"]), completed.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["srun", "train.py"]
 
 

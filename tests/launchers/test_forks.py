@@ -61,16 +61,16 @@ def fork_while_everything_is_open(world: un.Communicator, say: Say, store: str, 
     if child == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            found = (held() - before - {ours}, shared_mappings(), float(x[COUNT // 2]), refusals(other))
-            os.write(writer, repr(found).encode())
+            result = (held() - before - {ours}, shared_mappings(), float(x[COUNT // 2]), refusals(other))
+            os.write(writer, repr(result).encode())
             other.close()
             del other, x, work
             code = 0
         os._exit(code)
     os.close(writer)
     with open(reader) as pipe:
-        found = pipe.read()
-    say((found, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+        result = pipe.read()
+    say((result, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
     work.wait()
     say(float(other.allreduce(x)[0]))
     other.close()

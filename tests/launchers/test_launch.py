@@ -88,8 +88,8 @@ def test_binding_and_environment_reach_the_ranks() -> None:
     def place_of_rank(comm: un.Communicator) -> tuple[str | None, str, int]:
         return os.environ.get("OWN"), os.environ["OMP_NUM_THREADS"], len(os.sched_getaffinity(0))
 
-    found = un.launch(place_of_rank, 2, env={"OWN": "value"}, bind="core", timeout_s=DEADLINE_S)
-    assert found == [("value", "1", 1)] * 2
+    results = un.launch(place_of_rank, 2, env={"OWN": "value"}, bind="core", timeout_s=DEADLINE_S)
+    assert results == [("value", "1", 1)] * 2
 
 
 def test_options_reach_the_ranks() -> None:
@@ -195,10 +195,10 @@ sys.stderr.write(str(un.launch(write, 2, timeout_s=60, env={"PYTHONIOENCODING": 
 def test_ranks_keep_running_when_output_is_closed_full_or_unread(tmp_path: Path, redirection: str) -> None:
     (tmp_path / "program.py").write_text(PRINTING)
     command = f"PYTHONIOENCODING=ascii {shlex.quote(sys.executable)} program.py {redirection}"
-    ended = subprocess.run(
+    completed = subprocess.run(
         ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
-    assert ended.stderr == "[[0, 1], [0, 1]]"
+    assert completed.stderr == "[[0, 1], [0, 1]]"
     if redirection == "> output":
         lines = (tmp_path / "output").read_text().splitlines()
         assert sorted(lines) == [f"[{rank}] {'u ' * 50_000}" for rank in range(2)]
@@ -240,11 +240,11 @@ def test_pool_keeps_its_ranks_when_function_cannot_be_pickled() -> None:
 
 def test_pool_outlives_the_thread_that_first_used_it() -> None:
     with Pool(2) as pool:
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.extend(pool.run(process, timeout_s=DEADLINE_S)))
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.extend(pool.run(process, timeout_s=DEADLINE_S)))
         thread.start()
         thread.join()
-        assert pool.run(process, timeout_s=DEADLINE_S) == found
+        assert pool.run(process, timeout_s=DEADLINE_S) == results
 
 
 def test_ranks_end_with_the_process_that_launched_them(tmp_path: Path) -> None:
@@ -267,14 +267,14 @@ un.launch(wait, 2, {marker!r}, env={{"MARKER": {marker!r}}})
 
 
 def _with_environment(text: str) -> list[str]:
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if f"MARKER={text}".encode() in path.read_bytes():
-                found.append(path.parent.name)
+                results.append(path.parent.name)
         except OSError:
             continue
-    return found
+    return results
 
 
 def end_with_another_root(comm: un.Communicator) -> None:

@@ -58,9 +58,9 @@ def test_init_takes_ranks_from_mpi_comm_and_can_be_called_again(library: str, tr
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_init_under_mpirun_needs_mpi4py_or_a_store(library: str, tmp_path: Path) -> None:
     block = "import sys; sys.modules['mpi4py'] = None"
-    ended = run(library, 2, program(TELL, before=block))
-    assert len(lines(ended.stdout)) == 2, ended.stderr
-    for line in lines(ended.stdout):
+    completed = run(library, 2, program(TELL, before=block))
+    assert len(lines(completed.stdout)) == 2, completed.stderr
+    for line in lines(completed.stdout):
         assert line.startswith("UsageError: mpi")
         assert "has started 2 ranks, which need mpi4py to meet, and it is not installed: `pip install mpi4py`" in line
         assert "UNISONO_STORE" in line

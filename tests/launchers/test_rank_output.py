@@ -64,9 +64,9 @@ class Written:
 @given(st.lists(st.text("ab\n").map(str.encode)))
 def test_lines_do_not_depend_on_how_the_stream_is_cut(pieces: list[bytes]) -> None:
     lines = Lines()
-    found = [line for piece in pieces if piece for line in lines.feed(piece)] + lines.feed(b"")
+    result = [line for piece in pieces if piece for line in lines.feed(piece)] + lines.feed(b"")
     whole = b"".join(pieces)
-    assert found == (whole + b"\n" * (not whole.endswith(b"\n") and bool(whole))).splitlines(keepends=True)
+    assert result == (whole + b"\n" * (not whole.endswith(b"\n") and bool(whole))).splitlines(keepends=True)
 
 
 def test_progress_bars_come_line_by_line() -> None:
@@ -96,10 +96,10 @@ def test_line_without_end_is_written_once_it_is_too_long() -> None:
     ],
 )
 def test_the_last_error_is_that_of_the_last_traceback(text: bytes, kind: str, message: str) -> None:
-    found = last_error(text.splitlines(keepends=True))
-    assert found is not None
-    assert found.kind == kind
-    assert found.message.startswith(message)
+    result = last_error(text.splitlines(keepends=True))
+    assert result is not None
+    assert result.kind == kind
+    assert result.message.startswith(message)
 
 
 def test_error_without_message_is_shown_as_its_type() -> None:
@@ -131,8 +131,8 @@ def test_text_without_traceback_has_no_last_error() -> None:
 def test_root_cause_is_first_rank_whose_failure_is_no_consequence(
     exits: list[Exit], errors: dict[int, LastError], cause: int | None
 ) -> None:
-    found = root_cause(exits, errors)
-    assert (found.rank if found else None) == cause
+    result = root_cause(exits, errors)
+    assert (result.rank if result else None) == cause
 
 
 def test_exit_status_follows_shell_conventions() -> None:

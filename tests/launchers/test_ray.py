@@ -95,11 +95,11 @@ def test_wrong_actors_are_refused() -> None:
 def test_groups_of_ray_compute_as_documented_and_can_be_made_again() -> None:
     members = actors(3)
     for _ in range(2):
-        found = ray.get([member.in_group.remote(3, "g") for member in members])
-        for rank, results in enumerate(found):
+        result = ray.get([member.in_group.remote(3, "g") for member in members])
+        for rank, results in enumerate(result):
             gathered = [[1.0] * 2, [2.0] * 2, [3.0] * 2]
-            wanted = [[6.0] * 2, *gathered, [3.0 * rank] * 2, [2.0] * 2, [6.0 if rank == 1 else rank + 1.0] * 2]
-            assert results == [*wanted, [9.0] * 2 if rank == 1 else [rank + 1.0] * 2]
+            expected = [[6.0] * 2, *gathered, [3.0 * rank] * 2, [2.0] * 2, [6.0 if rank == 1 else rank + 1.0] * 2]
+            assert results == [*expected, [9.0] * 2 if rank == 1 else [rank + 1.0] * 2]
 
 
 @pytest.mark.usefixtures("cluster")

@@ -108,14 +108,14 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ssh]:
 
 def processes(is_searched: Callable[[list[str]], bool]) -> list[int]:
     """Return the processes with such a command line."""
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if is_searched(path.read_text().split("\0")[:-1]):
-                found.append(int(path.parent.name))
+                results.append(int(path.parent.name))
         except OSError:
             continue
-    return found
+    return results
 
 
 @needs_namespaces
@@ -159,9 +159,9 @@ def test_time_limit_ends_ranks_of_all_hosts(ssh: Ssh) -> None:
 def test_host_that_cannot_be_used_is_one_error_and_no_rank_starts(ssh: Ssh, hosts: str, why: str) -> None:
     sink = ssh.command.replace("ssh -F", "ssh -p 9 -F") if "10." in hosts else ssh.command
     words = [*ssh.here(), *RUN, "--ssh", sink, "--hosts", hosts, "--", "echo", "started"]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert why in ended.stderr
+    completed = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert why in completed.stderr
 
 
 @needs_namespaces
@@ -208,8 +208,8 @@ def run_by_fake_ssh(tmp_path: Path, *arguments: str, **environ: str) -> tuple[in
     fake.chmod(0o700)
     words = [*RUN, "--ssh", str(fake), *arguments]
     environment = {**os.environ, **environ}
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=environment, check=False)
-    return ended.returncode, sorted(ended.stdout.splitlines()), ended.stderr
+    completed = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=environment, check=False)
+    return completed.returncode, sorted(completed.stdout.splitlines()), completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_interrupt_while_hosts_are_silent_ends_the_launcher(tmp_path: Path) -> N
     fake.chmod(0o700)
     main = code + "import sys; from unisono.cli.main import main; sys.exit(main())"
     words = [sys.executable, "-c", main, "run", "--ssh", str(fake), "--hosts", "good,mute", "--", "true"]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert (ended.returncode, ended.stderr) == (130, "unisono: interrupted\n")
+    completed = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (completed.returncode, completed.stderr) == (130, "unisono: interrupted\n")
 
 
 def started_on_each(
@@ -268,7 +268,7 @@ def started_on_each(
         key.write_bytes(keys[number])
         words = ["-n", str(counts[number]), "--nnodes", "2", "--node-rank", str(number), "--store", store]
         prefix = inside(namespaces[number]) if namespaces[number] else []
-        ended = subprocess.run(
+        completed = subprocess.run(
             [*prefix, *RUN, *words, str(tmp_path / "program.py")],
             capture_output=True,
             text=True,
@@ -276,7 +276,7 @@ def started_on_each(
             env={**os.environ, "UNISONO_KEY_FILE": str(key)},
             check=False,
         )
-        return ended.returncode, ended.stdout, ended.stderr
+        return completed.returncode, completed.stdout, completed.stderr
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(node, range(2)))
@@ -369,9 +369,11 @@ def test_missing_launcher_is_an_error_before_a_rank_starts(tmp_path: Path, monke
         "started",
     )
     environ = {**os.environ, "UNISONO_KEY_FILE": str(key), "UNISONO_RENDEZVOUS_TIMEOUT_S": "0.2"}
-    ended = subprocess.run([*RUN, *words], capture_output=True, text=True, timeout=DEADLINE_S, env=environ, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "the launchers of nodes 1, 2 did not come" in ended.stderr
+    completed = subprocess.run(
+        [*RUN, *words], capture_output=True, text=True, timeout=DEADLINE_S, env=environ, check=False
+    )
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert "the launchers of nodes 1, 2 did not come" in completed.stderr
 
 
 def test_text_of_a_login_shell_before_the_first_message_is_kept_apart() -> None:

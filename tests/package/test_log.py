@@ -156,5 +156,7 @@ print(loaded, logging.getLogger(log.NAME).level)
 )
 def test_logging_module_is_loaded_by_the_first_shown_message(level: str, then: str, expected: list[str], ends: str):
     code = SILENT.format(level=level, then=then)
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    assert (ended.stderr.splitlines(), ended.stdout.strip()) == (expected, ends)
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert (completed.stderr.splitlines(), completed.stdout.strip()) == (expected, ends)

@@ -103,8 +103,8 @@ def test_invalid_option_is_refused_by_name(name: str, value: Any) -> None:
 @pytest.mark.parametrize("name", TAKEN)
 def test_option_is_normalized_to_one_form(name: str) -> None:
     value, kept = TAKEN[name]
-    found = getattr(un.Options(**{name: value}), name)
-    assert (found, type(found)) == (kept, type(kept))
+    result = getattr(un.Options(**{name: value}), name)
+    assert (result, type(result)) == (kept, type(kept))
 
 
 def test_every_option_has_refused_and_accepted_test_values() -> None:
@@ -138,7 +138,7 @@ def test_unknown_unisono_variable_is_named_with_a_hint(name: str, hint: str) -> 
 
 def test_unknown_unisono_variable_warns_once_and_the_program_runs(tmp_path: Path) -> None:
     program = "import unisono as un\nfor _ in range(2): un.init().close()"
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program],
         env={"UNISONO_LOGG": "info", **OF_KUBERNETES, "PATH": "", "XDG_CACHE_HOME": str(tmp_path)},
         capture_output=True,
@@ -146,8 +146,8 @@ def test_unknown_unisono_variable_warns_once_and_the_program_runs(tmp_path: Path
         timeout=DEADLINE_S,
         check=False,
     )
-    assert (ended.returncode, ended.stdout) == (0, "")
-    assert ended.stderr.splitlines() == [
+    assert (completed.returncode, completed.stdout) == (0, "")
+    assert completed.stderr.splitlines() == [
         "unisono [0/1] UNISONO_LOGG is not a setting of this version of Unisono and is ignored; "
         "did you mean UNISONO_LOG?"
     ]

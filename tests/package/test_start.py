@@ -99,7 +99,7 @@ print(*sorted(each.__qualname__ for each in made if each.__init__.__module__ != 
 
 def printed(program: str, folder: Path) -> list[str]:
     """Return the words that a program of one rank prints. No calibration of the machine exists."""
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,
         env={"XDG_CACHE_HOME": str(folder), "PATH": ""},
@@ -108,8 +108,8 @@ def printed(program: str, folder: Path) -> list[str]:
         timeout=DEADLINE_S,
         check=False,
     )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout.split()
+    assert (completed.returncode, completed.stderr) == (0, "")
+    return completed.stdout.split()
 
 
 def test_first_result_loads_no_unneeded_module(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def run_several(executor: Any, call: SeveralArrays, stacks: list[Any]) -> list[A
         offset = case.offset * mine.itemsize
         sources.append(Guarded.of(mine, offset))
         targets.append(sources[-1] if case.in_place else Guarded.of(np.zeros_like(mine), offset))
-    arrays = ([each.array for each in guards] for guards in (sources, targets))
+    arrays = ([guard.array for guard in guards] for guards in (sources, targets))
     executor.start(call.call(executor.rank, executor.size), *arrays).wait(DEADLINE_S)
     assert all(target.is_intact() for target in targets), "elements outside the arrays were written"
     return [target.array.copy() for target in targets]

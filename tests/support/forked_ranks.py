@@ -250,8 +250,8 @@ def serve() -> None:
             return _run_rank(request, descriptors, of_server, own_pid)
         os.write(status_end, _NUMBER.pack(pid))
         status_ends[pid] = status_end
-        for each in descriptors:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
     sys.exit(_end_all(wakeup, status_ends))
 
 
@@ -328,7 +328,7 @@ def _run_rank(request: _Request, descriptors: Sequence[int], of_server: Sequence
         os.setsid()
     if request.cores:
         os.sched_setaffinity(0, request.cores)
-    moved = [fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST_FREE) for each in descriptors]
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_FREE) for descriptor in descriptors]
     for each in (*descriptors, *of_server):
         os.close(each)
     for each, number in zip(moved, (1, 2, *request.command.descriptors), strict=True):

@@ -83,9 +83,9 @@ def check_calls(world: un.Communicator, calls: Sequence[DeviceCall]) -> list[str
         collectives = DeviceCollectives(world._executor, bench.device, timeout_s=WAIT_S)
         if collectives.refusal:
             return [collectives.refusal]
-        found = [run_call(bench, collectives, call, world.rank, world.size) for call in calls]
+        results = [run_call(bench, collectives, call, world.rank, world.size) for call in calls]
         collectives.close(WAIT_S)
-    return [difference for difference in found if difference]
+    return [difference for difference in results if difference]
 
 
 class InterfaceArray:

@@ -180,15 +180,15 @@ def horovod() -> None:
     layer, own = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
     inputs = keras.Input((1,))
     model = keras.Model(inputs, layer(inputs) + own(inputs))
-    before = [float(each.numpy()[0, 0]) for each in model.weights]
+    before = [float(weight.numpy()[0, 0]) for weight in model.weights]
     sgd = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), gradient_predivide_factor=2.0, local_layers=own)
     model.compile(sgd, loss=lambda target, output: output * (1.0 + world.rank))
     rates = callbacks.LearningRateScheduleCallback(1.0, 0.5), callbacks.LearningRateWarmupCallback(1.0, 1, verbose=1)
     model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0)
     changes = [old - float(each.numpy()[0, 0]) for old, each in zip(before, model.weights, strict=True)]
     expect("a step", changes, [1.5, (1.0 + world.rank) / 2])
-    found = model.fit(np.ones((1, 1)), np.ones((1, 1)), epochs=2, verbose=0, callbacks=[rates[0]]).history["lr"]
-    expect("rates", found, [1.0, 0.5])
+    result = model.fit(np.ones((1, 1)), np.ones((1, 1)), epochs=2, verbose=0, callbacks=[rates[0]]).history["lr"]
+    expect("rates", result, [1.0, 0.5])
     checkpoint = callbacks.BestModelCheckpoint(monitor="loss", save_weights_only=True)
     refused("a path", un.UsageError, "has no path", lambda: fitted(model, checkpoint))
     checkpoint.filepath = str(FOLDER / f"best{world.rank}.weights.h5")

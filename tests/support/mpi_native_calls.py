@@ -127,7 +127,7 @@ def some_ranks(world: un.Communicator) -> None:
             same(comm, "broadcast", np.arange(4) + world.rank, comm.size - 1)
         works = [comm.allreduce(np.ones(100), wait=False, **BY_MPI) for comm in (part, whole, again)]
         assert [int(work.wait()[0]) for work in works] == [part.size, world.size, part.size]
-        assert "mpi.native" in {each.algorithm for each in part.stats().calls}
+        assert "mpi.native" in {call.algorithm for call in part.stats().calls}
 
 
 def counted(world: un.Communicator) -> None:
@@ -136,7 +136,7 @@ def counted(world: un.Communicator) -> None:
         for _ in range(3):
             comm.allreduce(np.ones(1000), **BY_MPI)
         comm.barrier(**BY_MPI)
-        calls = {(each.collective, each.algorithm): each for each in comm.stats().calls}
+        calls = {(call.collective, call.algorithm): call for call in comm.stats().calls}
         by_mpi = calls.pop(("allreduce", "mpi.native"))
         assert (by_mpi.calls, by_mpi.nbytes) == (3, 24_000), by_mpi
         assert by_mpi.seconds > 0

@@ -84,10 +84,10 @@ def least_loads(dtype: str, sources: int, machine: str) -> int:
 
 
 def assert_fits(log: str) -> None:
-    found = resources(log)
-    assert found.registers <= MOST_REGISTERS
-    assert found.stack_nbytes == 0
-    assert found.spilled_nbytes == 0
+    result = resources(log)
+    assert result.registers <= MOST_REGISTERS
+    assert result.stack_nbytes == 0
+    assert result.spilled_nbytes == 0
 
 
 # Each reduction for one machine, because compiling takes seconds; the rest on request.
@@ -256,8 +256,10 @@ def test_nvrtc_is_loaded_from_packages_in_any_folder_of_sys_path(tmp_path: Path)
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
     command = [sys.executable, "-S", "-c", program]
-    ended = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.stdout.strip() == str(compiler.version()), ended.stderr
+    completed = subprocess.run(
+        command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert completed.stdout.strip() == str(compiler.version()), completed.stderr
 
 
 def test_loads_under_way_counts_loads_until_a_result_is_used() -> None:

@@ -102,9 +102,9 @@ def downloaded(device: Any, pointer: int, like: Any, stream: Stream) -> Any:
     pinned = device.pin(like.nbytes)
     device.copy(pinned.ctypes.data, pointer, like.nbytes, stream)
     finish(device, stream)
-    found = pinned.copy().view(like.dtype)
+    result = pinned.copy().view(like.dtype)
     device.unpin(pinned)
-    return found
+    return result
 
 
 def test_device_knows_its_name_uuid_and_reachable_devices(device: Any) -> None:
@@ -145,9 +145,9 @@ def test_device_reduction_follows_the_definition(device: Any, stream: Stream, dt
     pointers = [sources[i % len(sources)].pointer for i in range(k)]
     target = device.allocate(rows[0].nbytes)
     device.reduce(target.pointer, pointers, 1003, DTYPES[dtype], OPERATIONS[op], 3, stream)
-    wanted = np.empty_like(rows[0])
-    reduce_into(wanted, [rows[i % len(sources)] for i in range(k)], OPERATIONS[op], 3, lower=True)
-    assert_same_values(downloaded(device, target.pointer, wanted, stream), wanted)
+    expected = np.empty_like(rows[0])
+    reduce_into(expected, [rows[i % len(sources)] for i in range(k)], OPERATIONS[op], 3, lower=True)
+    assert_same_values(downloaded(device, target.pointer, expected, stream), expected)
     for each in (*sources, target):
         device.free(each)
 
@@ -337,13 +337,13 @@ def ring_of_processes(world: Any) -> list[int]:
     device.record(event, stream)
     while not device.done(event):
         pass
-    found = [int(byte) for byte in set(pinned)]
+    results = [int(byte) for byte in set(pinned)]
     world.barrier()
     device.end_event(waited)
     device.close(opened)
     world.barrier()
     device.free(memory)
-    return found
+    return results
 
 
 def test_processes_use_memory_and_events_of_each_other() -> None:
@@ -513,11 +513,11 @@ def test_memory_of_unknown_users_is_kept_while_the_library_records_a_graph(devic
     ("misuse", "said"), [("free", "work under way still uses"), ("stream", "a stream is used that has been destroyed")]
 )
 def test_driver_double_ends_a_process_that_misuses_memory_or_streams(misuse: str, said: str) -> None:
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", MISUSE, misuse], capture_output=True, text=True, timeout=60, check=False
     )
-    assert ended.returncode == -signal.SIGABRT
-    assert said in ended.stderr
+    assert completed.returncode == -signal.SIGABRT
+    assert said in completed.stderr
 
 
 MISUSE = """
@@ -687,8 +687,8 @@ def test_memory_is_released_without_waiting_for_the_work_of_others(
     assert device.facts(memory.pointer).kind == "host"
     monkeypatch.setenv(fake_cuda.STUCK, "1")
     device.free(more)
-    ended = subprocess.run([sys.executable, "-c", ENDS_WHILE_STUCK], timeout=60, check=False)
-    assert ended.returncode == 0
+    completed = subprocess.run([sys.executable, "-c", ENDS_WHILE_STUCK], timeout=60, check=False)
+    assert completed.returncode == 0
     monkeypatch.delenv(fake_cuda.STUCK)
     wait_until_released(device)
 
@@ -862,9 +862,9 @@ except TransportUnavailableError as error:
 @only_double
 def test_error_without_a_cuda_driver_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LD_LIBRARY_PATH")
-    ended = subprocess.run([sys.executable, "-c", ATTEMPT], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.startswith("NVIDIA's driver, or its cuDriverGetVersion, was not found")
-    assert "install NVIDIA's driver, of CUDA 13" in ended.stdout
+    completed = subprocess.run([sys.executable, "-c", ATTEMPT], capture_output=True, text=True, timeout=60, check=True)
+    assert completed.stdout.startswith("NVIDIA's driver, or its cuDriverGetVersion, was not found")
+    assert "install NVIDIA's driver, of CUDA 13" in completed.stdout
 
 
 def test_error_without_the_cuda_binding_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

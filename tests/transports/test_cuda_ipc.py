@@ -150,8 +150,8 @@ def call_often(executor: Any, seed: int, calls: int) -> None:
                 time.sleep(0.002)
             rank.start(call, source, other).wait(WAIT_S)
             source, other = other, source
-        wanted = rank.size * (rank.size + 1) // 2 * rank.size ** (calls - 1)
-        np.testing.assert_array_equal(rank.values(source, 100, "int64"), wanted)
+        expected = rank.size * (rank.size + 1) // 2 * rank.size ** (calls - 1)
+        np.testing.assert_array_equal(rank.values(source, 100, "int64"), expected)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -269,14 +269,14 @@ def meet(executor: Any, gpus: list[dict[str, Any]]) -> str | None:
 
 def test_all_ranks_refuse_gpus_that_one_rank_cannot_use(two: NativeRanks) -> None:
     here, there = {"uuid": "a"}, {"uuid": "b"}
-    for gpus, wanted in (
+    for gpus, expected in (
         ([here, here], None),
         ([here, there], f"rank 0: device b, of rank 1, cannot be reached from a: {WHY}"),
         ([{**here, "reaches": ["b"]}, there], f"rank 1: device a, of rank 0, cannot be reached from b: {WHY}"),
         ([{**here, "reaches": ["b"]}, {**there, "reaches": ["a"]}], None),
         ([here, {**here, "exports": False}], "rank 1: this device cannot export memory"),
     ):
-        assert two.run(meet, gpus) == [wanted, wanted]
+        assert two.run(meet, gpus) == [expected, expected]
 
 
 def meet_without_memory(executor: Any) -> str | None:
@@ -307,8 +307,8 @@ def test_all_ranks_refuse_when_one_has_no_shared_memory(two: NativeRanks) -> Non
 
 def test_ranks_of_one_process_on_different_devices_are_refused() -> None:
     gpus = [{"uuid": "a", "reaches": ["b"]}, {"uuid": "b", "reaches": ["a"]}]
-    wanted = "rank 0: rank 1 is in this process too, but on another device, b"
-    assert LocalRanks(2, deadline_s=WAIT_S).run(lambda executor: meet(executor, gpus)) == [wanted] * 2
+    expected = "rank 0: rank 1 is in this process too, but on another device, b"
+    assert LocalRanks(2, deadline_s=WAIT_S).run(lambda executor: meet(executor, gpus)) == [expected] * 2
 
 
 def refused(executor: Any) -> list[str | None]:

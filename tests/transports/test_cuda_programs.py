@@ -112,7 +112,9 @@ def test_program_makes_the_driver_calls_of_python_with_one_change_of_context(
 def in_graph(calls: Calls) -> list[IssuedCall]:
     """Return the calls that a graph can have, with constant numbers."""
     return [
-        IssuedCall(call.method, tuple(1 if isinstance(each, NextNumber) else each for each in call.arguments))
+        IssuedCall(
+            call.method, tuple(1 if isinstance(argument, NextNumber) else argument for argument in call.arguments)
+        )
         for call in calls.calls
         if call.method not in ("wait", "record")
     ]

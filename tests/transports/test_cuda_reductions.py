@@ -53,9 +53,9 @@ def kernel(dtype: str, op: str, sources: int, *options: str) -> Run:
 
 
 def wanted_of(rows: list[Any], op: str, size: int) -> Any:
-    wanted = np.zeros_like(rows[0])
-    reduce_into(wanted, rows, OPERATIONS[op], size, lower=True)
-    return wanted
+    expected = np.zeros_like(rows[0])
+    reduce_into(expected, rows, OPERATIONS[op], size, lower=True)
+    return expected
 
 
 def part_nbytes(dtype: str) -> int:
@@ -158,11 +158,11 @@ def test_gpu_reduction_may_write_into_any_of_its_sources(
 ) -> None:
     dtype, op, sources = compiled_for
     rows = random_bits(np.random.default_rng(sources), sources, data.draw(counts(dtype), "count"), dtype)
-    wanted = wanted_of(list(rows), op, sources)
+    expected = wanted_of(list(rows), op, sources)
     arrays = [guarded_copy(row, 0) for row in rows]
     target %= sources
     reduce(kernel(dtype, op, sources), 2, arrays[target], arrays, sources)
-    assert_same_values(arrays[target], wanted)
+    assert_same_values(arrays[target], expected)
 
 
 @pytest.mark.parametrize("options", [(), INSTRUCTIONS], ids=["arithmetic", "instructions"])

@@ -66,9 +66,9 @@ def close_all(found: Sequence[HostDiscovery]) -> None:
 def test_ranks_of_one_job_find_one_host_and_other_jobs_another() -> None:
     ours, theirs = localities(3), localities(2, b"k" * 16)
     close_all([*ours, *theirs])
-    assert len({each.host_id for each in ours}) == 1
+    assert len({our.host_id for our in ours}) == 1
     assert len({each.host_id for each in (*ours, *theirs)}) == 2
-    assert not any(each.surroundings.alone for each in ours)
+    assert not any(our.surroundings.alone for our in ours)
 
 
 def test_host_discovery_of_a_second_init_is_separate_from_the_first() -> None:
@@ -79,10 +79,10 @@ def test_host_discovery_of_a_second_init_is_separate_from_the_first() -> None:
 
 
 def test_many_concurrent_ranks_discover_the_same_host() -> None:
-    found: list[HostDiscovery] = []
+    results: list[HostDiscovery] = []
     threads = [
         threading.Thread(
-            target=lambda rank=rank: found.append(HostDiscovery(KEY, b"m" * 16, 0, rank, 32, 0, DEADLINE_S))
+            target=lambda rank=rank: results.append(HostDiscovery(KEY, b"m" * 16, 0, rank, 32, 0, DEADLINE_S))
         )
         for rank in range(32)
     ]
@@ -90,9 +90,9 @@ def test_many_concurrent_ranks_discover_the_same_host() -> None:
         thread.start()
     for thread in threads:
         thread.join(DEADLINE_S)
-    close_all(found)
-    assert len(found) == 32
-    assert len({each.host_id for each in found}) == 1
+    close_all(results)
+    assert len(results) == 32
+    assert len({result.host_id for result in results}) == 1
 
 
 def test_host_discovery_leaves_no_threads_or_descriptors() -> None:
@@ -128,8 +128,8 @@ def test_host_discovery_falls_back_when_a_stranger_holds_its_name(caplog: pytest
             theirs.sendall(b"\xff" * 122)
 
     with squatted(b"s" * 16, lie):
-        found = HostDiscovery(KEY, b"s" * 16, 0, 1, 2, 0, DEADLINE_S)
-    assert "does not hold the key" in found.surroundings.alone
+        result = HostDiscovery(KEY, b"s" * 16, 0, 1, 2, 0, DEADLINE_S)
+    assert "does not hold the key" in result.surroundings.alone
     assert "shares memory with no other rank" in caplog.text
 
 
@@ -191,8 +191,8 @@ def tell(world: un.Communicator, say: Say) -> None:
 def check(prefixes: Sequence[Sequence[str]], hosts: Any, reason: str, directory: Path) -> None:
     """Run a job of three ranks and check their hosts, and the `reason` that they report if rank 2 has another host."""
     with PrefixedJob(tell, prefixes, directory) as job:
-        for rank, (found, ways, explanation) in enumerate(job.hear_all()):
-            assert found == hosts
+        for rank, (result, ways, explanation) in enumerate(job.hear_all()):
+            assert result == hosts
             together = next(host for host in hosts if rank in host)
             assert ways == {peer: "shm" if peer in together else "tcp" for peer in ways}
             assert ways

@@ -67,11 +67,11 @@ def sent_to(world: un.Communicator) -> dict[int, tuple[str, int]]:
 def reduce_and_count(world: un.Communicator, say: Say, algorithm: str) -> None:
     """Report the bytes that an allreduce has sent to each peer, and the bytes that have left this host during it."""
     x = np.arange(COUNT, dtype=np.int64) * (world.rank + 1)
-    wanted = np.arange(COUNT) * (world.size * (world.size + 1) // 2)
-    assert (world.allreduce(x, algorithm=algorithm) == wanted).all()  # opens the links
+    expected = np.arange(COUNT) * (world.size * (world.size + 1) // 2)
+    assert (world.allreduce(x, algorithm=algorithm) == expected).all()  # opens the links
     world.barrier()
     before, left_before = sent_to(world), sent_by_this_host()
-    assert (world.allreduce(x, algorithm=algorithm) == wanted).all()
+    assert (world.allreduce(x, algorithm=algorithm) == expected).all()
     after = {peer: (way, nbytes - before.get(peer, (way, 0))[1]) for peer, (way, nbytes) in sent_to(world).items()}
     world.barrier()
     say((world.hosts, after, sent_by_this_host() - left_before))
@@ -82,8 +82,8 @@ def reduce_and_count(world: un.Communicator, say: Say, algorithm: str) -> None:
 def test_ring_between_hosts_sends_only_to_its_neighbour(way: str, hosts: list[str], tmp_path: Path) -> None:
     require(way)
     with HostsJob(reduce_and_count, hosts, [1, 1, 1, 1], tmp_path, "ring", transports=WAYS[way]) as job:
-        for rank, (found, sent, left) in enumerate(job.hear_all()):
-            assert found == ((0,), (1,), (2,), (3,))
+        for rank, (result, sent, left) in enumerate(job.hear_all()):
+            assert result == ((0,), (1,), (2,), (3,))
             assert all(its_way == way for its_way, _ in sent.values())
             assert {peer: nbytes for peer, (_, nbytes) in sent.items() if nbytes} == {(rank + 1) % 4: NBYTES * 3 // 2}
             assert NBYTES * 3 // 2 <= left < OVERHEAD * NBYTES * 3 // 2
@@ -92,8 +92,8 @@ def test_ring_between_hosts_sends_only_to_its_neighbour(way: str, hosts: list[st
 def test_only_host_leaders_send_between_hosts_in_hierarchical_allreduce(hosts: list[str], tmp_path: Path) -> None:
     groups, leaders = ((0,), (1, 2), (3, 4, 5)), {0, 1, 3}
     with HostsJob(reduce_and_count, hosts, [1, 2, 3], tmp_path, "hierarchical") as job:
-        for rank, (found, sent, _) in enumerate(job.hear_all()):
-            assert found == groups
+        for rank, (result, sent, _) in enumerate(job.hear_all()):
+            assert result == groups
             here = next(group for group in groups if rank in group)
             assert {way for peer, (way, _) in sent.items() if peer in here} <= {"shm"}
             outside = {peer: nbytes for peer, (way, nbytes) in sent.items() if peer not in here and nbytes}
@@ -125,9 +125,9 @@ def test_calibration_measures_links_inside_hosts_and_between_pairs(
     ranks: list[int], hosts: list[str], tmp_path: Path
 ) -> None:
     with HostsJob(calibrate_links, hosts, ranks, tmp_path) as job:
-        found, exchanged = zip(*job.hear_all(), strict=True)
-    known = from_json(found[0])
-    assert all(from_json(each) == known for each in found)
+        results, exchanged = zip(*job.hear_all(), strict=True)
+    known = from_json(results[0])
+    assert all(from_json(result) == known for result in results)
     measured = {name for name, link in known.links.items() if link.step.nbytes}
     assert measured == ({"shm", "tcp/network"} if ranks[0] > 1 else {"tcp/network"})
     last = sum(ranks) - max(ranks[1:])  # the last host has the most ranks of all hosts but the first
@@ -142,32 +142,32 @@ def test_calibration_measures_links_inside_hosts_and_between_pairs(
 
 
 def calibrate_calls(world: un.Communicator, say: Say) -> None:
-    found = link_probes.rounds_calibrated(world, PRIORS, short=True, collectives=("allreduce", "barrier"))
-    say((to_json(found), world.explain("allreduce", 8).question))
+    result = link_probes.rounds_calibrated(world, PRIORS, short=True, collectives=("allreduce", "barrier"))
+    say((to_json(result), world.explain("allreduce", 8).question))
     world.barrier()
 
 
 @pytest.mark.night
 def test_short_calibration_measures_compositions_and_predicts_them(hosts: list[str], tmp_path: Path) -> None:
     with HostsJob(calibrate_calls, hosts, [2, 2], tmp_path) as job:
-        found, (asked, *_) = zip(*job.hear_all(), strict=True)
-    known = from_json(found[0])
-    assert all(from_json(each) == known for each in found)
+        results, (asked, *_) = zip(*job.hear_all(), strict=True)
+    known = from_json(results[0])
+    assert all(from_json(result) == known for result in results)
     (rounds,) = known.rounds["tcp"]
     assert (rounds.ranks, rounds.ranks_per_host) == (4, 2)
     names = {collective: set(calls) for collective, calls in rounds.calls.items()}
     assert names == {"allreduce": {"hierarchical", "full_lane"}, "barrier": {"hierarchical"}}
-    for each in explain(replace(asked, nbytes=32), TunerState(None, known)).candidates:
-        if each.phases:
-            assert each.predicted_s == pytest.approx(rounds.calls["allreduce"][each.algorithm].at(32))
+    for candidate in explain(replace(asked, nbytes=32), TunerState(None, known)).candidates:
+        if candidate.phases:
+            assert candidate.predicted_s == pytest.approx(rounds.calls["allreduce"][candidate.algorithm].at(32))
 
 
 def judge_collectives(world: un.Communicator, say: Say) -> None:
     summary = un.testing.check_collectives(world, cases=40, seed=5)
     for algorithm in ("hierarchical", "full_lane", "ring"):
         x = np.arange(1000, dtype=np.int32) + world.rank
-        wanted = np.arange(1000) * world.size + world.size * (world.size - 1) // 2
-        assert (world.allreduce(x, algorithm=algorithm) == wanted).all()
+        expected = np.arange(1000) * world.size + world.size * (world.size - 1) // 2
+        assert (world.allreduce(x, algorithm=algorithm) == expected).all()
     say((summary.cases, world.hosts, {peer: traffic.transport for peer, traffic in world.stats().items()}))
     world.barrier()
 
@@ -180,8 +180,8 @@ def test_every_collective_is_right_between_hosts_of_two_ranks(
     groups = ((0, 1), (2, 3), (4, 5), (6, 7))[:count]
     with HostsJob(judge_collectives, hosts, [2] * count, tmp_path, transports=WAYS[way]) as job:
         for rank in range(job.size):
-            cases, found, ways = job.hear(rank, MANY_CALLS_S)
-            assert found == groups
+            cases, result, ways = job.hear(rank, MANY_CALLS_S)
+            assert result == groups
             assert len(cases) > 12
             assert ways == {peer: "shm" if peer // 2 == rank // 2 else way for peer in ways}
             assert len(ways) == 2 * count - 1

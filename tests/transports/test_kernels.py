@@ -39,10 +39,10 @@ def native(dst: Any, sources: list[Any], op: str, size: int) -> None:
 
 def assert_like_numpy(rows: Any, op: str, size: int | None = None) -> None:
     size = size or len(rows)
-    wanted, got = np.zeros_like(rows[0]), np.zeros_like(rows[0])
-    reduce_into(wanted, list(rows), OPERATIONS[op], size, lower=True)
+    expected, got = np.zeros_like(rows[0]), np.zeros_like(rows[0])
+    reduce_into(expected, list(rows), OPERATIONS[op], size, lower=True)
     native(got, list(rows), op, size)
-    assert_same_values(got, wanted)
+    assert_same_values(got, expected)
 
 
 def all_halves(dtype: str) -> Any:
@@ -77,22 +77,22 @@ def test_native_reduction_of_every_pair_of_8_bit_floats_equals_ml_dtypes(dtype: 
     got = np.zeros_like(rows[0])
     native(got, rows, op, 2)
     with np.errstate(all="ignore"):
-        wanted = combine(*rows)
+        expected = combine(*rows)
     # min and max of two zeros may return either zero.
     is_zero = (rows[0] == 0) & (rows[1] == 0) & (op in ("min", "max"))
     assert (got[is_zero] == 0).all()
-    assert_same_values(got[~is_zero], wanted[~is_zero])
+    assert_same_values(got[~is_zero], expected[~is_zero])
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_minloc_and_maxloc_prefer_nan_and_then_the_lowest_index(dtype: str) -> None:
     rows = np.array([[2 + 5j, 1 + 4j, 1 + 4j, complex(np.nan, 7)], [1 + 9j, 1 + 3j, 3 + 2j, complex(np.nan, 6)]], dtype)
     rows = np.concatenate([rows, np.array([[7 + 0j, 8 + 1j, 9 + 1j, 1 + 1j]], dtype)])
-    for op, wanted in (("minloc", [9, 3, 4, 6]), ("maxloc", [0, 1, 1, 6])):
+    for op, expected in (("minloc", [9, 3, 4, 6]), ("maxloc", [0, 1, 1, 6])):
         for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
             got = np.zeros(4, dtype)
             native(got, list(rows[order]), op, 3)
-            assert got.imag.tolist() == wanted
+            assert got.imag.tolist() == expected
 
 
 PARTNERS = [0.0, -0.0, 1.0, -1.0, 1.5, 1e-7, 6e-8, -65504.0, 3e38, np.inf, -np.inf, np.nan]
@@ -172,9 +172,9 @@ def test_native_reduction_needs_no_alignment(
     dst = memory[GUARD_NBYTES + offsets[-1] :][:nbytes]
     operation = OPERATIONS[op]
     _core.reduce(dst, views, DTYPES[dtype].code, int(operation.combine), divisor(operation, sources))
-    wanted = np.zeros_like(rows[0])
-    reduce_into(wanted, list(rows), OPERATIONS[op], sources, lower=True)
-    assert_same_values(np.frombuffer(dst.tobytes(), dtype), wanted)
+    expected = np.zeros_like(rows[0])
+    reduce_into(expected, list(rows), OPERATIONS[op], sources, lower=True)
+    assert_same_values(np.frombuffer(dst.tobytes(), dtype), expected)
     around = np.delete(memory, np.arange(nbytes) + GUARD_NBYTES + offsets[-1])
     assert (around == 0xA5).all(), "bytes outside the destination were written"
 
@@ -198,11 +198,11 @@ def test_native_reduction_may_write_into_any_of_its_sources(
     dtype, op = reduction
     rows = random_bits(np.random.default_rng(sources), sources, count, dtype)
     target %= sources
-    wanted = np.zeros_like(rows[0])
-    reduce_into(wanted, list(rows), OPERATIONS[op], sources, lower=True)
+    expected = np.zeros_like(rows[0])
+    reduce_into(expected, list(rows), OPERATIONS[op], sources, lower=True)
     others = np.delete(rows, target, axis=0).tobytes()
     native(rows[target], list(rows), op, sources)
-    assert_same_values(rows[target], wanted)
+    assert_same_values(rows[target], expected)
     assert np.delete(rows, target, axis=0).tobytes() == others
 
 
@@ -240,8 +240,8 @@ def reduced(mode_name: str, dtype: str, op: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", MODES)
 def test_native_reduction_gives_equal_bits_in_every_floating_point_mode(name: str) -> None:
     for dtype, op in REDUCTIONS:
-        for got, wanted in zip(reduced(name, dtype, op), reduced("default", dtype, op), strict=True):
-            assert_same_values(got, wanted)
+        for got, expected in zip(reduced(name, dtype, op), reduced("default", dtype, op), strict=True):
+            assert_same_values(got, expected)
 
 
 @pytest.mark.parametrize("name", MODES)

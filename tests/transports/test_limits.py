@@ -154,15 +154,15 @@ def outcomes(
 @pytest.mark.parametrize("limited", range(RANKS))
 @pytest.mark.parametrize("spare", [0, 2, 4])
 def test_too_few_descriptors_on_one_rank_are_an_error_on_all(tmp_path: Path, limited: int, spare: int):
-    found = outcomes(tmp_path, limited, few_descriptors, spare)
-    if spare == 0 or found != [("", "")] * RANKS:
-        assert all(names_the_limit(*each, limited) for each in found), found
+    results = outcomes(tmp_path, limited, few_descriptors, spare)
+    if spare == 0 or results != [("", "")] * RANKS:
+        assert all(names_the_limit(*result, limited) for result in results), results
 
 
 @pytest.mark.parametrize("limited", [0, 1])
 def test_communicator_without_descriptors_is_an_error_on_all_ranks(tmp_path: Path, limited: int):
-    found = outcomes(tmp_path, limited, few_descriptors, 1, call=call_on_another_communicator)
-    assert all(names_the_limit(*each, limited) for each in found), found
+    results = outcomes(tmp_path, limited, few_descriptors, 1, call=call_on_another_communicator)
+    assert all(names_the_limit(*result, limited) for result in results), results
 
 
 def names_the_limit(kind: str, text: str, limited: int) -> bool:
@@ -173,16 +173,16 @@ def names_the_limit(kind: str, text: str, limited: int) -> bool:
 
 @pytest.mark.parametrize("call", [background_call, background_call_of_a_function], ids=["by the core", "by a function"])
 def test_thread_that_cannot_start_is_an_error_on_all_ranks(tmp_path: Path, call: Call):
-    found = outcomes(tmp_path, 1, no_threads, call=call)
-    assert {kind for kind, _ in found} == {"TransportUnavailableError"}, found
-    assert all("rank 1 cannot" in text and "`ulimit -u`" in text for _, text in found), found
+    results = outcomes(tmp_path, 1, no_threads, call=call)
+    assert {kind for kind, _ in results} == {"TransportUnavailableError"}, results
+    assert all("rank 1 cannot" in text and "`ulimit -u`" in text for _, text in results), results
 
 
 @pytest.mark.parametrize("limited", range(RANKS))
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_lack_of_memory_on_one_rank_is_an_error_on_all_or_on_none(tmp_path: Path, limited: int, transport: str):
-    found = outcomes(tmp_path, limited, little_memory, 64 << 10, transport)
-    assert all(kind for kind, _ in found) or found == [("", "")] * RANKS
+    results = outcomes(tmp_path, limited, little_memory, 64 << 10, transport)
+    assert all(kind for kind, _ in results) or results == [("", "")] * RANKS
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,10 @@ def test_lack_of_memory_on_one_rank_is_an_error_on_all_or_on_none(tmp_path: Path
     ids=["no memfd", "small files", "a byte short", "a page short", "a page short for the other side"],
 )
 def test_lack_of_shared_memory_is_an_error_that_suggests_tcp(tmp_path: Path, limit: Callable[[int], None], by: int):
-    found = outcomes(tmp_path, 2, limit, by)
-    assert all(kind for kind, _ in found), found
+    results = outcomes(tmp_path, 2, limit, by)
+    assert all(kind for kind, _ in results), results
     if limit is not short_memory_for_the_other_side:
-        assert all("tcp alone does without shared memory" in text for _, text in found), found
+        assert all("tcp alone does without shared memory" in text for _, text in results), results
 
 
 @pytest.mark.parametrize("limit", [no_process_descriptors, no_locked_memory])

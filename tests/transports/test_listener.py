@@ -113,9 +113,9 @@ def test_listener_delivers_a_dialing_rank_with_its_hello(door, use_unix):
 def test_listener_serves_many_ranks_that_dial_at_once():
     size = 100
     with contextlib.closing(RecordingListener(size=size)) as door:
-        found = []
+        results = []
         threads = [
-            threading.Thread(target=lambda r=r: found.append(knock(door.addresses, rank=r, use_unix=r % 2 == 0)))
+            threading.Thread(target=lambda r=r: results.append(knock(door.addresses, rank=r, use_unix=r % 2 == 0)))
             for r in range(1, size)
         ]
         for thread in threads:
@@ -127,7 +127,7 @@ def test_listener_serves_many_ranks_that_dial_at_once():
             hello, sock = door.next()
             senders.add(hello.sender)
             sock.close()
-        for sock, _ in found:
+        for sock, _ in results:
             sock.close()
         assert senders == set(range(1, size))
 

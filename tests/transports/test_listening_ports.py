@@ -55,7 +55,7 @@ def sockets(world: un.Communicator) -> dict[str, Any]:
 
 def rows_of_this_process(table: str, column: int) -> list[list[str]]:
     links = (Path("/proc/self/fd") / each for each in os.listdir("/proc/self/fd"))
-    inodes = {os.readlink(each) for each in links if each.is_symlink()}
+    inodes = {os.readlink(link) for link in links if link.is_symlink()}
     rows = [line.split() for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]]
     return [row for row in rows if f"socket:[{row[column]}]" in inodes]
 

@@ -50,11 +50,11 @@ def reduce_and_count(world: un.Communicator, algorithm: str) -> tuple[int, int, 
 
     here = next(host for host in world.hosts if world.rank in host)
     x = np.arange(COUNT, dtype=np.int64) * (world.rank + 1)
-    wanted = np.arange(COUNT) * (world.size * (world.size + 1) // 2)
-    assert (world.allreduce(x, algorithm=algorithm) == wanted).all()  # opens the links
+    expected = np.arange(COUNT) * (world.size * (world.size + 1) // 2)
+    assert (world.allreduce(x, algorithm=algorithm) == expected).all()  # opens the links
     world.barrier()
     before, left_before = away(), sent_by_this_host()
-    assert (world.allreduce(x, algorithm=algorithm) == wanted).all()
+    assert (world.allreduce(x, algorithm=algorithm) == expected).all()
     sent = away() - before
     world.barrier()
     left = sent_by_this_host() - left_before
@@ -82,8 +82,8 @@ def judge_collectives(world: un.Communicator) -> tuple[tuple[tuple[int, ...], ..
 def test_every_collective_is_right_between_hosts_by_mpi(ranks: MpiRanks) -> None:
     per_host = ranks.size // 4
     groups = tuple(tuple(range(first, first + per_host)) for first in range(0, ranks.size, per_host))
-    for rank, (found, ways) in enumerate(ranks.run_calls(judge_collectives)):
-        assert found == groups
+    for rank, (result, ways) in enumerate(ranks.run_calls(judge_collectives)):
+        assert result == groups
         assert ways == {peer: "shm" if peer // per_host == rank // per_host else "mpi" for peer in ways}
         assert len(ways) == ranks.size - 1
 
@@ -93,5 +93,5 @@ def reduce_by_mpi_itself(world: un.Communicator) -> list[int]:
 
 
 def test_mpi_native_collectives_work_between_hosts(ranks: MpiRanks) -> None:
-    wanted = ranks.size * (ranks.size - 1) // 2
-    assert ranks.run_calls(reduce_by_mpi_itself) == [[wanted]] * ranks.size
+    expected = ranks.size * (ranks.size - 1) // 2
+    assert ranks.run_calls(reduce_by_mpi_itself) == [[expected]] * ranks.size

@@ -215,7 +215,7 @@ def call_by_options(world: un.Communicator) -> None:
         assert (values_of(bench, out) == 3).all()
         with world.group():
             works = [world.allreduce(x), world.broadcast(x, root=1)]
-        assert [values_of(bench, each.wait())[0] for each in works] == [3, 2]
+        assert [values_of(bench, work.wait())[0] for work in works] == [3, 2]
         on_gpu, on_host = world.allreduce(x, wait=False), world.allreduce(np.ones(3), wait=False)
         assert (values_of(bench, on_gpu.wait())[0], on_host.wait()[0]) == (3, 2)
         world.barrier()

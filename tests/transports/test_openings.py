@@ -52,9 +52,9 @@ def prefixes(started: list[tuple[TorchStore, Future[str]]]) -> set[str]:
 
 
 def test_every_opening_of_a_store_has_a_prefix_of_its_own(opened: Any, threads: ThreadPoolExecutor) -> None:
-    found = [prefixes(start(threads, opened, size)) for size in (2, 2, 4, 1, 3)]
-    assert [len(each) for each in found] == [1] * 5
-    assert len(set.union(*found)) == 5
+    results = [prefixes(start(threads, opened, size)) for size in (2, 2, 4, 1, 3)]
+    assert [len(result) for result in results] == [1] * 5
+    assert len(set.union(*results)) == 5
 
 
 def test_ranks_meet_after_a_leader_has_died_before_the_others_came(opened: Any, threads: ThreadPoolExecutor) -> None:

@@ -116,11 +116,11 @@ def messages(world: un.Communicator, folder: str) -> Snapshot:
 def test_messages_and_communicators_are_recorded(tmp_path: Path) -> None:
     first, second, third = un.launch(messages, 3, str(tmp_path))
     for rank, snapshot in enumerate((first, second)):
-        found = [call for call in snapshot.calls if call.is_message]
+        results = [call for call in snapshot.calls if call.is_message]
         texts = {f"recv(source={1 - rank}, tag=7)", f"send(dest={1 - rank}, tag=7)"}
-        assert {call.text for call in found} == texts
-        assert {(call.peer, call.nbytes, call.state) for call in found} == {(1 - rank, 32, "done")}
-        assert all(call.facts == {"dtype": "float32", "count": 8} for call in found)
+        assert {call.text for call in results} == texts
+        assert {(call.peer, call.nbytes, call.state) for call in results} == {(1 - rank, 32, "done")}
+        assert all(call.facts == {"dtype": "float32", "count": 8} for call in results)
         assert set(snapshot.communicators.values()) == {(0, 1)}
         (traffic,) = [each for each in snapshot.traffic if each.peer == 1 - rank and each.sent_nbytes == 32]
         assert traffic.transport == "shm"
@@ -322,9 +322,9 @@ def looping(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]
 def test_a_rank_in_an_endless_loop_dumps_on_sigusr1(tmp_path: Path) -> None:
     with looping(tmp_path):
         deadline = time.monotonic() + DEADLINE_S
-        while not (found := list(tmp_path.glob("*.json"))) and time.monotonic() < deadline:
+        while not (result := list(tmp_path.glob("*.json"))) and time.monotonic() < deadline:
             time.sleep(0.02)
-        values = json.loads(found[0].read_text())
+        values = json.loads(result[0].read_text())
         assert values["reason"] == "SIGUSR1"
         assert values["stack"]["MainThread"][-1] == "<string>:8 in <module>"
 

@@ -41,15 +41,15 @@ def test_integers_wrap(dtype: str) -> None:
     columns = [(limits.max, 1, 5), (limits.max, limits.max, 2), (limits.min, limits.max, 3), (7, 11, 13)]
     rows = np.array(columns, dtype).T
     for op, combine in (("sum", operator.add), ("prod", operator.mul)):
-        wanted = [(reduce(combine, column) - limits.min) % modulus + limits.min for column in columns]
-        assert reduced(rows, op).tolist() == wanted
+        expected = [(reduce(combine, column) - limits.min) % modulus + limits.min for column in columns]
+        assert reduced(rows, op).tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
 def test_average_of_integers_truncates_towards_zero(dtype: str) -> None:
     sums = np.array([-7, -6, -1, 0, 1, 6, 7, np.iinfo(dtype).min, np.iinfo(dtype).max], dtype)
-    wanted = [-2, -2, 0, 0, 0, 2, 2, -(-int(sums[-2]) // 3), int(sums[-1]) // 3]
-    assert reduced([sums], "avg", size=3).tolist() == wanted
+    expected = [-2, -2, 0, 0, 0, 2, 2, -(-int(sums[-2]) // 3), int(sums[-1]) // 3]
+    assert reduced([sums], "avg", size=3).tolist() == expected
 
 
 def test_average_of_integers_takes_more_ranks_than_the_dtype_can_count() -> None:
@@ -70,8 +70,8 @@ def test_narrow_floats_are_rounded_once_for_all_operands(dtype: str, op: str) ->
     state = wide[0]
     for row in wide[1:]:
         state = state * row if op == "prod" else state + row
-    wanted = (state / np.float32(9) if op == "avg" else state).astype(dtype)
-    assert reduced(rows, op).tobytes() == wanted.tobytes()
+    expected = (state / np.float32(9) if op == "avg" else state).astype(dtype)
+    assert reduced(rows, op).tobytes() == expected.tobytes()
     pairwise = rows[0]
     for row in rows[1:]:
         pairwise = reduced([pairwise, row], op, lower=False)
@@ -83,8 +83,8 @@ def test_sum_of_narrow_floats_may_overflow_the_dtype_in_between(dtype: str) -> N
     largest = ml_dtypes.finfo(dtype).max
     rows = np.array([[largest], [largest], [-largest]], dtype)
     # The sum of two such numbers exceeds float16. bfloat16 has the range of its accumulator.
-    wanted = float(largest) if dtype == "float16" else np.inf
-    assert reduced(rows, "sum").astype(np.float64).tolist() == [wanted]
+    expected = float(largest) if dtype == "float16" else np.inf
+    assert reduced(rows, "sum").astype(np.float64).tolist() == [expected]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -125,11 +125,11 @@ def test_reference_reduction_may_write_into_any_of_its_sources(
 ) -> None:
     dtype, op = reduction
     rows = np.random.default_rng(length).integers(0, 9, (operands, length)).astype(dtype)
-    wanted = reduced(rows, op, size=operands)
+    expected = reduced(rows, op, size=operands)
     target %= operands
     untouched = np.delete(rows, target, axis=0)
     reduce_into(rows[target], list(rows), OPERATIONS[op], operands, lower=True)
-    assert rows[target].tobytes() == wanted.tobytes()
+    assert rows[target].tobytes() == expected.tobytes()
     assert np.delete(rows, target, axis=0).tobytes() == untouched.tobytes()
 
 
@@ -184,11 +184,11 @@ def test_contributions_are_multiplied_in_the_accumulation_dtype(dtype: str, fact
     x = np.array([1, 2, 3, 5, 100]).astype(dtype)
     untouched = x.copy()
     accumulate = DTYPES[dtype].accumulate
-    wanted = (x.astype(accumulate) * np.array(factor).astype(accumulate)).astype(dtype)
-    assert lift(Op.premul_sum(factor), x).tobytes() == wanted.tobytes()
+    expected = (x.astype(accumulate) * np.array(factor).astype(accumulate)).astype(dtype)
+    assert lift(Op.premul_sum(factor), x).tobytes() == expected.tobytes()
     stage = np.zeros_like(x)
     assert lift(Op.premul_sum(factor), x, stage) is stage
-    assert stage.tobytes() == wanted.tobytes()
+    assert stage.tobytes() == expected.tobytes()
     assert x.tobytes() == untouched.tobytes()
     assert lift(OPERATIONS["sum"], x) is x
 

@@ -98,14 +98,14 @@ def test_every_collective_over_ucx_or_mpi_equals_numpy(ranks: Ranks) -> None:
 def inexact_results(world: un.Communicator) -> bytes:
     """Return the bits of sums that depend on the order of combination."""
     x = np.random.default_rng(world.rank).standard_normal(70_001).astype(np.float32)
-    found = [world.allreduce(x, algorithm=algorithm) for algorithm in ("ring", "direct")]
-    found += [world.reduce_scatter(x[:69_999]), world.scan(x), world.allreduce(x, reproducible=True)]
-    return b"".join(each.tobytes() for each in found)
+    results = [world.allreduce(x, algorithm=algorithm) for algorithm in ("ring", "direct")]
+    results += [world.reduce_scatter(x[:69_999]), world.scan(x), world.allreduce(x, reproducible=True)]
+    return b"".join(result.tobytes() for result in results)
 
 
 def test_results_over_ucx_or_mpi_have_the_bits_of_shm_and_tcp(ranks: Ranks) -> None:
-    wanted = [un.launch(inexact_results, 3, options=un.Options(transports=name)) for name in ("shm", "tcp")]
-    assert wanted[0] == wanted[1] == ranks.run_calls(inexact_results)
+    expected = [un.launch(inexact_results, 3, options=un.Options(transports=name)) for name in ("shm", "tcp")]
+    assert expected[0] == expected[1] == ranks.run_calls(inexact_results)
 
 
 def open_and_close(world: un.Communicator, times: int) -> tuple[int, int, int]:
@@ -207,32 +207,32 @@ with un.init(un.Options(transports={transports!r})) as world:
 
 def mixed_results(tmp_path: Path, transports: str) -> list[Any]:
     done = run_program(MIXED.format(transports=transports), tmp_path, ranks=3)
-    found = [json.loads(line.partition("result ")[2]) for line in done.stdout.splitlines() if "result " in line]
-    assert len(found) == 3, done.stderr
-    return found
+    results = [json.loads(line.partition("result ")[2]) for line in done.stdout.splitlines() if "result " in line]
+    assert len(results) == 3, done.stderr
+    return results
 
 
 def test_the_first_transport_that_both_ranks_have_is_used(tmp_path: Path) -> None:
     fabric_ranks.require("ucx")
-    found = mixed_results(tmp_path, "ucx,tcp")
-    assert [total for total, _ in found] == [3] * 3
-    used = [tuple(sorted(each.values())) for _, each in found]
+    results = mixed_results(tmp_path, "ucx,tcp")
+    assert [total for total, _ in results] == [3] * 3
+    used = [tuple(sorted(each.values())) for _, each in results]
     assert sorted(used) == [("tcp", "tcp"), ("tcp", "ucx"), ("tcp", "ucx")]
 
 
 def test_transports_that_reach_no_peer_are_an_error_that_says_why(tmp_path: Path) -> None:
-    for found, _ in mixed_results(tmp_path, "ucx"):
-        assert found.startswith(
+    for result, _ in mixed_results(tmp_path, "ucx"):
+        assert result.startswith(
             "TransportUnavailableError: no transport of the option transports of the program = ucx reaches rank"
         )
-        assert "cannot use ucx: UCX cannot be loaded" in found
-        assert "pip install ucxx-cu13" in found
+        assert "cannot use ucx: UCX cannot be loaded" in result
+        assert "pip install ucxx-cu13" in result
 
 
 def test_mpi_transport_needs_a_rendezvous_through_mpi(tmp_path: Path) -> None:
-    for found, _ in mixed_results(tmp_path, "mpi"):
-        assert found.startswith("TransportUnavailableError")
-        assert "start them with mpirun" in found
+    for result, _ in mixed_results(tmp_path, "mpi"):
+        assert result.startswith("TransportUnavailableError")
+        assert "start them with mpirun" in result
 
 
 @pytest.mark.parametrize("library", ["openmpi", "mpich"])

@@ -125,22 +125,22 @@ def reduce_and_send(world: un.Communicator, say: Any) -> None:
 
 
 def open_sockets() -> int:
-    found = 0
+    result = 0
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # another thread has closed it
-            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-    return found
+            result += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return result
 
 
 @pytest.mark.parametrize("checksum", [False, True])
 def test_several_tcp_streams_give_the_same_results_as_one(tmp_path: Path, checksum: bool) -> None:
-    found = []
+    results = []
     for streams in (1, 4):
         (tmp_path / str(streams)).mkdir()
         options: dict[str, Any] = {"transports": "tcp", "tcp_streams": streams, "tcp_checksum": checksum}
         with Job(reduce_and_send, 3, tmp_path / str(streams), **options) as job:
-            found.append(job.hear_all())
-    assert all(many >= one + 3 for one, many in zip(*found, strict=True))
+            results.append(job.hear_all())
+    assert all(many >= one + 3 for one, many in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize(

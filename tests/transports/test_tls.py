@@ -270,7 +270,7 @@ def test_missing_openssl_is_one_error_before_anything_is_sent(tmp_path: Path) ->
         "except un.TransportUnavailableError as error:\n"
         "    print(error)\n"
     )
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program],
         env={"LD_LIBRARY_PATH": str(tmp_path), "PATH": ""},
         capture_output=True,
@@ -278,7 +278,7 @@ def test_missing_openssl_is_one_error_before_anything_is_sent(tmp_path: Path) ->
         timeout=DEADLINE_S,
         check=False,
     )
-    assert "TLS cannot be used: TLS needs OpenSSL 3" in ended.stdout, ended.stderr
+    assert "TLS cannot be used: TLS needs OpenSSL 3" in completed.stdout, completed.stderr
 
 
 LOSE_A_LINK = """
@@ -304,10 +304,10 @@ print(control.failure()[-1])
 
 
 def test_the_core_ends_a_link_with_tls_while_python_holds_the_interpreter_lock() -> None:
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", LOSE_A_LINK], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
-    assert ended.stdout == "rank 1 died\n", ended.stderr
+    assert completed.stdout == "rank 1 died\n", completed.stderr
 
 
 # --- certificates ----------------------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ def sum_and_judge(world: un.Communicator) -> tuple[int, set[str]]:
 
 def test_ucx_core_carries_all_messages_through_the_python_interface() -> None:
     fabric_ranks.require("ucx")
-    found = un.launch(sum_and_judge, 2, options=un.Options(transports="ucx_core"), timeout_s=DEADLINE_S)
-    assert found == [(300_000, {"ucx_core"})] * 2
+    results = un.launch(sum_and_judge, 2, options=un.Options(transports="ucx_core"), timeout_s=DEADLINE_S)
+    assert results == [(300_000, {"ucx_core"})] * 2
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,14 @@ class SimulatedProbes:
 
 @pytest.mark.parametrize("sizes", [SHORT, LONG])
 def test_calibration_recovers_the_costs_of_a_simulated_machine(sizes: Sequence[int]) -> None:
-    found = updated(PRIORS, calibrate(SimulatedProbes(), "shm", sizes, ["float32", "bfloat16"]))
-    link = found.links["shm"]
+    result = updated(PRIORS, calibrate(SimulatedProbes(), "shm", sizes, ["float32", "bfloat16"]))
+    link = result.links["shm"]
     assert link.latency_s == pytest.approx(2e-6, rel=0.02)
     assert link.overhead_s == pytest.approx(0.5e-6, rel=0.02)
     assert link.per_byte_s == pytest.approx(1e-9, rel=0.02)
     assert link.step_s(64 << 10) == pytest.approx(SimulatedProbes().exchange(64 << 10), rel=0.1)
-    assert found.reduce["float32"].at(1 << 20) == pytest.approx((1 << 20) / 10e9, rel=0.01)
-    assert found.links["tcp"] == PRIORS.links["tcp"]
+    assert result.reduce["float32"].at(1 << 20) == pytest.approx((1 << 20) / 10e9, rel=0.01)
+    assert result.links["tcp"] == PRIORS.links["tcp"]
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_calibration_measures_the_same_points_whatever_the_times() -> None:
             noted.append((nbytes, segment_nbytes))
             return super().around(nbytes, segment_nbytes)
 
-    found = []
+    results = []
     for fastest in (0, 128 << 10, 2 << 20):
         noted = list[tuple[int, int]]()
         calibrate(Noted(segment_nbytes=fastest), "shm", SHORT, ["float32"])
-        found.append(noted)
-    assert found[0] == found[1] == found[2] != []
+        results.append(noted)
+    assert results[0] == results[1] == results[2] != []
 
 
 def test_calibration_keeps_prior_segments_of_a_tcp_link() -> None:
@@ -207,8 +207,8 @@ def test_calibrated_calls_have_right_ratios_when_speed_changes() -> None:
 def test_calibrated_calls_correct_compositions_on_as_many_hosts_only() -> None:
     def predicted(known: Parameters, nbytes: int, size: int = 4) -> dict[str, float | None]:
         hosts = tuple((first, first + 1) for first in range(0, size, 2))
-        found = explain(Question("allreduce", nbytes, size, "tcp", hosts=hosts), TunerState(None, known))
-        return {each.algorithm: each.predicted_s for each in found.candidates}
+        explanation = explain(Question("allreduce", nbytes, size, "tcp", hosts=hosts), TunerState(None, known))
+        return {candidate.algorithm: candidate.predicted_s for candidate in explanation.candidates}
 
     rounds = calibrate_rounds(CrowdedRanks(4).time_s, 4, 2, SHORT)
     before = with_rounds(PRIORS, "tcp", rounds)
@@ -222,7 +222,7 @@ def test_calibrated_calls_correct_compositions_on_as_many_hosts_only() -> None:
 
 
 def test_calibrated_rounds_replace_rounds_of_the_same_rank_count_only() -> None:
-    found = PRIORS
+    result = PRIORS
     for ranks in (3, 4, 3):
-        found = with_rounds(found, "shm", calibrate_rounds(CrowdedRanks(ranks).time_s, ranks, ranks, SHORT))
-    assert sorted(each.ranks for each in found.rounds["shm"]) == [3, 4]
+        result = with_rounds(result, "shm", calibrate_rounds(CrowdedRanks(ranks).time_s, ranks, ranks, SHORT))
+    assert sorted(each.ranks for each in result.rounds["shm"]) == [3, 4]

@@ -65,13 +65,13 @@ class SimulatedTrials:
 
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
         row = parsed(variant)
-        found = candidate(
+        result = candidate(
             row.having(**{SEGMENT: None}), self.question(collective, nbytes), TunerState(None, REALLY), None, True
         )
-        assert found.predicted_s is not None
+        assert result.predicted_s is not None
         # Segments of 64 KiB are the best ones, by up to 30 %.
         far = abs(math.log2(dict(row.params).get(SEGMENT, DEFAULT_SEGMENT) / BEST_SEGMENT))
-        return found.predicted_s * (1 + min(0.3, 0.05 * far) * (nbytes > 256 << 10))
+        return result.predicted_s * (1 + min(0.3, 0.05 * far) * (nbytes > 256 << 10))
 
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
         self.ran.append((collective, nbytes, variant))
@@ -177,7 +177,7 @@ def test_campaign_measures_winners_more_often_than_slow_variants() -> None:
     (decision,) = table.decisions.values()
     counts = {variant: sum(one[2] == variant for one in trials.ran) for variant in decision.times_s}
     winners = {each.variant for each in decision.ranges}
-    assert max(counts[each] for each in winners) > 2 * min(counts.values())
+    assert max(counts[winner] for winner in winners) > 2 * min(counts.values())
     assert all(
         sum(times[k] is not None for times in decision.times_s.values()) >= FAMILIES
         for k, _ in enumerate(decision.sizes)
@@ -193,8 +193,8 @@ class WithoutMapping(SimulatedTrials):
 
 
 def test_campaign_refines_segment_size_of_the_winner() -> None:
-    found = campaign(WithoutMapping(4, seed=2), 10.0, collectives=["broadcast"])
-    (decision,) = compiled(found).decisions.values()
+    result = campaign(WithoutMapping(4, seed=2), 10.0, collectives=["broadcast"])
+    (decision,) = compiled(result).decisions.values()
     assert f"{SEGMENT}={BEST_SEGMENT}" in str(decision.variant_at(GRID[-1]))
 
 
@@ -208,9 +208,9 @@ class WithoutBestSegments(SimulatedTrials):
 @pytest.mark.parametrize("seed", [0, 2, 8])
 def test_campaign_drops_refined_segments_that_were_faster_by_chance(seed: int) -> None:
     trials = WithoutBestSegments(4, seed, jitter=0.1)
-    found = campaign(trials, 10.0, collectives=["allreduce", "broadcast"])
+    results = campaign(trials, 10.0, collectives=["allreduce", "broadcast"])
     assert any(SEGMENT in variant for _, _, variant in trials.ran)
-    assert not any(SEGMENT in each.variant for each in found)
+    assert not any(SEGMENT in result.variant for result in results)
 
 
 class ChangingPlacement(SimulatedTrials):
@@ -340,8 +340,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a table for two ranks, which takes some seconds to make."""
     folder = tmp_path_factory.mktemp("tuned")
     arguments = ["--collectives", "allreduce,broadcast", "--sizes", "8,1K,64K", "--budget", "9s", "--force"]
-    ended = unisono("tune", "-n", "2", *arguments, "--out", "table.json", folder=folder)
-    assert ended.returncode == 0, ended.stderr
+    completed = unisono("tune", "-n", "2", *arguments, "--out", "table.json", folder=folder)
+    assert completed.returncode == 0, completed.stderr
     return folder
 
 
@@ -377,8 +377,8 @@ def test_second_tune_run_adds_to_the_first(tuned: Path) -> None:
 
 def test_tune_report_is_one_self_contained_page(tuned: Path) -> None:
     pytest.importorskip("matplotlib")
-    ended = unisono("tune", "report", "table.json", "--out", "report", folder=tuned)
-    assert ended.returncode == 0, ended.stderr
+    completed = unisono("tune", "report", "table.json", "--out", "report", folder=tuned)
+    assert completed.returncode == 0, completed.stderr
     page = (tuned / "report" / "index.html").read_text()
     contexts = len(loaded(tuned / "table.json").decisions)
     assert page.count("<svg ") == contexts + 2  # the times of each context, the model and its regret
@@ -390,21 +390,21 @@ def test_tune_report_is_one_self_contained_page(tuned: Path) -> None:
 def test_tune_inside_a_job_measures_over_its_ranks(tmp_path: Path) -> None:
     arguments = ["--collectives", "reduce", "--sizes", "64", "--budget", "5s", "--force", "--out", "t.json"]
     tune = ["-m", "unisono", "tune", *arguments]
-    ended = unisono("run", "-n", "3", "--", sys.executable, *tune, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    completed = unisono("run", "-n", "3", "--", sys.executable, *tune, folder=tmp_path)
+    assert completed.returncode == 0, completed.stderr
     assert {context.ranks for context in loaded(tmp_path / "t.json").decisions} == {3}
 
 
 def test_calibrate_inside_a_job_measures_over_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     command = [sys.executable, "-m", "unisono", "calibrate", "--short", "--force", "--json"]
-    ended = unisono("run", "-n", "3", "--", *command, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    found = calibration_files.parameters_of(fingerprint())
-    assert {name for name, link in found.links.items() if link.step.nbytes} == {"shm"}
+    completed = unisono("run", "-n", "3", "--", *command, folder=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    result = calibration_files.parameters_of(fingerprint())
+    assert {name for name, link in result.links.items() if link.step.nbytes} == {"shm"}
     # On one host there are no pairs to measure, and no compositions.
-    assert found.links["shm"].pairs == math.inf
-    assert [(each.ranks, each.ranks_per_host, each.calls) for each in found.rounds["shm"]] == [(3, 3, {})]
+    assert result.links["shm"].pairs == math.inf
+    assert [(each.ranks, each.ranks_per_host, each.calls) for each in result.rounds["shm"]] == [(3, 3, {})]
 
 
 def test_interrupted_tune_keeps_its_measurements(tmp_path: Path) -> None:
@@ -430,28 +430,28 @@ def test_interrupted_tune_keeps_its_measurements(tmp_path: Path) -> None:
     ],
 )
 def test_tune_refuses_wrong_arguments_in_one_line(arguments: list[str], reason: str, tmp_path: Path) -> None:
-    ended = unisono("tune", "--collectives", "allreduce", *arguments, folder=tmp_path)
-    assert ended.returncode == 2
-    assert reason in ended.stderr
-    assert "Traceback" not in ended.stderr
+    completed = unisono("tune", "--collectives", "allreduce", *arguments, folder=tmp_path)
+    assert completed.returncode == 2
+    assert reason in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def test_calibration_is_kept_and_used_by_later_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = unisono("calibrate", "--short", "--force", "--transports", "shm", "--json", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    parameters = json.loads(ended.stdout)
+    completed = unisono("calibrate", "--short", "--force", "--transports", "shm", "--json", folder=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    parameters = json.loads(completed.stdout)
     assert len(parameters["links"]["shm"]["step"]) > 3
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = un.launch(lambda world: world.tuner_state.parameters.links["shm"], 2, timeout_s=DEADLINE_S)
-    assert found[0] == found[1] != PRIORS.links["shm"]
+    results = un.launch(lambda world: world.tuner_state.parameters.links["shm"], 2, timeout_s=DEADLINE_S)
+    assert results[0] == results[1] != PRIORS.links["shm"]
 
 
 def test_unwritable_cache_is_a_warning_of_calibrate(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, where a folder should be")
-    ended = unisono("calibrate", "--short", "--force", "--transports", "shm", "--json", folder=tmp_path)
-    assert ended.returncode == 0
-    assert "the calibration is not kept" in ended.stderr
-    assert json.loads(ended.stdout)["links"]["shm"]["step"]
+    completed = unisono("calibrate", "--short", "--force", "--transports", "shm", "--json", folder=tmp_path)
+    assert completed.returncode == 0
+    assert "the calibration is not kept" in completed.stderr
+    assert json.loads(completed.stdout)["links"]["shm"]["step"]
 
 
 # --- agreement among ranks -------------------------------------------------------------------------------------------
@@ -478,10 +478,10 @@ def test_table_of_another_machine_with_unknown_algorithm_warns_once(tuned: Path,
         "with un.init() as world:\n"
         "    assert world.explain('broadcast', 8).choice.tier == 'table, another machine'\n"
     )
-    ended = unisono("run", "-n", "2", "program.py", folder=tmp_path, UNISONO_TABLE="table.json")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("is of another machine") == 1
-    assert ended.stderr.count("allreduce has no algorithm 'quantum'") == 1
+    completed = unisono("run", "-n", "2", "program.py", folder=tmp_path, UNISONO_TABLE="table.json")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr.count("is of another machine") == 1
+    assert completed.stderr.count("allreduce has no algorithm 'quantum'") == 1
 
 
 def test_forced_rules_are_applied_or_refused() -> None:
@@ -511,9 +511,9 @@ def test_warning_names_option_replaced_by_that_of_rank_0(tmp_path: Path) -> None
         "with un.init(un.Options(algorithm=own)) as world:\n"
         "    assert world.explain('allreduce', 8).choice.algorithm == 'ring'\n"
     )
-    ended = unisono("run", "-n", "2", "program.py", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert "the option algorithm is 'chain' on this rank: rank 0's 'ring' is used instead" in ended.stderr
+    completed = unisono("run", "-n", "2", "program.py", folder=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    assert "the option algorithm is 'chain' on this rank: rank 0's 'ring' is used instead" in completed.stderr
 
 
 def test_warning_names_table_that_differs_from_that_of_rank_0(tuned: Path, tmp_path: Path) -> None:
@@ -525,6 +525,6 @@ def test_warning_names_table_that_differs_from_that_of_rank_0(tuned: Path, tmp_p
         "with un.init(un.Options(table='table.json')) as world:\n"
         "    assert world.explain('allreduce', 8).choice.tier == 'table'\n"
     )
-    ended = unisono("run", "-n", "2", "program.py", folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("rank 0's 'the content of that file on rank 0' is used instead") == 1
+    completed = unisono("run", "-n", "2", "program.py", folder=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr.count("rank 0's 'the content of that file on rank 0' is used instead") == 1

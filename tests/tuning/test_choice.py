@@ -131,8 +131,8 @@ def test_two_ranks_use_direct_for_small_and_ring_for_large_vectors(link: str) ->
 @pytest.mark.parametrize("link", ["shm", "tcp"])
 def test_balanced_tree_and_multi_link_rings_are_chosen_by_name_only(link: str) -> None:
     for size in range(2, 65):
-        found = allreduces(size, link)
-        assert not {"balanced_tree", "bidirectional_ring", "multi_lane_ring"} & {*found}
+        result = allreduces(size, link)
+        assert not {"balanced_tree", "bidirectional_ring", "multi_lane_ring"} & {*result}
     assert choose(replace(ASKED, algorithm="balanced_tree")).tier == "forced"
 
 
@@ -230,8 +230,8 @@ def test_barrier_is_not_cut_into_segments() -> None:
 
 def test_prediction_adds_latencies_bytes_and_reductions() -> None:
     ring, link = ALGORITHMS["allreduce"]["ring"], LINKS["tcp"]
-    wanted = 6 * (link.latency_s + link.overhead_s) + 1000 * (1.5 * link.per_byte_s + 0.75 * link.reduce_per_byte_s)
-    assert predicted_s(ring.cost(4), 1000, link) == pytest.approx(wanted)
+    expected = 6 * (link.latency_s + link.overhead_s) + 1000 * (1.5 * link.per_byte_s + 0.75 * link.reduce_per_byte_s)
+    assert predicted_s(ring.cost(4), 1000, link) == pytest.approx(expected)
 
 
 def test_stored_bytes_cost_as_much_as_reduction_beyond_the_nearest_cache() -> None:
@@ -317,9 +317,9 @@ def test_compositions_run_by_name_only_when_hosts_do_not_help(
     hosts: tuple[tuple[int, ...], ...], link: str, reason: str
 ) -> None:
     asked = Question("allreduce", 16 << 10, 8, link, hosts=hosts)
-    found = composed(explain(asked))
-    assert {each.refusal for each in found} == {reason}
-    for each in found:
+    explanation = composed(explain(asked))
+    assert {each.refusal for each in explanation} == {reason}
+    for each in explanation:
         assert choose(replace(asked, algorithm=each.algorithm)).tier == "forced"
 
 
@@ -431,7 +431,7 @@ CLOSE = {
 
 @pytest.mark.parametrize("nbytes", [8, 1 << 20])
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (4, 4)])
-@pytest.mark.parametrize(("collective", "name"), [(name, each) for name, rows in CLOSE.items() for each in rows])
+@pytest.mark.parametrize(("collective", "name"), [(name, row) for name, rows in CLOSE.items() for row in rows])
 def test_closed_form_with_one_shared_link_is_near_the_simulation(
     collective: str, name: str, hosts: int, per_host: int, nbytes: int
 ) -> None:

@@ -44,11 +44,11 @@ def run_calibrate(monkeypatch: pytest.MonkeyPatch, checks: Sequence[Check], *arg
 
 
 def test_calibration_that_fails_its_check_is_kept_only_when_forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = run_calibrate(monkeypatch, [GOOD, WRONG])
-    assert ended.return_value == 1
-    assert "the calibration of 2 ranks by shm is not kept: its model is off by a factor of 120" in ended.stderr
-    assert "allreduce recursive_doubling of 64 B: predicted 5.0 µs, measured 600.0" in ended.stderr
-    assert "load" in ended.stderr
+    completed = run_calibrate(monkeypatch, [GOOD, WRONG])
+    assert completed.return_value == 1
+    assert "the calibration of 2 ranks by shm is not kept: its model is off by a factor of 120" in completed.stderr
+    assert "allreduce recursive_doubling of 64 B: predicted 5.0 µs, measured 600.0" in completed.stderr
+    assert "load" in completed.stderr
     assert calibration_files.read(fingerprint()) is None
 
     assert run_calibrate(monkeypatch, [GOOD, WRONG], "--force").return_value == 0
@@ -80,8 +80,8 @@ def test_calibration_file_with_wrong_origin_is_named_and_not_used(about: Any, mo
     path = Path(calibration_files.path_of(fingerprint()))
     path.write_text(json.dumps({**json.loads(path.read_text()), "about": about}))
     assert calibration_files.calibrated(fingerprint()) is None
-    ended = CliRunner().invoke(calibrate.command, ["show"])
-    assert f"{path} is not used: the field 'about'" in ended.stderr
+    completed = CliRunner().invoke(calibrate.command, ["show"])
+    assert f"{path} is not used: the field 'about'" in completed.stderr
 
 
 def test_calibration_file_without_origin_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +119,12 @@ def run_tune(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> Res
 
 def test_tune_lists_suspicious_times_and_omitted_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(tmp_path / "t.jsonl").append(BEFORE)
-    ended = run_tune(monkeypatch, tmp_path / "t.json")
-    assert "suspicious: allreduce, 2 ranks by shm: 32 B take 608.00 times as long as 128 B" in ended.stderr
-    assert "--again suspicious" in ended.stderr
-    assert "among 2 ranks: broadcast of 8 B, 4 KiB; allreduce of 1 MiB" in ended.stderr
-    assert "t.json is not written, because such times cannot be right" in ended.stderr
-    assert (ended.return_value, (tmp_path / "t.json").exists()) == (1, False)
+    completed = run_tune(monkeypatch, tmp_path / "t.json")
+    assert "suspicious: allreduce, 2 ranks by shm: 32 B take 608.00 times as long as 128 B" in completed.stderr
+    assert "--again suspicious" in completed.stderr
+    assert "among 2 ranks: broadcast of 8 B, 4 KiB; allreduce of 1 MiB" in completed.stderr
+    assert "t.json is not written, because such times cannot be right" in completed.stderr
+    assert (completed.return_value, (tmp_path / "t.json").exists()) == (1, False)
     forced = run_tune(monkeypatch, tmp_path / "t.json", "--force")
     assert (forced.return_value, (tmp_path / "t.json").exists()) == (0, True)
 
@@ -139,8 +139,8 @@ def test_tune_again_replaces_measurements(
     )
     store.append([*BEFORE, *others])
     store.path.write_text(store.path.read_text() + "a line of another format\n")
-    ended = run_tune(monkeypatch, tmp_path / "t.json", "--again", mode)
-    assert "suspicious: allreduce, 2 ranks" not in ended.stderr
+    completed = run_tune(monkeypatch, tmp_path / "t.json", "--again", mode)
+    assert "suspicious: allreduce, 2 ranks" not in completed.stderr
     times = {each.nbytes: each.median_s for each in store.read() if each.context == THERE}
     assert {nbytes for nbytes, seconds in times.items() if seconds == 1.5e-6} == replaced
     assert len(store.read()) == len(BEFORE) + len(others)

@@ -54,21 +54,25 @@ class Nvml:
 
 def found_with(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    found = gpus()
+    result = gpus()
     assert nvml.open == 0
-    return found
+    return result
 
 
 def test_gpus_on_a_switch_are_one_island(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = found_with(Nvml(8, lambda one, other: True), monkeypatch)
-    assert [each.number for each in found] == list(range(8))
-    assert (found[3].name, found[3].bus, found[3].nvlinks) == ("NVIDIA H200", "0000:30:00.0", (0, 1, 2, 4, 5, 6, 7))
-    assert islands(found) == (frozenset(range(8)),)
+    results = found_with(Nvml(8, lambda one, other: True), monkeypatch)
+    assert [result.number for result in results] == list(range(8))
+    assert (results[3].name, results[3].bus, results[3].nvlinks) == (
+        "NVIDIA H200",
+        "0000:30:00.0",
+        (0, 1, 2, 4, 5, 6, 7),
+    )
+    assert islands(results) == (frozenset(range(8)),)
 
 
 def test_gpu_pairs_with_nvlink_are_islands_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = found_with(Nvml(5, lambda one, other: one // 2 == other // 2), monkeypatch)
-    assert islands(found) == (frozenset({0, 1}), frozenset({2, 3}))
+    result = found_with(Nvml(5, lambda one, other: one // 2 == other // 2), monkeypatch)
+    assert islands(result) == (frozenset({0, 1}), frozenset({2, 3}))
 
 
 def test_gpu_without_nvlink_support_has_no_nvlinks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_interfaces_have_speed_and_numa_node_where_the_system_reports_them(
         Interface("eth0", ("192.0.2.7",), 0.0, -1),
         Interface("ib0", ("10.0.0.7", "fd00::7"), 200e9, 1),
     )
-    assert [str(each) for each in interfaces(tmp_path)] == [
+    assert [str(interface) for interface in interfaces(tmp_path)] == [
         "eth0 192.0.2.7 (speed unknown)",
         "ib0 10.0.0.7 fd00::7 (200 Gbit/s, NUMA node 1)",
     ]
@@ -49,5 +49,5 @@ def test_topology_of_a_communicator_has_its_hosts_and_this_machine() -> None:
     with un.init() as world:
         topology = world.topology
     assert (topology.hosts, topology.host) == (((0,),), 0)
-    assert {each.name for each in topology.machine.interfaces} <= {name for _, name in socket.if_nameindex()}
+    assert {interface.name for interface in topology.machine.interfaces} <= {name for _, name in socket.if_nameindex()}
     assert set(topology.machine.describe()) == {"processors", "gpus", "network"}

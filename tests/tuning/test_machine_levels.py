@@ -28,17 +28,17 @@ def machine(root: Path) -> Path:
 
 
 def test_machine_levels_are_read_without_duplicates(tmp_path: Path) -> None:
-    found = processors(machine(tmp_path))
-    assert list(found.levels) == ["socket", "l3"]  # one processor of a core is offline, so the cores differ in size
-    assert [sorted(each) for each in found.levels["socket"]] == [list(range(8)), list(range(8, 15))]
-    assert (found.shared(0, 3), found.shared(0, 4), found.shared(0, 8)) == ("l3", "socket", "host")
+    result = processors(machine(tmp_path))
+    assert list(result.levels) == ["socket", "l3"]  # one processor of a core is offline, so the cores differ in size
+    assert [sorted(each) for each in result.levels["socket"]] == [list(range(8)), list(range(8, 15))]
+    assert (result.shared(0, 3), result.shared(0, 4), result.shared(0, 8)) == ("l3", "socket", "host")
 
 
 def test_machine_without_topology_files_has_no_levels(tmp_path: Path) -> None:
-    found = processors()
+    result = processors()
     online = set(range(os.cpu_count() or 1))
-    assert all(set().union(*sets) <= set(range(4096)) for sets in found.levels.values())
-    assert all(found.shared(cpu, cpu) for cpu in online)
+    assert all(set().union(*sets) <= set(range(4096)) for sets in result.levels.values())
+    assert all(result.shared(cpu, cpu) for cpu in online)
     assert processors(tmp_path).levels == {}
 
 
@@ -58,9 +58,9 @@ def test_switches_of_slurm_are_levels_of_hosts(tmp_path: Path) -> None:
         "# two leaves\nSwitchName=leaf0 Nodes=n[0-3] LinkSpeed=1\nswitchname=leaf1 nodes=n[4-7]\n"
         "SwitchName=top Switches=leaf[0-1]\n",
     )
-    found = switches(file, ["n0", "n0", "n5", "n4", "n1"])
-    assert found == (((0, 1), (4,)), ((3,), (2,)))
-    assert len(levels_of(found, 5).sizes) == 3
+    result = switches(file, ["n0", "n0", "n5", "n4", "n1"])
+    assert result == (((0, 1), (4,)), ((3,), (2,)))
+    assert len(levels_of(result, 5).sizes) == 3
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ points = st.lists(st.tuples(st.integers(1, 1 << 40), st.floats(1e-9, 1e3)), min_
 def test_curve_never_falls_whatever_the_measurements(
     points: list[tuple[int, float]], sizes: tuple[float, float]
 ) -> None:
-    found = curve(points)
+    result = curve(points)
     less, more = sorted(sizes)
-    assert list(found.seconds) == sorted(found.seconds)
-    assert 0 < found.at(less) <= found.at(more) * (1 + 1e-9)
+    assert list(result.seconds) == sorted(result.seconds)
+    assert 0 < result.at(less) <= result.at(more) * (1 + 1e-9)
 
 
 @bounded
@@ -40,15 +40,15 @@ def test_curve_never_falls_whatever_the_measurements(
 def test_curve_passes_through_rising_measurements(points: list[tuple[int, float]]) -> None:
     sizes = sorted({nbytes for nbytes, _ in points})
     times = sorted(seconds for _, seconds in points)[: len(sizes)]
-    found = curve(zip(sizes, times, strict=True))
-    assert [found.at(nbytes) for nbytes in sizes] == pytest.approx(times)
+    result = curve(zip(sizes, times, strict=True))
+    assert [result.at(nbytes) for nbytes in sizes] == pytest.approx(times)
 
 
 def test_curve_interpolates_and_extrapolates() -> None:
-    found = Curve((100, 10_000), (1e-6, 4e-6))
-    assert found.at(0) == found.at(100) == 1e-6
-    assert found.at(1000) == pytest.approx(2e-6)
-    assert found.at(20_000) == pytest.approx(8e-6)
+    result = Curve((100, 10_000), (1e-6, 4e-6))
+    assert result.at(0) == result.at(100) == 1e-6
+    assert result.at(1000) == pytest.approx(2e-6)
+    assert result.at(20_000) == pytest.approx(8e-6)
 
 
 @pytest.mark.parametrize("point", [(0, 1.0), (1, 0.0), (1, -1.0), (1, math.inf), (1, math.nan)])
@@ -65,30 +65,30 @@ def test_link_step_is_measured_or_computed_from_constants() -> None:
 
 def test_separately_measured_level_has_its_own_link() -> None:
     near = Link("shm", 1e-7, 1e-8, 1e-11)
-    found = Parameters({"shm": LINKS["shm"], "shm/l3": near})
-    assert found.link("shm", "l3") is near
-    assert found.link("shm", "socket") is found.link("shm") is LINKS["shm"]
+    result = Parameters({"shm": LINKS["shm"], "shm/l3": near})
+    assert result.link("shm", "l3") is near
+    assert result.link("shm", "socket") is result.link("shm") is LINKS["shm"]
     with pytest.raises(UsageError, match="'ucx': there are shm, shm/l3"):
-        found.link("ucx")
+        result.link("ucx")
 
 
 def test_round_costs_are_taken_from_a_similar_number_of_ranks() -> None:
     flat = Curve((8,), (1e-6,))
     four, twelve = (RoundCosts(ranks, ranks, 0.0, 0.0, *5 * [flat]) for ranks in (4, 12))
-    found = PRIORS._replace(rounds={"shm": (four, twelve)})
-    assert [found.rounds_of("shm", ranks, ranks) for ranks in (1, 2, 6, 8, 24)] == [None, four, four, twelve, twelve]
+    result = PRIORS._replace(rounds={"shm": (four, twelve)})
+    assert [result.rounds_of("shm", ranks, ranks) for ranks in (1, 2, 6, 8, 24)] == [None, four, four, twelve, twelve]
     # Twice as many ranks on the same cores put twice as many on each core, so a measurement with fewer ranks does not
     # apply.
-    assert [found.rounds_of("shm", ranks, ranks, 2.0) for ranks in (4, 6, 8, 12)] == [four, None, None, twelve]
-    assert found.rounds_of("shm", 12, 1) is None
-    assert found.rounds_of("tcp", 4, 4) is None
+    assert [result.rounds_of("shm", ranks, ranks, 2.0) for ranks in (4, 6, 8, 12)] == [four, None, None, twelve]
+    assert result.rounds_of("shm", 12, 1) is None
+    assert result.rounds_of("tcp", 4, 4) is None
 
 
 def test_round_costs_of_one_host_do_not_apply_to_several_hosts() -> None:
     flat = Curve((8,), (1e-6,))
     of_one, of_two = (RoundCosts(4, per_host, 0.0, 0.0, *5 * [flat]) for per_host in (4, 2))
-    found = PRIORS._replace(rounds={"tcp": (of_one, of_two)})
-    assert [found.rounds_of("tcp", 4, per_host) for per_host in (4, 3, 2, 1)] == [of_one, of_two, of_two, of_two]
+    result = PRIORS._replace(rounds={"tcp": (of_one, of_two)})
+    assert [result.rounds_of("tcp", 4, per_host) for per_host in (4, 3, 2, 1)] == [of_one, of_two, of_two, of_two]
     assert PRIORS._replace(rounds={"tcp": (of_one,)}).rounds_of("tcp", 4, 2) is None
 
 
@@ -125,10 +125,10 @@ def test_parameters_survive_json(points: list[tuple[int, float]], pairs: float, 
     measured = curve(points)
     link = LINKS["shm"]._replace(step=measured, pairs=pairs, ports=ports)
     rounds = RoundCosts(4, 2, 1e-6, 0.0, *5 * [measured], calls={"scan": {"linear": measured}})
-    found = Parameters(
+    result = Parameters(
         {"shm": link, "tcp": LINKS["tcp"]}, {"float32": measured}, measured, {"shm": (rounds, rounds._replace(ranks=8))}
     )
-    assert from_json(json.loads(json.dumps(to_json(found)))) == found
+    assert from_json(json.loads(json.dumps(to_json(result)))) == result
 
 
 def edited(path: str, value: Any) -> Any:

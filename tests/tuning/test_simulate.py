@@ -105,8 +105,8 @@ def test_simulated_time_grows_with_bytes_and_respects_the_lower_bound(
 @pytest.mark.parametrize("segments", [1, 4, 10])
 def test_a_chain_is_a_pipeline(size: int, segments: int) -> None:
     link = Link("", 2e-6, 0.0, 1e-9)
-    wanted = (size - 2 + segments) * (2e-6 + 1e6 / segments * 1e-9)
-    assert seconds(ALGORITHMS["broadcast"]["chain"], size, link, segments=segments) == pytest.approx(wanted)
+    expected = (size - 2 + segments) * (2e-6 + 1e6 / segments * 1e-9)
+    assert seconds(ALGORITHMS["broadcast"]["chain"], size, link, segments=segments) == pytest.approx(expected)
 
 
 def test_a_binomial_tree_sends_all_bytes_in_each_round() -> None:
@@ -156,10 +156,10 @@ def test_symmetric_schedule_equals_the_schedule_built_from_all_ranks() -> None:
     for algorithm in ALL:
         for size in (8, 12, 66):
             if algorithm.supports(size) is None:
-                found = schedule(algorithm, size, 0, {})
+                result = schedule(algorithm, size, 0, {})
                 of_all = schedule(with_untrusted_builder(algorithm), size, 0, {})
                 assert not of_all.is_symmetric
-                assert rows_of(found) == rows_of(of_all), (algorithm, size)
+                assert rows_of(result) == rows_of(of_all), (algorithm, size)
 
 
 def with_untrusted_builder(algorithm: Algorithm) -> Algorithm:
@@ -250,6 +250,6 @@ def test_simulation_builds_a_user_algorithm_for_every_rank() -> None:
         return Plan("broadcast", "line", size, rank, root, even(int(rank == root)), even(1), lanes=(tuple(groups),))
 
     own = Algorithm("broadcast", "line", line, None, "")
-    found = simulate(own, 1e6, flat(20, LINK))
-    assert found.seconds == pytest.approx(19 * (3e-6 + 1e-3))
-    assert np.all(np.diff(found.finish_s[1:-1]) > 0)
+    result = simulate(own, 1e6, flat(20, LINK))
+    assert result.seconds == pytest.approx(19 * (3e-6 + 1e-3))
+    assert np.all(np.diff(result.finish_s[1:-1]) > 0)

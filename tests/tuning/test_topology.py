@@ -26,9 +26,9 @@ bounded = settings(max_examples=60, deadline=None, derandomize=True)
 
 def path(topology: Topology, source: int, target: int) -> tuple[int, float, list[str]]:
     """Return the level, the extra latency and the resources of one message."""
-    found = topology.paths(np.array([source]), np.array([target]))
-    names = [topology.name_of(int(each)) for each in found.resources[0] if each != NO_RESOURCE]
-    return int(found.level[0]), float(found.extra_s[0]), names
+    result = topology.paths(np.array([source]), np.array([target]))
+    names = [topology.name_of(int(each)) for each in result.resources[0] if each != NO_RESOURCE]
+    return int(result.level[0]), float(result.extra_s[0]), names
 
 
 # Paths, computed by hand.
@@ -87,7 +87,7 @@ def test_hosts_with_any_ranks_make_two_levels(lengths: list[int], order: Any) ->
     order.shuffle(ranks)
     hosts = tuple(tuple(ranks.pop() for _ in range(length)) for length in lengths)
     topology = Topology.of_hosts(hosts, LINK, LINK)
-    of_rank = {rank: host for host, found in enumerate(hosts) for rank in found}
+    of_rank = {rank: host for host, results in enumerate(hosts) for rank in results}
     for source, target in product(of_rank, of_rank):
         assert path(topology, source, target)[0] == (of_rank[source] != of_rank[target])
     assert sorted(map(sorted, topology.hosts())) == sorted(map(sorted, hosts))
@@ -96,8 +96,8 @@ def test_hosts_with_any_ranks_make_two_levels(lengths: list[int], order: Any) ->
 def test_slow_parts_have_less_capacity() -> None:
     levels = [Level("host", LINK, 2), Level("network", LINK._replace(pairs=4.0), 3, slow=((1, 0.25),))]
     topology = Topology(6, levels)
-    found = {topology.name_of(each): topology.capacities[each] for each in range(len(topology.capacities))}
-    assert (found["out of host 0"], found["out of host 1"], found["into host 1"]) == (4.0, 1.0, 1.0)
+    result = {topology.name_of(each): topology.capacities[each] for each in range(len(topology.capacities))}
+    assert (result["out of host 0"], result["out of host 1"], result["into host 1"]) == (4.0, 1.0, 1.0)
 
 
 def test_topology_refuses_more_ranks_than_it_has_places_for() -> None:
@@ -111,11 +111,11 @@ def test_topology_refuses_more_ranks_than_it_has_places_for() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_topology_examples_survive_json(example: Path, tmp_path: Path) -> None:
-    found = load(example)
-    assert found.over(64).size == 64
+    result = load(example)
+    assert result.over(64).size == 64
     again = tmp_path / "machine.json"
-    again.write_text(json.dumps(to_json(found)))
-    assert load(again) == found
+    again.write_text(json.dumps(to_json(result)))
+    assert load(again) == result
 
 
 def levels(**changes: Any) -> dict[str, Any]:
@@ -194,10 +194,10 @@ def test_simulate_command_shows_times_bytes_and_the_bottleneck(tmp_path: Path) -
     file.write_text(json.dumps(levels()))
     done = command("allreduce", "ring", "hierarchical", "-n", "8", "--size", "1M", "--topology", str(file), "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert {each["algorithm"] for each in found["simulations"]} == {"ring", "hierarchical"}
-    assert all(each["seconds"] >= found["least_s"] for each in found["simulations"])
-    ring = next(each for each in found["simulations"] if each["algorithm"] == "ring")
+    document = json.loads(done.stdout)
+    assert {simulation["algorithm"] for simulation in document["simulations"]} == {"ring", "hierarchical"}
+    assert all(simulation["seconds"] >= document["least_s"] for simulation in document["simulations"])
+    ring = next(simulation for simulation in document["simulations"] if simulation["algorithm"] == "ring")
     per_pair = 14 * (1 << 20) / 8
     assert [level["nbytes"] for level in ring["levels"]] == [pytest.approx(4 * per_pair), pytest.approx(4 * per_pair)]
     table = command("allreduce", "all", "-n", "6", "--link", "tcp")

@@ -45,9 +45,9 @@ def test_simulated_training_groups_do_not_wait_for_each_other() -> None:
 @given(spread=st.floats(0, 0.3), size=st.integers(1, 64), lag=st.integers(0, 3), bucket_s=st.floats(0, 2))
 def test_more_lag_and_overlap_never_cost_time(spread: float, size: int, lag: int, bucket_s: float) -> None:
     training = Training(1.0, (bucket_s, bucket_s), spread=spread, lag=lag)
-    found = step_s(training, size, 20)
-    assert step_s(training._replace(lag=lag + 1), size, 20) <= found * (1 + 1e-12)
-    assert found <= step_s(training._replace(overlap=False), size, 20) * (1 + 1e-12)
+    result = step_s(training, size, 20)
+    assert step_s(training._replace(lag=lag + 1), size, 20) <= result * (1 + 1e-12)
+    assert result <= step_s(training._replace(overlap=False), size, 20) * (1 + 1e-12)
     assert simulate_training(training, size, 20) == simulate_training(training, size, 20)
 
 

@@ -33,8 +33,8 @@ def machine(
 
 
 def regret(true_s: Sequence[float], run: Callable[[str], tuple[list[float], float]], seed: int) -> float:
-    found = race([str(k) for k in range(len(true_s))], run, Rules(most=12), random.Random(seed))
-    return true_s[int(found.winner)] / min(true_s)
+    result = race([str(k) for k in range(len(true_s))], run, Rules(most=12), random.Random(seed))
+    return true_s[int(result.winner)] / min(true_s)
 
 
 @bounded
@@ -63,20 +63,20 @@ def test_winner_with_occasional_delays_is_mostly_within_3_percent_of_the_best() 
 @bounded
 @given(number=st.integers(2, 8), seed=st.integers(0, 1 << 30))
 def test_race_of_equal_candidates_ends_early(number: int, seed: int) -> None:
-    found = race(
+    result = race(
         [str(k) for k in range(number)],
         machine([1.0] * number, random.Random(seed), jitter=0.002),
         Rules(most=50),
         random.Random(seed),
     )
-    assert len(found.laps[0].times_s) < 50
+    assert len(result.laps[0].times_s) < 50
 
 
 def test_slow_candidate_leaves_the_race_after_the_first_block() -> None:
     run = machine([1.0, 1.01, 5.0], random.Random(1), jitter=0.001)
-    found = race(["0", "1", "2"], run, Rules(), random.Random(1))
-    assert [len(lap.times_s) for lap in found.laps if lap.candidate == "2"] == [1]
-    assert [lap.dropped for lap in found.laps] == [False, False, True]
+    result = race(["0", "1", "2"], run, Rules(), random.Random(1))
+    assert [len(lap.times_s) for lap in result.laps if lap.candidate == "2"] == [1]
+    assert [lap.dropped for lap in result.laps] == [False, False, True]
 
 
 def test_race_repeats_a_block_in_which_the_machine_changed_speed() -> None:
@@ -86,30 +86,30 @@ def test_race_repeats_a_block_in_which_the_machine_changed_speed() -> None:
         calls.append(candidate)
         return [1.0 if len(calls) < 5 or len(calls) > 9 else 2.0], 0.0
 
-    found = race(["a", "b"], run, Rules(fewest=6, most=6), random.Random(0))
-    assert found.discarded >= 1
-    assert all(len(lap.times_s) == 6 for lap in found.laps)
+    result = race(["a", "b"], run, Rules(fewest=6, most=6), random.Random(0))
+    assert result.discarded >= 1
+    assert all(len(lap.times_s) == 6 for lap in result.laps)
 
 
 def test_race_on_a_noisy_machine_still_ends() -> None:
     noise = random.Random(3)
-    found = race(["a", "b"], lambda _: ([math.exp(noise.gauss(0, 1))], 1.0), Rules(most=8), random.Random(0))
-    assert found.discarded <= 4
-    assert all(len(lap.times_s) <= 8 for lap in found.laps)
+    result = race(["a", "b"], lambda _: ([math.exp(noise.gauss(0, 1))], 1.0), Rules(most=8), random.Random(0))
+    assert result.discarded <= 4
+    assert all(len(lap.times_s) <= 8 for lap in result.laps)
 
 
 def test_budget_ends_a_race_only_after_two_candidates_have_run() -> None:
-    found = race(["a", "b", "c"], lambda _: ([1.0], 10.0), Rules(budget_s=5.0), random.Random(0))
-    assert [(lap.candidate, len(lap.times_s)) for lap in found.laps] == [("a", 1), ("b", 1)]
-    assert found.cost_s == 20.0
+    result = race(["a", "b", "c"], lambda _: ([1.0], 10.0), Rules(budget_s=5.0), random.Random(0))
+    assert [(lap.candidate, len(lap.times_s)) for lap in result.laps] == [("a", 1), ("b", 1)]
+    assert result.cost_s == 20.0
 
 
 @bounded
 @given(seed=st.integers(0, 1 << 30), times_s=st.lists(st.floats(0.5, 2.0), min_size=1, max_size=6))
 def test_ranks_with_the_same_times_decide_alike(seed: int, times_s: list[float]) -> None:
     names = [str(k) for k in range(len(times_s))]
-    found = [race(names, machine(times_s, random.Random(seed)), Rules(), random.Random(seed)) for _ in range(2)]
-    assert found[0] == found[1]
+    results = [race(names, machine(times_s, random.Random(seed)), Rules(), random.Random(seed)) for _ in range(2)]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("number", [6, 10, 25])

@@ -123,14 +123,14 @@ def test_ranges_begin_where_the_curves_cross() -> None:
     )
 )
 def test_table_chooses_the_fastest_variant_at_every_measured_size(times: dict[str, list[float | None]]) -> None:
-    found = [
+    results = [
         measurement_of(v, 8 << 3 * k, us) for v, row in times.items() for k, us in enumerate(row) if us is not None
     ]
-    for context, decision in compiled(found).decisions.items():
+    for context, decision in compiled(results).decisions.items():
         assert context == HERE
         assert [each.end for each in decision.ranges[:-1]] == [each.first for each in decision.ranges[1:]]
         for nbytes in decision.sizes:
-            measured = {each.variant: each.median_s for each in found if each.nbytes == nbytes}
+            measured = {result.variant: result.median_s for result in results if result.nbytes == nbytes}
             assert measured[str(decision.variant_at(nbytes))] <= tables.WORTH_IT * min(measured.values())
 
 
@@ -138,11 +138,11 @@ def test_table_survives_writing_and_reading(tmp_path: Path) -> None:
     table = compiled(lines(**CROSSING))
     path = tmp_path / "table.json"
     path.write_text(dumped(to_json(table, library="0")))
-    found = loaded(path).decisions[HERE]
-    assert found.ranges == table.decisions[HERE].ranges
-    assert found.sizes == table.decisions[HERE].sizes
+    result = loaded(path).decisions[HERE]
+    assert result.ranges == table.decisions[HERE].ranges
+    assert result.sizes == table.decisions[HERE].sizes
     for variant, times in table.decisions[HERE].times_s.items():
-        assert found.times_s[variant] == pytest.approx(times, abs=1e-9)
+        assert result.times_s[variant] == pytest.approx(times, abs=1e-9)
 
 
 def changed(**change: Any) -> str:
@@ -235,8 +235,8 @@ def test_table_takes_precedence_over_the_model(nbytes: int, name: str) -> None:
 
 
 def test_variant_parameters_set_builder_parameters_and_segments() -> None:
-    found = known(measurement_of("multi_lane_ring(lanes=4, segment_nbytes=65536)", 1 << 20, 1.0))
-    choice = choose(replace(ASKED, nbytes=1 << 20), found)
+    result = known(measurement_of("multi_lane_ring(lanes=4, segment_nbytes=65536)", 1 << 20, 1.0))
+    choice = choose(replace(ASKED, nbytes=1 << 20), result)
     assert choice.params == (("lanes", 4),)
     assert choice.segments == (1 << 20) * 1.5 / 6 / 65536
 
@@ -249,11 +249,13 @@ def test_table_interpolates_times_between_rank_counts() -> None:
         ]
 
     # The winners at 2 and at 8 ranks are not the best at 4 ranks.
-    found = known(*at(2, ring=1.0, direct=9.0, chain=2.0), *at(8, ring=9.0, direct=1.0, chain=2.0))
-    explanation = explain(ASKED, found)
+    result = known(*at(2, ring=1.0, direct=9.0, chain=2.0), *at(8, ring=9.0, direct=1.0, chain=2.0))
+    explanation = explain(ASKED, result)
     assert (explanation.choice.algorithm, explanation.choice.tier) == ("chain", "table, interpolated")
-    assert next(each.measured_s for each in explanation.candidates if each.algorithm == "ring") == pytest.approx(3e-6)
-    assert choose(replace(ASKED, size=16), found).tier == "model"
+    assert next(
+        candidate.measured_s for candidate in explanation.candidates if candidate.algorithm == "ring"
+    ) == pytest.approx(3e-6)
+    assert choose(replace(ASKED, size=16), result).tier == "model"
 
 
 def test_calibrated_model_takes_precedence_over_an_interpolated_table() -> None:
@@ -283,18 +285,20 @@ def test_table_of_another_machine_is_used_and_the_tier_says_so() -> None:
 
 def test_table_falls_back_to_next_variant_when_rank_count_is_unsupported(warnings: pytest.LogCaptureFixture) -> None:
     here = Context("here", "allgather", "shm", "plain", 3, 3)
-    found = known(measurement_of("recursive_doubling", 1 << 10, 1.0, here), measurement_of("bruck", 1 << 10, 2.0, here))
-    explanation = explain(Question("allgather", 1 << 10, 3, "shm"), found)
+    result = known(
+        measurement_of("recursive_doubling", 1 << 10, 1.0, here), measurement_of("bruck", 1 << 10, 2.0, here)
+    )
+    explanation = explain(Question("allgather", 1 << 10, 3, "shm"), result)
     assert (explanation.choice.algorithm, explanation.choice.tier) == ("bruck", "table")
     assert "the table's recursive_doubling is not used, because it does not run on 3 ranks" in warnings.text
 
 
 def test_requirements_of_the_call_take_precedence_over_the_table() -> None:
-    found = known(*lines(ring=lambda n: 1.0, recursive_doubling=lambda n: 2.0))
-    assert choose(replace(ASKED, commutative=False), found).algorithm == "recursive_doubling"
-    assert choose(replace(ASKED, algorithm="chain"), found).tier == "forced"
-    assert choose(replace(ASKED, dtype="narrow"), found).tier == "table, another dtype"
-    assert choose(replace(ASKED, order="canonical"), found).algorithm == "balanced_tree"
+    result = known(*lines(ring=lambda n: 1.0, recursive_doubling=lambda n: 2.0))
+    assert choose(replace(ASKED, commutative=False), result).algorithm == "recursive_doubling"
+    assert choose(replace(ASKED, algorithm="chain"), result).tier == "forced"
+    assert choose(replace(ASKED, dtype="narrow"), result).tier == "table, another dtype"
+    assert choose(replace(ASKED, order="canonical"), result).algorithm == "balanced_tree"
 
 
 def test_table_can_choose_a_by_name_only_algorithm() -> None:

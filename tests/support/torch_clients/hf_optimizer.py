@@ -59,7 +59,7 @@ def trained(world: Any, folder: str, steps: int = 6, resumes: str = "", **option
     if world is not None:
         world.barrier()  # rank 0 has written its checkpoint
         optimizer.close()
-    return torch.cat([each.detach().flatten() for each in model.parameters()]).tolist()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
 
 
 def compared(world: Any, folder: str) -> dict[str, list[float]]:

@@ -40,7 +40,7 @@ def is_trained(module: Any) -> bool:
         loss_of(alone, *DATA[start : start + BATCH]).backward()
         sgd.step()
     pairs = zip(alone.state_dict().values(), module.state_dict().values(), strict=True)
-    return all(torch.allclose(expected, found, atol=1e-5) for expected, found in pairs)
+    return all(torch.allclose(expected, result, atol=1e-5) for expected, result in pairs)
 
 
 def backends() -> list[str]:

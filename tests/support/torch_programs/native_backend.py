@@ -68,7 +68,7 @@ def devices() -> None:
 
 def device_types_that_are_not_served() -> None:
     group = dist.new_group(list(range(SIZE)), backend="cpu:unisono")
-    expect([each.type for each in group._device_types], ["cpu"])
+    expect([device_type.type for device_type in group._device_types], ["cpu"])
     expect("No backend type associated with device type cuda" in error_of(lambda: group._get_backend(CUDA)), True)
     expect(all_reduced(group), SUM)
 
@@ -152,7 +152,7 @@ def hooks() -> None:
     dist.broadcast(torch.ones(2), 0, group=group)
     recorder.remove()
     entries = json.loads(_dump_fr_trace_json())["entries"]
-    expect([each["profiling_name"] for each in entries], ["c10d:broadcast"])
+    expect([entry["profiling_name"] for entry in entries], ["c10d:broadcast"])
     with mock.patch.dict(os.environ, {"TORCH_DIST_NAN_CHECK": "1"}):
         checked = dist.new_group(list(range(SIZE)))
     expect("NaN" in error_of(lambda: dist.all_reduce(torch.tensor([float("nan")]), group=checked)), True)

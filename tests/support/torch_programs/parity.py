@@ -195,11 +195,11 @@ def any_source(group: Any) -> list[Any]:
     if RANK:
         dist.send(data(2), 0, group=group, tag=9)
         return []
-    found = {}
+    results = {}
     for _ in range(SIZE - 1):
         out = torch.zeros(2)
-        found[dist.recv(out, group=group, tag=9)] = out
-    return [sorted(found), *(found[rank] for rank in sorted(found))]
+        results[dist.recv(out, group=group, tag=9)] = out
+    return [sorted(results), *(results[rank] for rank in sorted(results))]
 
 
 def objects(group: Any) -> list[Any]:
@@ -270,8 +270,8 @@ def compare(rank: int, size: int) -> None:
             if not any(refusal in str(error) for refusal in REFUSALS_OF_GLOO):
                 raise
             expected = call(unisono)
-        found = call(unisono)
-        if len(expected) != len(found) or not all(map(same, expected, found)):
-            print(f"{name}: Gloo {expected}, Unisono {found}")
+        results = call(unisono)
+        if len(expected) != len(results) or not all(map(same, expected, results)):
+            print(f"{name}: Gloo {expected}, Unisono {results}")
     dist.destroy_process_group(gloo)
     dist.destroy_process_group(unisono)

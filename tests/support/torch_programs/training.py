@@ -96,11 +96,11 @@ def joined(model: Any, rank: int, by_all: bool) -> tuple[list[float], list[float
         for factor in factors:
             (torch.nn.functional.cross_entropy(alone(x * factor), y) / (2 if by_all else len(factors))).backward()
         other.step()
-    found, expected = (
+    result, expected = (
         [number for parameter in module.parameters() for number in parameter.detach().flatten().tolist()]
         for module in (model, alone)
     )
-    return found, expected
+    return result, expected
 
 
 def main() -> None:
