@@ -26,6 +26,7 @@ from unisono.frameworks.jax.collectives import (
     send,
     sendrecv,
 )
+from unisono.frameworks.jax.outer import BlockMomentum, DiLoCo, LocalSGD
 from unisono.frameworks.jax.xla import use_for_xla
 
 _IN_JAX = {
@@ -46,6 +47,9 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
+    "BlockMomentum",
+    "DiLoCo",
+    "LocalSGD",
     "allgather",
     "allreduce",
     "alltoall",

@@ -11,12 +11,16 @@ from unisono.frameworks.keras.callbacks import (
     ModelCheckpoint,
 )
 from unisono.frameworks.keras.optimizer import DistributedOptimizer
+from unisono.frameworks.keras.outer import BlockMomentum, DiLoCo, LocalSGD
 
 __all__ = [
+    "BlockMomentum",
     "BroadcastVariables",
+    "DiLoCo",
     "DistributedOptimizer",
     "LearningRateSchedule",
     "LearningRateWarmup",
+    "LocalSGD",
     "MetricAverage",
     "ModelCheckpoint",
 ]

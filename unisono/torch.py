@@ -11,12 +11,16 @@ from unisono.frameworks.torch.group_operations import communicator
 from unisono.frameworks.torch.monitored_barrier import monitored_barrier
 from unisono.frameworks.torch.optimizer import DistributedOptimizer
 from unisono.frameworks.torch.options import Options
+from unisono.frameworks.torch.outer import BlockMomentum, DiLoCo, LocalSGD
 from unisono.frameworks.torch.process_group import ProcessGroup
 
 __all__ = [
     "AllGather",
+    "BlockMomentum",
     "CallError",
+    "DiLoCo",
     "DistributedOptimizer",
+    "LocalSGD",
     "Options",
     "ProcessGroup",
     "ReduceScatter",

@@ -8,6 +8,10 @@ Calls of Unisono inside programs:
 - `installed.py`: whether there is a JAX that Unisono can use.
 - `compatibility.py`: everything of these that depends on the version of JAX.
 
+Training:
+
+- `outer.py`: `DiLoCo`, `BlockMomentum` and `LocalSGD` for pytrees.
+
 Calls of XLA:
 
 - `xla.py`: XLA's own collectives between processes, carried out by Unisono.

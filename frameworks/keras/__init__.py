@@ -6,5 +6,6 @@ average over ranks in front of these methods. The callbacks do the rest, so `mod
 
 - `trainable.py`: the methods that get gradients, and the average of a step's gradients on each backend.
 - `optimizer.py`: `DistributedOptimizer`.
+- `outer.py`: `DiLoCo`, `BlockMomentum` and `LocalSGD`, callbacks with which ranks train alone for many batches.
 - `callbacks.py`: equal variables at the start, metrics of all ranks, learning rates, and checkpoints of rank 0.
 """

@@ -18,6 +18,7 @@ The backend:
 
 Training:
     optimizer: `DistributedOptimizer`.
+    outer: `DiLoCo`, `BlockMomentum` and `LocalSGD`.
     wrapped_optimizer: attributes of an optimizer that wraps another one.
     trainable: the parameters of an optimizer by name, and their gradients.
     deferred_updates: updates that wait for their gradients, with priorities.

@@ -48,3 +48,20 @@ def test_training_by_keras_equals_that_of_one_process(backend: str, tmp_path: Pa
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.splitlines() == ["all was checked"] * 2
+
+
+@pytest.mark.parametrize("backend", ["tensorflow"] if HAS_TENSORFLOW else ["torch", "jax"])
+def test_ranks_that_train_alone_by_keras_end_with_equal_weights(backend: str) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed: make keras installs it")
+    environ = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAM.with_name("keras_outer.py"))],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "all was checked" in ended.stdout

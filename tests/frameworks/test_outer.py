@@ -265,6 +265,65 @@ def test_groups_count_by_their_ranks_and_only_their_first_rank_sends(three: Pool
         assert [rank for rank, (_, _, sent) in enumerate(every) if sent] in (leaders, [])
 
 
+# --- libraries -----------------------------------------------------------------------------------------------------
+
+
+def with_torch(world: Any) -> tuple[float, float, str, bool, int]:
+    torch = __import__("torch")
+    torch.set_num_threads(1)
+    torch.manual_seed(world.rank)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    model[0].bias.requires_grad_(False)
+    before = [each.data_ptr() for each in model.parameters()]
+    inner = torch.optim.AdamW(model.parameters(), lr=0.02)
+    optimizer = un.torch.DiLoCo(
+        model, inner, world, inner_steps=5, fragments=2, overlap=2, mixing=0.5, compression="int8"
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20)
+    x = torch.randn(64, 4)
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(float(loss.detach()))
+    optimizer.synchronize()
+    optimizer.close()
+    is_same_memory = before == [each.data_ptr() for each in model.parameters()]
+    return losses[0], losses[-1], fingerprint(model.state_dict()), is_same_memory, len(inner.state)
+
+
+def test_torch_model_trains_alone_and_all_ranks_end_with_it(three: Pool) -> None:
+    pytest.importorskip("torch", reason="make torch installs it")
+    every = run(three, with_torch)
+    assert len({bits for _, _, bits, _, _ in every}) == 1
+    for first, last, _, is_same_memory, states in every:
+        assert (last < first / 2, is_same_memory, states) == (True, True, 3)
+
+
+def with_jax(world: Any) -> tuple[list[float], str, tuple[str, str]]:
+    jax = __import__("jax")
+    parameters = {"a": [jax.numpy.zeros(3), jax.numpy.ones(2)], "b": {"w": jax.numpy.zeros(())}}
+    step = jax.jit(lambda tree, rank: jax.tree.map(lambda x: x + rank, tree))
+    with un.jax.LocalSGD(world, parameters, inner_steps=2, fragments=2) as outer:
+        for _ in range(4):
+            parameters = outer.step(step(parameters, world.rank))
+        wrong = error_of(lambda: outer.step({"a": parameters["a"]}))
+        parameters = outer.synchronize(parameters)
+    named = {"0": parameters["a"][0], "1": parameters["a"][1], "2": parameters["b"]["w"]}
+    return [float(x.reshape(-1)[0]) for x in named.values()], fingerprint(named), wrong
+
+
+def test_pytrees_of_jax_are_averaged_and_keep_their_structure() -> None:
+    pytest.importorskip("jax", reason="make jax installs it")
+    with Pool(SIZE) as started:
+        for values, _, wrong in run(started, with_jax):
+            assert values == [4.0, 5.0, 4.0]
+            assert (wrong[0], "were" in wrong[1]) == ("UsageError", True)
+
+
 # --- misuse --------------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, dict[str, Any]] = {

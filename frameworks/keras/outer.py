@@ -1,0 +1,87 @@
+"""`DiLoCo`, `BlockMomentum` and `LocalSGD` for Keras: callbacks of `model.fit` that now and then join the ranks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import keras
+
+from unisono import Communicator
+from unisono.data_parallel import broadcast_parameters
+from unisono.frameworks.outer import training
+from unisono.xla_programs import communicator_or_world
+
+
+class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]
+    """Lets ranks train alone in `model.fit`, and joins their changes every `inner_steps` batches.
+
+    Compile the model with an optimizer of Keras as it is. When training begins, the weights of rank 0 are copied to all
+    ranks. When it ends, all ranks get the same trainable weights. In between, they have `unisono.data_parallel.DiLoCo`.
+    All ranks make the same number of batches.
+
+    Args:
+        comm: the ranks; by default the world that `unisono.init` has made.
+        options: the arguments of `unisono.data_parallel.DiLoCo`, such as `inner_steps`.
+
+    Attributes:
+        outer: the outer optimizer of the present or last training; None before it.
+    """
+
+    _kind: ClassVar[type[training.DiLoCo]] = training.DiLoCo
+
+    def __init__(self, *, comm: Communicator | None = None, **options: Any) -> None:
+        super().__init__()
+        self._comm, self._options = communicator_or_world(comm), options
+        self.outer: training.DiLoCo | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Copy the weights, and begin.
+
+        Raises:
+            UsageError, MismatchError: as for `unisono.data_parallel.DiLoCo`.
+        """
+        weights = {f"weight {number}": each for number, each in enumerate(self.model.weights)}
+        broadcast_parameters(self._comm, weights)
+        self.outer = self._kind(self._comm, _named(self.model), **self._options)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count a step, and join the changes that are due after it."""
+        if self.outer is not None:
+            _fetch(self.model)
+            self.outer.step(_named(self.model))
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Average all trainable weights, and end."""
+        if self.outer is not None:
+            _fetch(self.model)
+            self.outer.synchronize(_named(self.model))
+            self.outer.close()
+
+
+class BlockMomentum(DiLoCo):
+    """`DiLoCo` with the defaults of `unisono.data_parallel.BlockMomentum`."""
+
+    _kind = training.BlockMomentum
+
+
+class LocalSGD(DiLoCo):
+    """`DiLoCo` with the defaults of `unisono.data_parallel.LocalSGD`."""
+
+    _kind = training.LocalSGD
+
+
+def _fetch(model: Any) -> None:
+    """Let the variables of a model have the weights of the training on JAX, which keeps them elsewhere meanwhile."""
+    if keras.backend.backend() == "jax":
+        model.jax_state_sync()
+
+
+def _named(model: Any) -> dict[str, Any]:
+    """Return the trainable variables by names that are equal on all ranks. Those of a layer have names up to a dot."""
+    # Not by their paths alone, in which Keras numbers the models of a process.
+    numbers: dict[str, int] = {}
+    named: dict[str, Any] = {}
+    for variable in model.trainable_variables:
+        layer = numbers.setdefault(variable.path.rpartition("/")[0], len(numbers))
+        named[f"layer {layer}.{len(named)}"] = variable
+    return named
