@@ -10,6 +10,7 @@ Used by `unisono bench`:
 Programs, each `unisono bench NAME` or `python -m unisono.bench.NAME`:
 
 - `bootstrap.py`: the time that ranks take to start. `joins.py`: the time that a process takes to join a job.
+  `churn.py`: a swarm whose members are killed, stopped and cut off.
   `memory.py`: the memory of a rank for its peers. `leaks.py`: what long use leaves behind.
 - `curves.py`: pictures of saved results, for the README and the site.
 - `decision.py`: the cost of the decision at call time. `overlap.py`: calls during computing.

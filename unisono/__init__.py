@@ -32,10 +32,12 @@ if TYPE_CHECKING:
         CollectiveTimeoutError as CollectiveTimeoutError,
         CorruptionError as CorruptionError,
         InternalError as InternalError,
+        LeftBehindError as LeftBehindError,
         MismatchError as MismatchError,
         NoAlgorithmError as NoAlgorithmError,
         PeerLostError as PeerLostError,
         PlanError as PlanError,
+        QuorumLostError as QuorumLostError,
         RendezvousError as RendezvousError,
         TransportUnavailableError as TransportUnavailableError,
         UnisonoError as UnisonoError,
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from unisono.launchers.launch import Pool as Pool, launch as launch
     from unisono.operations import Op as Op
     from unisono.options import Options as Options
+    from unisono.swarm.meeting_place import MeetingPlace as MeetingPlace
+    from unisono.swarm.swarm import Swarm as Swarm
     from unisono.transports.contracts.executor import Message as Message
 
 __version__ = "0.1.0"
@@ -54,10 +58,12 @@ _ERRORS = (
     "CollectiveTimeoutError",
     "CorruptionError",
     "InternalError",
+    "LeftBehindError",
     "MismatchError",
     "NoAlgorithmError",
     "PeerLostError",
     "PlanError",
+    "QuorumLostError",
     "RendezvousError",
     "TransportUnavailableError",
     "UnisonoError",
@@ -74,6 +80,8 @@ _NAMES = {
     **dict.fromkeys(("Pool", "launch"), "unisono.launchers.launch"),
     "Op": "unisono.operations",
     "Options": "unisono.options",
+    "MeetingPlace": "unisono.swarm.meeting_place",
+    "Swarm": "unisono.swarm.swarm",
     "reduce_local": "unisono.collectives.api.reduce_local",
     **dict.fromkeys(("ANY_SOURCE", "ANY_TAG"), "unisono.collectives.calls.wildcards"),
     "Message": "unisono.transports.contracts.executor",

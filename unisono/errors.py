@@ -136,6 +136,27 @@ class RendezvousError(UnisonoError):
     """
 
 
+class QuorumLostError(UnisonoError):
+    """Too few members of a swarm answer, so this member does not go on. The message names those that do not answer.
+
+    They may go on without this one, if they are the larger part of a network that is cut.
+
+    Remedy:
+        Make the call again to wait for them. To go on with fewer members, end the program, and start a new swarm from a
+        checkpoint. The argument `min_size` of `Swarm` sets the least number.
+    """
+
+
+class LeftBehindError(UnisonoError):
+    """The other members of a swarm have gone on without this one. The message says why, if it is known.
+
+    This process did not answer in time, was too slow, was expelled, or has left.
+
+    Remedy:
+        Call `Swarm.enter` to become a member again, and get the state of the others by `Swarm.state`.
+    """
+
+
 class TransportUnavailableError(UnisonoError):
     """The requested transport cannot be used. The message says why, and what would make it usable.
 

@@ -28,7 +28,7 @@ _OUTSIDE = ("unisono.foundation.entry_points", "typing_extensions.dataclass_tran
 LAYERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
 # The rooms of the facade, from the top to the bottom: each may import the rooms below it. Only the command line may
 # import the benchmarks.
-ROOMS = ("cli", "testing", "compat", "launchers", "postmortem")
+ROOMS = ("cli", "testing", "compat", "launchers", "postmortem", "swarm")
 PUBLIC = tuple(f"unisono.{name}" for name in unisono.__all__)
 
 # For each folder, the parts of Unisono that its files may import, with everything inside these parts.

@@ -42,6 +42,7 @@ GROUPS = {
     "*/test_openings.py": "jobs",
     "*/test_shrink.py": "jobs",
     "launchers/*": "jobs",
+    "swarm/*": "jobs",
     "collectives/*": "contract",
     "transports/*": "contract",
     "cli/*": "clients",

@@ -74,6 +74,7 @@ class Purpose(enum.IntEnum):
     TCP_RESUME = 8
     TCP_REDIAL = 9
     JOIN = 10
+    SWARM = 11
 
 
 class HandshakeError(TransportUnavailableError):

@@ -22,8 +22,8 @@ from unisono.transports.tcp.tls import TlsPolicy
 
 _PENDING_LIMIT = 64
 _PENDING_PER_RANK = 4
-# The store, the first rank of a host and a process that waits to join have listeners of their own.
-_OF_OTHER_LISTENERS = {Purpose.STORE, Purpose.HOST, Purpose.JOIN}
+# The store, the first rank of a host, a process that waits to join and a member of a swarm have listeners of their own.
+_OF_OTHER_LISTENERS = {Purpose.STORE, Purpose.HOST, Purpose.JOIN, Purpose.SWARM}
 
 
 @record

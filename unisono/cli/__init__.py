@@ -1,8 +1,8 @@
 """The command `unisono`. Each subcommand is a module that is imported only when it is called.
 
 - `main.py`: the table of subcommands, and how errors are shown.
-- `bench.py`, `calibrate.py`, `doctor.py`, `explain.py`, `postmortem.py`, `run.py`, `show.py`, `simulate.py`, `test.py`,
-  `top.py`, `trace.py`, `tune.py` and `verify.py`: the subcommands of these names.
+- `bench.py`, `calibrate.py`, `doctor.py`, `explain.py`, `postmortem.py`, `run.py`, `show.py`, `simulate.py`,
+  `swarm.py`, `test.py`, `top.py`, `trace.py`, `tune.py` and `verify.py`: the subcommands of these names.
 - `tables.py`: writes and shows decision tables; the subcommands of `unisono tune`. `tune_report.py`: their page.
 - `schedule_picture.py`: the pictures of `unisono show`.
 - `job_statistics.py`: the summary of `unisono run --stats`.

@@ -81,6 +81,7 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
 PROGRAMS = {
     "bootstrap": "The time in which ranks start and meet.",
     "campaign": "How jobs end in which faults are planted.",
+    "churn": "A swarm whose members are killed, stopped and cut off.",
     "curves": "Draw saved results as curves.",
     "compression": "The processor time of compressions of gradients.",
     "ddp": "Training steps of DDP over Unisono and over Gloo.",

@@ -30,6 +30,7 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "run": Subcommand("unisono.cli.run", "Run a program on several ranks."),
+    "swarm": Subcommand("unisono.cli.swarm", "Serve the place where the members of a swarm meet."),
     "top": Subcommand("unisono.cli.top", "Show what the running jobs on this host do, and who waits for whom."),
     "postmortem": Subcommand(
         "unisono.cli.postmortem", "Say from the dumps of a failed or hanging job which rank did what wrong."

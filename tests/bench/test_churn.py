@@ -1,0 +1,37 @@
+"""Runs the trial of a swarm under churn for some seconds, and checks that it detects what it looks for."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from unisono.bench.churn import _Process as Process, _Trial as Trial, contribution, try_swarm
+
+
+def test_a_swarm_under_churn_keeps_its_promises(tmp_path: Path) -> None:
+    outcome = try_swarm(tmp_path, 20.0, seed=7)
+    assert outcome.is_right, outcome
+    assert outcome.calls > 1
+    assert set(outcome.errors) <= {"LeftBehindError", "QuorumLostError"}, outcome.errors
+
+
+def line(call: int, contributors: tuple[int, ...], total: int | None = None) -> str:
+    right = sum(contribution(process, call) for process in contributors)
+    names = [f"process/{process}" for process in contributors]
+    facts = {"call": call, "sum": right if total is None else total, "is_even": True, "contributors": names}
+    return json.dumps(facts) + "\n"
+
+
+def test_the_trial_detects_a_wrong_sum_and_a_disagreement(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, random.Random(1), "auto")
+    lines = ([line(1, (0, 1)), line(2, (0, 1), 5)], [line(1, (0, 1)), line(2, (1,)), '{"call": 3, "su'])
+    for number, text in enumerate(lines):
+        log = tmp_path / f"calls-{number}.jsonl"
+        log.write_text("".join(text))
+        trial._all.append(Process(number, None, log))  # type: ignore[arg-type]
+    outcome = trial.outcome()
+    assert outcome.calls == 2
+    assert not outcome.is_right
+    assert [each.partition(":")[0] for each in outcome.wrong_sums] == ["call 2 on process 0"]
+    assert [each.partition(":")[0] for each in outcome.disagreements] == ["call 2"]

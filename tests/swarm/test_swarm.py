@@ -1,0 +1,210 @@
+"""Tests calls of a swarm, whose members enter, leave, die, stop and differ, as real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.swarms import SwarmProcesses
+
+import unisono as un
+
+CALLS = """
+with un.Swarm(places, min_size=3, **settings) as swarm:
+    me = int(name)
+    x = np.full(5, float(me))
+    assert swarm.allreduce(x).tolist() == [1.0] * 5 and x.tolist() == [me] * 5
+    assert sorted(member.name for member in swarm.last_call.contributors) == ["0", "1", "2"]
+    assert swarm.last_call.number == swarm.next_call - 1
+    assert swarm.allreduce(x, "sum", out=x) is x and x.tolist() == [3.0] * 5
+    both = swarm.allreduce({"b": [np.full(2, me)], "a": np.array(me, np.float32)}, "max")
+    assert both["a"] == 2.0 and both["b"][0].tolist() == [2, 2]
+    root = next(member for member in swarm.members if member.name == "1")
+    assert swarm.broadcast(np.array([me]), root).tolist() == [1]
+    order = [int(member.name) for member in swarm.members]
+    assert swarm.allgather(np.array([me])).tolist() == order
+    assert swarm.rank == order.index(me) and swarm.size == 3
+    swarm.barrier()
+    try:
+        swarm.allreduce([])
+        raise AssertionError
+    except un.UsageError:
+        pass
+    swarm.barrier()
+"""
+
+
+def test_members_make_each_kind_of_call(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "012":
+            swarm.start(name, CALLS)
+        for name in "012":
+            swarm.output(name)
+
+
+SUMS = """
+one = {name: 10 ** index for index, name in enumerate("ABCDE")}
+with un.Swarm(places, **settings) as swarm:
+    mark(f"{name} entered")
+    sizes = []
+    while not has_mark(folder, f"{name} leaves"):
+        total = int(swarm.allreduce(np.array([one[name]]), "sum")[0])
+        names = [member.name for member in swarm.last_call.contributors]
+        assert total == sum(one[each] for each in names), (total, names)
+        mark(f"{name} with {''.join(sorted(names))}")
+        time.sleep(0.002)
+"""
+
+
+def test_members_enter_die_and_leave_while_the_others_go_on_without_code_for_it(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path, places=2) as swarm:
+        for name in "ABCD":
+            swarm.start(name, SUMS)
+        swarm.await_marks(*(f"{name} with ABCD" for name in "ABCD"))
+        swarm.processes["A"].send_signal(signal.SIGKILL)
+        swarm.await_marks(*(f"{name} with BCD" for name in "BCD"))
+        # The meeting place moves to its other address, and the members find it there.
+        swarm.places.pop(swarm.urls[0]).close()
+        swarm.places[swarm.urls[1]] = un.MeetingPlace(swarm.urls[1], swarm.key)
+        swarm.start("E", SUMS)
+        swarm.await_marks(*(f"{name} with BCDE" for name in "BCDE"))
+        swarm.mark("B leaves")
+        swarm.output("B")
+        swarm.await_marks(*(f"{name} with CDE" for name in "CDE"))
+        swarm.processes["C"].send_signal(signal.SIGSTOP)
+        swarm.await_marks(*(f"{name} with DE" for name in "DE"))
+        swarm.processes["C"].send_signal(signal.SIGCONT)
+        assert "LeftBehindError" in swarm.output("C", 1)
+        # Of two members, both are a majority.
+        swarm.processes["E"].send_signal(signal.SIGKILL)
+        assert "QuorumLostError: 1 of 2 members answer" in swarm.output("D", 1)
+
+
+def test_the_members_that_stay_get_the_sum_that_one_of_them_has_from_it(tmp_path: Path) -> None:
+    """C dies after the first phase. B has lost its result, which A has. So all know the call as one of three."""
+    program = """
+    from unisono.swarm import membership
+    from unisono.collectives.communicator import Communicator
+    swarm = un.Swarm(places, min_size=3 if name == "C" else 2, **settings)
+    while swarm.size < 3:
+        time.sleep(0.01)
+    swarm.barrier()
+    real = Communicator.allreduce
+    if name == "C":
+        membership.second_phase = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    def once(self, *args, **options):
+        result = real(self, *args, **options)
+        Communicator.allreduce = real
+        await_mark("A has it")
+        raise un.PeerLostError("a planted loss")
+    if name == "B":
+        Communicator.allreduce = once
+    if name == "A":
+        second = membership.second_phase
+        membership.second_phase = lambda *args: (mark("A has it"), second(*args))[1]
+    number = swarm.next_call
+    x = np.array([{"A": 1, "B": 10, "C": 100}[name]])
+    assert swarm.allreduce([x], "sum")[0].tolist() == [111] and x[0] < 100
+    assert len(swarm.last_call.contributors) == 3 and swarm.last_call.number == number
+    membership.second_phase = second if name == "A" else membership.second_phase
+    assert swarm.allreduce(x, "sum").tolist() == [11]
+    assert len(swarm.last_call.contributors) == 2 and swarm.last_call.number == number + 1
+    swarm.close()
+    """
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "ABC":
+            swarm.start(name, program)
+        swarm.output("A")
+        swarm.output("B")
+        swarm.output("C", -signal.SIGKILL)
+
+
+def test_a_member_that_differs_ends_and_the_others_go_on(tmp_path: Path) -> None:
+    other = """
+    swarm = un.Swarm(places, **settings)
+    mark("entered")
+    try:
+        swarm.allreduce(np.zeros(7), "sum")
+    except un.MismatchError as error:
+        print("mismatch", error)
+    """
+    slow = """
+    swarm = un.Swarm(places, **settings)
+    mark("slow entered")
+    await_mark("A with AB again")
+    try:
+        swarm.allreduce(np.array([1]), "sum")
+    except un.LeftBehindError as error:
+        print("left", error)
+    """
+    expelled = """
+    swarm = un.Swarm(places, **settings)
+    try:
+        while True:
+            swarm.allreduce(np.array([1]), "sum")
+    except un.LeftBehindError as error:
+        print("left", error)
+    """
+    with SwarmProcesses(tmp_path) as swarm:
+        members = SUMS.replace("**settings", "patience_s=6.0, **{**settings, 'warn_after_s': 3.0}").replace(
+            "one = {", "one = {'odd': 0, 'slow': 1, 'expelled': 1, **{"
+        )
+        members = members.replace('enumerate("ABCDE")}', 'enumerate("ABCDE")}}')
+        members = members.replace(
+            "        time.sleep(0.002)",
+            """        time.sleep(0.002)
+        if has_mark(folder, "slow entered") and not has_mark(folder, "slow out") and len(names) == 2 and swarm.view > 4:
+            mark(f"{name} with AB again")
+        if name == "A" and "expelled" in names and "expelled" in [member.name for member in swarm.members]:
+            swarm.expel([member.name for member in swarm.members].index("expelled"))
+""",
+        )
+        for name in "AB":
+            swarm.start(name, members)
+        swarm.await_marks("A with AB", "B with AB")
+        swarm.start("odd", other)
+        assert "mismatch" in swarm.output("odd")
+        (tmp_path / "mark A with AB").unlink()
+        swarm.await_marks("A with AB")
+        swarm.start("slow", slow)
+        assert "left" in swarm.output("slow")
+        swarm.start("expelled", expelled)
+        assert "expelled this process" in swarm.output("expelled")
+        (tmp_path / "mark A with AB").unlink()
+        swarm.await_marks("A with AB")
+        for name in "AB":
+            swarm.mark(f"{name} leaves")
+        outputs = [swarm.output(name) for name in "AB"]
+        assert any("member slow has not begun call" in output for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"places": []}, un.UsageError, "needs the address of a meeting place"),
+        ({"places": "nowhere"}, un.UsageError, "must name a host and a port"),
+        ({"key": b"short"}, un.UsageError, "key must be 32 bytes"),
+        ({"name": ""}, un.UsageError, "name must be a printable text"),
+        ({"min_size": 0}, un.UsageError, "min_size must be a positive number"),
+        ({"patience_s": -1}, un.UsageError, "timeout_s must be a positive number"),
+        ({"key": bytes(32), "rendezvous_timeout_s": 10.0}, un.RendezvousError, "does not answer as one of this job"),
+        ({"places": "tcp://127.0.0.1:9"}, un.RendezvousError, "no meeting place answers"),
+        ({}, un.RendezvousError, "did not admit this process within 3 s"),
+    ],
+)
+def test_a_process_that_cannot_enter_gets_an_error_that_says_why(
+    tmp_path: Path, arguments: dict[str, object], error: type[un.UnisonoError], text: str
+) -> None:
+    key = os.urandom(32)
+    with un.MeetingPlace("tcp://127.0.0.1:0", key) as place:
+        usual = {"places": place.url, "key": key, "min_size": 2, "heartbeat_timeout_s": 0.5}
+        with pytest.raises(error, match=text):
+            un.Swarm(**{**usual, "rendezvous_timeout_s": 3.0, **arguments})  # type: ignore[arg-type]
+
+
+def test_a_swarm_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNISONO_KEY_FILE", raising=False)
+    with pytest.raises(un.UsageError, match="needs the key of its job"):
+        un.Swarm("tcp://127.0.0.1:1")

@@ -1,0 +1,140 @@
+"""One call of a swarm: what a member contributes, and the result once it has it.
+
+Theory of operation
+-------------------
+Call k of view v has two phases. In the first, the members of v make the collective on the communicator of v, into
+memory that the program does not see. In the second, they make a tiny allreduce. A member returns from call k only after
+the second phase. So if any member has returned, every member of v has the result of the first phase.
+
+If a member is lost, the others choose view v+1 (agreement.py). Before, each says the last call of which it has the
+result. If one has the result of call k, the others get it from there, and view v+1 goes on with call k+1. Nobody can
+have returned otherwise, so view v+1 repeats call k, from the arrays that the program has passed. Nothing has written
+them meanwhile.
+
+Example: A, B and C sum in call 7, and C dies.
+
+- If it dies early, A and B have no result. View 2 is (A, B), and its next call is 7: they sum their two arrays anew.
+- If it dies when A has the sum of all three and B has not, view 2 goes on with call 8. Before A and B choose it, A
+  sends the sum to B. Both return it, and name A, B and C as contributors.
+- If A has returned, B has the sum too, because A has ended its second phase, in which B takes part only with the sum.
+
+The second phase also carries the candidate for the next view, if newcomers wait who have met all members. If all
+members pass the same one, they change to that view between the two calls, and no call is repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unisono.errors import UsageError
+
+if TYPE_CHECKING:
+    from unisono.collectives.communicator import Communicator
+
+_TOKEN_NBYTES = 7  # so that its negative is an int64 too
+
+
+class SwarmCall:
+    """A call of this member, until it returns.
+
+    Args:
+        name: the collective, for errors.
+        make: makes the collective on a communicator, within a time limit in seconds, and returns the result.
+        like_result: returns an array like the result, for a view of so many members.
+        is_state: whether it is a call of `Swarm.state`, after which newcomers may enter.
+
+    Attributes:
+        number: the number of the call; 0 before it has one.
+        result: the result, once `has_result`.
+        contributors: the members whose contributions the result has.
+        attempts: how often it has been made.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[Communicator, float], Any],
+        like_result: Callable[[int], Any],
+        *,
+        is_state: bool = False,
+    ) -> None:
+        self.name = name
+        self.is_state = is_state
+        self.make = make
+        self.like_result = like_result
+        self.number = 0
+        self.result: Any = None
+        self.has_result = False
+        self.contributors: tuple[Any, ...] = ()
+        self.attempts = 0
+
+    def adopt(self, comm: Communicator, holder: int, size: int, timeout_s: float) -> Any:
+        """Return the result, which the rank `holder` has. All ranks of `comm` call it; the view had `size` members."""
+        return comm.broadcast(self.result if self.has_result else self.like_result(size), holder, timeout_s=timeout_s)
+
+
+def second_phase(comm: Communicator, candidate: str, timeout_s: float) -> bool:
+    """Make the second phase of a call; return whether all members pass the same candidate, and not the empty one."""
+    token = int.from_bytes(hashlib.sha256(candidate.encode()).digest()[:_TOKEN_NBYTES], "big") if candidate else 0
+    lowest, negative = comm.allreduce(np.array([token, -token], np.int64), "min", timeout_s=timeout_s).tolist()
+    return bool(token) and lowest == token == -negative
+
+
+class Leaves:
+    """The arrays of a value, which is an array, or a list, tuple or dict of such values.
+
+    Args:
+        value: the value.
+
+    Attributes:
+        arrays: the arrays; those of a dict in the order of its keys.
+
+    Raises:
+        UsageError: there is no array in it, or a dict has keys of different types.
+
+    >>> leaves = Leaves({"b": [1.0], "a": (2.0, 3.0)})
+    >>> leaves.arrays, leaves.value_of([20, 30, 10])
+    ([2.0, 3.0, 1.0], {'a': (20, 30), 'b': [10]})
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self.arrays: list[Any] = []
+        self._collect(value)
+        if not self.arrays:
+            raise UsageError("there is no array to pass to the other members")
+
+    def value_of(self, arrays: Sequence[Any]) -> Any:
+        """Return a value of the same form with these arrays."""
+        rest = iter(arrays)
+        return self._rebuilt(self._value, lambda: next(rest))
+
+    def _collect(self, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key in _ordered(value):
+                self._collect(value[key])
+        elif type(value) in (list, tuple):
+            for each in value:
+                self._collect(each)
+        else:
+            self.arrays.append(value)
+
+    def _rebuilt(self, value: Any, take: Callable[[], Any]) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._rebuilt(value[key], take) for key in _ordered(value)}
+        if type(value) in (list, tuple):
+            return type(value)(self._rebuilt(each, take) for each in value)
+        return take()
+
+
+def _ordered(value: Mapping[Any, Any]) -> list[Any]:
+    try:
+        return sorted(value)
+    except TypeError:
+        raise UsageError(
+            "the keys of a dict must be of one type, because members pass its arrays in their order"
+        ) from None

@@ -1,0 +1,230 @@
+"""Requests and replies between processes of a job: `Service` answers them, and `Caller` makes them.
+
+A request is a message in JSON (transports/links/link_messages.py), and may be followed by bytes. So may its reply.
+Every connection begins with the handshake, which proves that both ends hold the key of the job, and goes on with TLS
+unless the options say otherwise. The sizes of all messages are bounded, and so is the number of connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from unisono.errors import UnisonoError
+from unisono.foundation import log
+from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
+from unisono.foundation.json_checks import checked
+from unisono.transports.links.dialer import DialingRank, Target, dial
+from unisono.transports.links.event_loop import EventLoop
+from unisono.transports.links.handshake import NO_RANK, Admission, Hello, Purpose
+from unisono.transports.links.handshake_io import HandshakeServer
+from unisono.transports.links.link_messages import receive, send
+from unisono.transports.links.listener import Addresses
+from unisono.transports.tcp.tls import TlsPolicy
+
+_log = log.get("links")
+
+MOST_PAYLOAD = 1 << 23
+"""The most bytes that follow a message."""
+
+_MOST_CONNECTIONS = 1024
+_PENDING_LIMIT = 64
+_MOST_IDLE = 2
+_AT_ONCE = 32
+_CHUNK_NBYTES = 1 << 18
+# How long the rest of a request may take, once it has begun.
+_REST_S = 30.0
+_NO_EPOCH = 0
+NOTHING = b""
+
+# (request, bytes behind it) → (reply, bytes behind it)
+Answer = Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
+
+
+class RefusedError(Exception):
+    """The other process has answered a request with an error. The message is its text."""
+
+
+class Service:
+    """Answers the requests of processes of the job, each connection in a thread of its own, until `close`.
+
+    Args:
+        listening: a nonblocking listening socket, which the service takes over.
+        key, job: the key and the id of the job.
+        tls: which connections use TLS.
+        answer: called with each request and the bytes behind it. A ValueError becomes the reply ``{"error": text}``.
+    """
+
+    def __init__(self, listening: socket.socket, key: bytes, job: bytes, tls: TlsPolicy, answer: Answer) -> None:
+        self._listening = listening
+        self._answer = answer
+        self._lock = threading.Lock()
+        self._links: set[socket.socket] = set()
+        self._is_closed = False
+        try:
+            admission = Admission(job, _NO_EPOCH, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.SWARM}))
+            self._loop = EventLoop("unisono-swarm", lambda _: listening.close())
+            self._handshakes = HandshakeServer(self._loop, key, admission, _PENDING_LIMIT, self._admit, tls)
+            self._handshakes.watch(listening)
+            self._loop.start()
+        except BaseException:
+            listening.close()
+            raise
+
+    def close(self) -> None:
+        """Stop answering, and close all connections. May be called twice."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._loop.close(self._handshakes.close)
+        self._listening.close()
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            _hang_up(link)
+
+    def _admit(self, _: Hello, link: socket.socket) -> None:
+        with self._lock:
+            if self._is_closed or len(self._links) >= _MOST_CONNECTIONS:
+                link.close()
+                return
+            self._links.add(link)
+        threading.Thread(target=self._serve, args=(link,), name="unisono-swarm-link", daemon=True).start()
+
+    def _serve(self, link: socket.socket) -> None:
+        try:
+            while not self._is_closed:
+                request, payload = _received(link, Deadline(LONGEST_WAIT_S))
+                try:
+                    reply, following = self._answer(request, payload)
+                except ValueError as error:
+                    reply, following = {"error": str(error)}, NOTHING
+                _send(link, reply, following)
+        except (OSError, ValueError, UnisonoError) as error:
+            _log.debug("a connection of the swarm has ended: %s", error)
+        finally:
+            with self._lock:
+                self._links.discard(link)
+            link.close()
+
+
+class Caller:
+    """Makes requests to the services of other processes. Several threads may do so at once.
+
+    Args:
+        key, job: the key and the id of the job.
+        tls: which connections use TLS.
+    """
+
+    def __init__(self, key: bytes, job: bytes, tls: TlsPolicy) -> None:
+        self._caller = DialingRank(key, job, _NO_EPOCH, NO_RANK, tls)
+        self._lock = threading.Lock()
+        self._idle: defaultdict[tuple[str, int], list[socket.socket]] = defaultdict(list)
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "unisono-swarm-ask")
+
+    def ask(
+        self, host: str, port: int, request: Mapping[str, Any], timeout_s: float, payload: bytes = NOTHING
+    ) -> tuple[dict[str, Any], bytes]:
+        """Return the reply to a request, and the bytes behind it.
+
+        Raises:
+            RefusedError: the other process refuses the request.
+            OSError: it does not answer in time (TimeoutError), nobody listens there (ConnectionRefusedError), or the
+                connection has ended.
+            TransportUnavailableError: it has another key, another job or another wire version.
+        """
+        deadline = Deadline(timeout_s)
+        link = self._taken((host, port))
+        is_fresh = link is None
+        link = link or self._dialled(host, port, deadline)
+        try:
+            _send(link, request, payload)
+            reply, following = _received(link, deadline)
+        except (OSError, ValueError) as error:
+            link.close()
+            if is_fresh or isinstance(error, TimeoutError):
+                raise error if isinstance(error, OSError) else ConnectionAbortedError(str(error)) from None
+            return self.ask(host, port, request, deadline.remaining_s(), payload)  # an idle connection had ended
+        self._give_back((host, port), link)
+        if "error" in reply:
+            raise RefusedError(str(reply["error"]))
+        return reply, following
+
+    def ask_all(
+        self, requests: Mapping[Any, tuple[str, int, Mapping[str, Any]]], timeout_s: float
+    ) -> dict[Any, dict[str, Any] | Exception]:
+        """Make several requests side by side; return the reply or the error of each, by its name."""
+
+        def attempt(request: tuple[str, int, Mapping[str, Any]]) -> dict[str, Any] | Exception:
+            try:
+                return self.ask(*request, timeout_s)[0]
+            except (OSError, RefusedError, UnisonoError) as error:
+                return error
+
+        return dict(zip(requests, self._threads.map(attempt, requests.values()), strict=True))
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        self._threads.shutdown(wait=False)
+        with self._lock:
+            links = [link for idle in self._idle.values() for link in idle]
+            self._idle.clear()
+        for link in links:
+            link.close()
+
+    def _taken(self, address: tuple[str, int]) -> socket.socket | None:
+        with self._lock:
+            idle = self._idle.get(address)
+            return idle.pop() if idle else None
+
+    def _give_back(self, address: tuple[str, int], link: socket.socket) -> None:
+        with self._lock:
+            if len(self._idle[address]) < _MOST_IDLE:
+                self._idle[address].append(link)
+                return
+        link.close()
+
+    def _dialled(self, host: str, port: int, deadline: Deadline) -> socket.socket:
+        target = Target(NO_RANK, Addresses("", "", host, port, 0), False, Purpose.SWARM)
+        try:
+            return dial(self._caller, target, deadline.remaining_s())[0]
+        except UnisonoError as error:
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(error.message) from None
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from None
+            raise
+
+
+def _send(link: socket.socket, message: Mapping[str, Any], payload: bytes) -> None:
+    send(link, {**message, "nbytes": len(payload)})
+    if payload:
+        link.settimeout(_REST_S)
+        link.sendall(payload)
+
+
+def _received(link: socket.socket, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
+    message = receive(link, deadline)
+    nbytes = checked(message, {"nbytes": int})["nbytes"]
+    if not 0 <= nbytes <= MOST_PAYLOAD:
+        raise ValueError("more bytes follow a message than may")
+    payload = bytearray()
+    while len(payload) < nbytes:
+        link.settimeout(min(_REST_S, deadline.checked_remaining_s()))
+        data = link.recv(min(_CHUNK_NBYTES, nbytes - len(payload)))
+        if not data:
+            raise ConnectionResetError("it closed the connection")
+        payload += data
+    return message, bytes(payload)
+
+
+def _hang_up(link: socket.socket) -> None:
+    """Wake the thread that reads a connection, which then closes it."""
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)

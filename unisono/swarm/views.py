@@ -1,0 +1,109 @@
+"""Members and views as data: `Member`, `View` and `Ballot`, and their forms on the wire.
+
+A *view* is a numbered list of members. It says which call the members make next. All calls of a view have the
+contributions of all its members, or none.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from unisono.foundation.json_checks import checked
+
+_ID_NBYTES = 8
+MOST_MEMBERS = 256
+_MOST_NAME = 64
+_MEMBER = {"id": str, "name": str, "host": str, "port": int}
+_VIEW = {"id": str, "number": int, "base": str, "next_call": int, "members": list}
+
+
+class Member(NamedTuple):
+    """A process of a swarm.
+
+    Attributes:
+        id: its number, which no other process has. A process that enters again has a new one.
+        name: its name, for people.
+        host, port: where it answers requests.
+    """
+
+    id: str
+    name: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class View(NamedTuple):
+    """A numbered list of members.
+
+    Attributes:
+        id: its identity. Two parts of a cut network could have views of the same number, but not of the same id.
+        number: the number of views before it, from 1.
+        base: the id of the view before it; empty for the first one.
+        next_call: the number of the first call that its members make. All calls before it have ended.
+        members: in the order of their ranks.
+    """
+
+    id: str
+    number: int
+    base: str
+    next_call: int
+    members: tuple[Member, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the members."""
+        return tuple(member.id for member in self.members)
+
+
+class Ballot(NamedTuple):
+    """The number of an attempt to choose a view. Two members never make the same one.
+
+    Attributes:
+        number: counts attempts, from 1.
+        proposer: the id of the member that makes the attempt.
+    """
+
+    number: int
+    proposer: str
+
+
+NO_BALLOT = Ballot(0, "")
+
+
+def new_id() -> str:
+    """Return an identity that nobody else has."""
+    return os.urandom(_ID_NBYTES).hex()
+
+
+def member_of(fields: Any) -> Member:
+    """Return the member in a value from another process; raises ValueError if it is none."""
+    checked(fields, _MEMBER, "a member")
+    member = Member(**{name: fields[name] for name in _MEMBER})
+    if not 0 < member.port < 1 << 16 or len(member.name) > _MOST_NAME or len(member.id) != 2 * _ID_NBYTES:
+        raise ValueError("a member is out of range")
+    return member
+
+
+def view_of(fields: Any) -> View:
+    """Return the view in a value from another process; raises ValueError if it is none."""
+    checked(fields, _VIEW, "a view")
+    members = tuple(member_of(member) for member in fields["members"][: MOST_MEMBERS + 1])
+    view = View(**{**{name: fields[name] for name in _VIEW}, "members": members})
+    if not 0 < len(members) <= MOST_MEMBERS or len(set(view.ids)) < len(members) or view.number < 1:
+        raise ValueError("a view is out of range")
+    return view
+
+
+def view_fields(view: View) -> dict[str, Any]:
+    """Return a view in the form for other processes."""
+    return {**view._asdict(), "members": [member._asdict() for member in view.members]}
+
+
+def ballot_of(fields: Any) -> Ballot:
+    """Return the ballot in a value from another process; raises ValueError if it is none."""
+    checked(fields, {"number": int, "proposer": str}, "a ballot")
+    return Ballot(fields["number"], fields["proposer"])
