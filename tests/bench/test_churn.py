@@ -33,5 +33,5 @@ def test_the_trial_detects_a_wrong_sum_and_a_disagreement(tmp_path: Path) -> Non
     outcome = trial.outcome()
     assert outcome.calls == 2
     assert not outcome.is_right
-    assert [each.partition(":")[0] for each in outcome.wrong_sums] == ["call 2 on process 0"]
-    assert [each.partition(":")[0] for each in outcome.disagreements] == ["call 2"]
+    assert [wrong_sum.partition(":")[0] for wrong_sum in outcome.wrong_sums] == ["call 2 on process 0"]
+    assert [disagreement.partition(":")[0] for disagreement in outcome.disagreements] == ["call 2"]

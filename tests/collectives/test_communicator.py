@@ -74,10 +74,10 @@ def sum_out_of_place(world: un.Communicator, shape: tuple[int, ...], dtype: str,
 def test_allreduce_accepts_every_shape_and_layout(
     ranks: NativeRanks, shape: tuple[int, ...], dtype: str, layout: str
 ) -> None:
-    wanted = sum(array_of(rank, shape, "float64", "C") for rank in range(ranks.size))
+    expected = sum(array_of(rank, shape, "float64", "C") for rank in range(ranks.size))
     for result, is_f_contiguous in ranks.run_calls(sum_out_of_place, shape, dtype, layout):
         assert (result.shape, result.dtype) == (shape, np.dtype(dtype))
-        assert np.array_equal(result.astype("float64"), wanted)
+        assert np.array_equal(result.astype("float64"), expected)
         assert is_f_contiguous or layout != "F"
 
 
@@ -104,8 +104,8 @@ def every_op(world: un.Communicator, algorithm: str | None) -> list[float]:
 @pytest.mark.parametrize("algorithm", [None, *ALLREDUCES])
 def test_allreduce_gives_every_op_by_every_algorithm(ranks: NativeRanks, algorithm: str | None) -> None:
     values = np.arange(ranks.size) + 1.0
-    wanted = [values.sum(), values.prod(), 1.0, float(ranks.size), values.mean()]
-    assert ranks.run_calls(every_op, algorithm) == [wanted] * ranks.size
+    expected = [values.sum(), values.prod(), 1.0, float(ranks.size), values.mean()]
+    assert ranks.run_calls(every_op, algorithm) == [expected] * ranks.size
 
 
 def sum_of_many(world: un.Communicator, count: int) -> bool:
@@ -135,9 +135,9 @@ def broadcast_from(world: un.Communicator, root: int, dtype: str, count: int) ->
 def test_broadcast_from_every_root(ranks: NativeRanks) -> None:
     dtypes = ["bool", "float8_e5m2", "complex128", "bfloat16", "int16"]
     for dtype, count, root in pairwise(dtypes, [0, 1, 70_001], range(ranks.size)):
-        wanted = np.full(count, root + 1).astype(dtype)
+        expected = np.full(count, root + 1).astype(dtype)
         for pair in ranks.run_calls(broadcast_from, root, dtype, count):
-            assert [result.tobytes() for result in pair] == [wanted.tobytes()] * 2
+            assert [result.tobytes() for result in pair] == [expected.tobytes()] * 2
 
 
 def broadcast_strided(world: un.Communicator) -> Any:
@@ -166,13 +166,13 @@ def test_no_rank_leaves_a_barrier_before_the_last_enters(ranks: NativeRanks) -> 
 
 
 def out_of_order(world: un.Communicator) -> list[float]:
-    last, found = world.size - 1, []
+    last, results = world.size - 1, []
     if world.rank == 0:
         for tag, value in ((5, 1.0), (6, 2.0), (5, 3.0), (0, 4.0)):
             world.send(np.full(3, value), last, tag)
     elif world.rank == last:
-        found = [float(world.recv(np.zeros(3), 0, tag)[2]) for tag in (6, 0, 5, 5)]
-    return found
+        results = [float(world.recv(np.zeros(3), 0, tag)[2]) for tag in (6, 0, 5, 5)]
+    return results
 
 
 def test_messages_are_received_by_tag_and_in_order(four: NativeRanks) -> None:
@@ -474,12 +474,12 @@ def call_in_many_ways(world: un.Communicator) -> list[float]:
         lambda: world.allreduce(x, "max", out=out, wait=False).wait(),
         lambda: world.allreduce(x, "max", out=out, reproducible=True),
     ]
-    found = []
+    results = []
     for way in ways * 2:
         out[:] = 0
         assert way() is out
-        found.append(float(out[2]))
-    return found
+        results.append(float(out[2]))
+    return results
 
 
 def test_cached_call_accepts_arguments_by_position_and_by_name(ranks: NativeRanks) -> None:

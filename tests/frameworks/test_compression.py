@@ -256,12 +256,12 @@ def test_top_elements_follow_the_paper(three: Pool, settings_: str, expected: li
 def interrupted(world: Any, compression: str, lag: int, restart_after: int | None, by_rank_0: bool) -> list[bytes]:
     """Return the bits of 8 steps, on a reducer that is saved and made anew in between, or not."""
     reducer = un.GradientReducer(world, compression=compression, lag=lag, bucket_nbytes=4000)
-    found = []
+    results = []
     for step in range(8):
         for name, x in gradients_of(world.rank, step).items():
             reducer.ready(name, x)
         result = reducer.finish()
-        found.append(b"".join(result[name].tobytes() for name in SHAPES if name in result))
+        results.append(b"".join(result[name].tobytes() for name in SHAPES if name in result))
         if step == restart_after:
             state = reducer.state_dict()
             reducer.close()
@@ -269,7 +269,7 @@ def interrupted(world: Any, compression: str, lag: int, restart_after: int | Non
             reducer.load_state_dict(world.broadcast_object(state) if by_rank_0 else state)
     reducer.flush()
     reducer.close()
-    return found
+    return results
 
 
 @pytest.mark.parametrize("lag", [0, 1])

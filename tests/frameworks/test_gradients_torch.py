@@ -72,8 +72,8 @@ LATE = {"lag": 1, "total_steps": STEPS, "warmup_fraction": 0.1, "cooldown_fracti
 @pytest.fixture(scope="module")
 def accuracy_alone() -> float:
     with un.init() as world:
-        found: float = train(world, {}, EPOCHS)[1]
-        return found
+        result: float = train(world, {}, EPOCHS)[1]
+        return result
 
 
 @pytest.mark.night
@@ -118,7 +118,7 @@ def loss_of(model: Any, batch: Any) -> Any:
 
 def in_all_ways(world: Any) -> Any:
     """Train in ways that should all be the same, and return the parameters that each has led to."""
-    found = {}
+    result = {}
     for way in ("plain", "zeros stay", "accumulated", "scheduled"):
         model, optimizer, batches = model_and_optimizer(world, bucket_nbytes=256)
         schedule = None
@@ -138,17 +138,17 @@ def in_all_ways(world: Any) -> Any:
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-        found[way] = parameters_of(model)
+        result[way] = parameters_of(model)
         optimizer.close()
-    return found
+    return result
 
 
 def test_all_ways_of_training_lead_to_the_parameters_of_one_process(two: Pool) -> None:
-    found, other = two.run(in_all_ways, timeout_s=DEADLINE_S)
-    assert found == other
+    result, other = two.run(in_all_ways, timeout_s=DEADLINE_S)
+    assert result == other
     with un.init() as world:
         expected = in_all_ways(world)["plain"]
-    for way, parameters in found.items():
+    for way, parameters in result.items():
         for one, its in zip(parameters, expected, strict=True):
             assert one == pytest.approx(its, abs=1e-5), way
 
@@ -189,11 +189,11 @@ def minimised(world: Any) -> Any:
 
 @pytest.mark.parametrize("program", [clipped, minimised])
 def test_clipping_and_closures_lead_to_the_parameters_of_one_process(two: Pool, program: Any) -> None:
-    found, other = two.run(program, timeout_s=DEADLINE_S)
-    assert found == other
+    results, other = two.run(program, timeout_s=DEADLINE_S)
+    assert results == other
     with un.init() as world:
         expected = program(world)
-    for one, its in zip(found, expected, strict=True):
+    for one, its in zip(results, expected, strict=True):
         assert one == pytest.approx(its, abs=1e-3)
 
 
@@ -310,8 +310,8 @@ def test_groups_in_step_learn_the_parameters_of_all_ranks_together(two: Pool) ->
     apart = two.run(in_groups, 2, timeout_s=DEADLINE_S)
     assert apart[0][0] == apart[1][0]
     assert apart[0][1] > 0
-    for found, wanted in zip(apart[0][0], together[0][0], strict=True):
-        assert found == pytest.approx(wanted, abs=0.02)
+    for result, expected in zip(apart[0][0], together[0][0], strict=True):
+        assert result == pytest.approx(expected, abs=0.02)
 
 
 def replace_by_double(model: Any) -> None:
@@ -439,14 +439,14 @@ def grown(world: Any, way: str, priorities: bool) -> Any:
 @pytest.mark.parametrize("priorities", [False, True], ids=["", "priorities"])
 @pytest.mark.parametrize("way", ["unfrozen", "added", "replaced", "appended"])
 def test_parameters_trained_later_learn_as_in_one_process(two: Pool, way: str, priorities: bool) -> None:
-    found, other = two.run(grown, way, priorities, timeout_s=DEADLINE_S)
-    assert found == other
+    result, other = two.run(grown, way, priorities, timeout_s=DEADLINE_S)
+    assert result == other
     with un.init() as world:
         expected = grown(world, way, False)
-    for one, its in zip(found[0], expected[0], strict=True):
+    for one, its in zip(result[0], expected[0], strict=True):
         assert one == pytest.approx(its, abs=1e-5)
     added = {"added": ["param_groups[1][0]", "param_groups[1][1]"], "appended": ["param_groups[1][0]"]}
-    assert found[2][len(found[2]) - len(added.get(way, [])) :] == added.get(way, [])
+    assert result[2][len(result[2]) - len(added.get(way, [])) :] == added.get(way, [])
 
 
 def drifted(world: Any, way: str) -> str:

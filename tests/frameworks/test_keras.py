@@ -43,11 +43,11 @@ def test_training_by_keras_equals_that_of_one_process(backend: str, tmp_path: Pa
         **{"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
     }
     command = [sys.executable, "-W", "ignore:os.fork:RuntimeWarning", "-c", START, str(tmp_path)]
-    ended = subprocess.run(
+    completed = subprocess.run(
         command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.splitlines() == ["all was checked"] * 2
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert completed.stdout.splitlines() == ["all was checked"] * 2
 
 
 @pytest.mark.parametrize("backend", ["tensorflow"] if HAS_TENSORFLOW else ["torch", "jax"])
@@ -55,7 +55,7 @@ def test_ranks_that_train_alone_by_keras_end_with_equal_weights(backend: str) ->
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed: make keras installs it")
     environ = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(PROGRAM.with_name("keras_outer.py"))],
         env={**os.environ, **environ},
         capture_output=True,
@@ -63,5 +63,5 @@ def test_ranks_that_train_alone_by_keras_end_with_equal_weights(backend: str) ->
         timeout=DEADLINE_S,
         check=False,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "all was checked" in ended.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "all was checked" in completed.stdout

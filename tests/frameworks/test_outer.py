@@ -54,10 +54,10 @@ def test_each_fragment_leaves_once_in_inner_steps_and_never_with_another(
 def test_fragments_hold_each_layer_once_and_are_of_about_equal_size(counts: list[int], data: Any) -> None:
     layers = [Layer(f"l{index}", ((f"l{index}.w", "float32", count),), "float32") for index, count in enumerate(counts)]
     fragments = fragments_of(layers, data.draw(st.integers(1, len(layers))))
-    assert sorted(part for each in fragments for part in each.parts) == sorted(
+    assert sorted(part for fragment in fragments for part in fragment.parts) == sorted(
         part for layer in layers for part in layer.parts
     )
-    sizes = [each.elements for each in fragments]
+    sizes = [fragment.elements for fragment in fragments]
     assert max(sizes) - min(sizes) <= max(counts)
 
 
@@ -188,8 +188,8 @@ def test_training_resumes_from_its_state_with_equal_bits(
     steps = data.draw(st.integers(2, 16))
     once = run(three, trained, arguments, steps)
     again = run(three, trained, arguments, steps, data.draw(st.integers(1, steps - 1)))
-    assert [found[1:] for found in once] == [found[1:] for found in again]
-    assert [fingerprint(found[0]) for found in once] == [fingerprint(found[0]) for found in again]
+    assert [result[1:] for result in once] == [result[1:] for result in again]
+    assert [fingerprint(result[0]) for result in once] == [fingerprint(result[0]) for result in again]
 
 
 def test_local_sgd_averages_parameters_and_streaming_of_one_fragment_is_diloco(three: Pool) -> None:
@@ -197,7 +197,7 @@ def test_local_sgd_averages_parameters_and_streaming_of_one_fragment_is_diloco(t
     local = run(three, trained, {"inner_steps": 1}, 4, None, LocalSGD)
     diloco = run(three, trained, {"inner_steps": 1, **rule}, 4)
     streaming = run(three, trained, {"inner_steps": 1, "fragments": 1, "overlap": 0, "mixing": 1.0, **rule}, 4)
-    assert [found[1:] for found in local] == [found[1:] for found in diloco] == [found[1:] for found in streaming]
+    assert [result[1:] for result in local] == [result[1:] for result in diloco] == [result[1:] for result in streaming]
     averaged = start()
     for step in range(1, 5):
         for name, x in averaged.items():
@@ -210,8 +210,8 @@ def test_local_sgd_averages_parameters_and_streaming_of_one_fragment_is_diloco(t
 
 def test_block_momentum_has_the_momentum_of_the_paper(three: Pool) -> None:
     given_momentum = {"inner_steps": 2, "momentum": 1 - 1 / SIZE, "lr": 1.0}
-    assert [found[1:] for found in run(three, trained, {"inner_steps": 2}, 8, None, BlockMomentum)] == [
-        found[1:] for found in run(three, trained, given_momentum, 8)
+    assert [result[1:] for result in run(three, trained, {"inner_steps": 2}, 8, None, BlockMomentum)] == [
+        result[1:] for result in run(three, trained, given_momentum, 8)
     ]
 
 
@@ -274,7 +274,7 @@ def with_torch(world: Any) -> tuple[float, float, str, bool, int]:
     torch.manual_seed(world.rank)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     model[0].bias.requires_grad_(False)
-    before = [each.data_ptr() for each in model.parameters()]
+    before = [parameter.data_ptr() for parameter in model.parameters()]
     inner = torch.optim.AdamW(model.parameters(), lr=0.02)
     optimizer = un.torch.DiLoCo(
         model, inner, world, inner_steps=5, fragments=2, overlap=2, mixing=0.5, compression="int8"
@@ -291,7 +291,7 @@ def with_torch(world: Any) -> tuple[float, float, str, bool, int]:
         losses.append(float(loss.detach()))
     optimizer.synchronize()
     optimizer.close()
-    is_same_memory = before == [each.data_ptr() for each in model.parameters()]
+    is_same_memory = before == [parameter.data_ptr() for parameter in model.parameters()]
     return losses[0], losses[-1], fingerprint(model.state_dict()), is_same_memory, len(inner.state)
 
 

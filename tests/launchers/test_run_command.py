@@ -81,15 +81,15 @@ def ranks_of(folder: Path) -> list[int]:
 
 
 def processes_of(folder: Path) -> list[str]:
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_text()
         except OSError:
             continue
         if str(folder) in command:
-            found.append(f"{path.parent.name}: {command}")
-    return found
+            results.append(f"{path.parent.name}: {command}")
+    return results
 
 
 def run(*arguments: object, launcher: Sequence[str] = RUN, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -123,9 +123,9 @@ def test_run_keeps_each_line_whole_and_labels_it_with_its_rank(script: Script) -
             for piece in (f"line {line} ", "x" * 200, f" of {rank}", chr(10)):
                 sys.stdout.write(piece)
     """)
-    ended = run("-n", 3, program)
-    assert ended.returncode == 0
-    lines = ended.stdout.splitlines()
+    completed = run("-n", 3, program)
+    assert completed.returncode == 0
+    lines = completed.stdout.splitlines()
     expected = [f"[{rank}] line {line} {'x' * 200} of {rank}" for rank in range(3) for line in range(300)]
     assert sorted(lines) == sorted(expected)
     for rank in range(3):
@@ -138,8 +138,8 @@ def test_run_completes_a_last_line_without_line_end(script: Script) -> None:
 
 
 def test_run_keeps_stdout_and_stderr_apart(script: Script) -> None:
-    ended = run("-n", 1, script("print('out'); print('err', file=sys.stderr)"))
-    assert (ended.stdout, ended.stderr) == ("[0] out\n", "[0] err\n")
+    completed = run("-n", 1, script("print('out'); print('err', file=sys.stderr)"))
+    assert (completed.stdout, completed.stderr) == ("[0] out\n", "[0] err\n")
 
 
 def test_no_label_option_omits_the_labels(script: Script) -> None:
@@ -147,8 +147,8 @@ def test_no_label_option_omits_the_labels(script: Script) -> None:
 
 
 def test_arguments_reach_the_script_unchanged(script: Script) -> None:
-    ended = run("-n", 1, script("print(sys.argv[1:])"), "-n", "7", "--", "--bind", "a b")
-    assert ended.stdout == "[0] ['-n', '7', '--', '--bind', 'a b']\n"
+    completed = run("-n", 1, script("print(sys.argv[1:])"), "-n", "7", "--", "--bind", "a b")
+    assert completed.stdout == "[0] ['-n', '7', '--', '--bind', 'a b']\n"
 
 
 def test_run_sets_the_unisono_variables_of_each_rank(script: Script) -> None:
@@ -175,8 +175,8 @@ def test_run_replaces_torch_variables_inherited_from_another_job(script: Script)
                 listening.listen()
     """)
     of_another = {"RANK": "7", "WORLD_SIZE": "8", "MASTER_ADDR": "other.invalid", "MASTER_PORT": "1"}
-    ended = run("-n", 2, program, **of_another, TORCHELASTIC_RUN_ID="another", TORCHELASTIC_USE_AGENT_STORE="True")
-    assert (sorted(ended.stdout.splitlines()), ended.stderr) == (["[0] 0 2 0 2", "[1] 1 2 1 2"], "")
+    completed = run("-n", 2, program, **of_another, TORCHELASTIC_RUN_ID="another", TORCHELASTIC_USE_AGENT_STORE="True")
+    assert (sorted(completed.stdout.splitlines()), completed.stderr) == (["[0] 0 2 0 2", "[1] 1 2 1 2"], "")
 
 
 @pytest.mark.night
@@ -194,8 +194,8 @@ def test_torch_programs_can_form_a_process_group_under_run(script: Script, backe
         with un.init() as world:
             print(x.tolist(), world.size)
     """)
-    ended = run("-n", 2, program)
-    assert (ended.returncode, sorted(ended.stdout.splitlines())) == (
+    completed = run("-n", 2, program)
+    assert (completed.returncode, sorted(completed.stdout.splitlines())) == (
         0,
         ["[0] [2.0, 2.0, 2.0] 2", "[1] [2.0, 2.0, 2.0] 2"],
     )
@@ -226,23 +226,27 @@ def test_run_divides_cores_among_openmp_threads_of_ranks(script: Script) -> None
 def test_bind_core_pins_ranks_to_cores_in_turn(script: Script) -> None:
     cores = sorted(os.sched_getaffinity(0))
     size = len(cores) + 1
-    ended = run("-n", size, "--bind", "core", script("print(*os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"))
-    assert sorted(ended.stdout.splitlines()) == sorted(f"[{rank}] {cores[rank % len(cores)]} 1" for rank in range(size))
+    completed = run(
+        "-n", size, "--bind", "core", script("print(*os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])")
+    )
+    assert sorted(completed.stdout.splitlines()) == sorted(
+        f"[{rank}] {cores[rank % len(cores)]} 1" for rank in range(size)
+    )
 
 
 def test_bind_numa_gives_each_rank_the_allowed_cores_of_a_node(script: Script) -> None:
     nodes = [set(node) & os.sched_getaffinity(0) for node in processors().levels.get("numa", ())]
     nodes = [node for node in nodes if node] or [os.sched_getaffinity(0)]
     size = len(nodes) + 1
-    ended = run("-n", size, "--bind", "numa", script("print(*sorted(os.sched_getaffinity(0)))"))
+    completed = run("-n", size, "--bind", "numa", script("print(*sorted(os.sched_getaffinity(0)))"))
     expected = [" ".join(map(str, sorted(nodes[rank % len(nodes)]))) for rank in range(size)]
-    assert sorted(ended.stdout.splitlines()) == sorted(f"[{rank}] {cores}" for rank, cores in enumerate(expected))
+    assert sorted(completed.stdout.splitlines()) == sorted(f"[{rank}] {cores}" for rank, cores in enumerate(expected))
 
 
 def test_run_sets_variables_and_the_folder_of_traces(script: Script, tmp_path: Path) -> None:
     program = script("print(os.environ['A'], os.environ['B'], os.environ['UNISONO_TRACE'])")
-    ended = run("-n", 1, "--env", "A=x=y", "--env", "B", "--trace", tmp_path / "traces", program, B="from here")
-    assert ended.stdout == f"[0] x=y from here {tmp_path / 'traces'}\n"
+    completed = run("-n", 1, "--env", "A=x=y", "--env", "B", "--trace", tmp_path / "traces", program, B="from here")
+    assert completed.stdout == f"[0] x=y from here {tmp_path / 'traces'}\n"
 
 
 def test_run_starts_modules_and_executables(tmp_path: Path) -> None:
@@ -261,9 +265,9 @@ def test_run_shows_root_cause_first_and_exits_with_its_code(script: Script) -> N
         except KeyError:
             raise ValueError("the cause")
     """)
-    ended = run("-n", 3, program, launcher=RUN_PATIENTLY)
-    assert ended.returncode == 1
-    lines = ended.stderr.splitlines()
+    completed = run("-n", 3, program, launcher=RUN_PATIENTLY)
+    assert completed.returncode == 1
+    lines = completed.stderr.splitlines()
     assert lines[0] == "[1] Traceback (most recent call last):"
     assert "[1] ValueError: the cause" in lines
     assert lines[-3] == "unisono: rank 1 exited with code 1"
@@ -285,8 +289,8 @@ def test_run_shows_root_cause_in_torch_programs(script: Script, backend: str) ->
             raise ValueError("the cause")
         dist.all_reduce(torch.ones(3))
     """)
-    ended = run("-n", 2, program, launcher=RUN_PATIENTLY)
-    lines = ended.stderr.splitlines()
+    completed = run("-n", 2, program, launcher=RUN_PATIENTLY)
+    lines = completed.stderr.splitlines()
     assert lines[0] == "[1] [rank1]: Traceback (most recent call last):"
     assert "[1] [rank1]: ValueError: the cause" in lines
     assert lines[-2] == "unisono: rank 1 exited with code 1"
@@ -295,39 +299,41 @@ def test_run_shows_root_cause_in_torch_programs(script: Script, backend: str) ->
 
 
 def test_verbose_shows_the_tracebacks_of_all_ranks_once(script: Script) -> None:
-    ended = run("-n", 2, "--verbose", script(f"if rank: raise ValueError('the cause')\n{FAIL}"), launcher=RUN_PATIENTLY)
-    assert ended.returncode == 1
-    assert ended.stderr.count("Traceback") == 2
-    assert "unisono: rank 1 exited with code 1" in ended.stderr
+    completed = run(
+        "-n", 2, "--verbose", script(f"if rank: raise ValueError('the cause')\n{FAIL}"), launcher=RUN_PATIENTLY
+    )
+    assert completed.returncode == 1
+    assert completed.stderr.count("Traceback") == 2
+    assert "unisono: rank 1 exited with code 1" in completed.stderr
 
 
 def test_run_exits_with_the_code_of_the_root_cause(script: Script) -> None:
-    ended = run("-n", 2, script(f"if rank == 1: sys.exit(7)\n{FAIL}"), launcher=RUN_PATIENTLY)
-    assert ended.returncode == 7
-    assert ended.stderr.splitlines()[0] == "unisono: rank 1 exited with code 7"
+    completed = run("-n", 2, script(f"if rank == 1: sys.exit(7)\n{FAIL}"), launcher=RUN_PATIENTLY)
+    assert completed.returncode == 7
+    assert completed.stderr.splitlines()[0] == "unisono: rank 1 exited with code 7"
 
 
 def test_run_exits_with_128_plus_signal_when_a_rank_is_killed(script: Script) -> None:
-    ended = run("-n", 2, script(f"if rank == 1: os.kill(os.getpid(), 9)\n{FAIL}"), launcher=RUN_PATIENTLY)
-    assert ended.returncode == 128 + signal.SIGKILL
-    assert ended.stderr.splitlines()[0] == "unisono: rank 1 was killed by SIGKILL"
+    completed = run("-n", 2, script(f"if rank == 1: os.kill(os.getpid(), 9)\n{FAIL}"), launcher=RUN_PATIENTLY)
+    assert completed.returncode == 128 + signal.SIGKILL
+    assert completed.stderr.splitlines()[0] == "unisono: rank 1 was killed by SIGKILL"
 
 
 def test_run_stops_ranks_that_do_not_notice_a_failure(script: Script) -> None:
-    ended = run("-n", 3, script(f"if rank == 0: raise ValueError('the cause')\n{WAIT}"))
-    assert ended.returncode == 1
-    assert "unisono: rank 2 was stopped (SIGTERM)" in ended.stderr
+    completed = run("-n", 3, script(f"if rank == 0: raise ValueError('the cause')\n{WAIT}"))
+    assert completed.returncode == 1
+    assert "unisono: rank 2 was stopped (SIGTERM)" in completed.stderr
 
 
 @pytest.mark.parametrize(("transport", "size", "lost"), [("shm", 4, 3), ("tcp", 3, 0)])
 def test_training_goes_on_without_a_killed_rank_under_keep_going(transport: str, size: int, lost: int) -> None:
     left = [rank for rank in range(size) if rank != lost]
-    ended = run("-n", size, "--keep-going", ELASTIC, "--lose", lost, UNISONO_TRANSPORTS=transport)
-    assert ended.returncode == 0, ended.stderr
-    steps, losses = ended.stdout.splitlines()
+    completed = run("-n", size, "--keep-going", ELASTIC, "--lose", lost, UNISONO_TRANSPORTS=transport)
+    assert completed.returncode == 0, completed.stderr
+    steps, losses = completed.stdout.splitlines()
     assert steps == f"[{left[0]}] step 60: rank {lost} died; {len(left)} ranks go on"
     assert losses.endswith(" in 200 steps, as by a single process")
-    loss, summary = ended.stderr.splitlines()
+    loss, summary = completed.stderr.splitlines()
     report = rf"unisono: rank {lost} \(host \S+, pid \d+\) was killed by SIGKILL; {len(left)} other ranks go on"
     assert re.fullmatch(report, loss)
     ranks = ", ".join(map(str, left))
@@ -337,13 +343,15 @@ def test_training_goes_on_without_a_killed_rank_under_keep_going(transport: str,
 @pytest.mark.parametrize(("transport", "size", "lost"), [("shm", 4, 3), ("tcp", 3, 0)])
 def test_replacement_joins_the_training_under_max_restarts(transport: str, size: int, lost: int) -> None:
     leader = 0 if lost else 1
-    ended = run(*("-n", size, "--max-restarts", 1, ELASTIC, "--lose", lost, "--replace"), UNISONO_TRANSPORTS=transport)
-    assert ended.returncode == 0, ended.stderr
-    loss, growth, losses = ended.stdout.splitlines()
+    completed = run(
+        *("-n", size, "--max-restarts", 1, ELASTIC, "--lose", lost, "--replace"), UNISONO_TRANSPORTS=transport
+    )
+    assert completed.returncode == 0, completed.stderr
+    loss, growth, losses = completed.stdout.splitlines()
     assert loss == f"[{leader}] step 60: rank {lost} died; {size - 1} ranks go on"
     assert growth == f"[{leader}] step 120: a replacement has joined; {size} ranks go on"
     assert losses.endswith(" in 200 steps, as by a single process")
-    report, summary = (line for line in ended.stderr.splitlines() if line.startswith("unisono: rank"))
+    report, summary = (line for line in completed.stderr.splitlines() if line.startswith("unisono: rank"))
     assert report.endswith(f"was killed by SIGKILL; {size - 1} other ranks go on, and it is started anew")
     others = ", ".join(str(rank) for rank in range(size) if rank != lost)
     assert summary == f"unisono: rank {lost} ended with 0 after a new start, and ranks {others} ended with 0"
@@ -361,15 +369,15 @@ def test_rank_that_fails_before_init_is_started_anew_and_meets_the_others(script
             world.barrier()
             print(world.size, world.epoch)
     """)
-    ended = run("-n", 2, "--max-restarts", 1, program)
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == ["[0] 2 0", "[1] 2 0"]
+    completed = run("-n", 2, "--max-restarts", 1, program)
+    assert completed.returncode == 0, completed.stderr
+    assert sorted(completed.stdout.splitlines()) == ["[0] 2 0", "[1] 2 0"]
 
 
 def test_ranks_are_started_anew_as_often_as_max_restarts_allows(script: Script) -> None:
-    ended = run("-n", 1, "--max-restarts", 2, script("print(os.environ['UNISONO_RESTART'])\nsys.exit(7)"))
-    assert (ended.returncode, ended.stdout) == (7, "[0] 0\n" * 3)
-    losses = [line for line in ended.stderr.splitlines() if "pid" in line]
+    completed = run("-n", 1, "--max-restarts", 2, script("print(os.environ['UNISONO_RESTART'])\nsys.exit(7)"))
+    assert (completed.returncode, completed.stdout) == (7, "[0] 0\n" * 3)
+    losses = [line for line in completed.stderr.splitlines() if "pid" in line]
     assert [line.endswith("and it is started anew") for line in losses] == [True, True, False]
 
 
@@ -386,17 +394,17 @@ def test_replacement_that_no_rank_is_left_to_admit_is_stopped(script: Script) ->
             time.sleep(1)  # the launcher starts no replacement for a rank that ends after all others
             os._exit(0)
     """)
-    ended = run("-n", 2, "--max-restarts", 1, program)
-    assert ended.returncode == 0, ended.stderr
-    _, stopped, summary = ended.stderr.splitlines()
+    completed = run("-n", 2, "--max-restarts", 1, program)
+    assert completed.returncode == 0, completed.stderr
+    _, stopped, summary = completed.stderr.splitlines()
     assert stopped == "unisono: stopped rank 1: no rank was left that could admit a process that joins"
     assert summary == "unisono: rank 1 was lost (--keep-going), and rank 0 ended with 0"
 
 
 def test_keep_going_exits_with_the_root_cause_when_all_ranks_fail() -> None:
-    ended = run("-n", 2, "--keep-going", "--", "sh", "-c", "exit 7")
-    *losses, first, then = ended.stderr.splitlines()
-    assert ended.returncode == 7
+    completed = run("-n", 2, "--keep-going", "--", "sh", "-c", "exit 7")
+    *losses, first, then = completed.stderr.splitlines()
+    assert completed.returncode == 7
     assert [line.rpartition("; ")[2] for line in losses] == ["1 other rank goes on", "no other rank is running"]
     assert re.fullmatch(r"unisono: rank \d exited with code 7", first)
     assert re.fullmatch(r"unisono: rank \d then exited with code 7", then)
@@ -413,26 +421,26 @@ def test_interrupt_ends_a_job_that_goes_on_after_a_loss(script: Script) -> None:
 
 
 def test_syntax_error_of_all_ranks_is_shown_once(script: Script) -> None:
-    ended = run("-n", 3, script("never def this"))
-    assert ended.returncode == 1
-    assert ended.stderr.count("    never def this\n") == 1
-    assert "SyntaxError" in ended.stderr
+    completed = run("-n", 3, script("never def this"))
+    assert completed.returncode == 1
+    assert completed.stderr.count("    never def this\n") == 1
+    assert "SyntaxError" in completed.stderr
 
 
 @pytest.mark.parametrize("then", ["", "import time; time.sleep(4); print('goes on')"])
 def test_traceback_of_a_rank_that_succeeds_is_ordinary_output(script: Script, then: str) -> None:
-    ended = run(
+    completed = run(
         "-n", 1, script(f"import logging\ntry: 1 / 0\nexcept ZeroDivisionError: logging.exception('note')\n{then}")
     )
-    assert ended.returncode == 0
-    assert ended.stderr.startswith("[0] ERROR:root:note\n[0] Traceback (most recent call last):\n")
-    assert ended.stderr.endswith("[0] ZeroDivisionError: division by zero\n")
+    assert completed.returncode == 0
+    assert completed.stderr.startswith("[0] ERROR:root:note\n[0] Traceback (most recent call last):\n")
+    assert completed.stderr.endswith("[0] ZeroDivisionError: division by zero\n")
 
 
 def test_faulthandler_dumps_of_all_ranks_are_shown(script: Script) -> None:
-    ended = run("-n", 2, script("import faulthandler; faulthandler.dump_traceback(); os._exit(3)"))
-    assert ended.returncode == 3
-    assert all(f'[{rank}]   File "{script("")}", line 3 in <module>' in ended.stderr for rank in (0, 1))
+    completed = run("-n", 2, script("import faulthandler; faulthandler.dump_traceback(); os._exit(3)"))
+    assert completed.returncode == 3
+    assert all(f'[{rank}]   File "{script("")}", line 3 in <module>' in completed.stderr for rank in (0, 1))
 
 
 def test_rendezvous_fails_when_a_rank_exits_before_init(script: Script) -> None:
@@ -444,9 +452,9 @@ def test_rendezvous_fails_when_a_rank_exits_before_init(script: Script) -> None:
         store = open_store(job.store, "", key=job.key, job=job.job, timeout_s=30.0)
         store.get("what rank 1 would set", 600.0)
     """)
-    ended = run("-n", 2, program)
-    assert ended.returncode == 1
-    assert "RendezvousError: rank 1 exited with code 0 before it called un.init()" in ended.stderr
+    completed = run("-n", 2, program)
+    assert completed.returncode == 1
+    assert "RendezvousError: rank 1 exited with code 0 before it called un.init()" in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -468,11 +476,11 @@ def test_ranks_in_a_collective_fail_when_another_rank_ends(
         if world.rank == 1: {end}
         world.allreduce(np.ones(8))
     """)
-    ended = run("-n", 3, program, launcher=RUN_PATIENTLY)
-    assert ended.returncode == exit_code
-    assert expected in ended.stderr
-    assert ended.stderr.count("Traceback") == (exit_code == 1)
-    assert "SIGTERM" not in ended.stderr
+    completed = run("-n", 3, program, launcher=RUN_PATIENTLY)
+    assert completed.returncode == exit_code
+    assert expected in completed.stderr
+    assert completed.stderr.count("Traceback") == (exit_code == 1)
+    assert "SIGTERM" not in completed.stderr
 
 
 def test_an_interrupt_ends_a_collective(script: Script) -> None:
@@ -571,14 +579,14 @@ def test_exit_codes_are_right_when_launcher_started_with_sigchld_ignored(script:
         code = subprocess.run([sys.executable, "-c", "import sys; sys.exit(3)"]).returncode
         sys.exit(4 + code if rank == 1 else 0)
     """)
-    ended = run("-n", 2, program, launcher=ignoring(signal.SIGCHLD))
-    assert (ended.returncode, ended.stderr) == (7, "unisono: rank 1 exited with code 7\n")
+    completed = run("-n", 2, program, launcher=ignoring(signal.SIGCHLD))
+    assert (completed.returncode, completed.stderr) == (7, "unisono: rank 1 exited with code 7\n")
 
 
 def test_ranks_start_with_no_signals_blocked_when_the_launcher_blocks_some(script: Script) -> None:
     blocking = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1]);"
-    ended = run("-n", 1, script("import signal; print(signal.pthread_sigmask(0, []))"), launcher=preceded(blocking))
-    assert ended.stdout == "[0] set()\n"
+    completed = run("-n", 1, script("import signal; print(signal.pthread_sigmask(0, []))"), launcher=preceded(blocking))
+    assert completed.stdout == "[0] set()\n"
 
 
 @pytest.mark.parametrize("lack", ["errno.ENOSYS", "errno.EPERM", ""])
@@ -586,8 +594,8 @@ def test_run_notices_exits_without_pidfds(script: Script, lack: str) -> None:
     refuse = (
         f"def refuse(*_): raise OSError({lack}, 'refused')\nos.pidfd_open = refuse" if lack else "del os.pidfd_open"
     )
-    ended = run("-n", 2, script("sys.exit(3 * rank)"), launcher=preceded(f"import errno, os\n{refuse}\n"))
-    assert (ended.returncode, ended.stderr) == (3, "unisono: rank 1 exited with code 3\n")
+    completed = run("-n", 2, script("sys.exit(3 * rank)"), launcher=preceded(f"import errno, os\n{refuse}\n"))
+    assert (completed.returncode, completed.stderr) == (3, "unisono: rank 1 exited with code 3\n")
 
 
 def test_run_stops_ranks_after_its_timeout(script: Script) -> None:
@@ -596,10 +604,10 @@ def test_run_stops_ranks_after_its_timeout(script: Script) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         if rank: {WAIT}
     """)
-    ended = run("-n", 3, "--timeout", "3", program)
-    assert ended.returncode == 124
+    completed = run("-n", 3, "--timeout", "3", program)
+    assert completed.returncode == 124
     # Rank 0 may not have begun when the signal comes.
-    assert re.search(r"unisono: stopped after 3 s \(--timeout\): ranks (0, )?1, 2 had not ended\n", ended.stderr)
+    assert re.search(r"unisono: stopped after 3 s \(--timeout\): ranks (0, )?1, 2 had not ended\n", completed.stderr)
 
 
 def test_killed_launcher_takes_its_ranks_with_it(script: Script, tmp_path: Path) -> None:
@@ -666,9 +674,11 @@ def test_run_timeout_holds_while_nobody_reads_the_output(script: Script, tmp_pat
 def test_run_fails_and_says_why_when_output_cannot_be_written(script: Script) -> None:
     with open("/dev/full", "wb") as full:
         command = [*RUN, "-n", "1", str(script("print('lost'); print('kept', file=sys.stderr)"))]
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False)
+        completed = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False
+        )
     message = "unisono: lines of ranks are missing, because stdout could not be written: No space left on device"
-    assert (ended.returncode, ended.stderr) == (1, f"[0] kept\n{message}\n")
+    assert (completed.returncode, completed.stderr) == (1, f"[0] kept\n{message}\n")
 
 
 def test_job_runs_with_all_standard_streams_closed(script: Script, tmp_path: Path) -> None:
@@ -681,8 +691,8 @@ def test_job_runs_with_all_standard_streams_closed(script: Script, tmp_path: Pat
         print("nobody reads this")
         sys.exit(3 * rank)
     """)
-    ended = run("-n", 2, program, launcher=("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *RUN))
-    assert (ended.returncode, len(list(tmp_path.glob("done *")))) == (3, 2)
+    completed = run("-n", 2, program, launcher=("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *RUN))
+    assert (completed.returncode, len(list(tmp_path.glob("done *")))) == (3, 2)
 
 
 def test_run_leaves_no_temporary_files(script: Script, tmp_path: Path) -> None:
@@ -736,23 +746,23 @@ def test_run_refuses_bad_arguments_in_one_line_before_starting_ranks(
     script: Script, tmp_path: Path, arguments: list[str], complaint: str
 ) -> None:
     places = {"script": script("print('started')"), "folder": tmp_path}
-    ended = run(*(argument.format(**places) for argument in arguments))
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    assert re.fullmatch(f"unisono: .*{re.escape(complaint)}.*\n", ended.stderr)
+    completed = run(*(argument.format(**places) for argument in arguments))
+    assert completed.returncode == 2
+    assert completed.stdout == ""
+    assert re.fullmatch(f"unisono: .*{re.escape(complaint)}.*\n", completed.stderr)
 
 
 def test_run_refuses_a_bad_setting_before_starting_ranks(script: Script) -> None:
-    ended = run("-n", 2, script("print('started')"), UNISONO_TIMEOUT_S="soon")
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("unisono: UNISONO_TIMEOUT_S='soon' cannot be used")
+    completed = run("-n", 2, script("print('started')"), UNISONO_TIMEOUT_S="soon")
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr.startswith("unisono: UNISONO_TIMEOUT_S='soon' cannot be used")
 
 
 def test_only_rank_0_warns_of_an_unknown_unisono_variable(script: Script) -> None:
-    ended = run("-n", 2, script("import unisono; unisono.init().close()"), UNISONO_LOGG="info")
-    assert (ended.returncode, ended.stdout) == (0, "")
-    assert ended.stderr.startswith("[0] unisono [0/2] UNISONO_LOGG is not a setting")
-    assert ended.stderr.count("\n") == 1
+    completed = run("-n", 2, script("import unisono; unisono.init().close()"), UNISONO_LOGG="info")
+    assert (completed.returncode, completed.stdout) == (0, "")
+    assert completed.stderr.startswith("[0] unisono [0/2] UNISONO_LOGG is not a setting")
+    assert completed.stderr.count("\n") == 1
 
 
 def test_log_option_of_run_reaches_the_ranks(script: Script) -> None:
@@ -770,9 +780,9 @@ with un.init() as world:
 
 
 def test_info_log_describes_the_job_once_in_at_most_12_lines(script: Script) -> None:
-    ended = run("-n", 3, script(CALLS), UNISONO_LOG="info", UNISONO_TRANSPORTS="tcp")
-    assert (ended.returncode, ended.stdout) == (0, "")
-    lines = ended.stderr.splitlines()
+    completed = run("-n", 3, script(CALLS), UNISONO_LOG="info", UNISONO_TRANSPORTS="tcp")
+    assert (completed.returncode, completed.stdout) == (0, "")
+    lines = completed.stderr.splitlines()
     assert len(lines) <= 12
     assert all(line.startswith("[0] unisono [0/3] ") for line in lines)
     for fact in (
@@ -783,15 +793,15 @@ def test_info_log_describes_the_job_once_in_at_most_12_lines(script: Script) -> 
         "options: log='info', transports='tcp'",
         f"Python {sys.version.split()[0]}, unisono",
     ):
-        assert fact in ended.stderr
+        assert fact in completed.stderr
 
 
 def test_debug_log_of_calls_shows_when_each_begins_and_nothing_of_links(script: Script) -> None:
-    ended = run("-n", 2, script(CALLS), UNISONO_LOG="debug:calls")
-    assert ended.returncode == 0
+    completed = run("-n", 2, script(CALLS), UNISONO_LOG="debug:calls")
+    assert completed.returncode == 0
     allreduce = r"unisono \[1/2\] \d\d:\d\d:\d\d\.\d{3} allreduce\(float32\[4\], op=sum\) "
-    assert len(re.findall(allreduce + "begins", ended.stderr)) == 2
-    assert len(re.findall(allreduce + r"took [\d.]+ us", ended.stderr)) == 2
-    assert "send of float32[4] to rank 1 with tag 0 starts" in ended.stderr
-    assert "recv of float32[4] from any rank with tag 0 starts" in ended.stderr
-    assert "channel" not in ended.stderr
+    assert len(re.findall(allreduce + "begins", completed.stderr)) == 2
+    assert len(re.findall(allreduce + r"took [\d.]+ us", completed.stderr)) == 2
+    assert "send of float32[4] to rank 1 with tag 0 starts" in completed.stderr
+    assert "recv of float32[4] from any rank with tag 0 starts" in completed.stderr
+    assert "channel" not in completed.stderr
