@@ -27,7 +27,7 @@ from unisono.collectives.bootstrap.rendezvous import Rendezvous, StoreRendezvous
 from unisono.errors import MismatchError, RendezvousError, UnisonoError, UsageError
 from unisono.foundation import log
 from unisono.foundation.deadlines import Deadline
-from unisono.foundation.json_checks import checked, parsed_json
+from unisono.foundation.wire import json_of
 from unisono.options import Options
 from unisono.transports.links.joiners import Invitation, Joiners
 from unisono.transports.links.link_messages import readable, receive, send
@@ -382,5 +382,5 @@ def _broadcast(world: Communicator, decision: Decision, limit_s: float) -> Decis
     text = json.dumps(decision._asdict()).encode()
     frame = np.zeros(_DECISION_NBYTES, np.uint8)
     frame[: len(text)] = np.frombuffer(text, np.uint8)
-    fields = parsed_json(world.broadcast(frame, timeout_s=limit_s).tobytes().rstrip(b"\0"))
-    return Decision(**checked(fields, {"do": str, "joiners": int, "store": str, "error": str}))
+    message = world.broadcast(frame, timeout_s=limit_s).tobytes().rstrip(b"\0")
+    return Decision(**json_of(message, {"do": str, "joiners": int, "store": str, "error": str}, "it"))

@@ -32,8 +32,9 @@ from typing import Any, NamedTuple
 from unisono.errors import PeerLostError, RendezvousError, UnisonoError
 from unisono.foundation import log
 from unisono.foundation.deadlines import Deadline
-from unisono.foundation.json_checks import checked, parsed_json
+from unisono.foundation.json_checks import checked
 from unisono.foundation.records import record
+from unisono.foundation.wire import json_of
 from unisono.transports.links.dialer import Connection, DialingRank, Target
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, Admission, Hello, Purpose
@@ -98,7 +99,7 @@ class Request:
     @classmethod
     def parse(cls, value: bytes) -> Request:
         """Return the request in a value of the store; raises ValueError if it is malformed."""
-        fields = checked(parsed_json(value), _REQUEST, "a request")
+        fields = json_of(value, _REQUEST, "a request")
         request = cls(**{name: fields[name] for name in _REQUEST})
         if not 0 < request.port < 1 << 16:
             raise ValueError("its port is out of range")
@@ -412,7 +413,7 @@ def _unreached(request: Request, error: UnisonoError) -> dict[str, Any]:
 
 def _parsed_answer(value: bytes) -> dict[str, Any]:
     try:
-        answer: dict[str, Any] = checked(parsed_json(value), dict, "an answer")
+        answer: dict[str, Any] = json_of(value, dict, "an answer")
         return answer
     except ValueError as error:
         raise RendezvousError(f"the store has no answer of a member: {error}") from None

@@ -14,34 +14,30 @@ import struct
 from typing import Any
 
 from unisono.foundation.deadlines import Deadline
-from unisono.foundation.json_checks import checked, parsed_json
+from unisono.foundation.wire import Framing, json_of
 
-_LENGTH = struct.Struct("!I")
-_MESSAGE_LIMIT = 1 << 20
+_FRAMING = Framing(struct.Struct("!I"), limit=1 << 20)
 # A peer that takes no bytes for so long is stopped or cut off.
 _SEND_S = 5.0
 
 
 def send(link: socket.socket, message: dict[str, Any]) -> None:
     """Send a message; do nothing if the other side has gone, because the end of the link shows that later."""
-    data = json.dumps(message).encode()
+    data = _FRAMING.framed(json.dumps(message).encode())
     with contextlib.suppress(OSError):
         link.settimeout(_SEND_S)
-        link.sendall(_LENGTH.pack(len(data)) + data)
+        link.sendall(data)
 
 
-def receive(link: socket.socket, deadline: Deadline) -> dict[str, Any]:
-    """Return the next message.
+def receive(link: socket.socket, deadline: Deadline, shape: Any = dict) -> dict[str, Any]:
+    """Return the next message, which must have a shape, as `json_checks.checked` describes it.
 
     Raises:
         TimeoutError: no message arrived before `deadline`.
         OSError: the other side has gone.
-        ValueError: the bytes are not a message.
+        ValueError: the bytes are not such a message.
     """
-    (nbytes,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
-    if nbytes > _MESSAGE_LIMIT:
-        raise ValueError("a message is too long")
-    message: dict[str, Any] = checked(parsed_json(_exactly(link, nbytes, deadline)), dict, "a message")
+    message: dict[str, Any] = json_of(_FRAMING.receive(link, deadline), shape)
     return message
 
 
@@ -52,14 +48,3 @@ def readable(links: list[socket.socket]) -> list[socket.socket]:
     for descriptor in by_descriptor:
         poll.register(descriptor, select.POLLIN)
     return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
-
-
-def _exactly(link: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
-    received = b""
-    while len(received) < nbytes:
-        link.settimeout(deadline.remaining_s())
-        data = link.recv(nbytes - len(received))
-        if not data:
-            raise ConnectionResetError("it closed the connection")
-        received += data
-    return received

@@ -251,7 +251,7 @@ class Search:
             self._links.pop(rank).close()
         for rank, link in connections.items():
             try:
-                epochs[rank] = checked(receive(link, Deadline(_ANSWER_S)), {"epoch": int})["epoch"]
+                epochs[rank] = receive(link, Deadline(_ANSWER_S), {"epoch": int})["epoch"]
             except (OSError, ValueError):
                 link.close()
                 continue

@@ -22,6 +22,7 @@ from unisono.errors import RendezvousError, UsageError
 from unisono.foundation import log
 from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.foundation.forks import closed_in_child
+from unisono.foundation.wire import exactly
 from unisono.transports.host.bind_address import lookup
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.event_loop import EventLoop, Timer
@@ -405,20 +406,10 @@ class TcpStore:
 def _request(sock: socket.socket, verb: _Verb, key: bytes, value: bytes, timeout_ms: int) -> tuple[int, bytes]:
     """Return the status and the value of the server's reply; raises OSError if there is none, or it is malformed."""
     sock.sendall(_REQUEST.pack(verb, len(key), len(value), timeout_ms) + key + value)
-    status, nbytes = _REPLY.unpack(_received(sock, _REPLY.size))
+    status, nbytes = _REPLY.unpack(exactly(sock, _REPLY.size))
     if nbytes > VALUE_LIMIT_NBYTES:
         raise OSError("its reply is too long")
-    return status, _received(sock, nbytes)
-
-
-def _received(sock: socket.socket, nbytes: int) -> bytes:
-    received = bytearray()
-    while len(received) < nbytes:
-        data = sock.recv(nbytes - len(received))
-        if not data:
-            raise ConnectionResetError("it closed the connection")
-        received += data
-    return bytes(received)
+    return status, exactly(sock, nbytes)
 
 
 def _unreachable(url: str, timeout_s: float, error: OSError) -> RendezvousError:

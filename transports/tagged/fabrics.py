@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from unisono.errors import TransportUnavailableError
+from unisono.foundation.wire import more
 from unisono.transports import _core
 from unisono.transports.contracts.call import MemoryType
 
@@ -53,14 +54,7 @@ class Proposal(NamedTuple):
         Raises:
             OSError: the other side has gone, or sent no proposal.
         """
-        needed = _WORD.size
-        if len(received) >= needed:
-            needed += _text_nbytes(received)
-        data = sock.recv(needed - len(received), socket.MSG_DONTWAIT)
-        if not data:
-            raise ConnectionResetError("it closed the connection")
-        received += data
-        if len(received) < _WORD.size or len(received) < _WORD.size + _text_nbytes(received):
+        if not more(sock, received, _nbytes(received), socket.MSG_DONTWAIT) or len(received) < _nbytes(received):
             return None
         is_usable, tag, _ = _WORD.unpack_from(received)
         text = bytes(received[_WORD.size :])
@@ -148,8 +142,11 @@ def _open_mpi(comm: Any) -> _core.Messenger:
     return messenger.open_messenger(comm)
 
 
-def _text_nbytes(received: bytearray) -> int:
+def _nbytes(received: bytearray) -> int:
+    """Return the length of the proposal that begins with `received`, or of its header as long as that is missing."""
+    if len(received) < _WORD.size:
+        return _WORD.size
     nbytes: int = _WORD.unpack_from(received)[2]
     if nbytes > _MOST_NBYTES:
         raise OSError(f"a proposal claims {nbytes} bytes, and at most {_MOST_NBYTES} are allowed")
-    return nbytes
+    return _WORD.size + nbytes

@@ -43,6 +43,7 @@ from typing import NamedTuple, Protocol
 
 from unisono.errors import UnisonoError
 from unisono.foundation import log
+from unisono.foundation.wire import more
 from unisono.transports import _core
 from unisono.transports.links.dialer import Dialer, Target
 from unisono.transports.links.event_loop import EventLoop
@@ -217,11 +218,7 @@ class Resumption:
         data = bytearray()
 
         def read() -> bool:
-            part = sock.recv(message.size - len(data), socket.MSG_DONTWAIT)
-            if not part:
-                raise ConnectionResetError("the other rank closed the connection")
-            data.extend(part)
-            if len(data) < message.size:
+            if not more(sock, data, message.size, socket.MSG_DONTWAIT):
                 return False
             self._pending.end(sock)
             take(*message.unpack(data))

@@ -3,6 +3,7 @@
 `records`       frozen classes that are quick to make
 `deadlines`     time limits
 `json_checks`   checks of files and JSON that another process has written
+`wire`          messages over sockets, with a length, a limit and a deadline
 `printable`     text of others, made harmless for terminals
 `near_names`    the nearest name to one that does not exist
 `html_page`     the frame of the HTML pages that commands write

@@ -18,10 +18,10 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from unisono.foundation.wire import Framing, more
 from unisono.options import Options
 
-_LENGTH = struct.Struct("!Q")
-_CHUNK_NBYTES = 1 << 20
+_FRAMING = Framing(struct.Struct("!Q"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ def pickled(value: object) -> bytes:
 
 def encoded(message: object) -> bytes:
     """Return the bytes of `message` on the wire. Raises the errors of pickling."""
-    data = pickled(message)
-    return _LENGTH.pack(len(data)) + data
+    return _FRAMING.framed(pickled(message))
 
 
 @contextmanager
@@ -118,24 +117,16 @@ class Inbox:
     @property
     def complete(self) -> bool:
         """Whether the whole message has been received."""
-        return self._missing_nbytes() == 0
+        return len(self._data) == _FRAMING.nbytes(self._data)
 
     def read(self, sock: socket.socket) -> bool:
         """Read the available bytes of the message, at least one; return False if the peer has closed the socket."""
         try:
-            data = sock.recv(min(self._missing_nbytes(), _CHUNK_NBYTES))
-        except ConnectionResetError:  # The peer ended without reading all messages.
+            more(sock, self._data, _FRAMING.nbytes(self._data))
+        except ConnectionResetError:  # also if the peer ended without reading all messages
             return False
-        self._data += data
-        return bool(data)
+        return True
 
     def message(self) -> Any:
         """Return the complete message, unpickled."""
-        return pickle.loads(memoryview(self._data)[_LENGTH.size :])
-
-    def _missing_nbytes(self) -> int:
-        received = len(self._data)
-        if received < _LENGTH.size:
-            return _LENGTH.size - received
-        (length,) = _LENGTH.unpack_from(self._data)
-        return int(length) + _LENGTH.size - received
+        return pickle.loads(memoryview(self._data)[_FRAMING.header.size :])
