@@ -6,7 +6,9 @@ and then a call that differs in one argument only.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -129,3 +131,28 @@ def test_repeated_call_with_a_wrong_argument_is_refused(ranks: NativeRanks, argu
 
 def test_repeated_broadcast_from_another_root_gives_its_elements(ranks: NativeRanks) -> None:
     ranks.run_calls(changed_root)
+
+
+# As measured on CPython 3.11. Most are the tuner's, which predicts the time of every algorithm.
+MOST_FRAMES_OF_A_FIRST_CALL = 850
+
+
+def frames_of_calls(world: un.Communicator) -> list[int]:
+    """Return the number of Python frames of the first allreduce of a shape, and of a second one like it."""
+    x, out, entered = np.ones(101, np.float32), np.ones(101, np.float32), list[str]()
+    world.allreduce(np.ones(2, np.float32))  # imports what a first call needs
+    ends = [0]
+    for _ in range(2):
+        sys.setprofile(lambda frame, event, _: entered.append(event) if event == "call" else None)
+        try:
+            world.allreduce(x, out=out)
+        finally:
+            sys.setprofile(None)
+        ends.append(len(entered))
+    return [end - begin for begin, end in pairwise(ends)]
+
+
+def test_first_call_of_a_shape_runs_few_python_frames_and_the_second_runs_none(ranks: NativeRanks) -> None:
+    for first, second in ranks.run_calls(frames_of_calls):
+        assert 0 < first <= MOST_FRAMES_OF_A_FIRST_CALL
+        assert second == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -795,6 +796,50 @@ def test_torch_tensors_are_reduced_in_place(two: Pool) -> None:
                     assert (tensor == 0.5 + step * (name == "bfloat16")).all(), (name, tensor)
 
     run(two, program)
+
+
+class Exported:
+    """An array of a class that no table knows."""
+
+    def __init__(self, array: Any) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self._array = array  # keeps the memory
+
+
+def test_gradient_may_have_another_class_in_each_step(two: Pool) -> None:
+    torch = pytest.importorskip("torch", reason="make torch installs it")
+
+    def program(world: Any) -> None:
+        with un.GradientReducer(world) as reducer:
+            for make in (np.asarray, Exported, torch.from_numpy, np.asarray, lambda x: np.ma.masked_array(x).data):
+                memory = np.full(3, float(world.rank))
+                gradient = make(memory)
+                reducer.ready("weight", gradient)
+                assert reducer.finish()["weight"] is gradient
+                assert (memory == 0.5).all()
+
+    run(two, program)
+
+
+# As measured on CPython 3.11, of which 50 are functions of Unisono. Other versions may differ by a few.
+MOST_FRAMES_OF_A_STEP = 65
+
+
+def test_steady_step_of_one_gradient_runs_few_python_frames(two: Pool) -> None:
+    def program(world: Any) -> int:
+        gradient, entered = np.ones(1000, np.float32), list[str]()
+        with un.GradientReducer(world, bucket_nbytes=1 << 20) as reducer:
+            for step in range(10):
+                if step == 9:
+                    sys.setprofile(lambda frame, event, _: entered.append(event) if event == "call" else None)
+                try:
+                    reducer.ready("weight", gradient)
+                    reducer.finish()
+                finally:
+                    sys.setprofile(None)
+        return len(entered)
+
+    assert 0 < max(run(two, program)) <= MOST_FRAMES_OF_A_STEP
 
 
 def recorded(world: Any, folder: str) -> Any:
