@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with numpy)
@@ -45,6 +45,13 @@ def same_bits(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return run
 
 
+class OnGpu(NamedTuple):
+    """An array on a GPU, and the function that returns the streams on which the program uses it now."""
+
+    array: Any
+    streams: Callable[[], Sequence[Any]]
+
+
 class FlatArray(NamedTuple):
     """The elements of an array, flat, and the way to put changed elements back.
 
@@ -57,6 +64,8 @@ class FlatArray(NamedTuple):
         in_place: whether `put_back` changes the array itself. Arrays of JAX and a ``tf.Tensor`` never change.
         changed: returns whether the program has written the array since; None if the library does not count writes, as
             numpy. A write through ``tensor.data`` or ``tensor.numpy()`` is not counted either.
+        on_gpu: the array itself, if it is on a GPU; else None. Then `flat` is at the address on the device, so its
+            elements may not be used, and `put_back` issues a copy on the current stream of the program.
     """
 
     flat: Array
@@ -65,6 +74,7 @@ class FlatArray(NamedTuple):
     put_back: Callable[[], Any]
     in_place: bool = True
     changed: Callable[[], bool] | None = None
+    on_gpu: OnGpu | None = None
 
     def with_elements(self, elements: Array) -> Any:
         """Write `elements` to the array, and return it. If it is read-only, return a numpy copy of `elements`."""

@@ -11,7 +11,6 @@ from unisono.frameworks.gradients.agreement import Complaint
 from unisono.frameworks.gradients.compression import check_compressible
 from unisono.frameworks.gradients.layout import Gradient
 from unisono.frameworks.gradients.on_device import (
-    DeviceGradient,
     GradientMemory,
     check_compressible_on_device,
 )
@@ -26,7 +25,7 @@ class _Recorded(NamedTuple):
     program that clips gradients too early mostly does so in its first step.
     """
 
-    lent: FlatArray | DeviceGradient
+    lent: FlatArray
     checksum: int
 
     def changed(self) -> bool:
@@ -34,9 +33,9 @@ class _Recorded(NamedTuple):
         return (self.lent.changed is not None and self.lent.changed()) or _checksum(self.lent) != self.checksum
 
 
-def _checksum(lent: FlatArray | DeviceGradient) -> int:
+def _checksum(lent: FlatArray) -> int:
     """Return the checksum of the elements; 0 on a device, where a checksum would wait for it."""
-    return checksum(lent.flat) if isinstance(lent, FlatArray) else 0
+    return checksum(lent.flat) if lent.on_gpu is None else 0
 
 
 class FirstStep:

@@ -11,7 +11,7 @@ from unisono.frameworks.arrays import FlatArray
 from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.agreement import Complaint
 from unisono.frameworks.gradients.layout import Gradient
-from unisono.frameworks.gradients.on_device import DeviceGradient, GradientMemory
+from unisono.frameworks.gradients.on_device import GradientMemory
 from unisono.frameworks.gradients.step_memory import StepMemory
 
 
@@ -72,10 +72,10 @@ def _misfit(memory: StepMemory, gradient: Gradient) -> Complaint:
     return Complaint("UsageError", text)
 
 
-def complain_if_not_finite(memory: StepMemory, name: str, lent: FlatArray | DeviceGradient) -> None:
+def complain_if_not_finite(memory: StepMemory, name: str, lent: FlatArray) -> None:
     """Complain of a gradient with an element that is infinite or not a number. On a device none is looked at."""
     flat = lent.flat
-    if not isinstance(lent, FlatArray):
+    if lent.on_gpu is not None:
         text = f"{name!r} is on a GPU, where check_finite=True is not possible: check the results of finish()"
         memory.complain(Complaint("UsageError", text))
     elif flat.dtype.kind not in "biu" and not np.isfinite(flat).all():

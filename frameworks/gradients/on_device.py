@@ -28,7 +28,7 @@ from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.workspace import Vector, Workspace
 from unisono.dtypes import DTYPES
 from unisono.errors import TransportUnavailableError
-from unisono.frameworks.arrays import FlatArray, flattening_of
+from unisono.frameworks.arrays import FlatArray, OnGpu, flattening_of
 from unisono.frameworks.gradients.compression import COMPRESSIONS, compression_of
 from unisono.frameworks.gradients.layout import Gradient
 from unisono.frameworks.pending import Pending
@@ -37,26 +37,6 @@ from unisono.transports.cuda.devices import device_of
 from unisono.transports.cuda.quantised_form import QUANTISED_BLOCK, quantised_nbytes
 
 _COMPRESSIBLE = ("float16", "bfloat16", "float32")
-
-
-class DeviceGradient(NamedTuple):
-    """A gradient on a GPU, as `FlatArray` is one on the host.
-
-    Attributes:
-        flat: a numpy array at the address on the device; its elements may not be used.
-        shape: the shape of the gradient.
-        array: the array that the program passed.
-        memory: knows the streams on which the program uses the array, and keeps its memory alive.
-        put_back: copies a packed copy to the array, on the current stream of the program.
-        changed: returns whether the program has written the array since, if its library counts writes.
-    """
-
-    flat: Any
-    shape: tuple[int, ...]
-    array: Any
-    memory: DeviceArrays
-    put_back: Callable[[], None]
-    changed: Callable[[], bool] | None
 
 
 class _KnownClass(NamedTuple):
@@ -87,7 +67,7 @@ class GradientMemory:
         self._is_on_host = False
         self._known: dict[str, _KnownClass] = {}
 
-    def flatten(self, array: Any, name: str) -> FlatArray | DeviceGradient:
+    def flatten(self, array: Any, name: str) -> FlatArray:
         """Return the gradient `name` that the program passes, in the form that a step memory takes.
 
         Raises:
@@ -106,7 +86,7 @@ class GradientMemory:
         known = self._known[name] = _KnownClass(cls, flattening_of(array, shown), device_test_of(cls))
         return known.flatten(array, shown)
 
-    def taken(self, array: Any, name: str) -> DeviceGradient | None:
+    def taken(self, array: Any, name: str) -> FlatArray | None:
         """Return a gradient on a GPU; None for arrays on the host, and where the driver cannot be used."""
         return self._on_device(array, name) if on_device(array) else None
 
@@ -129,7 +109,7 @@ class GradientMemory:
             self.workspace.close()
         self.workspace = None
 
-    def _on_device(self, array: Any, name: str) -> DeviceGradient | None:
+    def _on_device(self, array: Any, name: str) -> FlatArray | None:
         """Return a gradient on a device, behind whose stream the workspace is ordered; None without a driver."""
         memory = DeviceArrays()
         try:
@@ -145,13 +125,19 @@ class GradientMemory:
             workspace.order(workspace.stream, stream)
         version = getattr(array, "_version", None)
         packed = memory.owners[-1] if operand.is_packed else None
-        return DeviceGradient(
+
+        def put_back() -> Any:
+            if packed is not None:
+                array[...] = packed
+            return array
+
+        return FlatArray(
             operand.flat,
             operand.shape,
-            array,
-            memory,
-            (lambda: None) if packed is None else (lambda: array.__setitem__(Ellipsis, packed)),
-            lambda: getattr(array, "_version", None) != version,
+            operand.flat.flags.writeable,
+            put_back,
+            changed=lambda: getattr(array, "_version", None) != version,
+            on_gpu=OnGpu(array, memory.streams),
         )
 
 
@@ -162,13 +148,13 @@ class DeviceBuckets:
         self._workspace = workspace
         self._packs: dict[int, list[Extent]] = {}
         self._unpacks: list[Extent] = []
-        self._delivered: list[DeviceGradient] = []
+        self._delivered: list[FlatArray] = []
 
     def begin(self) -> None:
         """Forget the gradients of the last step."""
         self._packs, self._unpacks, self._delivered = {}, [], []
 
-    def put(self, lent: DeviceGradient, slot: Vector, buckets: Iterable[tuple[int, Vector]]) -> None:
+    def put(self, lent: FlatArray, slot: Vector, buckets: Iterable[tuple[int, Vector]]) -> None:
         """Note which part of a gradient goes to each of its buckets."""
         source = lent.flat.ctypes.data
         for index, bucket in buckets:
@@ -181,20 +167,20 @@ class DeviceBuckets:
         """Issue the kernel that packs a bucket."""
         self._workspace.copy_extents(self._packs.pop(index, ()))
 
-    def write_back(self, lent: DeviceGradient, reduced: Vector) -> Any:
+    def write_back(self, lent: FlatArray, reduced: Vector) -> Any:
         """Note a result for `deliver` to unpack; return the array that will hold it."""
-        if not lent.flat.flags.writeable:
+        if lent.on_gpu is None or not lent.writable:
             return reduced.copy()
         self._unpacks.append(Extent(lent.flat.ctypes.data, reduced.pointer, reduced.nbytes))
         self._delivered.append(lent)
-        return lent.array
+        return lent.on_gpu.array
 
     def deliver(self) -> None:
         """Issue the kernel that unpacks the results, and let the streams of the program wait for it."""
         delivered, self._delivered = self._delivered, []
         self._workspace.copy_extents(self._unpacks)
         self._unpacks = []
-        for stream in dict.fromkeys(stream for lent in delivered for stream in lent.memory.streams()):
+        for stream in dict.fromkeys(stream for lent in delivered if lent.on_gpu for stream in lent.on_gpu.streams()):
             self._workspace.order(stream, self._workspace.stream)
         for lent in delivered:
             lent.put_back()

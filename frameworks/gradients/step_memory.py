@@ -19,7 +19,7 @@ from unisono.frameworks.arrays import Array, FlatArray, same_bits
 from unisono.frameworks.gradients.agreement import Complaint, Flags
 from unisono.frameworks.gradients.bucket_comms import BucketComms
 from unisono.frameworks.gradients.layout import Gradient, Layout, layout_of
-from unisono.frameworks.gradients.on_device import DeviceBuckets, DeviceGradient
+from unisono.frameworks.gradients.on_device import DeviceBuckets
 from unisono.frameworks.gradients.timeline import Span, Step, now
 from unisono.frameworks.pending import Pending
 from unisono.transports.cuda.device import Extent
@@ -127,8 +127,8 @@ class StepMemory(Slots):
         self.works: dict[int, Pending] = {}
         self.ended: set[int] = set()
         self.flags_work: Pending | None = None
-        self.received: dict[str, FlatArray | DeviceGradient] = {}
-        self.new: dict[str, FlatArray | DeviceGradient] = {}
+        self.received: dict[str, FlatArray] = {}
+        self.new: dict[str, FlatArray] = {}
         if self._on_device is not None:
             self._on_device.begin()
         self.lacking = [len(bucket.names) for bucket in self.layout.buckets]
@@ -178,10 +178,10 @@ class StepMemory(Slots):
         """The names of all gradients: first those of the layout in its order, then those that `add` has added."""
         return tuple(self.flat)
 
-    def put(self, name: str, lent: FlatArray | DeviceGradient) -> None:
+    def put(self, name: str, lent: FlatArray) -> None:
         """Copy a gradient of the right shape and dtype to its slot, on a device when its bucket is started."""
         self.received[name] = lent
-        if isinstance(lent, FlatArray):
+        if lent.on_gpu is None:
             slot = self.flat[name]
             slot[...] = lent.flat  # numpy copies nothing if the gradient lies in its slot
         elif self._on_device is not None:
@@ -204,7 +204,7 @@ class StepMemory(Slots):
         lent = self.received.get(name)
         if lent is None:
             return reduced.copy()
-        if isinstance(lent, FlatArray):
+        if lent.on_gpu is None:
             return lent.with_elements(reduced)
         assert self._on_device is not None, "gradients on a device have a workspace"
         return self._on_device.write_back(lent, reduced)
@@ -212,7 +212,7 @@ class StepMemory(Slots):
     def write_zeros(self) -> None:
         """Write zeros into the arrays that the program has passed."""
         for lent in self.received.values():
-            if isinstance(lent, FlatArray):
+            if lent.on_gpu is None:
                 lent.with_elements(np.zeros_like(lent.flat))
             elif self._workspace is not None and self._on_device is not None:
                 self._on_device.write_back(lent, self._workspace.zeros(lent.flat.size, lent.flat.dtype))
@@ -230,7 +230,7 @@ class StepMemory(Slots):
                 np.zeros(gradient.shape, gradient.dtype) if lent is None else lent.flat.reshape(gradient.shape).copy()
             )
         made = self._workspace.zeros(gradient.elements, gradient.dtype)
-        if isinstance(lent, DeviceGradient):
+        if lent is not None:
             self._workspace.copy_extents([Extent(made.pointer, lent.flat.ctypes.data, made.nbytes)])
         return made.reshape(gradient.shape)
 
@@ -274,7 +274,7 @@ class StepMemory(Slots):
         """Return `reduced` without the gradients that no rank has passed."""
         return {name: gradient for name, gradient in reduced.items() if name not in self.absent}
 
-    def note_new(self, name: str, lent: FlatArray | DeviceGradient) -> None:
+    def note_new(self, name: str, lent: FlatArray) -> None:
         """Keep a gradient that is not in the layout until all ranks have agreed on it, and set its flag."""
         self.new[name] = lent
         self.flags[0] |= Flags.NEW_GRADIENT

@@ -22,8 +22,8 @@ VOCABULARY = (
     *(f"{_FOUNDATION}.{name}" for name in ("autograph", "deadlines", "html_page", "installing", "json_checks", "log")),
     *(f"{_FOUNDATION}.{name}" for name in ("near_names", "printable", "records", "uncopyable")),
 )
-# The modules for processes, their children and their standard streams, which any layer with I/O may import.
-OF_PROCESSES = tuple(f"{_FOUNDATION}.{name}" for name in ("forks", "once", "processes", "program", "streams"))
+# The modules for processes, their children, streams and sockets, which any layer with I/O may import.
+OF_PROCESSES = tuple(f"{_FOUNDATION}.{name}" for name in ("forks", "once", "processes", "program", "streams", "wire"))
 _OUTSIDE = ("unisono.foundation.entry_points", "typing_extensions.dataclass_transform")
 LAYERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
 # The rooms of the facade, from the top to the bottom: each may import the rooms below it. Only the command line may
