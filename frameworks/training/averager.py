@@ -61,10 +61,6 @@ class Form(NamedTuple):
     compressor: Any = None
     sparse_as_dense: bool = False
 
-    def changes(self) -> bool:
-        """Return whether a dense gradient travels in another form than its own."""
-        return self.predivide != 1.0 or self.compressor is not None
-
     def encoded(self, gradient: Any) -> tuple[Any, Any]:
         """Return the array to reduce for a dense gradient, and the context that `decoded` needs; None for None."""
         if gradient is None:
@@ -110,6 +106,7 @@ class Averager:
         moves: bool = True,
     ) -> None:
         self._trainable, self._open, self._gather, self._form, self._moves = trainable, reducer, gather, form, moves
+        self._is_plain = form.predivide == 1.0 and form.compressor is None
         self._reducer: GradientReducer | None = None
         self._decode: dict[str, Decode] = {}  # by name, of gradients that do not travel as they are
         self._decoders: dict[str, Decode] = {}  # the same, of the gradients for which `reduce` has returned averages
@@ -143,7 +140,7 @@ class Averager:
         is_sparse = self._trainable.is_sparse(gradient)
         if is_sparse and not self._form.sparse_as_dense:
             sent = self._placeholder(reducer, name, gradient)
-        elif is_sparse or self._form.changes():
+        elif is_sparse or not self._is_plain:
             sent, context = self._form.encoded(self._trainable.dense(gradient))
             self._decode[name] = partial(self._decoded, context, is_sparse)
             self.passed[name] = None

@@ -56,6 +56,12 @@ def gradient_op(op: int, predivide: float, process_set: ProcessSet) -> str:
     return chosen
 
 
+def check_passes(passes: object) -> None:
+    """Check the argument `backward_passes_per_step`; raises `ArgumentError`."""
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ArgumentError(f"backward_passes_per_step must be an integer, 1 or more, not {passes!r}")
+
+
 def check_groups(groups: object) -> None:
     """Check the argument `groups` of TensorFlow and Keras, which has no effect here; raises `ArgumentError`."""
     is_number = isinstance(groups, int) and not isinstance(groups, bool) and groups > 0

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from unisono.compat.horovod import job
-from unisono.compat.horovod.arguments import Average
+from unisono.compat.horovod.arguments import Average, check_passes
 from unisono.compat.horovod.compression import NoneCompressor
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
@@ -154,8 +154,7 @@ def _averaging_of_backend() -> Any:
 
 def _accumulate(optimizer: Any, passes: int, averages: bool) -> int:
     """Let an optimizer accumulate gradients; return the factor that makes the sum of the mean that Keras applies."""
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ArgumentError(f"backward_passes_per_step must be an integer, 1 or more, not {passes!r}")
+    check_passes(passes)
     if passes == 1:
         return 1
     if optimizer.built:

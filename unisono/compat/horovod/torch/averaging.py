@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from unisono.compat.horovod import job
-from unisono.compat.horovod.arguments import Average, Sum
-from unisono.compat.horovod.errors import ArgumentError
+from unisono.compat.horovod.arguments import Average, Sum, check_passes
 from unisono.compat.horovod.process_sets import ProcessSet
 from unisono.compat.horovod.reducers import JobReducer
 from unisono.compat.horovod.torch.calls import sparse_allreduce_async
@@ -46,8 +45,7 @@ class Averaging:
 
     def set_passes(self, passes: int) -> None:
         """Set how many backwards accumulate gradients before they are averaged; raises `ArgumentError`."""
-        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-            raise ArgumentError(f"backward_passes_per_step must be an integer, 1 or more, not {passes!r}")
+        check_passes(passes)
         self._passes = passes
         self._averager.remaining = {}
 
