@@ -668,6 +668,19 @@ def test_sparse_gradients_are_averaged(pool: Pool) -> None:
         torch.testing.assert_close(dense, expected)
 
 
+def sparse_gradient_of_rank_0(hvd: Any) -> Any:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), 1.0), table.named_parameters())
+    if hvd.rank() == 0:
+        table(torch.tensor([0])).sum().backward()
+    return error_of(optimizer.step)
+
+
+def test_a_gradient_that_is_sparse_on_some_ranks_alone_is_an_error_on_all(pool: Pool) -> None:
+    for _, text in on_ranks(pool, sparse_gradient_of_rank_0):
+        assert "other ranks have float32[1, 1, 1]" in text
+
+
 def normalise(hvd: Any) -> Any:
     torch.manual_seed(5)
     x = torch.randn(6, 2, 4)
