@@ -32,6 +32,7 @@ def run_cases(world: Communicator, several: Sequence[Case]) -> list[str]:
     return [run_case(world, case) for case in several]
 
 
+@pytest.mark.contract  # with every combination, because each has only a few random cases
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @settings(max_examples=4, deadline=None, derandomize=True, phases=GENERATE)
 @given(data=st.data())

@@ -72,13 +72,16 @@ def group_of(path: Path) -> str:
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Mark each test with its group, unless it is marked with one itself, and with `night` what the gate leaves out.
+    """Mark each test with its group, and with `night` what the gate leaves out.
 
-    The gate runs tests of ranks with every value of every parameter, and not with every combination.
+    The gate runs tests of ranks with every value of every parameter, and not with every combination. A test that is
+    marked with a group itself stays in it, with every combination.
     """
     of_functions: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        group = next((name for name in NAMES if item.get_closest_marker(name)), None) or group_of(item.path)
+        if any(item.get_closest_marker(name) for name in NAMES):
+            continue
+        group = group_of(item.path)
         item.add_marker(group)
         if group in OF_RANKS and hasattr(item, "callspec"):
             of_functions[item.nodeid.partition("[")[0]].append(item)
