@@ -349,11 +349,13 @@ class DistributedOptimizer(WrappedOptimizer):
 
 
 def _with_arrays(state: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the state of a reducer with its arrays converted."""
-    *in_flight, residuals = (
-        {name: convert(array) for name, array in arrays.items()} for arrays in (*state["in_flight"], state["residuals"])
-    )
-    return {**state, "in_flight": in_flight, "residuals": residuals}
+    """Return the state of a reducer with its arrays converted: those of steps in flight, and those of compression."""
+
+    def converted(arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: convert(array) for name, array in arrays.items()}
+
+    of_compression = {kind: converted(arrays) for kind, arrays in state.items() if isinstance(arrays, Mapping)}
+    return {**state, **of_compression, "in_flight": list(map(converted, state["in_flight"]))}
 
 
 def _module(model: Any) -> Any:
