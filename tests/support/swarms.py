@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -36,20 +36,28 @@ class SwarmProcesses:
     """Processes that run programs, and the meeting places that this process serves for them; a context manager.
 
     The places wait for no members of a swarm that runs already, because there is none.
+
+    Args:
+        folder: for the key and the marks.
+        places: the number of addresses of meeting places, of which this process serves the first; or one that a member
+            serves.
     """
 
-    def __init__(self, folder: Path, places: int = 1) -> None:
+    def __init__(self, folder: Path, places: int | str = 1) -> None:
         self.folder = folder
         self._grace, meeting_place._GRACE = meeting_place._GRACE, 0.0
         self.key = os.urandom(32)
         with open(os.open(folder / "key", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
             file.write(self.key)
-        self.urls = [f"tcp://127.0.0.1:{free_port()}" for _ in range(places)]
-        self.places = {url: un.MeetingPlace(url, self.key) for url in self.urls[:1]}
+        is_served = isinstance(places, str)
+        self.urls = [places] if is_served else [f"tcp://127.0.0.1:{free_port()}" for _ in range(int(places))]
+        self.places = {url: un.MeetingPlace(url, self.key) for url in self.urls[: 0 if is_served else 1]}
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
-    def start(self, name: str, program: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a process that runs the prelude and `program`."""
+    def start(
+        self, name: str, program: str, environ: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """Start a process that runs the prelude and `program`, by a command that begins with `prefix`."""
         variables = {
             **os.environ,
             "PLACES": ",".join(self.urls),
@@ -58,7 +66,7 @@ class SwarmProcesses:
             **(environ or {}),
         }
         code = _PRELUDE + textwrap.dedent(program)
-        command = [sys.executable, "-W", "error", "-c", code, str(self.folder), name]
+        command = [*prefix, sys.executable, "-W", "error", "-c", code, str(self.folder), name]
         process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.processes[name] = process
         return process

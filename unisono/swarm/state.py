@@ -45,6 +45,9 @@ CHUNK_NBYTES = 1 << 22
 _HASH_NBYTES = 16
 _WAIT_S = 5.0
 _CHUNK_S = 60.0
+# A newcomer accepts a state of at most so many times the bytes of its own, because a new optimizer has no moments yet,
+# and of this number of bytes more.
+_GROWTH, _SLACK_NBYTES = 8, 1 << 30
 _PAIRS = 2  # the threads for each member that serves
 _DIGEST_DIGITS = 15  # of 4 bits each, so that a digest is an int64
 
@@ -190,6 +193,12 @@ class Exchange:
         digest = max(counts, key=lambda each: counts[each])
         serving = [member for member, manifest in by_member if manifest.digest == digest]
         manifest = next(manifest for _, manifest in by_member if manifest.digest == digest)
+        most_nbytes = _SLACK_NBYTES + _GROWTH * sum(array.nbytes for array in described(state)[1])
+        if manifest.nbytes > most_nbytes:
+            raise UsageError(
+                f"the state of the other members has {manifest.nbytes} bytes, and this member accepts {most_nbytes}: "
+                "pass a state of the same form"
+            )
         data = self._chunks(manifest, call, serving, deadline)
         arrays, offset = [], 0
         for dtype, shape in arrays_in(manifest.description):
