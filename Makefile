@@ -189,10 +189,10 @@ compared-bench:
 
 # Without .venv and without a network: it builds for itself what it needs, from what is installed there.
 campaign: $(STAMPS)/dev-$(KEY) ## Plant seeded faults into jobs, and count how each ends (TRIALS=3000)
-	@$(BIN)/python -m unisono.bench.campaign --trials $(TRIALS)
+	@$(BIN)/python -m unisono.bench.studies.campaign --trials $(TRIALS)
 
 leaks: $(STAMPS)/dev-$(KEY) ## Count what 10,000 communicators, a million calls and 1,000 aborts leave behind (SCALE=1)
-	@for transport in shm tcp; do $(BIN)/python -m unisono.bench.leaks --transport $$transport --scale $(SCALE) || exit; done
+	@for transport in shm tcp; do $(BIN)/python -m unisono.bench.studies.leaks --transport $$transport --scale $(SCALE) || exit; done
 
 gpu: ## Build, test and measure everything on a machine with a GPU (GPU="--only kernels")
 	@$(PYTHON) bench/gpu.py $(GPU)

@@ -29,6 +29,4 @@ An adapter has:
 - `jax_programs.py`: allreduces in programs of JAX, by Unisono, Gloo and mpi4jax.
 - `bare_copy.py`, `bare_tcp.py`: bounds that no library can be below.
 - `worker.py`: one rank of a measured library, which runs the commands of the driver.
-- `faulty_rank.py`, `gradients_rank.py`, `regret_rank.py`, `shaped_rank.py`, `wan_rank.py`: ranks of benchmarks that are
-  no adapters.
 """

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
 
-from unisono.bench import comparison, page
+from unisono.bench import page
 from unisono.bench.driver import Driver, Failure, Results, Sample, Settings, steps
 from unisono.bench.formats import FORMATS
 from unisono.bench.peers import COMPLETE, ENVIRONMENTS, PEERS, ROOT, Library, peer, unisono_over
@@ -449,7 +450,8 @@ def test_benchmarks_that_differ_are_not_compared(
 
 
 def test_programs_of_the_bench_are_commands(capfd: pytest.CaptureFixture[str]) -> None:
-    assert {path.stem for path in Path(comparison.__file__).parent.glob("*.py")} >= set(PROGRAMS)
+    for package, names in PROGRAMS.items():
+        assert [name for name in names if find_spec(f"{package}.{name}") is None] == []
     assert main(["bench", "bootstrap", "--ranks", "2", "--repeats", "1", "--json"]) == 0
     assert [row["ranks"] for row in json.loads(capfd.readouterr().out)] == [2]
 
@@ -506,7 +508,9 @@ def test_bench_measures_gloo_beside_unisono(tmp_path: Path, monkeypatch: pytest.
 
 def test_small_messages_cost_at_most_two_pages_for_each_peer() -> None:
     peers = 200
-    output = subprocess.check_output([sys.executable, "-m", "unisono.bench.memory", "--peers", str(peers), "--json"])
+    output = subprocess.check_output(
+        [sys.executable, "-m", "unisono.bench.programs.memory", "--peers", str(peers), "--json"]
+    )
     linked, small, large = ({row["state"]: row["resident_kib"] for row in json.loads(output)}[each] for each in STATES)
     assert (small - linked) / peers <= 2 * PAGE_KIB + 9  # the memory for messages is a few KiB more
     assert (large - small) / peers > 1000
@@ -515,7 +519,7 @@ def test_small_messages_cost_at_most_two_pages_for_each_peer() -> None:
 def test_overlap_benchmark_measures_calls_beside_computing() -> None:
     asked = ["--sizes", "4K,1M", "--rounds", "3", "--json"]
     rows = json.loads(
-        subprocess.check_output([sys.executable, "-m", "unisono.bench.overlap", *asked], timeout=DEADLINE_S)
+        subprocess.check_output([sys.executable, "-m", "unisono.bench.programs.overlap", *asked], timeout=DEADLINE_S)
     )
     assert [(row["ranks"], row["nbytes"]) for row in rows] == [(2, 4096), (2, 1 << 20)]
     for row in rows:
@@ -525,7 +529,7 @@ def test_overlap_benchmark_measures_calls_beside_computing() -> None:
 def test_overlap_benchmark_prints_a_table() -> None:
     asked = ["--sizes", "4K", "--rounds", "2", "-n", "1"]
     output = subprocess.check_output(
-        [sys.executable, "-m", "unisono.bench.overlap", *asked], timeout=DEADLINE_S, text=True
+        [sys.executable, "-m", "unisono.bench.programs.overlap", *asked], timeout=DEADLINE_S, text=True
     )
     header, row = output.splitlines()
     assert header.split()[0] == "nbytes"

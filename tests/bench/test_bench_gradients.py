@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.deadlines import DEADLINE_S
 
-from unisono.bench.gradients import shares
 from unisono.bench.namespaces import PREFIX, missing
+from unisono.bench.programs.gradients import shares
 
 SHORT = {
     "overlap": ("--model", "digits", "--width", "32", "--batch", "64", "--rounds", "2"),
@@ -31,7 +31,7 @@ def test_gradients_benchmark_removes_its_namespaces_after_measuring(what: str, t
     if what == "lag" and not Path("/dev/net/tun").exists():
         pytest.skip("there is no /dev/net/tun")
     output = tmp_path / "found.jsonl"
-    command = [sys.executable, "-m", "unisono.bench.gradients", what, *SHORT[what], "--json", str(output)]
+    command = [sys.executable, "-m", "unisono.bench.programs.gradients", what, *SHORT[what], "--json", str(output)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         assert process.wait(DEADLINE_S) == 0

@@ -13,7 +13,7 @@ from support.deadlines import DEADLINE_S
 
 from unisono.bench.adapters.jax_programs import calls_of
 from unisono.bench.driver import Results, Sample
-from unisono.bench.jax_calls import times_of
+from unisono.bench.programs.jax_calls import times_of
 from unisono.transports.host.core_distance import Placement
 
 
@@ -32,7 +32,7 @@ def test_times_are_of_one_call_of_a_program() -> None:
 def test_benchmark_of_jax_measures_programs(tmp_path: Path) -> None:
     pytest.importorskip("jax", reason="make jax installs it")
     options = "--libraries jax-xla-unisono --sizes 1K --rounds 1 --seconds 0.01 --json"
-    command = [sys.executable, "-m", "unisono.bench.jax_calls", *options.split()]
+    command = [sys.executable, "-m", "unisono.bench.programs.jax_calls", *options.split()]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["rows"]["1 KiB"]["jax-xla-unisono"]["best"] > 0

@@ -14,7 +14,7 @@ from support.deadlines import DEADLINE_S
 @pytest.mark.night
 def test_benchmark_of_torch_calls_measures_every_call_over_both_backends(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
-    command = [sys.executable, "-m", "unisono.bench.torch_calls", "--rounds", "1", "--json"]
+    command = [sys.executable, "-m", "unisono.bench.programs.torch_calls", "--rounds", "1", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)

@@ -8,7 +8,7 @@ import sys
 
 from support.deadlines import DEADLINE_S
 
-COMMAND = [sys.executable, "-m", "unisono.bench.bootstrap"]
+COMMAND = [sys.executable, "-m", "unisono.bench.programs.bootstrap"]
 
 
 def test_bootstrap_benchmark_measures_real_processes() -> None:

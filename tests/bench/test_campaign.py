@@ -11,9 +11,9 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 import unisono as un
-from unisono.bench import campaign
-from unisono.bench.campaign import GOOD, run, trial_of
-from unisono.bench.trial_ranks import CALLS, FAULTS, STEPS, Trial
+from unisono.bench.studies import campaign
+from unisono.bench.studies.campaign import GOOD, run, trial_of
+from unisono.bench.studies.trial_ranks import CALLS, FAULTS, STEPS, Trial
 
 TRIAL = Trial(0, "unisono", "shm", 3, "allreduce", 1000, "none", "before", 1, 2)
 
@@ -21,8 +21,8 @@ TRIAL = Trial(0, "unisono", "shm", 3, "allreduce", 1000, "none", "before", 1, 2)
 # The ranks of a trial are forked, so it needs a process without threads.
 ALONE = """
 import numpy as np
-from unisono.bench import campaign
-from unisono.bench.trial_ranks import CALLS, FAULTS, Trial
+from unisono.bench.studies import campaign
+from unisono.bench.studies.trial_ranks import CALLS, FAULTS, Trial
 
 def damaged_broadcast(world, count, salt):
     result, wanted = np.arange(count), np.arange(count)

@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from unisono.bench.churn import _Process as Process, _Trial as Trial, contribution, try_swarm
+from unisono.bench.programs.churn import _Process as Process, _Trial as Trial, contribution, try_swarm
 
 
 def test_a_swarm_under_churn_keeps_its_promises(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unisono.bench.faults import FAULTS, Fault, ask
 from unisono.bench.namespaces import missing
+from unisono.bench.studies.faults import FAULTS, Fault, ask
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

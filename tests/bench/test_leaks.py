@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unisono as un
-from unisono.bench.leaks import RANKS, USES, Held, growth
+from unisono.bench.studies.leaks import RANKS, USES, Held, growth
 
 # How much may stay for each repetition. Records of calls are kept, 4096 signatures at most, and no test is long enough
 # to fill them. Python's blocks and the mappings of malloc and of stacks vary a little, and a

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.algorithms.catalogue.vendors import MPI_NATIVE
-from unisono.bench import mixture
-from unisono.bench.judgement import Point
-from unisono.bench.mixture import COMPARISONS, ratio
 from unisono.bench.peers import COMPLETE, mpi_ranks
+from unisono.bench.studies import mixture
+from unisono.bench.studies.judgement import Point
+from unisono.bench.studies.mixture import COMPARISONS, ratio
 from unisono.errors import UsageError
 
 TIMES_S = {"ring": 2.0, "chain": 3.0, MPI_NATIVE: 4.0, "binomial": 1.0}

@@ -10,9 +10,9 @@ from statistics import geometric_mean, median
 import pytest
 from click.testing import CliRunner
 
-from unisono.bench.judgement import HINDSIGHT, Point, crossovers, of_model, rises, summary
-from unisono.bench.regret import StudySettings
-from unisono.bench.replay import RECORDED, main, predictions, read, regrets
+from unisono.bench.studies.judgement import HINDSIGHT, Point, crossovers, of_model, rises, summary
+from unisono.bench.studies.regret import StudySettings
+from unisono.bench.studies.replay import RECORDED, main, predictions, read, regrets
 
 CHOICES = {"table": "good", "model": "bad", "thresholds": "good", "rings": "bad"}
 

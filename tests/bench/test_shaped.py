@@ -13,7 +13,7 @@ import pytest
 from support.deadlines import DEADLINE_S, eventually
 
 from unisono.bench.namespaces import PREFIX, missing
-from unisono.bench.shaped import AlgorithmTimes, judge
+from unisono.bench.programs.shaped import AlgorithmTimes, judge
 
 BURST_NBYTES = 128 << 10
 NAMESPACES = Path("/run/netns")
@@ -27,7 +27,7 @@ def test_algorithm_is_compared_with_the_stream_of_its_own_round() -> None:
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "unisono.bench.shaped", "--hosts", "2", *arguments]
+    command = [sys.executable, "-m", "unisono.bench.programs.shaped", "--hosts", "2", *arguments]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

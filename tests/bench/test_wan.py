@@ -20,9 +20,10 @@ from click.testing import CliRunner
 from support.deadlines import eventually
 from support.hosts import needs_wide_area
 
-from unisono.bench import namespaces, wan, wide_area as wide_area_module
+from unisono.bench import namespaces, wide_area as wide_area_module
 from unisono.bench.namespaces import address
-from unisono.bench.wan import bound_s
+from unisono.bench.programs import wan
+from unisono.bench.programs.wan import bound_s
 from unisono.bench.wide_area import (
     PRESETS,
     Area,
@@ -222,7 +223,7 @@ def test_bound_counts_the_bytes_of_all_hosts_and_one_delay() -> None:
 @needs_wide_area
 def test_benchmark_measures_calls_or_runs_a_command(tmp_path: Path) -> None:
     output = tmp_path / "wan.jsonl"
-    base = [sys.executable, "-m", "unisono.bench.wan", "--hosts", "3", "--rtt", "20"]
+    base = [sys.executable, "-m", "unisono.bench.programs.wan", "--hosts", "3", "--rtt", "20"]
     measured = [*base, "--sizes", "8,256K", "--at-once", "2", "--rounds", "1", "--json", str(output)]
     assert subprocess.run(measured, capture_output=True, check=False).returncode == 0
     assert '"nbytes": 262144' in output.read_text()

@@ -313,7 +313,7 @@ def test_hybrid_group_rank_that_dies_is_an_error_on_all_others(
 def test_hybrid_groups_with_a_straggler_learn_as_well_as_ranks_in_step() -> None:
     pytest.importorskip("sklearn")
     asked = ["--epochs", "8", "--step-ms", "1", "--rounds", "1", "--json"]
-    command = [sys.executable, "-m", "unisono.bench.hybrid", *asked]
+    command = [sys.executable, "-m", "unisono.bench.programs.hybrid", *asked]
     row = json.loads(subprocess.check_output(command, timeout=DEADLINE_S))
     assert (row["ranks"], row["groups"], row["slow"]) == (4, 2, 3.0)
     for way in ("synchronous", "hybrid"):

@@ -51,7 +51,7 @@ EXCEPTIONS = {
     "algorithms/catalogue/flat.py": {
         "unisono.foundation.entry_points.entry_points": "installed packages may have algorithms; they come in here",
     },
-    "bench/memory.py": {
+    "bench/programs/memory.py": {
         "unisono.transports._core": "a rank of many peers is simulated by channels that lead back to it",
         "unisono.transports.host.sealed_memory.sealed_memory": "the memory of those channels",
     },
@@ -108,7 +108,7 @@ EXCEPTIONS = {
     "transports/rendezvous/roster.py": {
         "unisono.__version__": "ranks of different versions must not meet",
     },
-    "bench/compression.py": {
+    "bench/programs/compression.py": {
         "unisono.frameworks.gradients": "the cost of one part of a reduction is measured, without its collectives",
     },
     "bench/gpu_stages/gpu.py": {
@@ -153,22 +153,22 @@ EXCEPTIONS = {
         "unisono.transports.cuda": "kernels are what is measured",
         "unisono.transports.reductions.definition": "the dtypes of the arrays on which they run",
     },
-    "bench/adapters/regret_rank.py": {
+    "bench/studies/regret_rank.py": {
         "unisono.collectives.measurement.link_probes": "the bench evaluates the model, calibrated in its job",
         "unisono.collectives.measurement.call_trials": "it sends the distance of cores to all ranks",
         "unisono.tuning.decide.choice": "as above",
         "unisono.tuning.machine.parameters": "as above",
     },
-    "bench/selection.py": {
+    "bench/studies/selection.py": {
         "unisono.tuning.decide.rank_interpolation": "the bench evaluates it on recorded times",
         "unisono.algorithms.catalogue.registry": "the closed forms of the algorithms that were measured",
         "unisono.algorithms.catalogue.algorithm": "as above",
     },
-    "bench/mixture.py": {
+    "bench/studies/mixture.py": {
         "unisono.tuning.measure.measurement_log": "the bench compares tables of recorded times",
         "unisono.tuning.decide.table": "as above",
     },
-    "bench/replay.py": {
+    "bench/studies/replay.py": {
         "unisono.tuning.measure.calibrate": "the bench evaluates campaign and model",
         "unisono.tuning.measure.campaign": "as above",
         "unisono.tuning.decide.choice": "as above",
@@ -177,21 +177,21 @@ EXCEPTIONS = {
         "unisono.tuning.decide.table": "as above",
         "unisono.algorithms.catalogue.variants": "the names of what was recorded",
     },
-    "bench/studies.py": {
+    "bench/studies/scaling.py": {
         "unisono.tuning.machine.parameters": "the simulator is what is tried",
         "unisono.tuning.simulator.simulate": "as above",
         "unisono.tuning.machine.topology": "as above",
         "unisono.tuning.simulator.training": "as above",
         "unisono.algorithms.catalogue.registry": "the algorithms that are simulated",
     },
-    "bench/regret.py": {"unisono.transports.host.core_distance": "which placements there are to ask for"},
+    "bench/studies/regret.py": {"unisono.transports.host.core_distance": "which placements there are to ask for"},
     "bench/driver.py": {
         "unisono.transports.host.core_distance": "native threads measure the latency",
     },
-    "bench/campaign.py": {
+    "bench/studies/campaign.py": {
         "unisono.collectives.calls.verification.SAME_EVERYWHERE": "of which calls a damaged result must be detected",
     },
-    "bench/trial_ranks.py": {
+    "bench/studies/trial_ranks.py": {
         "unisono.collectives.calls.verification": "a trial damages the result of a call there",
     },
 }

@@ -87,6 +87,7 @@ def check_wheel(wheel: Path) -> None:
     for_gpus |= {f"unisono/transports/native/core/kernels/{name}" for name in SHARED_HEADERS}
     assert for_gpus <= set(names)
     assert not [name for name in set(names) - for_gpus if name.endswith(NATIVE_SOURCES)]
+    assert not [name for name in names if name.startswith(("unisono/bench/studies/", "unisono/bench/results/"))]
     assert {name.partition("/")[0] for name in names if not name.startswith("unisono-")} == {"unisono"}
 
 

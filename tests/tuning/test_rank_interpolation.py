@@ -11,7 +11,7 @@ import pytest
 
 from unisono.algorithms.catalogue.algorithm import Cost
 from unisono.algorithms.catalogue.registry import ALGORITHMS
-from unisono.bench.selection import main, read
+from unisono.bench.studies.selection import main, read
 from unisono.errors import UsageError
 from unisono.tuning.decide.model import predicted_s
 from unisono.tuning.decide.rank_interpolation import Interpolation, Point, Round, Steps, combined, regret, survivors

@@ -1,7 +1,7 @@
 """``unisono bench``: measures collectives, next to other libraries if these are installed, and much else.
 
 ``unisono bench COLLECTIVE`` measures a collective. ``unisono bench compare`` compares two such measurements. Every
-other name is a program of its own, `unisono.bench.NAME`, with options of its own.
+other name is a program of its own, of `unisono.bench.programs` or `unisono.bench.studies`, with options of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from copy import copy
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -77,34 +78,40 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
     return sizes
 
 
-# The programs of `unisono.bench`, and what they measure.
+# The programs of each package, and what they measure. Only a checkout has those that made the pages of measurements.
 PROGRAMS = {
-    "bootstrap": "The time in which ranks start and meet.",
-    "campaign": "How jobs end in which faults are planted.",
-    "churn": "A swarm whose members are killed, stopped and cut off.",
-    "curves": "Draw saved results as curves.",
-    "compression": "The processor time of compressions of gradients.",
-    "ddp": "Training steps of DDP over Unisono and over Gloo.",
-    "decision": "The cost of the choice of an algorithm at each call.",
-    "faults": "Which sources name the culprit of a planted fault.",
-    "gradients": "The exposed communication of gradients.",
-    "horovod_itself": "Training steps of Horovod itself.",
-    "hybrid": "Hybrid groups beside synchronous training.",
-    "jax_calls": "Calls in compiled programs of JAX.",
-    "joins": "The time in which a process joins a job.",
-    "leaks": "What long use leaves behind.",
-    "memory": "The memory of a rank for its peers.",
-    "mixture": "Decision tables with algorithms of an MPI library.",
-    "overlap": "How far calls overlap with computing.",
-    "regret": "How good the tuner's choices are.",
-    "replay": "Campaigns and the model on recorded times.",
-    "selection": "Choices at unmeasured numbers of ranks.",
-    "shaped": "Allreduce between hosts on slow links.",
-    "studies": "Published scaling studies, repeated by the simulator.",
-    "tls": "The cost of TLS.",
-    "torch_calls": "Calls of torch.distributed over Unisono and Gloo.",
-    "transports": "Messages between two ranks over each transport.",
-    "wan": "Allreduce across a wide-area network.",
+    "unisono.bench": {
+        "curves": "Draw saved results as curves.",
+    },
+    "unisono.bench.programs": {
+        "bootstrap": "The time in which ranks start and meet.",
+        "churn": "A swarm whose members are killed, stopped and cut off.",
+        "compression": "The processor time of compressions of gradients.",
+        "ddp": "Training steps of DDP over Unisono and over Gloo.",
+        "gradients": "The exposed communication of gradients.",
+        "hybrid": "Hybrid groups beside synchronous training.",
+        "jax_calls": "Calls in compiled programs of JAX.",
+        "memory": "The memory of a rank for its peers.",
+        "overlap": "How far calls overlap with computing.",
+        "shaped": "Allreduce between hosts on slow links.",
+        "tls": "The cost of TLS.",
+        "torch_calls": "Calls of torch.distributed over Unisono and Gloo.",
+        "transports": "Messages between two ranks over each transport.",
+        "wan": "Allreduce across a wide-area network.",
+    },
+    "unisono.bench.studies": {
+        "campaign": "How jobs end in which faults are planted.",
+        "decision": "The cost of the choice of an algorithm at each call.",
+        "faults": "Which sources name the culprit of a planted fault.",
+        "horovod_itself": "Training steps of Horovod itself.",
+        "joins": "The time in which a process joins a job.",
+        "leaks": "What long use leaves behind.",
+        "mixture": "Decision tables with algorithms of an MPI library.",
+        "regret": "How good the tuner's choices are.",
+        "replay": "Campaigns and the model on recorded times.",
+        "scaling": "Published scaling studies, repeated by the simulator.",
+        "selection": "Choices at unmeasured numbers of ranks.",
+    },
 }
 
 
@@ -113,7 +120,8 @@ class _Benchmarks(SuggestingGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all benchmarks."""
-        return [*BUS_FACTORS, *super().list_commands(ctx), *PROGRAMS]
+        programs = [name for package, names in PROGRAMS.items() if find_spec(package) for name in names]
+        return [*BUS_FACTORS, *super().list_commands(ctx), *programs]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the benchmark `cmd_name`; None if it does not exist."""
@@ -121,23 +129,26 @@ class _Benchmarks(SuggestingGroup):
             measure = copy(_measure)
             measure.name, measure.short_help = cmd_name, f"Measure {cmd_name}."
             return measure
-        if cmd_name in PROGRAMS:
-            return _program(cmd_name)
+        for package, names in PROGRAMS.items():
+            if cmd_name in names:
+                return _program(package, cmd_name, names[cmd_name])
         return super().get_command(ctx, cmd_name)
 
 
-def _program(name: str) -> click.Command:
-    """Return the command that runs a program of `unisono.bench`, which parses its own arguments."""
+def _program(package: str, name: str, purpose: str) -> click.Command:
+    """Return the command that runs a program of a package, which parses its own arguments."""
 
     def run(arguments: tuple[str, ...]) -> int:
+        if find_spec(package) is None:
+            raise UsageError(f"'{name}' is a study, which the installed package lacks: run it in a checkout of Unisono")
         sys.argv = [f"unisono bench {name}", *arguments]
-        status = importlib.import_module(f"unisono.bench.{name}").main()
+        status = importlib.import_module(f"{package}.{name}").main()
         return status if isinstance(status, int) else 0
 
     settings = {"ignore_unknown_options": True, "help_option_names": []}
     argument = click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
     return click.Command(
-        name, context_settings=settings, params=[argument], callback=run, short_help=PROGRAMS[name], help=PROGRAMS[name]
+        name, context_settings=settings, params=[argument], callback=run, short_help=purpose, help=purpose
     )
 
 

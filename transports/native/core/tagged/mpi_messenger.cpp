@@ -13,7 +13,7 @@ constexpr int success = 0;
 // MPI has no descriptor that reports an event, so a thread that sleeps through the end of a message is late by a whole
 // sleep. So for about a millisecond it yields instead.
 constexpr std::chrono::microseconds max_sleep_time{200};
-constexpr std::uint32_t yields_before_sleep = 1000;
+constexpr std::uint32_t mpi_yields_before_sleep = 1000;
 // At least the size of every MPI's MPI_Status.
 struct alignas(16) MpiStatus {
   std::byte bytes[128];
@@ -146,7 +146,7 @@ class MpiMessenger final : public Messenger {
 
   bool prepare_sleep(std::vector<pollfd>&) override { return true; }
   std::chrono::microseconds max_sleep() const override { return max_sleep_time; }
-  std::uint32_t extra_yields() const override { return yields_before_sleep; }
+  std::uint32_t extra_yields() const override { return mpi_yields_before_sleep; }
 
  private:
   // Whether MPI may be called. After MPI_Finalize, which the program may call at any time, MPI would end the process.

@@ -90,7 +90,7 @@ RequestParam param_of(MemoryType memory) {
 constexpr std::chrono::microseconds max_sleep_with_events{2000};
 constexpr std::chrono::microseconds max_sleep_without_events{200};
 // Waking takes as long as half a megabyte, and the sender gets no event before the end.
-constexpr std::uint32_t yields_before_sleep = 1000;
+constexpr std::uint32_t ucx_yields_before_sleep = 1000;
 
 }  // namespace
 
@@ -281,7 +281,7 @@ bool UcxMessenger::prepare_sleep(std::vector<pollfd>& descriptors) {
   return library_->worker_arm(worker_) != status_busy;
 }
 
-std::uint32_t UcxMessenger::extra_yields() const { return yields_before_sleep; }
+std::uint32_t UcxMessenger::extra_yields() const { return ucx_yields_before_sleep; }
 
 // A worker that has moved something since it was armed may have more to do, such as the rest of a copy, and reports no
 // event for it. So the thread must not sleep then.

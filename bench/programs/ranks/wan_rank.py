@@ -1,4 +1,4 @@
-"""One rank of `unisono.bench.wan`: makes allreduces that all ranks begin at the same moment, and prints their times.
+"""One rank of `unisono bench wan`: makes allreduces that all ranks begin at the same moment, and prints their times.
 
 Run by path as ``wan_rank.py REQUEST``, a JSON object with `sizes`, `algorithms`, `rounds` and `at_once`. Unisono's
 variables say which rank this is. The ranks share a clock, because their hosts are on one machine. So the time of a call

@@ -31,7 +31,7 @@ from unisono.bench.wide_area import MOST_HOSTS, MTU, PRESETS, Area, Line, Way, u
 from unisono.errors import UsageError
 from unisono.foundation.program import begin
 
-RANK = Path(__file__).resolve().parent / "adapters" / "wan_rank.py"
+RANK = Path(__file__).resolve().parent / "ranks" / "wan_rank.py"
 # Headers of IP and TCP with timestamps, in each packet.
 _HEADERS_NBYTES = 52
 

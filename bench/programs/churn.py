@@ -49,6 +49,9 @@ _GATHER_S = 60.0
 # (event, how often it is drawn)
 _EVENTS = {"kill": 3, "stop": 2, "cut": 2, "leave": 1, "enter": 4, "place": 1}
 
+# The module that started interpreters import; this one may be `__main__`.
+_MODULE = "unisono.bench.programs.churn"
+
 
 class Outcome(NamedTuple):
     """The result of a trial.
@@ -269,7 +272,9 @@ class _Trial:
     def _start(self) -> None:
         number = len(self._all)
         log = self._folder / f"calls-{number}.jsonl"
-        command = python_command("from unisono.bench.churn import take_part; take_part()", str(number), str(log))
+        command = python_command(
+            "from unisono.bench.programs.churn import take_part; take_part()", str(number), str(log)
+        )
         environ = {
             **os.environ,
             "UNISONO_KEY_FILE": str(self._folder / "key"),
@@ -287,7 +292,8 @@ class _Trial:
         self._end_place()
         self._place_number += 1
         command = python_command(
-            "from unisono.bench.churn import serve; serve()", self._places[self._place_number % len(self._places)]
+            "from unisono.bench.programs.churn import serve; serve()",
+            self._places[self._place_number % len(self._places)],
         )
         environ = {**os.environ, "UNISONO_KEY_FILE": str(self._folder / "key")}
         self._place = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, text=True)

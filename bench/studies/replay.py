@@ -2,8 +2,8 @@
 
     unisono bench replay --recorded bench/results/recorded.jsonl
 
-The times of every round, from `bench.regret`, stand for the machine. A simulated call takes the time of a random round;
-between two recorded sizes, times are interpolated on logarithmic axes.
+The times of every round, from `unisono bench regret`, stand for the machine. A simulated call takes the time of a
+random round; between two recorded sizes, times are interpolated on logarithmic axes.
 
 The model is calibrated by the even rounds of single algorithms at every second recorded size, as a calibration would
 run them. It is scored by the odd rounds at all sizes. Campaigns with several seeds get parts of the time of the sweep.
@@ -29,9 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.algorithms.catalogue.variants import parsed
-from unisono.bench.judgement import Point, of_model
-from unisono.bench.regret import RESULTS, RUN_S
 from unisono.bench.statistics import usual_s
+from unisono.bench.studies.judgement import Point, of_model
+from unisono.bench.studies.regret import RESULTS, RUN_S
 from unisono.foundation.program import begin
 from unisono.tuning.decide.choice import Question, TunerState, explain
 from unisono.tuning.decide.table import compiled
@@ -127,7 +127,7 @@ def _run_s(call_s: float, usual_s: float) -> float:
 
 
 def read(path: Path) -> list[Recorded]:
-    """Return the places in a file of `bench.regret`, with the times of variants without parameters."""
+    """Return the places in a file of `unisono bench regret`, with the times of variants without parameters."""
     places: dict[tuple[str, int, float], dict[str, dict[int, dict[str, list[float]]]]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)

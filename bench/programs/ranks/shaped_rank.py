@@ -1,4 +1,4 @@
-"""One rank of `unisono.bench.shaped`: measures a byte stream and allreduces in turns, and prints the times.
+"""One rank of `unisono.bench.programs.shaped`: measures a byte stream and allreduces in turns, and prints the times.
 
 Run by path as ``shaped_rank.py ADDRESS OTHER NBYTES ROUNDS ALGORITHM…``: rank 0 sends bytes from ADDRESS to rank OTHER,
 the first one of another host. ALGORITHM is a name, or "auto". Unisono's variables say which rank this is.

@@ -46,7 +46,7 @@ from rich.table import Column, Table
 
 from unisono.bench.namespaces import ip, missing, network
 from unisono.bench.peers import AS_ROOT, MPI_ROOT
-from unisono.bench.trial_ranks import (
+from unisono.bench.studies.trial_ranks import (
     CALLS,
     COMMON_FAULTS,
     COUNTS,
@@ -154,7 +154,7 @@ class _Job:
         binaries = (MPI_ROOT / "openmpi" / "bin").absolute()
         command = [str(binaries / "mpiexec"), "--with-ft", "ulfm", "--map-by", "slot:oversubscribe"]
         command += ["--bind-to", "none", "-n", str(trial.ranks), str(binaries / "python"), "-m"]
-        command += ["unisono.bench.trial_ranks", json.dumps(trial._asdict()), folder]
+        command += ["unisono.bench.studies.trial_ranks", json.dumps(trial._asdict()), folder]
         environ = {**os.environ, **AS_ROOT}
         quiet = subprocess.DEVNULL
         self._launcher = subprocess.Popen(command, env=environ, stdout=quiet, stderr=quiet, start_new_session=True)

@@ -1,4 +1,4 @@
-"""One rank of `unisono.bench.faults`: makes some collectives, and then the fault that its argument names.
+"""One rank of `unisono.bench.studies.faults`: makes some collectives, and then the fault that its argument names.
 
 Run by path as ``faulty_rank.py FAULT``, as each of three ranks. Rank 0 prints "ready" before the fault.
 """

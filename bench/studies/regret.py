@@ -35,8 +35,8 @@ import click
 from rich.console import Console
 
 from unisono.bench import namespaces
-from unisono.bench.judgement import Point, of_model, shown
 from unisono.bench.sizes import parse_sizes
+from unisono.bench.studies.judgement import Point, of_model, shown
 from unisono.errors import UnisonoError
 from unisono.foundation.processes import python_command
 from unisono.foundation.program import begin
@@ -44,8 +44,8 @@ from unisono.transports.host.core_distance import PLACEMENTS
 
 COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "broadcast")
 PLACES = ("shm", "tcp", "shaped")
-RANK = Path(__file__).resolve().parent / "adapters" / "regret_rank.py"
-RESULTS = Path(__file__).resolve().parent / "results" / "regret.jsonl"
+RANK = Path(__file__).resolve().parent / "regret_rank.py"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "regret.jsonl"
 RUN_S = 0.003
 # Algorithms that the tuner uses only if they are named, but that are candidates of a campaign.
 NAMED = {

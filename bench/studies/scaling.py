@@ -1,6 +1,6 @@
 """Published scaling studies, repeated by the simulator: published results, assumptions, and simulated results.
 
-    unisono bench studies [--json]
+    unisono bench scaling [--json]
 
 Nothing is fitted to the published numbers: links have round numbers of the order of the hardware's. Unknown values,
 above all how much the steps of ranks differ, vary over the rows. The studies can show how large each effect is.
@@ -139,7 +139,7 @@ STUDIES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate the studies, and show them."""
-    parser = argparse.ArgumentParser(prog="unisono bench studies", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="unisono bench scaling", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON for machines")
     options = parser.parse_args(arguments)
     results = []

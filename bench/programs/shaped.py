@@ -30,7 +30,7 @@ from unisono.bench.sizes import parse_sizes
 from unisono.errors import UsageError
 from unisono.foundation.program import begin
 
-RANK = Path(__file__).resolve().parent / "adapters" / "shaped_rank.py"
+RANK = Path(__file__).resolve().parent / "ranks" / "shaped_rank.py"
 _AGAIN_S = 1.0
 
 

@@ -1,4 +1,4 @@
-"""One rank of `unisono.bench.regret`: returns the choices at some points, or calibrates and measures everything there.
+"""One rank of `unisono bench regret`: returns the choices at some points, or calibrates and measures everything there.
 
 A machine with other load changes its speed within seconds. So the rounds of all points of a collective are interleaved.
 The model is calibrated before, between and after them, and its prediction is the mean of three. It chooses by the first

@@ -1,4 +1,4 @@
-"""Measures the steps of Horovod itself beside those of `unisono.bench.ddp`: ``unisono bench horovod_itself``.
+"""Measures the steps of Horovod itself beside those of `unisono.bench.programs.ddp`: ``unisono bench horovod_itself``.
 
 It needs Horovod in its environment: see ``docs/measurements/horovod.md``. Horovod runs in ranks of its own, because its
 threads exchange messages every millisecond, also between steps. So the two kinds of ranks train in turns, and
@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import unisono as un
-from unisono.bench import ddp
+from unisono.bench.programs import ddp
 
 
 def main() -> None:

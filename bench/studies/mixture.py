@@ -4,7 +4,7 @@
 
 Under the library's own mpiexec, in the environment that ``make mpi`` creates, `unisono tune` races the algorithms of
 both within the budget, and writes one table. Then one job runs everything at sizes that are not in the table, in
-interleaved rounds, as in `bench.regret`. "Unisono alone" is the choice of the same measurements without MPI's
+interleaved rounds, as in `unisono bench regret`. "Unisono alone" is the choice of the same measurements without MPI's
 algorithms, and "MPI alone" is MPI at every size. One half of the rounds chooses the rival and the other half scores it,
 and then the other way round. The times of every round are appended to bench/results/mixture.jsonl.
 """
@@ -26,10 +26,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from unisono.bench.judgement import Point
 from unisono.bench.peers import MPI_LIBRARIES, mpi_ranks
-from unisono.bench.regret import NAMED, RUN_S, RunRanks, StudySettings, answer, append
 from unisono.bench.sizes import parse_sizes
+from unisono.bench.studies.judgement import Point
+from unisono.bench.studies.regret import NAMED, RUN_S, RunRanks, StudySettings, answer, append
 from unisono.errors import UnisonoError
 from unisono.foundation.program import begin
 from unisono.tuning.decide.table import compiled, dumped, to_json
@@ -37,7 +37,7 @@ from unisono.tuning.measure.measurement_log import Store
 
 COLLECTIVES = ("allreduce", "broadcast", "allgather")
 MPI_NATIVE = "mpi.native"
-RESULTS = Path(__file__).resolve().parent / "results" / "mixture.jsonl"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "mixture.jsonl"
 
 # Returns the variants of a point that a selector is compared with.
 Rivals: TypeAlias = Callable[[Point], Sequence[str]]

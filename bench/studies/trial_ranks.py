@@ -5,7 +5,7 @@ calls. It reports to the campaign by lines of JSON with the keys "fault", "wrong
 
 Ranks of Unisono and Gloo are forked by the campaign. Ranks of MPI are started by `mpiexec`, by this command line::
 
-    python -m unisono.bench.trial_ranks TRIAL FOLDER
+    python -m unisono.bench.studies.trial_ranks TRIAL FOLDER
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank of `unisono.bench.gradients`: trains in several ways, in turns, and prints the times.
+"""One rank of `unisono.bench.programs.gradients`: trains in several ways, in turns, and prints the times.
 
 Run by path with a `_Request` as JSON. Unisono's variables say which rank this is.
 """

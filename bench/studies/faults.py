@@ -2,7 +2,7 @@
 
     sudo unisono bench faults [FAULT...] [--out bench/results/faults.jsonl] [--json]
 
-Each fault is a job of three ranks (`adapters/faulty_rank.py`), mostly with rank 1 as the culprit. There are four
+Each fault is a job of three ranks (`faulty_rank.py`), mostly with rank 1 as the culprit. There are four
 sources: the errors of the other ranks, `unisono postmortem` on the dumps, `unisono top` while the job hangs or is slow,
 and the log of the ranks with the lines of the launcher. A source names the culprit if it has a sentence with the number
 of the rank and the reason; `FAULTS` has these as regular expressions.
@@ -33,7 +33,7 @@ from rich.table import Table
 from unisono.bench.namespaces import address, inside, ip, missing, network
 from unisono.foundation.program import begin
 
-RANK = Path(__file__).resolve().parent / "adapters" / "faulty_rank.py"
+RANK = Path(__file__).resolve().parent / "faulty_rank.py"
 RANKS = 3
 CULPRIT = 1
 SOURCES = ("error", "postmortem", "top", "log")
@@ -63,7 +63,7 @@ class Fault(NamedTuple):
 
     Attributes:
         name: what goes wrong.
-        function: the function of `adapters/faulty_rank.py`.
+        function: the function of `faulty_rank.py`.
         says: for each source, what it must say; or a reason in brackets why it cannot say anything.
         place: makes the place of the ranks, from a folder for files.
         environ: settings other than `SETTINGS`.

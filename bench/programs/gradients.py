@@ -29,7 +29,7 @@ from unisono.bench.namespaces import missing, network, run_ranks
 from unisono.bench.wide_area import MOST_HOSTS, Way, uniform, wide_area
 from unisono.foundation.program import begin
 
-RANK = Path(__file__).resolve().parent / "adapters" / "gradients_rank.py"
+RANK = Path(__file__).resolve().parent / "ranks" / "gradients_rank.py"
 # For each model, a width and a batch with which backward takes at least about as long, on one core, as a link of 1
 # Gbit/s needs for the gradients.
 SIZES = {"digits": (256, 1024), "transformer": (128, 32)}

@@ -1,0 +1,11 @@
+"""The programs that made the pages of `docs/measurements/`, each `unisono bench NAME` in a checkout.
+
+- `campaign.py`, `trial_ranks.py`: seeded faults, and latencies.
+- `faults.py`, `faulty_rank.py`: planted faults, and which sources name the culprit.
+- `leaks.py`: what long use leaves behind. `joins.py`: the time of a join.
+- `decision.py`: the cost of the decision at call time.
+- `regret.py`, `regret_rank.py`, `replay.py`, `selection.py`, `mixture.py`: how good the tuner's choices are.
+  `judgement.py` scores choices.
+- `scaling.py`: published scaling studies, repeated by the simulator.
+- `horovod_itself.py`: training steps of Horovod. `mpi_ring.py`: our ring over the messages of MPI.
+"""
