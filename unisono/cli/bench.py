@@ -96,6 +96,7 @@ PROGRAMS = {
         "shaped": "Allreduce between hosts on slow links.",
         "tls": "The cost of TLS.",
         "torch_calls": "Calls of torch.distributed over Unisono and Gloo.",
+        "training": "The time to a loss, across a wide-area network.",
         "transports": "Messages between two ranks over each transport.",
         "wan": "Allreduce across a wide-area network.",
     },

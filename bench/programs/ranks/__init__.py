@@ -1,1 +1,4 @@
-"""Programs of ranks that benchmarks start by their paths: `gradients_rank.py`, `shaped_rank.py`, `wan_rank.py`."""
+"""Programs of ranks that benchmarks start by path.
+
+`gradients_rank.py`, `shaped_rank.py`, `training_rank.py`, `wan_rank.py`.
+"""
