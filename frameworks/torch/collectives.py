@@ -415,7 +415,7 @@ def check_gpu(group: Any) -> None:
     if gpu_backend != NAME:
         raise UsageError(
             f"this group was created with the backend {backends!r}, but torch uses {NAME!r} for all devices, because "
-            f"that is written in Python: create a group for tensors on a GPU by new_group(backend={gpu_backend!r})"
+            f"{NAME!r} is written in Python: create a group for tensors on a GPU by new_group(backend={gpu_backend!r})"
         )
 
 

@@ -109,7 +109,6 @@ class Session:
     def __init__(self, identity: RankIdentity, options: Options) -> None:
         self.identity = identity
         self.latest_epoch = identity.epoch
-        self._answer_timeout_s = options.rendezvous_timeout_s
         self._heartbeat_timeout_s = options.heartbeat_timeout_s
         recorded_calls = MOST_RECORDED if options.trace else options.recorded_calls
         self.control = _core.Control(

@@ -139,6 +139,7 @@ class Resumption:
     def admit(self, hello: Hello, sock: socket.socket) -> None:
         """Take over a connection of purpose TCP_RESUME or TCP_REDIAL that another rank has dialled."""
         lane, asks = lane_on_dialled_rank(hello), hello.purpose is Purpose.TCP_REDIAL
+        # A request comes from the rank that was dialled, so the lane of its sender is that of this rank's messages.
         if asks and lane == _core.RECEIVING_LANE:
             lane = _core.SENDING_LANE
         stream = Stream(hello.communicator, lane, hello.sender, stream_of(hello))
