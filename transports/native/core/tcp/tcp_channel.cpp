@@ -15,9 +15,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t block_nbytes = 256 << 10;
+constexpr std::size_t largest_block_nbytes = 256 << 10;
+// A new connection buffers this much. A longer block would have to wait for acknowledgements of its start, while the
+// other streams wait for their turn.
+constexpr std::size_t shared_block_nbytes = 64 << 10;
 // Space for a block with its checksum, and for a little of the data after it.
-constexpr std::size_t most_read_ahead_nbytes = block_nbytes + 4096;
+constexpr std::size_t most_read_ahead_nbytes = largest_block_nbytes + 4096;
 // The payload of a message up to this length is gathered, so it is sent in one call even if it lies in many places.
 constexpr std::size_t most_gathered_nbytes = 4096;
 // A plain receive of at least this many bytes goes from the kernel directly into its destination.
@@ -27,24 +30,25 @@ constexpr std::size_t direct_read_nbytes = 16 << 10;
 // at most as far back as that kernel buffers; Linux buffers 6 MiB by default.
 constexpr std::size_t kept_checked_nbytes = 8 << 20;
 
-std::size_t block_remaining(std::uint64_t position, std::uint64_t nbytes) {
-  return static_cast<std::size_t>(std::min<std::uint64_t>(block_nbytes - position % block_nbytes, nbytes - position));
-}
-
 }  // namespace
 
 TcpChannel::TcpChannel(std::int32_t peer, std::vector<Connection> connections, const TcpTerms& terms)
     : Channel(peer, "tcp"), terms_(terms), header_read_ahead_(most_read_ahead_nbytes) {
   if (connections.empty() || connections.size() > TcpTerms::most_streams)
     throw std::invalid_argument("a TCP channel needs 1 to " + std::to_string(TcpTerms::most_streams) + " connections");
+  block_nbytes_ = connections.size() == 1 ? largest_block_nbytes : shared_block_nbytes;
   const std::size_t kept_nbytes = terms.checksum ? kept_checked_nbytes : 0;
   for (Connection& connection : connections)
     streams_.emplace_back(std::move(connection), most_read_ahead_nbytes, kept_nbytes);
   out_stream_ = streams_.data();
 }
 
+std::size_t TcpChannel::block_remaining(std::uint64_t position, std::uint64_t nbytes) const {
+  return static_cast<std::size_t>(std::min<std::uint64_t>(block_nbytes_ - position % block_nbytes_, nbytes - position));
+}
+
 TcpStream& TcpChannel::stream_of(std::uint64_t position) {
-  return streams_[static_cast<std::size_t>(position / block_nbytes % streams_.size())];
+  return streams_[static_cast<std::size_t>(position / block_nbytes_ % streams_.size())];
 }
 
 bool TcpChannel::begin(const Header& header, Whole whole, MemoryType /*memory*/) {
@@ -83,7 +87,7 @@ std::size_t TcpChannel::write(const std::byte* data, std::size_t nbytes) {
   }
   if (terms_.checksum) out_checksum_ = crc32c(out_checksum_, data, taken);
   out_done_ += taken;
-  if (taken != 0 && (out_done_ == out_nbytes_ || out_done_ % block_nbytes == 0)) end_block();
+  if (taken != 0 && (out_done_ == out_nbytes_ || out_done_ % block_nbytes_ == 0)) end_block();
   return taken;
 }
 
@@ -188,7 +192,7 @@ void TcpChannel::consume(std::size_t nbytes) {
 void TcpChannel::advance_position(TcpStream& stream, std::size_t nbytes) {
   in_done_ += nbytes;
   const bool ends_message = in_done_ == in_header_.nbytes;
-  if (block_verified_ && nbytes != 0 && (ends_message || in_done_ % block_nbytes == 0)) {
+  if (block_verified_ && nbytes != 0 && (ends_message || in_done_ % block_nbytes_ == 0)) {
     stream.take(sizeof(BlockChecksum));
     block_verified_ = false;
   }

@@ -2,10 +2,10 @@
 //
 // Theory of operation
 // -------------------
-// A message is a header (tcp_wire.h) and then the payload, in blocks of 256 KiB. If payloads are checked, a checksum
-// follows each block. Block k travels on stream k modulo the number of streams, and headers on stream 0. So both sides
-// know which bytes come where, and a small message needs one stream only. Each side handles the blocks in order, while
-// the kernel's buffers keep the other streams busy.
+// A message is a header (tcp_wire.h) and then the payload, in blocks of 256 KiB, or of 64 KiB over several
+// streams. If payloads are checked, a checksum follows each block. Block k travels on stream k modulo the number of
+// streams, and headers on stream 0. So both sides know which bytes come where, and a small message needs one stream
+// only. Each side handles the blocks in order, while the kernel's buffers keep the other streams busy.
 //
 // The sender gathers a small message and passes it to the kernel in one call. It sends a large one block by block from
 // the caller's memory.
@@ -67,6 +67,7 @@ class TcpChannel final : public Channel {
   std::chrono::microseconds max_sleep() const override;
 
  private:
+  std::size_t block_remaining(std::uint64_t position, std::uint64_t nbytes) const;
   TcpStream& stream_of(std::uint64_t position);
   TcpStream* next_stream();
   void end_block();
@@ -79,6 +80,7 @@ class TcpChannel final : public Channel {
   std::string arrived(const char* how) const;
 
   TcpTerms terms_;
+  std::size_t block_nbytes_;
   std::vector<TcpStream> streams_;
 
   // Sending. Only the stream used last can have waiting bytes, and streams that have been resumed.

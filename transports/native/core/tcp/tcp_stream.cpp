@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -50,6 +51,26 @@ void do_without_pacing(int socket) {
   ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, reno, sizeof reno - 1);  // on failure the kernel's default stays
 }
 
+// On a network with a round trip of this many microseconds, the loss of few packets must not slow a stream down.
+constexpr std::uint32_t far_us = 5000;
+// The place of the least round trip in the kernel's tcp_info, of which the C library knows only the beginning.
+constexpr std::size_t min_rtt_offset = 148;
+constexpr std::size_t tcp_info_nbytes = 192;
+constexpr std::uint32_t unmeasured = 0xffffffff;
+
+// Reno and CUBIC take a lost packet for congestion, and a window of one long round trip is lost with it: at 100 ms and
+// a loss of 0.1 %, CUBIC carries 5 Mbit/s of 200. BBR sends at the rate at which data arrives.
+void endure_losses(int socket) {
+  std::array<std::byte, tcp_info_nbytes> info{};
+  socklen_t nbytes = tcp_info_nbytes;
+  std::uint32_t least_us = 0;
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, info.data(), &nbytes) != 0) return;
+  std::memcpy(&least_us, info.data() + min_rtt_offset, sizeof least_us);
+  if (nbytes < min_rtt_offset + sizeof least_us || least_us < far_us || least_us == unmeasured) return;
+  static constexpr char bbr[] = "bbr";
+  ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, bbr, sizeof bbr - 1);  // on failure the kernel's default stays
+}
+
 }  // namespace
 
 TcpStream::TcpStream(Connection connection, std::size_t read_ahead_nbytes, std::size_t kept_nbytes)
@@ -67,7 +88,7 @@ void TcpStream::prepare(Connection connection) {
   if (flags < 0 || ::fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK) != 0)
     throw std::system_error(errno, std::generic_category(), "fcntl of a channel");
   stays_in_the_kernel_ = stays_in_the_kernel(socket_.get());
-  if (stays_in_the_kernel_) do_without_pacing(socket_.get());
+  stays_in_the_kernel_ ? do_without_pacing(socket_.get()) : endure_losses(socket_.get());
   silence_.reset();
 }
 
