@@ -135,8 +135,8 @@ class VerifiedCall(ExecutableCall):
     """A call whose result the ranks compare.
 
     Args:
-        verifier: that of the communicator.
-        call: the call.
+        verifier: compares the results of all calls of the communicator.
+        call: the call to run; it is planned already.
 
     Attributes:
         exchange: the call that exchanges the checksums of the ranks.

@@ -18,7 +18,7 @@ from unisono.collectives.calls.prepared import BoundArray
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.contracts import HostCalls
 from unisono.collectives.device.nccl_refusals import refusal_by_nccl
-from unisono.collectives.device.segments import Run, Segment, segments_of
+from unisono.collectives.device.segments import PartialCall, Run, partial_calls
 from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError
@@ -37,7 +37,7 @@ from unisono.tuning.decide.choice import Explanation
 from unisono.tuning.decide.device_routes import LINK, routes_of
 
 # Bytes of the whole vector that are staged at once.
-SEGMENT_NBYTES = 4 << 20
+PART_NBYTES = 4 << 20
 # The most calls of which something is known.
 _MOST_KNOWN = 256
 
@@ -215,8 +215,8 @@ class Staged:
         return None
 
     def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
-        segments = [segment for array in call.checked.arrays for segment in self._segments(array, call, deadline)]
-        self._staging.run(segments, ready, finished, deadline)
+        parts = [part for array in call.checked.arrays for part in self._parts(array, call, deadline)]
+        self._staging.run(parts, ready, finished, deadline)
 
     def fail(self, error: UnisonoError) -> None:
         """Do nothing: no stream of this route waits for another rank."""
@@ -231,28 +231,28 @@ class Staged:
     def close(self, deadline: Deadline) -> None:
         self._staging.close(deadline)
 
-    def _segments(self, array: BoundArray, call: CheckedDeviceCall, deadline: Deadline) -> list[staging.Segment]:
-        """Return the segments of one array."""
+    def _parts(self, array: BoundArray, call: CheckedDeviceCall, deadline: Deadline) -> list[staging.StagedPart]:
+        """Return the parts of one array."""
         spec = array.spec
         assert spec.layout is not None, "a call on a device has an array"
         assert spec.dtype is not None, "an array has a dtype"
         itemsize = spec.dtype.itemsize
-        segments = segments_of(spec.collective, spec.layout, self._size, max(1, SEGMENT_NBYTES // itemsize))
+        parts = partial_calls(spec.collective, spec.layout, self._size, max(1, PART_NBYTES // itemsize))
         # An exscan leaves `out` of rank 0 as it is, because no rank comes before. A new result gets zeros instead.
         is_kept = spec.collective == "exscan" and self._rank == 0 and not call.memory.is_new(array.result)
         return [
-            staging.Segment(
-                _pieces(array.source, segment.reads, itemsize),
-                _pieces(array.target, segment.writes, itemsize, is_kept=is_kept),
-                partial(self._exchange, array, segment, deadline),
+            staging.StagedPart(
+                _pieces(array.source, part.reads, itemsize),
+                _pieces(array.target, part.writes, itemsize, is_kept=is_kept),
+                partial(self._exchange, array, part, deadline),
             )
-            for segment in segments
+            for part in parts
         ]
 
     def _exchange(
-        self, array: BoundArray, segment: Segment, deadline: Deadline, source: AnyArray, target: AnyArray
+        self, array: BoundArray, part: PartialCall, deadline: Deadline, source: AnyArray, target: AnyArray
     ) -> None:
-        """Make the host call of one segment."""
+        """Make the host call of one part."""
         spec = array.spec
         assert spec.dtype is not None, "a call on a device has an array"
         dtype = numpy_dtype(spec.dtype)
@@ -261,7 +261,7 @@ class Staged:
         out = target.view(dtype) if array.target is not None else None
         # A rank that only receives a broadcast passes the memory for it as `x`.
         x = source.view(dtype) if array.source is not None else out if spec.collective == "broadcast" else None
-        self._host._call_on_host(spec, x, out, segment.counts, deadline.remaining_s())
+        self._host._call_on_host(spec, x, out, part.counts, deadline.remaining_s())
 
 
 def address_of(array: AnyArray | None) -> int:

@@ -1,10 +1,11 @@
-"""Cuts a call on GPU arrays into segments that are staged through the host. Pure arithmetic, equal on all ranks.
+"""Cuts a call on GPU arrays into smaller calls that are staged through the host. Pure arithmetic, equal on all ranks.
 
 Every share is cut into the same number of parts. So the k-th parts of all ranks form a call of their own, and its
 results are the k-th parts of the results.
 
 >>> from unisono.collectives.calls.shapes import layout_of
->>> [(part.reads, part.writes) for part in segments_of("allgather", layout_of("allgather", (4,), size=2, rank=1), 2, 4)]
+>>> layout = layout_of("allgather", (4,), size=2, rank=1)
+>>> [(part.reads, part.writes) for part in partial_calls("allgather", layout, 2, 4)]
 [(((0, 2),), ((0, 2), (4, 2))), (((2, 2),), ((2, 2), (6, 2)))]
 """
 
@@ -20,7 +21,7 @@ from unisono.collectives.calls.shapes import Extents, Layout
 Run: TypeAlias = tuple[int, int]
 
 
-class Segment(NamedTuple):
+class PartialCall(NamedTuple):
     """One of the smaller calls that a call is cut into.
 
     Attributes:
@@ -33,10 +34,10 @@ class Segment(NamedTuple):
     counts: tuple[Extents, ...] | None
 
 
-def segments_of(collective: str, layout: Layout, size: int, most: int) -> list[Segment]:
-    """Return the segments of a call on `size` ranks, each of about `most` elements of the whole vector.
+def partial_calls(collective: str, layout: Layout, size: int, most: int) -> list[PartialCall]:
+    """Return the smaller calls of a call on `size` ranks, each on about `most` elements of the whole vector.
 
-    There is one segment if no rank knows the length of the whole vector.
+    There is one if no rank knows the length of the whole vector.
     """
     contract = CONTRACTS[collective]
     parts = max(1, -(-layout.whole // most))
@@ -46,7 +47,7 @@ def segments_of(collective: str, layout: Layout, size: int, most: int) -> list[S
     ]
     rows = None if layout.rows is None else [[count * layout.row for count in counts] for counts in layout.rows]
     return [
-        Segment(
+        PartialCall(
             _runs(shares[0], part, parts),
             _runs(shares[1], part, parts),
             None if rows is None else tuple(tuple(_cut(count, part, parts)[1] for count in counts) for counts in rows),

@@ -30,13 +30,13 @@ from unisono.frameworks.data_parallel.layers import Frame
 LAST = -1
 
 
-class Desk(Protocol):
-    """The clock or a center: the object of a server that handles the messages of the groups."""
+class Handler(Protocol):
+    """The clock or a center, either of which handles messages of the groups on a server."""
 
     def take(self, group: int, frame: Frame) -> list[tuple[int, Frame]]:
         """Handle the message of a group of ranks. Return (group, answer) for each group that gets an answer now.
 
-        The desk writes each answer into the frame that the group has sent.
+        An answer is the frame that its group has sent, with new content.
         """
 
     @property

@@ -26,7 +26,7 @@ from unisono import Communicator, UsageError, Work, wait_all
 from unisono.foundation.autograph import unconverted
 from unisono.foundation.uncopyable import uncopyable
 from unisono.frameworks.arrays import FlatArray, Named, first_names, flatten, flatten_all, pairs_of
-from unisono.frameworks.data_parallel.center import LAST, Center, Clock, Desk
+from unisono.frameworks.data_parallel.center import LAST, Center, Clock, Handler
 from unisono.frameworks.data_parallel.layers import Frame, change, layers_of, read, spread, write
 from unisono.frameworks.data_parallel.parameters import check_names, check_writable, verify_sync
 from unisono.frameworks.data_parallel.servers import FOREVER_S, Server
@@ -99,7 +99,7 @@ class HybridGroups:
         self.index = next(index for index, ranks in enumerate(members) if world.rank in ranks)
         self.group = world.subgroup(members[self.index])
         self._to_servers, self._to_leaders = world.dup(), world.dup()
-        # Each layer has a desk, by its index, and the clock is the last desk.
+        # Each layer has a handler, by its index, and the clock is the last handler.
         self._clock = len(self._layers)
         self._server_of = (*spread(self._layers, serving), serving[0])
         # By layer: the values that this group got last, and on its leader those that it gets next and its changes.
@@ -107,9 +107,9 @@ class HybridGroups:
         self._ticket = Frame(None)
         for layer, frame in zip(self._layers, self._base, strict=True):
             read(layer, lent, frame.values)
-        self._desks = self._desks_of_this_rank(members, staleness)
+        self._handlers = self._handlers_of_this_rank(members, staleness)
         leaders = [ranks[0] for ranks in members]
-        self._server = Server(self._to_servers, self._to_leaders, self._desks, self._frame_for, leaders)
+        self._server = Server(self._to_servers, self._to_leaders, self._handlers, self._frame_for, leaders)
         self.contributions = 0
         self._is_finished = self._is_closed = False
 
@@ -156,10 +156,10 @@ class HybridGroups:
             sent, _ = self._send(dict(enumerate(self._changes)))
             wait_all(sent)
         self._server.wait()
-        for index, desk in self._desks.items():
-            if isinstance(desk, Center):
-                self._base[index].values[...] = desk.values
-                self._base[index].numbers[1] = desk.version
+        for index, handler in self._handlers.items():
+            if isinstance(handler, Center):
+                self._base[index].values[...] = handler.values
+                self._base[index].numbers[1] = handler.version
         with self._world.group():
             for frame, server in zip(self._base, self._server_of, strict=False):
                 self._world.broadcast(frame.memory, server, out=frame.memory, timeout_s=FOREVER_S)
@@ -187,15 +187,15 @@ class HybridGroups:
             raise UsageError("the parameters differ from those at the start: pass the same names, shapes and dtypes")
         return all_lent, lent
 
-    def _desks_of_this_rank(self, members: Sequence[Sequence[int]], staleness: int) -> dict[int, Desk]:
+    def _handlers_of_this_rank(self, members: Sequence[Sequence[int]], staleness: int) -> dict[int, Handler]:
         weights = {group: len(ranks) / self._world.size for group, ranks in enumerate(members)}
-        desks: dict[int, Desk] = {}
+        handlers: dict[int, Handler] = {}
         for index, server in enumerate(self._server_of):
             if server == self._world.rank and index == self._clock:
-                desks[index] = Clock(len(members), staleness)
+                handlers[index] = Clock(len(members), staleness)
             elif server == self._world.rank:
-                desks[index] = Center(self._base[index].values.copy(), weights)
-        return desks
+                handlers[index] = Center(self._base[index].values.copy(), weights)
+        return handlers
 
     def _frame_for(self, index: int) -> Frame:
         return Frame(None if index == self._clock else self._layers[index])
@@ -219,7 +219,7 @@ class HybridGroups:
             changes.numbers[:] = self._ticket.numbers
 
     def _ask(self, frames: Mapping[int, Frame], answers: Mapping[int, Frame]) -> None:
-        """Send frames to desks, by index, and wait for the answers of all."""
+        """Send frames to handlers, by index, and wait for the answers of all."""
         receiving = [
             self._to_leaders.recv(answer.memory, self._server_of[index], index, wait=False)
             for index, answer in answers.items()
@@ -231,7 +231,7 @@ class HybridGroups:
             answers[index].memory[...] = answer.result().memory
 
     def _send(self, frames: Mapping[int, Frame]) -> tuple[list[Work[None]], dict[int, Future[Frame]]]:
-        """Send frames to desks; return the sends in flight, and the answers of the desks on this rank."""
+        """Send frames to handlers; return the sends in flight, and the answers of the handlers on this rank."""
         sent, own = [], {}
         for index, frame in frames.items():
             if self._server_of[index] == self._world.rank:

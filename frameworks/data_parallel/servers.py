@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-For each desk, which is a center or the clock, a server has one receive from any source in flight. Its callback passes
-the message to the desk, sends the answers that are due without waiting, and starts the next receive. So no thread runs
-while no message arrives, and a rank serves while it computes. A rank cannot send messages to itself, so the leader on
-the server's own rank calls `submit` and gets its answer as a future. After the last message of the last group no
-receive is started, so none is in flight when the communicators are closed. Any failure ends all.
+For each handler, which is a center or the clock, a server has one receive from any source in flight. Its callback
+passes the message to the handler, sends the answers that are due without waiting, and starts the next receive. So no
+thread runs while no message arrives, and a rank serves while it computes. A rank cannot send messages to itself, so the
+leader on the server's own rank calls `submit` and gets its answer as a future. After the last message of the last group
+no receive is started, so none is in flight when the communicators are closed. Any failure ends all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from unisono import ANY_SOURCE, Communicator, UnisonoError, Work
-from unisono.frameworks.data_parallel.center import LAST, Desk
+from unisono.frameworks.data_parallel.center import LAST, Handler
 from unisono.frameworks.data_parallel.layers import Frame
 
 # The time limit of calls that wait for groups: groups may train for any time, and lost ranks are detected anyway.
@@ -26,13 +26,13 @@ FOREVER_S = 1e8
 
 
 class Server:
-    """The desks of one rank.
+    """The handlers of one rank.
 
     Args:
-        to_servers: carries messages; the tag is the index of the desk.
-        to_leaders: carries answers; the tag is the index of the desk.
-        desks: the desks of this rank, by index.
-        make_frame: ``make_frame(index)`` returns a new frame for the messages of a desk.
+        to_servers: carries messages; the tag is the index of the handler.
+        to_leaders: carries answers; the tag is the index of the handler.
+        handlers: the handlers of this rank, by index.
+        make_frame: ``make_frame(index)`` returns a new frame for the messages of a handler.
         leaders: the leader of each group.
     """
 
@@ -40,21 +40,21 @@ class Server:
         self,
         to_servers: Communicator,
         to_leaders: Communicator,
-        desks: Mapping[int, Desk],
+        handlers: Mapping[int, Handler],
         make_frame: Callable[[int], Frame],
         leaders: Sequence[int],
     ) -> None:
         self._to_servers, self._to_leaders = to_servers, to_leaders
-        self._desks, self._make_frame, self._leaders = desks, make_frame, leaders
+        self._handlers, self._make_frame, self._leaders = handlers, make_frame, leaders
         self._group_of = {leader: group for group, leader in enumerate(leaders)}
         self._own_group = self._group_of.get(to_servers.rank)
-        self._lock = threading.Lock()  # of the state below, and of the desks
-        self._spare: dict[int, list[Frame]] = {index: [] for index in desks}
-        self._own: dict[int, Future[Frame]] = {}  # answers to this rank, by desk
+        self._lock = threading.Lock()  # of the state below, and of the handlers
+        self._spare: dict[int, list[Frame]] = {index: [] for index in handlers}
+        self._own: dict[int, Future[Frame]] = {}  # answers to this rank, by handler
         self._ended: Future[None] = Future()
-        # By desk, how many leaders on other ranks have not sent the last message of their group.
-        self._remote = dict.fromkeys(desks, len(leaders) - (self._own_group is not None))
-        if not desks:
+        # By handler, how many leaders on other ranks have not sent the last message of their group.
+        self._remote = dict.fromkeys(handlers, len(leaders) - (self._own_group is not None))
+        if not handlers:
             self._ended.set_result(None)
         for index, leaders_to_hear in self._remote.items():
             if leaders_to_hear:
@@ -76,7 +76,7 @@ class Server:
         return answer
 
     def wait(self) -> None:
-        """Wait until all groups have sent their last message to all desks of this rank.
+        """Wait until all groups have sent their last message to all handlers of this rank.
 
         Raises:
             UnisonoError: the error of a failure.
@@ -84,7 +84,7 @@ class Server:
         self._ended.result()
 
     def _receive(self, index: int) -> None:
-        """Start the receive of the next message for a desk."""
+        """Start the receive of the next message for a handler."""
         spare = self._spare[index]
         frame = spare.pop() if spare else self._make_frame(index)
         work = self._to_servers.recv(frame.memory, ANY_SOURCE, index, wait=False, timeout_s=FOREVER_S)
@@ -108,13 +108,13 @@ class Server:
             raise
 
     def _take(self, index: int, group: int, frame: Frame) -> None:
-        for answered_group, answer in self._desks[index].take(group, frame):
+        for answered_group, answer in self._handlers[index].take(group, frame):
             if answered_group == self._own_group:
                 self._own.pop(index).set_result(answer)
             else:
                 sent = self._to_leaders.send(answer.memory, self._leaders[answered_group], index, wait=False)
                 sent.add_done_callback(partial(self._reuse, index, answer))
-        if not any(desk.active_groups for desk in self._desks.values()) and not self._ended.done():
+        if not any(handler.active_groups for handler in self._handlers.values()) and not self._ended.done():
             self._ended.set_result(None)
 
     def _reuse(self, index: int, frame: Frame, _: Work[None]) -> None:

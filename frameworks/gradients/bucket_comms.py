@@ -25,8 +25,8 @@ from unisono.frameworks.arrays import FlatArray
 from unisono.frameworks.gradients.compression import compression_of
 from unisono.frameworks.gradients.layout import Piece
 from unisono.frameworks.gradients.on_device import (
+    DeviceBucketComm,
     GradientMemory,
-    Lane,
     is_compressible_on_device,
     reduction_on,
 )
@@ -42,12 +42,12 @@ class Teams(NamedTuple):
     """How many bucket communicators a reducer has, and on which cores their threads run.
 
     Attributes:
-        lanes: the number of bucket communicators, the same on every rank; None for the default.
+        bucket_comms: the number of bucket communicators, the same on every rank; None for the default.
         cores: the cores that the threads are bound to: thread k gets core k modulo their number. If it is empty, no
             thread is bound.
     """
 
-    lanes: int | None = None
+    bucket_comms: int | None = None
     cores: tuple[int, ...] = ()
 
 
@@ -64,7 +64,9 @@ def resolved_teams(teams: Teams | int | None, hosts: int, lag: int, compression:
     if compression is not None:
         compression_of(compression)
     requested = teams if isinstance(teams, Teams) else Teams(teams)
-    count = 1 + lag + (hosts > 1 or compression is not None) if requested.lanes is None else requested.lanes
+    count = requested.bucket_comms
+    if count is None:
+        count = 1 + lag + (hosts > 1 or compression is not None)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise UsageError(f"teams must be a positive number of bucket communicators, or Teams, not {teams!r}")
     allowed_cores = os.sched_getaffinity(0)
@@ -76,12 +78,12 @@ def resolved_teams(teams: Teams | int | None, hosts: int, lag: int, compression:
 class _BucketComm(NamedTuple):
     """One bucket communicator: a communicator for each collective of a reduction, and the queue between the two.
 
-    For buckets on a device it is one communicator with a lane.
+    For buckets on a device it is one communicator, with a stream and a thread in `on_device`.
     """
 
     communicators: Sequence[Communicator]
     queue: ReductionQueue
-    lane: Lane | None = None
+    on_device: DeviceBucketComm | None = None
 
     def bind(self, core: int) -> None:
         """Bind the threads of the communicators to a core.
@@ -113,7 +115,7 @@ class BucketComms:
     ) -> None:
         self._op, self._compression, self._timeout_s = op, compression, timeout_s
         self._form = None if compression is None else compression_of(compression)
-        self._world, self._count = world, teams.lanes or 1
+        self._world, self._count = world, teams.bucket_comms or 1
         self._cores = teams.cores
         self._comms: list[_BucketComm] = []
 
@@ -125,8 +127,8 @@ class BucketComms:
         collectives = len(self._form.calls) if self._form is not None and workspace is None else 1
         while len(self._comms) < self._count:
             communicators = [self._world.dup() for _ in range(collectives)]
-            lane = None if workspace is None else Lane(communicators[0], workspace)
-            comm = _BucketComm(communicators, ReductionQueue(), lane)
+            on_device = None if workspace is None else DeviceBucketComm(communicators[0], workspace)
+            comm = _BucketComm(communicators, ReductionQueue(), on_device)
             if self._cores:
                 comm.bind(self._cores[len(self._comms) % len(self._cores)])
             self._comms.append(comm)
@@ -155,10 +157,10 @@ class BucketComms:
             state: by kind, the state of the bucket, float32; None if the bucket is not compressed.
             pieces: the gradients in the bucket.
         """
-        communicators, queue, lane = self._comms[(step + place) % len(self._comms)]
-        if lane is not None:
+        communicators, queue, on_device = self._comms[(step + place) % len(self._comms)]
+        if on_device is not None:
             residual = None if state is None else state["residuals"]
-            return reduction_on(lane, memory, residual, self._compression, self._op, self._timeout_s)
+            return reduction_on(on_device, memory, residual, self._compression, self._op, self._timeout_s)
         if state is None or self._form is None:
             plan = communicators[0].plan("allreduce", memory, op=self._op, out=memory, timeout_s=self._timeout_s)
             return partial(plan, wait=False)
@@ -186,8 +188,8 @@ class BucketComms:
         for communicator in self._communicators():
             communicator.close()
         for comm in self._comms:
-            if comm.lane is not None:
-                comm.lane.close()
+            if comm.on_device is not None:
+                comm.on_device.close()
         self._comms = []
 
     def _communicators(self) -> Iterator[Communicator]:

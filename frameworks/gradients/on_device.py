@@ -4,13 +4,15 @@ Theory of operation
 -------------------
 The reducer has a `Workspace` on the device. Its stream waits for the stream on which the program uses a gradient. When
 the last gradient of a bucket has been passed, one kernel packs all gradients of the bucket. Each bucket communicator
-(`Lane`) has a stream of its own, which waits for the kernel. So backward goes on meanwhile, and so do other buckets.
-When a step is handed out, one kernel unpacks all gradients, and the current streams of the program wait for it.
+(`DeviceBucketComm`) has a stream of its own, which waits for the kernel. So backward goes on meanwhile, and so do other
+buckets. When a step is handed out, one kernel unpacks all gradients, and the current streams of the program wait for
+it.
 
 With compression, a bucket travels as codes with fewer bits (`transports.cuda.quantised_form`), and what rounding loses
 is added to the next gradients. Each rank owns a part of the bucket. A rank quantises the part of each owner, the ranks
 exchange the parts, and each owner adds up what it received, in float32, and quantises the result for all. A thread of
-the lane issues these steps in their order, because each one needs the one before, and so all ranks issue them alike.
+the bucket communicator issues these steps in their order, because each one needs the one before, and so all ranks issue
+them alike.
 """
 
 from __future__ import annotations
@@ -210,7 +212,7 @@ def check_compressible_on_device(gradients: Iterable[Gradient], compression: str
             )
 
 
-class Lane:
+class DeviceBucketComm:
     """A bucket communicator for buckets on a device: its stream, and a thread that issues compressed reductions."""
 
     def __init__(self, communicator: Communicator, workspace: Workspace) -> None:
@@ -218,21 +220,21 @@ class Lane:
         self.stream = workspace.stream_for(communicator)
         self.thread = ThreadPoolExecutor(1, "unisono-gradients")
 
-    def start(self, run: Callable[[], object]) -> LaneReduction:
+    def start(self, run: Callable[[], object]) -> DeviceReduction:
         """Let the thread issue a reduction, behind the work that the stream of the workspace has now."""
         self.workspace.order(self.stream, self.workspace.stream)
-        return LaneReduction(self, self.thread.submit(run))
+        return DeviceReduction(self, self.thread.submit(run))
 
     def close(self) -> None:
         """End the thread. The communicator has been closed, so its calls have ended."""
         self.thread.shutdown()
 
 
-class LaneReduction:
-    """A reduction on a lane, which is a `Pending`. It has ended when all of it has been issued to the device."""
+class DeviceReduction:
+    """A reduction on a device, which is a `Pending`. It has ended when all of it has been issued to the device."""
 
-    def __init__(self, lane: Lane, future: Future[object]) -> None:
-        self._lane, self._future = lane, future
+    def __init__(self, comm: DeviceBucketComm, future: Future[object]) -> None:
+        self._comm, self._future = comm, future
 
     def done(self) -> bool:
         return self._future.done()
@@ -240,40 +242,40 @@ class LaneReduction:
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until all has been issued, and let the stream of the workspace wait for its end on the device."""
         self._future.result(timeout_s)
-        self._lane.workspace.order(self._lane.workspace.stream, self._lane.stream)
+        self._comm.workspace.order(self._comm.workspace.stream, self._comm.stream)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         self._future.add_done_callback(lambda _: callback(self))
 
 
 def reduction_on(
-    lane: Lane, memory: Vector, residual: Vector | None, form: str | None, op: str, timeout_s: float | None
+    comm: DeviceBucketComm, memory: Vector, residual: Vector | None, form: str | None, op: str, timeout_s: float | None
 ) -> Callable[[], Pending]:
     """Return a function that starts the reduction of a bucket in place; its residual is None without compression."""
-    memory = memory.on(lane.stream)
+    memory = memory.on(comm.stream)
     if residual is None or form is None:
-        run = lane.communicator.plan("allreduce", memory, op=op, out=memory, timeout_s=timeout_s)
+        run = comm.communicator.plan("allreduce", memory, op=op, out=memory, timeout_s=timeout_s)
     else:
         reduction = _ByCodes if DTYPES[form].itemsize == 1 else _InNarrowFloats
-        run = reduction(lane, memory, residual.on(lane.stream), form, op, timeout_s).run
-    return lambda: lane.start(run)
+        run = reduction(comm, memory, residual.on(comm.stream), form, op, timeout_s).run
+    return lambda: comm.start(run)
 
 
 class _InNarrowFloats:
     """The reduction of a bucket in float16 or bfloat16: one allreduce, which adds up in float32 and rounds once."""
 
     def __init__(
-        self, lane: Lane, memory: Vector, residual: Vector, form: str, op: str, timeout_s: float | None
+        self, comm: DeviceBucketComm, memory: Vector, residual: Vector, form: str, op: str, timeout_s: float | None
     ) -> None:
-        self._lane, self._memory, self._residual = lane, memory, residual
+        self._comm, self._memory, self._residual = comm, memory, residual
         self._form, self._dtype = DTYPES[form], DTYPES[memory.dtype.name]
-        wire = lane.workspace.zeros(memory.size, form)
-        lane.workspace.order(lane.stream, lane.workspace.stream)
-        self._wire = wire.on(lane.stream)
-        self._allreduce = lane.communicator.plan("allreduce", self._wire, op=op, out=self._wire, timeout_s=timeout_s)
+        wire = comm.workspace.zeros(memory.size, form)
+        comm.workspace.order(comm.stream, comm.workspace.stream)
+        self._wire = wire.on(comm.stream)
+        self._allreduce = comm.communicator.plan("allreduce", self._wire, op=op, out=self._wire, timeout_s=timeout_s)
 
     def run(self) -> None:
-        device, memory, wire, stream = self._lane.workspace.device, self._memory, self._wire, self._lane.stream
+        device, memory, wire, stream = self._comm.workspace.device, self._memory, self._wire, self._comm.stream
         device.quantise(
             wire.pointer, memory.pointer, self._residual.pointer, memory.size, self._dtype, self._form, stream
         )
@@ -292,10 +294,10 @@ class _ByCodes:
     """The reduction of a bucket in codes of 8 bits: an alltoall of codes to their owners, and an allgather of sums."""
 
     def __init__(
-        self, lane: Lane, memory: Vector, residual: Vector, form: str, op: str, timeout_s: float | None
+        self, comm: DeviceBucketComm, memory: Vector, residual: Vector, form: str, op: str, timeout_s: float | None
     ) -> None:
-        world, workspace = lane.communicator, lane.workspace
-        self._lane, self._memory, self._residual, self._rank = lane, memory, residual, world.rank
+        world, workspace = comm.communicator, comm.workspace
+        self._comm, self._memory, self._residual, self._rank = comm, memory, residual, world.rank
         self._form, self._dtype = DTYPES[form], DTYPES[memory.dtype.name]
         self._weight = world.size if op == "avg" else 1
         part = -(-memory.size // (world.size * QUANTISED_BLOCK)) * QUANTISED_BLOCK
@@ -306,9 +308,9 @@ class _ByCodes:
         # Zeros, because the rows of shorter parts have bytes that no kernel writes.
         wire, received = (workspace.zeros(nbytes, np.uint8) for _ in range(2))
         own, total = workspace.zeros(self._row_nbytes, np.uint8), workspace.zeros(part, np.float32)
-        workspace.order(lane.stream, workspace.stream)
+        workspace.order(comm.stream, workspace.stream)
         self._wire, self._received, self._own, self._total = (
-            vector.on(lane.stream) for vector in (wire, received, own, total)
+            vector.on(comm.stream) for vector in (wire, received, own, total)
         )
         self._alltoall = world.plan("alltoall", self._wire, out=self._received, timeout_s=timeout_s)
         self._allgather = world.plan("allgather", self._own, out=self._wire, timeout_s=timeout_s)
@@ -322,18 +324,18 @@ class _ByCodes:
 
     def _quantise_for_owners(self) -> None:
         for owner, part in enumerate(self._parts):
-            self._lane.workspace.device.quantise(
+            self._comm.workspace.device.quantise(
                 self._wire.pointer + owner * self._row_nbytes,
                 self._element(self._memory, part),
                 self._element(self._residual, part),
                 part.elements,
                 self._dtype,
                 self._form,
-                self._lane.stream,
+                self._comm.stream,
             )
 
     def _sum_own_part(self) -> None:
-        device, stream, part = self._lane.workspace.device, self._lane.stream, self._parts[self._rank]
+        device, stream, part = self._comm.workspace.device, self._comm.stream, self._parts[self._rank]
         device.dequantise(
             self._total.pointer,
             self._received.pointer,
@@ -360,7 +362,7 @@ class _ByCodes:
 
     def _dequantise_from_owners(self) -> None:
         for owner, part in enumerate(self._parts):
-            self._lane.workspace.device.dequantise(
+            self._comm.workspace.device.dequantise(
                 self._element(self._memory, part),
                 self._wire.pointer + owner * self._row_nbytes,
                 1,
@@ -368,7 +370,7 @@ class _ByCodes:
                 self._dtype,
                 self._form,
                 1,
-                self._lane.stream,
+                self._comm.stream,
             )
 
     @staticmethod

@@ -155,7 +155,7 @@ class GradientReducer:
             self._lag,
             op,
             missing,
-            resolved.lanes or 1,
+            resolved.bucket_comms or 1,
             priorities,
             verify_every if self._sync_check else 0,
         )

@@ -46,7 +46,7 @@ def call_on_device(world: un.Communicator, case: Case, seed: int, parts: int) ->
     needs_out = case.name == "scatter" and world.rank != case.root % world.size
     given = {"out": np.zeros_like(wanted)} if needs_out else {}
     expected = getattr(world, case.collective)(x, **arguments, **given)
-    routes.SEGMENT_NBYTES = 1 + max(each.nbytes for each in xs) * world.size // parts
+    routes.PART_NBYTES = 1 + max(each.nbytes for each in xs) * world.size // parts
     with device_double(seed) as gpu, world.dup() as comm:
         stream = gpu.device().new_stream()
         has_out = expected is not None and (needs_out or case.way != "new")

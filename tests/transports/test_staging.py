@@ -9,7 +9,7 @@ import pytest
 from unisono.errors import CollectiveTimeoutError, PeerLostError
 from unisono.foundation.deadlines import Deadline
 from unisono.testing.device_double import Gpu
-from unisono.transports.cuda.staging import Segment, Staging, await_event
+from unisono.transports.cuda.staging import StagedPart, Staging, await_event
 
 N = 1000
 PATIENCE_S = 20.0
@@ -33,9 +33,9 @@ def test_failed_staging_finishes_after_its_pending_copies(exchanges: tuple[Any, 
     device = gpu.device()
     staging, finished, stream = Staging(device), device.new_event(), device.new_stream()
     source, target, other = (device.allocate(4 * N).pointer for _ in range(3))
-    segments = [Segment([(source + i * N, N)], [(target + i * N, N)], exchange) for i, exchange in enumerate(exchanges)]
+    parts = [StagedPart([(source + i * N, N)], [(target + i * N, N)], exchange) for i, exchange in enumerate(exchanges)]
     with pytest.raises((PeerLostError, CollectiveTimeoutError)):
-        staging.run(segments, [], finished, Deadline(PATIENCE_S))
+        staging.run(parts, [], finished, Deadline(PATIENCE_S))
     device.wait(stream, finished)
     for memory in (source, target):
         # the double traps this copy unless it is ordered behind the work in flight

@@ -232,6 +232,10 @@ def test_simulate_refuses_wrong_arguments() -> None:
         simulate(ring, -1, flat(2, LINK))
     with pytest.raises(UsageError, match="0 segments"):
         simulate(ring, 1, flat(2, LINK), segments=0)
+    with pytest.raises(
+        UsageError, match="there is no engine 'waves' of the simulator: pass one of auto, rounds, events"
+    ):
+        simulate(ring, 1, flat(2, LINK), engine="waves")
     with pytest.raises(UsageError, match="no parameter 'radix'"):
         simulate(ring, 1, flat(2, LINK), params={"radix": 2})
     with pytest.raises(NoAlgorithmError, match="cannot run on 6 ranks"):

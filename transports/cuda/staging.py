@@ -2,14 +2,14 @@
 
 Theory of operation
 -------------------
-A call is cut into segments, and there are two slots of pinned memory. While the ranks exchange one segment in one slot,
-the device copies the last result out of the other slot and the next segment into it:
+A call is cut into parts, and there are two slots of pinned memory. While the ranks exchange one part in one slot, the
+device copies the last result out of the other slot and the next part into it:
 
     to the host      0  1  2  3
     between ranks       0  1  2  3
     to the device          0  1  2  3
 
-The host must see that a segment has arrived before it can exchange it, so `Staging.run` blocks its thread. It waits for
+The host must see that a part has arrived before it can exchange it, so `Staging.run` blocks its thread. It waits for
 nothing else from the device. When it returns, the last results may still be on their way to the device.
 """
 
@@ -34,7 +34,7 @@ _GRACE_S = 0.1
 Piece: TypeAlias = tuple[int, int]
 
 
-class Segment(NamedTuple):
+class StagedPart(NamedTuple):
     """A part of a call.
 
     Attributes:
@@ -60,27 +60,27 @@ class Staging:
         self._slots = (_Slot(device), _Slot(device))
         self.to_host_nbytes = self.to_device_nbytes = 0
 
-    def run(self, segments: Sequence[Segment], ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
-        """Carry out segments one after the other.
+    def run(self, parts: Sequence[StagedPart], ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
+        """Carry out the parts of a call one after the other.
 
         Args:
-            segments: the parts of a call; no part writes what a later one reads.
+            parts: no part writes what a later one reads.
             ready: recorded events; all copies run after them.
             finished: recorded after all that this call has issued, also in case of an error.
             deadline: when to give up.
 
         Raises:
-            CollectiveTimeoutError: the device has not copied a segment by then.
+            CollectiveTimeoutError: the device has not copied a part by then.
             Any error of `exchange`.
         """
         # This orders copies to the device too: each is issued after a copy to the host has been seen to end.
         for event in ready:
             self._device.wait(self._down, event)
         try:
-            self._fetch(0, segments)
-            for index, segment in enumerate(segments):
-                self._fetch(index + 1, segments)
-                self._pass_on(segment, self._slots[index % 2], deadline)
+            self._fetch(0, parts)
+            for index, part in enumerate(parts):
+                self._fetch(index + 1, parts)
+                self._pass_on(part, self._slots[index % 2], deadline)
         except BaseException:
             for slot in self._slots:  # copies to the host may still be under way
                 self._device.wait(self._up, slot.fetched)
@@ -100,24 +100,24 @@ class Staging:
         for stream in (self._down, self._up):
             self._device.end_stream(stream)
 
-    def _pass_on(self, segment: Segment, slot: _Slot, deadline: Deadline) -> None:
-        """Exchange a segment once it has arrived on the host, and issue the copies of the result."""
+    def _pass_on(self, part: StagedPart, slot: _Slot, deadline: Deadline) -> None:
+        """Exchange a part once it has arrived on the host, and issue the copies of the result."""
         await_event(self._device, slot.fetched, deadline)
-        await_event(self._device, slot.stored, deadline)  # the result of the segment before last has left the slot
-        target = slot.target.of(_nbytes(segment.writes))
-        segment.exchange(slot.source.of(_nbytes(segment.reads)), target)
+        await_event(self._device, slot.stored, deadline)  # the result of the part before last has left the slot
+        target = slot.target.of(_nbytes(part.writes))
+        part.exchange(slot.source.of(_nbytes(part.reads)), target)
         self.to_device_nbytes += target.nbytes
-        self._copy(segment.writes, target, self._up, to_host=False)
+        self._copy(part.writes, target, self._up, to_host=False)
         self._device.record(slot.stored, self._up)
 
-    def _fetch(self, index: int, segments: Sequence[Segment]) -> None:
-        """Issue the copies of segment `index` to the host, if there is one."""
-        if index >= len(segments):
+    def _fetch(self, index: int, parts: Sequence[StagedPart]) -> None:
+        """Issue the copies of part `index` to the host, if there is one."""
+        if index >= len(parts):
             return
-        segment, slot = segments[index], self._slots[index % 2]
-        source = slot.source.of(_nbytes(segment.reads))
+        part, slot = parts[index], self._slots[index % 2]
+        source = slot.source.of(_nbytes(part.reads))
         self.to_host_nbytes += source.nbytes
-        self._copy(segment.reads, source, self._down, to_host=True)
+        self._copy(part.reads, source, self._down, to_host=True)
         self._device.record(slot.fetched, self._down)
 
     def _copy(self, pieces: Sequence[Piece], host: AnyArray, stream: Stream, *, to_host: bool) -> None:
@@ -155,7 +155,7 @@ class Pinned:
 
 
 class _Slot:
-    """Memory for one segment, with the events of its arrival on the host and of the departure of its result."""
+    """Memory for one part, with the events of its arrival on the host and of the departure of its result."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -215,7 +215,10 @@ def _positive(seconds: Mapping[int, float]) -> Curve:
 
 
 def _rate(work: Callable[[int], float]) -> Curve:
-    """Return the time of work on memory, without the cost of a call. Data in caches is taken to be equally fast."""
+    """Return the time of work on memory by bytes, without the cost of a call.
+
+    Below the first size of `_MEMORY`, a byte takes as long as there, although the data may lie in a faster cache.
+    """
     call_s = work(_SMALL)
     points = [(nbytes, max(work(nbytes) - call_s, nbytes * _FASTEST_S)) for nbytes in _MEMORY]
     (nbytes, seconds), *_ = points

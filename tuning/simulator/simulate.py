@@ -80,8 +80,12 @@ def simulate(
         NoAlgorithmError, UsageError: the algorithm does not run on these ranks or with these parameters, or has too
             many instances to be simulated.
     """
-    if nbytes < 0 or segments < 1 or engine not in ENGINES:
-        raise UsageError(f"cannot simulate {nbytes} bytes in {segments} segments by engine {engine!r}")
+    if nbytes < 0:
+        raise UsageError(f"cannot simulate a vector of {nbytes} bytes: pass 0 bytes or more")
+    if segments < 1:
+        raise UsageError(f"cannot simulate {segments} segments, because a call has at least one: pass 1 or more")
+    if engine not in ENGINES:
+        raise UsageError(f"there is no engine {engine!r} of the simulator: pass one of {', '.join(ENGINES)}")
     steps = schedule(algorithm, topology.size, root, dict(params or {}))
     chosen = _engine(steps, segments) if engine == "auto" else engine
     traffic = (event_model.run if chosen == "events" else round_model.run)(steps, topology, nbytes, segments)

@@ -202,7 +202,10 @@ class EventPage:
 
 
 class FlagPage:
-    """Flags of one process, mapped by that process or another, with the clocks of the streams that raised them."""
+    """Flags of one process, mapped by that process or another.
+
+    Each flag keeps the vector clocks of its last raises: which work of each stream came before the raise.
+    """
 
     def __init__(self, mapped: HostMemory, count: int, is_own: bool) -> None:
         self._mapped = mapped

@@ -47,11 +47,11 @@ class State:
 
     Args:
         bcast_object: returns the object of rank 0 on all ranks.
-        get_rank: returns this rank.
+        get_rank: not used; subclasses of Horovod's states pass it.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
-        self._bcast_object, self._get_rank = bcast_object, get_rank
+        self._bcast_object = bcast_object
         self._reset_callbacks: list[Callable[[], object]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
