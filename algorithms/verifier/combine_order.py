@@ -96,18 +96,41 @@ def check_order(algorithm: Algorithm, size: int) -> None:
 
 def _check(order: str, plans: Sequence[Plan]) -> None:
     plan_set, expressions = PlanSet(plans), Expressions()
-    memory = _evaluate(plan_set, expressions)
+    results = _results(plan_set, expressions)
     for plan in plans:
-        first = first_cell(plan, Buffer.OUTPUT)
-        for block in range(plan.output.blocks):
+        for block, actual in results[plan.rank].items():
             ranks = plan_set.promise(plan.rank, block).ranks
-            if not ranks:
-                continue
             expected = _EXPECTED[order](expressions, [rank for rank in range(plan_set.size) if ranks >> rank & 1])
-            actual = memory[plan.rank][first + block]
             if actual != expected:
                 name = f"rank {plan.rank}: block {block} of OUTPUT is {expressions.text(actual)}"
                 raise PlanError(f"{name}, but the declared order {order!r} demands {expressions.text(expected)}")
+
+
+def combinations(plans: Sequence[Plan]) -> list[dict[int, str]]:
+    """Return, for each rank, the expression of each block of OUTPUT that has contributions, as text.
+
+    The plans are those of all ranks and have been proved.
+
+    >>> from unisono.algorithms.builders.ring import allreduce_ring
+    >>> combinations([allreduce_ring(3, rank) for rank in range(3)])[0]
+    {0: '(0∘1)∘2', 1: '(1∘2)∘0', 2: '(2∘0)∘1'}
+    """
+    expressions = Expressions()
+    results = _results(PlanSet(plans), expressions)
+    return [{block: expressions.text(result) for block, result in of_rank.items()} for of_rank in results]
+
+
+def _results(plan_set: PlanSet, expressions: Expressions) -> list[dict[int, int]]:
+    """Return, for each rank, the expression of each block of OUTPUT that has contributions."""
+    memory = _evaluate(plan_set, expressions)
+    return [
+        {
+            block: memory[plan.rank][first_cell(plan, Buffer.OUTPUT) + block]
+            for block in range(plan.output.blocks)
+            if plan_set.promise(plan.rank, block).ranks
+        }
+        for plan in plan_set.plans
+    ]
 
 
 def _evaluate(plan_set: PlanSet, expressions: Expressions) -> list[dict[int, int]]:

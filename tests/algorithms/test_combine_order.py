@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from unisono.algorithms.catalogue.registration import prove
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.algorithms.ir.plan import Copy, Group, Plan, Reduce
-from unisono.algorithms.verifier.combine_order import Expressions, check_order
+from unisono.algorithms.verifier.combine_order import Expressions, check_order, combinations
 from unisono.errors import PlanError
 
 ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
@@ -62,6 +63,28 @@ def test_every_algorithm_combines_in_the_order_that_it_declares(algorithm: Algor
 def test_algorithm_with_fixed_order_keeps_no_stricter_order(algorithm: Algorithm) -> None:
     for better in ("rank", "at_once", "canonical"):
         assert not keeps(algorithm, better, 9)
+
+
+@pytest.mark.parametrize(
+    ("collective", "name", "ring_of_block"),
+    [
+        ("allreduce", "ring", lambda block, _: (block, 1)),
+        ("allreduce", "multi_lane_ring", lambda block, _: (block // 2, 1)),
+        ("allreduce", "bidirectional_ring", lambda block, _: (block // 2, -1 if block % 2 else 1)),
+        ("reduce_scatter", "ring", lambda _, rank: (rank + 1, 1)),
+    ],
+)
+def test_ring_combines_a_block_in_the_order_in_which_it_travels(
+    collective: str, name: str, ring_of_block: Callable[[int, int], tuple[int, int]]
+) -> None:
+    for size in (2, 3, 5, 8):
+        plans = [find(collective, name).build(size, rank, 0) for rank in range(size)]
+        for rank, blocks in enumerate(combinations(plans)):
+            for block, combination in blocks.items():
+                first, direction = ring_of_block(block, rank)
+                travelled = [(first + direction * hop) % size for hop in range(size)]
+                expressions = Expressions()
+                assert combination == expressions.text(expressions.in_sequence(travelled)), (size, rank, block)
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ FAULTS = (
         "algorithms/builders/ring.py",
         "received_first=True",
         "received_first=False",
-        ("tests/algorithms/test_verifier_sizes.py", "tests/algorithms/test_reducing_builders.py"),
+        ("tests/algorithms/test_combine_order.py",),
     ),
     Fault(
         "cost_of_rabenseifner",
