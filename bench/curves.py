@@ -32,7 +32,7 @@ PEERS = ("openmpi", "impi")
 OURS = "unisono-shm"
 
 
-class Line(NamedTuple):
+class DrawnLine(NamedTuple):
     """How a library is drawn: its name for people, its colour, and whether its line is dashed."""
 
     label: str
@@ -41,17 +41,17 @@ class Line(NamedTuple):
 
 
 # Colours that can be told apart by people who confuse red and green, on light and on dark pages.
-LINES: Mapping[str, Line] = {
-    "unisono-shm": Line("Unisono", "#d55e00"),
-    "unisono-tcp": Line("Unisono over TCP", "#d55e00", dashed=True),
-    "unisono-empty": Line("Unisono, arrays of un.empty", "#e69f00", dashed=True),
-    "openmpi": Line("Open MPI", "#1a85c4"),
-    "openmpi-single": Line("Open MPI, one thread", "#1a85c4", dashed=True),
-    "mpich": Line("MPICH", "#009e73"),
-    "mpich-single": Line("MPICH, one thread", "#009e73", dashed=True),
-    "impi": Line("Intel MPI", "#cc79a7"),
-    "oneccl": Line("oneCCL", "#56b4e9"),
-    "gloo": Line("Gloo", "#8c8c8c"),
+LINES: Mapping[str, DrawnLine] = {
+    "unisono-shm": DrawnLine("Unisono", "#d55e00"),
+    "unisono-tcp": DrawnLine("Unisono over TCP", "#d55e00", dashed=True),
+    "unisono-empty": DrawnLine("Unisono, arrays of un.empty", "#e69f00", dashed=True),
+    "openmpi": DrawnLine("Open MPI", "#1a85c4"),
+    "openmpi-single": DrawnLine("Open MPI, one thread", "#1a85c4", dashed=True),
+    "mpich": DrawnLine("MPICH", "#009e73"),
+    "mpich-single": DrawnLine("MPICH, one thread", "#009e73", dashed=True),
+    "impi": DrawnLine("Intel MPI", "#cc79a7"),
+    "oneccl": DrawnLine("oneCCL", "#56b4e9"),
+    "gloo": DrawnLine("Gloo", "#8c8c8c"),
 }
 
 

@@ -79,7 +79,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class NoTimes:
     """The reason why a library has no times at one size."""
 
     nbytes: int
@@ -97,12 +97,12 @@ class Results:
     """
 
     samples: list[Sample] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[NoTimes] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     load: float = field(default_factory=lambda: os.getloadavg()[0])
 
 
-class Observer(Protocol):
+class ProgressObserver(Protocol):
     """Is notified of progress, only between measurements."""
 
     def step(self, description: str) -> None:
@@ -121,7 +121,7 @@ class Driver:
         results: the results up to now.
     """
 
-    def __init__(self, settings: Settings, observer: Observer) -> None:
+    def __init__(self, settings: Settings, observer: ProgressObserver) -> None:
         self._settings = settings
         self._observer = observer
         self._cores = cores_to_bind(settings.ranks, settings.bind)
@@ -152,7 +152,7 @@ class Driver:
         try:
             return action()
         except (JobError, RefusedError) as error:
-            self.results.failures.append(Failure(nbytes, library, str(error)))
+            self.results.failures.append(NoTimes(nbytes, library, str(error)))
             if isinstance(error, JobError):
                 self._jobs.pop(library, None)
         return None
@@ -170,7 +170,7 @@ class Driver:
                 kept += self._round(nbytes, kept, iterations)
         if not kept:
             reason = f"its cores were never {self._settings.placement} during a whole round"
-            self.results.failures += [Failure(nbytes, name, reason) for name in iterations]
+            self.results.failures += [NoTimes(nbytes, name, reason) for name in iterations]
 
     def _verify_and_calibrate(self, job: Job, nbytes: int) -> int:
         """Return the number of calls in a round; raises `RefusedError` if the library lacks the call or errs."""

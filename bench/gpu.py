@@ -61,7 +61,7 @@ NEEDED = (
 )
 
 
-class Stage(NamedTuple):
+class RunStage(NamedTuple):
     """A part of the run: a module of `gpu_stages`, with at most `budget_s` seconds.
 
     With `small` as arguments, it only shows that everything runs.
@@ -104,59 +104,59 @@ _SMALL_ROUTES = ("--sizes", "1K,4K", "--rounds", "2", "--flush", "4096")
 _SMALL_PROCESSES = ("--libraries", "unisono,unisono plans", "--sizes", "1K", "--seconds", "0.01", "--deadline", "70")
 
 
-def _threads(ranks: int) -> Stage:
+def _threads(ranks: int) -> RunStage:
     of_ranks = ("--ranks", str(ranks))
-    return Stage(f"threads-{ranks}", 15, "threads", of_ranks, (*of_ranks, *_SMALL_THREADS))
+    return RunStage(f"threads-{ranks}", 15, "threads", of_ranks, (*of_ranks, *_SMALL_THREADS))
 
 
-def _routes(ranks: int) -> Stage:
+def _routes(ranks: int) -> RunStage:
     of_ranks = ("--ranks", str(ranks))
-    return Stage(f"routes-{ranks}", 30, "routes", of_ranks, (*of_ranks, *_SMALL_ROUTES))
+    return RunStage(f"routes-{ranks}", 30, "routes", of_ranks, (*of_ranks, *_SMALL_ROUTES))
 
 
-def _processes(ranks: int, budget_s: float, libraries: str, name: str = "processes") -> Stage:
+def _processes(ranks: int, budget_s: float, libraries: str, name: str = "processes") -> RunStage:
     """Return a stage that measures libraries among processes. Each library takes seconds to start."""
     of_ranks = ("--ranks", str(ranks))
     arguments = (*of_ranks, "--libraries", libraries)
-    return Stage(f"{name}-{ranks}", budget_s, "processes", arguments, (*of_ranks, *_SMALL_PROCESSES))
+    return RunStage(f"{name}-{ranks}", budget_s, "processes", arguments, (*of_ranks, *_SMALL_PROCESSES))
 
 
 # A first run on a GPU, in the order of what must be known before the rest means anything.
 FIRST = (
-    Stage("machine", 20, "machine"),
-    Stage("probes", 40, "probes", (), _SMALL_PROBES),
-    Stage("tests", 80, "suite", (*TESTS, *_OF_TESTS), (*_SMALL_TESTS, "--workers", "2")),
-    Stage("arrays", 80, "suite", (*_tests(_ARRAYS), *_OF_TESTS), _SMALL_ARRAYS),
-    Stage("kernels", 45, "kernels", _KERNELS, _SMALL_KERNELS),
-    Stage("issue", 15, "issue", (), ("--sizes", "1K", "--calls", "3")),
+    RunStage("machine", 20, "machine"),
+    RunStage("probes", 40, "probes", (), _SMALL_PROBES),
+    RunStage("tests", 80, "suite", (*TESTS, *_OF_TESTS), (*_SMALL_TESTS, "--workers", "2")),
+    RunStage("arrays", 80, "suite", (*_tests(_ARRAYS), *_OF_TESTS), _SMALL_ARRAYS),
+    RunStage("kernels", 45, "kernels", _KERNELS, _SMALL_KERNELS),
+    RunStage("issue", 15, "issue", (), ("--sizes", "1K", "--calls", "3")),
     _threads(2),
     _routes(2),
     _processes(2, 70, "unisono,unisono plans,gloo,symm_mem two-shot"),
-    Stage("ddp", 45, "ddp", ("--cupy", _CUPY), ("--cupy", _CUPY, *_SMALL_DDP)),
-    Stage("sanitizer", 40, "sanitizer", (), _SMALL_SANITIZER),
+    RunStage("ddp", 45, "ddp", ("--cupy", _CUPY), ("--cupy", _CUPY, *_SMALL_DDP)),
+    RunStage("sanitizer", 40, "sanitizer", (), _SMALL_SANITIZER),
 )
 REST = (
-    Stage("kernels-more", 40, "kernels", ("--sources", "3,5,6,7"), _SMALL_KERNELS),
-    Stage("variants", 30, "variants", (), _SMALL_VARIANTS),
+    RunStage("kernels-more", 40, "kernels", ("--sources", "3,5,6,7"), _SMALL_KERNELS),
+    RunStage("variants", 30, "variants", (), _SMALL_VARIANTS),
     _threads(4),
     _threads(8),
     _routes(4),
-    Stage("hosts-4", 30, "hosts", (), ("--sizes", "1K,4K", "--rounds", "2")),
+    RunStage("hosts-4", 30, "hosts", (), ("--sizes", "1K,4K", "--rounds", "2")),
     _processes(4, 55, "unisono,unisono plans,gloo,symm_mem two-shot"),
     _processes(8, 40, "unisono,gloo"),
     _processes(2, 45, "unisono,symm_mem one-shot,MPI staged", "rivals"),
 )
 # With the NCCL of the machine, or with one that is loaded before.
 NCCL = (
-    Stage("nccl-1", 20, "nccl_alone", (), ("--sizes", "1K")),
-    Stage("nccl-tests", 50, "suite", (*_tests(_NCCL), *_OF_TESTS), _SMALL_NCCL),
+    RunStage("nccl-1", 20, "nccl_alone", (), ("--sizes", "1K")),
+    RunStage("nccl-tests", 50, "suite", (*_tests(_NCCL), *_OF_TESTS), _SMALL_NCCL),
     _processes(2, 60, "unisono,unisono plans,nccl,nccl.native", "nccl"),
 )
 STAGES = (*FIRST, *REST, *NCCL)
 GROUPS = {"first": FIRST, "rest": REST, "nccl": NCCL}
 
 
-def stages_of(names: str) -> list[Stage]:
+def stages_of(names: str) -> list[RunStage]:
     """Return the stages that `names` lists with commas between, in their order of importance; all for "".
 
     Raises:

@@ -23,7 +23,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LibraryTimes:
     """One library at one size, in the rounds of one placement.
 
     Attributes:
@@ -51,26 +51,28 @@ class Row:
     failure: str | None = None
 
 
-def rows(settings: Settings, results: Results) -> list[Row]:
+def rows(settings: Settings, results: Results) -> list[LibraryTimes]:
     """Return the rows by size, placement and library; at each size, failures come last."""
     names = [library.name for library in settings.libraries]
     samples_of: dict[tuple[int, str, str], list[Sample]] = {}
     for sample in results.samples:
         samples_of.setdefault((sample.nbytes, sample.placement.label, sample.library), []).append(sample)
     measured = [_row(settings, key, samples_of) for key in samples_of]
-    failed = [Row(failure.nbytes, "", failure.library, failure=failure.reason) for failure in results.failures]
+    failed = [LibraryTimes(failure.nbytes, "", failure.library, failure=failure.reason) for failure in results.failures]
     return sorted(
         measured + failed, key=lambda row: (row.nbytes, not row.placement, row.placement, names.index(row.library))
     )
 
 
-def _row(settings: Settings, key: tuple[int, str, str], samples_of: dict[tuple[int, str, str], list[Sample]]) -> Row:
+def _row(
+    settings: Settings, key: tuple[int, str, str], samples_of: dict[tuple[int, str, str], list[Sample]]
+) -> LibraryTimes:
     nbytes, placement, library = key
     samples = samples_of[key]
     rounds = [sample.times_us for sample in samples]
     middle = median(rounds)
     latencies = [sample.placement.latency_ns for sample in samples if sample.placement.latency_ns is not None]
-    return Row(
+    return LibraryTimes(
         nbytes=nbytes,
         placement=placement,
         library=library,
@@ -103,7 +105,7 @@ def _paired(peer: Sequence[Sample], own: Sequence[Sample]) -> Ratio:
     return paired_ratio([medians[0][number] for number in shared], [medians[1][number] for number in shared])
 
 
-def table(settings: Settings, measured_rows: Sequence[Row]) -> Table:
+def table(settings: Settings, measured_rows: Sequence[LibraryTimes]) -> Table:
     """Return the rows as a table for a terminal."""
     baselines = _baselines(settings)
     title = f"{settings.collective} {settings.dtype}, {settings.ranks} ranks"
@@ -121,7 +123,7 @@ def table(settings: Settings, measured_rows: Sequence[Row]) -> Table:
     return shown
 
 
-def _cells(row: Row, baselines: Sequence[str]) -> list[str]:
+def _cells(row: LibraryTimes, baselines: Sequence[str]) -> list[str]:
     if row.failure is not None:
         return [format_size(row.nbytes), "", row.library, "failed"]
     latency = f" {row.latency_ns:.0f} ns" if row.latency_ns is not None else ""
@@ -177,7 +179,7 @@ def circumstances(results: Results) -> str:
     )
 
 
-def document(settings: Settings, results: Results, measured_rows: Sequence[Row]) -> dict[str, Any]:
+def document(settings: Settings, results: Results, measured_rows: Sequence[LibraryTimes]) -> dict[str, Any]:
     """Return a whole benchmark in its JSON form."""
     return {
         "format": FORMAT,
@@ -194,7 +196,7 @@ def document(settings: Settings, results: Results, measured_rows: Sequence[Row])
     }
 
 
-def _jsonable(row: Row) -> dict[str, Any]:
+def _jsonable(row: LibraryTimes) -> dict[str, Any]:
     ratios = {name: ratio._asdict() for name, ratio in (row.ratios or {}).items()}
     return {**asdict(row), "ratios": ratios}
 

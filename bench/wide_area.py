@@ -1,7 +1,7 @@
 """A wide-area network on this machine: network namespaces that the native program `wan_relay` connects.
 
-Each ordered pair of hosts has a `Way` with a rate, a delay, a jitter and a loss of its own, and each host has a `Line`
-that all its ways share. Ways can be cut and changed while programs run. Hosts have the addresses of
+Each ordered pair of hosts has a `NetworkWay` with a rate, a delay, a jitter and a loss of its own, and each host has an
+`AccessLine` that all its ways share. Ways can be cut and changed while programs run. Hosts have the addresses of
 `bench.namespaces`, and packets of 1,500 bytes. Needs root, `ip`, `tc` and ``/dev/net/tun``.
 
 A link with a rate drops packets that would wait for longer than 100 ms, or than 32 packets take.
@@ -39,14 +39,14 @@ _numbers = itertools.count()
 Result = TypeVar("Result")
 
 
-class Line(NamedTuple):
+class AccessLine(NamedTuple):
     """The access of one host to the network: the rates of all that it sends and receives; 0 is unlimited."""
 
     up_mbit_s: float = 0.0
     down_mbit_s: float = 0.0
 
 
-class Way(NamedTuple):
+class NetworkWay(NamedTuple):
     """The network from one host to another.
 
     Attributes:
@@ -64,16 +64,16 @@ class Way(NamedTuple):
     is_cut: bool = False
 
 
-UNLIMITED, AT_ONCE = Line(), Way()
+UNLIMITED, AT_ONCE = AccessLine(), NetworkWay()
 
 
 class Area(NamedTuple):
     """The lines of all hosts, and the ways by (from, to). A way that is not in the table has no limit and no delay."""
 
-    lines: tuple[Line, ...]
-    ways: Mapping[tuple[int, int], Way]
+    lines: tuple[AccessLine, ...]
+    ways: Mapping[tuple[int, int], NetworkWay]
 
-    def way(self, source: int, target: int) -> Way:
+    def way(self, source: int, target: int) -> NetworkWay:
         """Return the way from a host to another."""
         return self.ways.get((source, target), AT_ONCE)
 
@@ -83,20 +83,20 @@ class Area(NamedTuple):
         return min((rate for rate in rates if rate), default=math.inf)
 
 
-def uniform(hosts: int, line: Line = UNLIMITED, way: Way = AT_ONCE) -> Area:
+def uniform(hosts: int, line: AccessLine = UNLIMITED, way: NetworkWay = AT_ONCE) -> Area:
     """Return an area whose lines and ways are all equal."""
     return Area((line,) * hosts, dict.fromkeys(_pairs(hosts), way))
 
 
 def one_city(hosts: int) -> Area:
     """Return hosts with 200 Mbit/s and round trips of 4 ms."""
-    return uniform(hosts, Line(200, 200), Way(delay_ms=2, jitter_ms=0.2))
+    return uniform(hosts, AccessLine(200, 200), NetworkWay(delay_ms=2, jitter_ms=0.2))
 
 
 def one_continent(hosts: int) -> Area:
     """Return hosts along a road with 200 Mbit/s: round trips of 18 ms between neighbours, and 8 ms for each more."""
-    ways = {(i, j): Way(0, 5 + 4 * abs(i - j), 0.5, 0.0001) for i, j in _pairs(hosts)}
-    return Area((Line(200, 200),) * hosts, ways)
+    ways = {(i, j): NetworkWay(0, 5 + 4 * abs(i - j), 0.5, 0.0001) for i, j in _pairs(hosts)}
+    return Area((AccessLine(200, 200),) * hosts, ways)
 
 
 def two_continents(hosts: int) -> Area:
@@ -104,13 +104,13 @@ def two_continents(hosts: int) -> Area:
 
     Round trips are 20 ms on a continent and 100 ms between them, where a way carries 100 Mbit/s and loses 0.1 %.
     """
-    near, far = Way(0, 10, 0.5, 0.0001), Way(100, 50, 1, 0.001)
-    return Area((Line(200, 200),) * hosts, {(i, j): far if (i + j) % 2 else near for i, j in _pairs(hosts)})
+    near, far = NetworkWay(0, 10, 0.5, 0.0001), NetworkWay(100, 50, 1, 0.001)
+    return Area((AccessLine(200, 200),) * hosts, {(i, j): far if (i + j) % 2 else near for i, j in _pairs(hosts)})
 
 
 def home_lines(hosts: int) -> Area:
     """Return hosts with 20 Mbit/s up, 100 Mbit/s down, round trips of 40 ms, much jitter, and 0.1 % loss."""
-    return uniform(hosts, Line(20, 100), Way(delay_ms=20, jitter_ms=4, loss=0.001))
+    return uniform(hosts, AccessLine(20, 100), NetworkWay(delay_ms=20, jitter_ms=4, loss=0.001))
 
 
 PRESETS: Mapping[str, Callable[[int], Area]] = {
@@ -149,7 +149,7 @@ class WideAreaNetwork:
         for (source, target), way in area.ways.items():
             self.set_way(source, target, way)
 
-    def set_line(self, host: int, line: Line) -> None:
+    def set_line(self, host: int, line: AccessLine) -> None:
         """Give a host another line. Packets that have been sent are not affected.
 
         Raises:
@@ -160,7 +160,7 @@ class WideAreaNetwork:
         lines[host] = line
         self.area = Area(tuple(lines), self.area.ways)
 
-    def set_way(self, source: int, target: int, way: Way) -> None:
+    def set_way(self, source: int, target: int, way: NetworkWay) -> None:
         """Change the way from a host to another. Packets that have been sent are not affected.
 
         Raises:
@@ -256,7 +256,7 @@ def _pairs(hosts: int) -> list[tuple[int, int]]:
     return [(i, j) for i in range(hosts) for j in range(hosts) if i != j]
 
 
-def _check(way: Way) -> None:
+def _check(way: NetworkWay) -> None:
     if not (all(0 <= number < math.inf for number in way[:4]) and way.loss <= 1):
         raise UsageError(f"{way} is no way: its numbers must be finite and not negative, and its loss at most 1")
 

@@ -204,10 +204,10 @@ def _of_torch(x: Any, name: str) -> FlatArray:
 
 @functools.cache
 def _stage_type() -> Any:
-    """Return `Stage`; torch is imported."""
-    from unisono.frameworks.torch.tensors import Stage
+    """Return `CallTensors`; torch is imported."""
+    from unisono.frameworks.torch.tensors import CallTensors
 
-    return Stage
+    return CallTensors
 
 
 def _of_jax(x: Any, name: str) -> FlatArray:

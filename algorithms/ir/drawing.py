@@ -43,7 +43,7 @@ _LETTERS = {Buffer.INPUT: "i", Buffer.OUTPUT: "o", Buffer.SCRATCH: "s"}
 Instance: TypeAlias = tuple[int, int, int, int]
 
 
-class Row(NamedTuple):
+class DrawnGroup(NamedTuple):
     """One row of a schedule: an instance of a group, with the steps of each plan, in the order of the plans."""
 
     lane: int
@@ -67,7 +67,7 @@ class Move(NamedTuple):
     data: str
 
 
-def rows(plans: Sequence[Plan], segments: int = 1) -> list[Row]:
+def rows(plans: Sequence[Plan], segments: int = 1) -> list[DrawnGroup]:
     """Return the rows of a schedule: `plans` of one algorithm run over `segments` segments, in canonical order."""
     lanes = [[list(plan.groups(lane)) for plan in plans] for lane in range(max(len(plan.lanes) for plan in plans))]
     instances = [
@@ -77,12 +77,12 @@ def rows(plans: Sequence[Plan], segments: int = 1) -> list[Row]:
         for segment in range(segments)
     ]
     return [
-        Row(lane, group, segment, tuple(_at(groups, group) for groups in lanes[lane]))
+        DrawnGroup(lane, group, segment, tuple(_at(groups, group) for groups in lanes[lane]))
         for _, segment, lane, group in sorted(instances)
     ]
 
 
-def legend(schedule: Sequence[Row]) -> list[str]:
+def legend(schedule: Sequence[DrawnGroup]) -> list[str]:
     """Return the lines that explain the symbols in `schedule`: one line for each kind of step that occurs."""
     steps = [step for row in schedule for group in row.groups for step in group.steps]
     kinds = {type(step) for step in steps}
@@ -154,7 +154,7 @@ _TEXTS: dict[type, Callable[[Any, _Name], str]] = {
 }
 
 
-def moves(plans: Sequence[Plan], row: Row) -> list[Move]:
+def moves(plans: Sequence[Plan], row: DrawnGroup) -> list[Move]:
     """Return the moves in one row of `rows(plans)`. A move whose two ends are both among `plans` is returned once."""
     of_pairs: dict[tuple[int, int], list[tuple[int, Move]]] = {}
     for plan, group in zip(plans, row.groups, strict=True):
@@ -193,7 +193,7 @@ def local_steps(plan: Plan, group: Group) -> list[str]:
     return [_line(plan, step) for step in group.steps if isinstance(step, (Copy, Reduce))]
 
 
-def start_times(plans: Sequence[Plan], schedule: Sequence[Row]) -> dict[Instance, int]:
+def start_times(plans: Sequence[Plan], schedule: Sequence[DrawnGroup]) -> dict[Instance, int]:
     """Return for each instance of a group the time at which it starts if every step takes one unit of time.
 
     An instance starts when these have ended: the group before it in its lane, the segment before it, and the groups in

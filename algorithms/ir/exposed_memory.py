@@ -9,7 +9,7 @@ from unisono.algorithms.ir.plan import Buffer, Plan, Span
 from unisono.algorithms.ir.walk import reads, steps_as_run
 
 
-class Reading(NamedTuple):
+class ExposedRead(NamedTuple):
     """One read: rank `reader` reads `span` of the memory of rank `owner`."""
 
     reader: int
@@ -17,10 +17,10 @@ class Reading(NamedTuple):
     span: Span
 
 
-def readings(plans: Sequence[Plan]) -> list[Reading]:
+def readings(plans: Sequence[Plan]) -> list[ExposedRead]:
     """Return all reads of other ranks' memory. `plans` has the plans of all ranks, in the order of ranks."""
     return [
-        Reading(plan.rank, owner, span)
+        ExposedRead(plan.rank, owner, span)
         for plan in plans
         for _, _, step in steps_as_run(plan)
         for owner, span in reads(step, plan.rank)

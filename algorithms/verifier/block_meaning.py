@@ -1,11 +1,11 @@
 """The meaning of blocks: which data each block of a collective holds, and how long each block is.
 
-A `PlanSet` is the plans of all ranks of one collective. Its contract says how buffers are cut, and its `Promise`s say
-what each block of OUTPUT must hold in the end.
+A `PlanSet` is the plans of all ranks of one collective. Its contract says how buffers are cut, and its `BlockPromise`s
+say what each block of OUTPUT must hold in the end.
 
-The data that a block is about (its `Origin`) and its length (its `Length`) are separate. In an alltoall, every block is
-about different data, but all blocks are equally long. With counts per rank, a block has the length of its rank's count,
-wherever it travels. Two lengths are the same only if they are equal for all possible counts.
+The data that a block is about (its `BlockOrigin`) and its length (its `Length`) are separate. In an alltoall, every
+block is about different data, but all blocks are equally long. With counts per rank, a block has the length of its
+rank's count, wherever it travels. Two lengths are the same only if they are equal for all possible counts.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from unisono.errors import PlanError
 ALL_RANKS = -1
 
 
-class Origin(NamedTuple):
+class BlockOrigin(NamedTuple):
     """The data that a block is about: block `block` of the INPUT of `rank`, or of the INPUTs of all ranks combined."""
 
     rank: int
     block: int
 
 
-class Promise(NamedTuple):
+class BlockPromise(NamedTuple):
     """The required content of a block of OUTPUT in the end: data of `origin` with the contributions of `ranks`.
 
     `ranks` is a set of ranks as bits. If it is empty, no step may write the block.
     """
 
-    origin: Origin
+    origin: BlockOrigin
     ranks: int
 
 
@@ -45,40 +45,40 @@ class Length(NamedTuple):
     second: int = 0
 
 
-def _all_ranks(size: int, rank: int, root: int, block: int) -> Promise:
-    return Promise(Origin(ALL_RANKS, block), (1 << size) - 1)
+def _all_ranks(size: int, rank: int, root: int, block: int) -> BlockPromise:
+    return BlockPromise(BlockOrigin(ALL_RANKS, block), (1 << size) - 1)
 
 
-def _own_share_of_all_ranks(size: int, rank: int, root: int, block: int) -> Promise:
-    return Promise(Origin(ALL_RANKS, rank), (1 << size) - 1)
+def _own_share_of_all_ranks(size: int, rank: int, root: int, block: int) -> BlockPromise:
+    return BlockPromise(BlockOrigin(ALL_RANKS, rank), (1 << size) - 1)
 
 
-def _ranks_up_to_own(size: int, rank: int, root: int, block: int) -> Promise:
-    return Promise(Origin(ALL_RANKS, block), (2 << rank) - 1)
+def _ranks_up_to_own(size: int, rank: int, root: int, block: int) -> BlockPromise:
+    return BlockPromise(BlockOrigin(ALL_RANKS, block), (2 << rank) - 1)
 
 
-def _ranks_below_own(size: int, rank: int, root: int, block: int) -> Promise:
-    return Promise(Origin(ALL_RANKS, block), (1 << rank) - 1)
+def _ranks_below_own(size: int, rank: int, root: int, block: int) -> BlockPromise:
+    return BlockPromise(BlockOrigin(ALL_RANKS, block), (1 << rank) - 1)
 
 
-def _vector_of_root(size: int, rank: int, root: int, block: int) -> Promise:
-    return Promise(Origin(root, block), 1 << root)
+def _vector_of_root(size: int, rank: int, root: int, block: int) -> BlockPromise:
+    return BlockPromise(BlockOrigin(root, block), 1 << root)
 
 
-def _own_share_of_root(size: int, rank: int, root: int, block: int) -> Promise:
-    return Promise(Origin(root, rank), 1 << root)
+def _own_share_of_root(size: int, rank: int, root: int, block: int) -> BlockPromise:
+    return BlockPromise(BlockOrigin(root, rank), 1 << root)
 
 
-def _share_of_each_rank(size: int, rank: int, root: int, block: int) -> Promise:
-    return Promise(Origin(block, 0), 1 << block)
+def _share_of_each_rank(size: int, rank: int, root: int, block: int) -> BlockPromise:
+    return BlockPromise(BlockOrigin(block, 0), 1 << block)
 
 
-def _own_share_of_each_rank(size: int, rank: int, root: int, block: int) -> Promise:
-    return Promise(Origin(block, rank), 1 << block)
+def _own_share_of_each_rank(size: int, rank: int, root: int, block: int) -> BlockPromise:
+    return BlockPromise(BlockOrigin(block, rank), 1 << block)
 
 
 # Collective → function of (size, rank, root, block) that returns what the block of OUTPUT must hold.
-PROMISES: dict[str, Callable[[int, int, int, int], Promise]] = {
+PROMISES: dict[str, Callable[[int, int, int, int], BlockPromise]] = {
     "allreduce": _all_ranks,
     "reduce": _all_ranks,
     "reduce_scatter": _own_share_of_all_ranks,
@@ -112,7 +112,7 @@ class PlanSet:
             for plan in plans
             for buffer in (Buffer.INPUT, Buffer.OUTPUT)
         )
-        self._combined_origins: list[Origin] = []  # the origins of INPUT in a reduction, which all ranks share
+        self._combined_origins: list[BlockOrigin] = []  # the origins of INPUT in a reduction, which all ranks share
         self.blocks = max(1, *(max(plan.input.blocks, plan.output.blocks) for plan in plans))
         for plan in plans:
             self._check_buffer(plan, Buffer.INPUT, self.contract.input, self.contract.has_input(plan.rank, self.root))
@@ -121,16 +121,16 @@ class PlanSet:
             )
             _check_scratch(plan)
 
-    def origins(self, rank: int) -> Sequence[Origin]:
+    def origins(self, rank: int) -> Sequence[BlockOrigin]:
         """Return the origin of each block of INPUT."""
         blocks = range(self.plans[rank].input.blocks)
         if not self.contract.reduces:
-            return [Origin(rank, block) for block in blocks]
+            return [BlockOrigin(rank, block) for block in blocks]
         if not self._combined_origins:
-            self._combined_origins = [Origin(ALL_RANKS, block) for block in blocks]
+            self._combined_origins = [BlockOrigin(ALL_RANKS, block) for block in blocks]
         return self._combined_origins
 
-    def promise(self, rank: int, block: int) -> Promise:
+    def promise(self, rank: int, block: int) -> BlockPromise:
         """Return what a block of OUTPUT must hold in the end."""
         return self._promise(self.size, rank, self.root, block)
 

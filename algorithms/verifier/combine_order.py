@@ -16,7 +16,7 @@ from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.algorithms.ir.plan import Buffer, Plan, RecvReduce, Wait
 from unisono.algorithms.verifier.block_meaning import PlanSet
 from unisono.algorithms.verifier.progress import Delivered, run
-from unisono.algorithms.verifier.unrolled import Action, Operand, first_cell, unroll
+from unisono.algorithms.verifier.unrolled import Action, Cells, first_cell, unroll
 from unisono.errors import PlanError
 
 
@@ -140,7 +140,7 @@ def _evaluate(plan_set: PlanSet, expressions: Expressions) -> list[dict[int, int
     # Only the lowering of an average rounds, and scans have no average. In a scan, the promised ranks differ.
     lowering_rounds = len({plan_set.promise(plan.rank, 0).ranks for plan in plan_set.plans}) == 1
 
-    def read(operand: Operand) -> list[int]:
+    def read(operand: Cells) -> list[int]:
         return [memory[operand.owner][cell] for cell in operand.cells]
 
     def write(action: Action, operands: Sequence[list[int]]) -> None:

@@ -10,8 +10,8 @@ Different groups of one lane run at the same time only in different segments, an
 block is the same elements wherever the block is named, and the blocks of a buffer do not overlap. Blocks that are the
 same memory in place have the same length (`verifier.block_meaning`).
 
-A group that is an earlier group shifted (`Row.moved`) is not checked again. If two buffers are the same memory as a
-whole, their spans are shifted alike. If two buffers share just one block, one of them has only that block. The two
+A group that is an earlier group shifted (`GroupRun.moved`) is not checked again. If two buffers are the same memory as
+a whole, their spans are shifted alike. If two buffers share just one block, one of them has only that block. The two
 buffers are then not shifted alike, unless there is just one rank.
 
 `verifier.mapped_hazards` covers accesses to a peer's mapped memory.
@@ -26,8 +26,8 @@ from typing import TypeAlias
 
 from unisono.algorithms.ir.plan import Copy
 from unisono.algorithms.verifier.block_meaning import PlanSet
-from unisono.algorithms.verifier.progress import Event, Posted
-from unisono.algorithms.verifier.unrolled import Action, Operand, Row, StepLocation, UnrolledPlan, cell_name
+from unisono.algorithms.verifier.progress import Event, GroupPosted
+from unisono.algorithms.verifier.unrolled import Action, Cells, GroupRun, StepLocation, UnrolledPlan, cell_name
 from unisono.errors import PlanError
 
 _Node: TypeAlias = tuple[int, int]  # lane, group
@@ -44,7 +44,7 @@ def check_hazards(
     """
     posted: list[list[_Node]] = [[] for _ in unrolled_plans]
     for event in events:
-        if isinstance(event, Posted):
+        if isinstance(event, GroupPosted):
             posted[event.rank].append((event.lane, event.group))
     for unrolled in unrolled_plans:
         homes = plan_set.homes(unrolled.plan.rank)
@@ -76,7 +76,7 @@ def _check_groups(unrolled: UnrolledPlan, layouts: Sequence[Sequence[int]]) -> N
                         _check_overlap(unrolled, row, StepLocation(rank, lane, number, 0), home)
 
 
-def _check_overlap(unrolled: UnrolledPlan, row: Row, location: StepLocation, home: Sequence[int]) -> None:
+def _check_overlap(unrolled: UnrolledPlan, row: GroupRun, location: StepLocation, home: Sequence[int]) -> None:
     """Check a group that contains a step that writes a cell which this or another step reads or writes."""
     written: dict[int, int] = {}
     for index, action in enumerate(row.actions):
@@ -94,7 +94,7 @@ def _check_overlap(unrolled: UnrolledPlan, row: Row, location: StepLocation, hom
             raise location._replace(step=index).error(f"hazard: writes {name} before it has read it")
 
 
-def _cells_of(operands: Sequence[Operand], rank: int) -> Sequence[int]:
+def _cells_of(operands: Sequence[Cells], rank: int) -> Sequence[int]:
     """Return the cells (block numbers of the memory of a rank) of those operands that belong to `rank`."""
     if len(operands) == 1 and operands[0].owner == rank:
         return operands[0].cells
@@ -122,7 +122,7 @@ def _overwritten_before_read(action: Action, home: Sequence[int]) -> int | None:
     return None
 
 
-def _touched(rows: Sequence[Row], rank: int) -> tuple[set[int], set[int]]:
+def _touched(rows: Sequence[GroupRun], rank: int) -> tuple[set[int], set[int]]:
     """Return the cells of the rank's own memory that a lane reads or writes, and those that it writes."""
     read: set[int] = set()
     written: set[int] = set()

@@ -27,7 +27,7 @@ from unisono.algorithms.verifier.unrolled import FLAGS, RECEIVING, SENDING, Acti
 from unisono.errors import PlanError
 
 
-class Posted(NamedTuple):
+class GroupPosted(NamedTuple):
     """An event: a group starts. The groups that it waited for have ended, and its steps are posted."""
 
     rank: int
@@ -46,13 +46,13 @@ class Delivered(NamedTuple):
     receiving: Action
 
 
-Event: TypeAlias = Posted | Delivered
+Event: TypeAlias = GroupPosted | Delivered
 
 # (sender, receiver) → the step that sends the message or flag, and the same for the step that receives it.
 _Ends: TypeAlias = tuple[dict[tuple[int, int], Action], dict[tuple[int, int], Action]]
 
 
-class _Channel(NamedTuple):
+class _PlanChannel(NamedTuple):
     """The messages, or the flags, of one lane from one rank to another, which are matched in order."""
 
     lane: int
@@ -119,7 +119,7 @@ def _match(unrolled_plans: Sequence[UnrolledPlan], lane: int, group: int, events
     sides = {Send: messages[0], Recv: messages[1], RecvReduce: messages[1], Signal: flags[0], Wait: flags[1]}
     for unrolled in unrolled_plans:
         rank, row = unrolled.plan.rank, unrolled.lanes[lane][group]
-        events.append(Posted(rank, lane, group))
+        events.append(GroupPosted(rank, lane, group))
         for action in row.actions:
             kind = type(action.step)
             side: dict[tuple[int, int], Action] | None = sides.get(kind)
@@ -144,8 +144,8 @@ def _match(unrolled_plans: Sequence[UnrolledPlan], lane: int, group: int, events
 
 def _check_pairs(unrolled_plans: Sequence[UnrolledPlan]) -> None:
     """Check that every channel has as many receives as sends. The error names the first channel that does not."""
-    sent: dict[_Channel, list[StepLocation]] = defaultdict(list)
-    received: dict[_Channel, list[StepLocation]] = defaultdict(list)
+    sent: dict[_PlanChannel, list[StepLocation]] = defaultdict(list)
+    received: dict[_PlanChannel, list[StepLocation]] = defaultdict(list)
     for unrolled in unrolled_plans:
         for lane, rows in enumerate(unrolled.lanes):
             for number, row in enumerate(rows):
@@ -157,7 +157,7 @@ def _check_pairs(unrolled_plans: Sequence[UnrolledPlan]) -> None:
         _check_pair_counts(channel, sent[channel], received[channel])
 
 
-def _check_pair_counts(channel: _Channel, sent: list[StepLocation], received: list[StepLocation]) -> None:
+def _check_pair_counts(channel: _PlanChannel, sent: list[StepLocation], received: list[StepLocation]) -> None:
     if len(sent) == len(received):
         return
     more, fewer = (sent, received) if len(sent) > len(received) else (received, sent)
@@ -170,11 +170,11 @@ def _check_pair_counts(channel: _Channel, sent: list[StepLocation], received: li
     raise location.error(f"rank {channel.sender} does not send the {kind} that this step receives ({counts})")
 
 
-def _channel(rank: int, lane: int, action: Action) -> _Channel | None:
+def _channel(rank: int, lane: int, action: Action) -> _PlanChannel | None:
     kind = type(action.step)
     if kind in SENDING:
-        return _Channel(lane, rank, action.peer, kind in FLAGS)
-    return _Channel(lane, action.peer, rank, kind in FLAGS) if kind in RECEIVING else None
+        return _PlanChannel(lane, rank, action.peer, kind in FLAGS)
+    return _PlanChannel(lane, action.peer, rank, kind in FLAGS) if kind in RECEIVING else None
 
 
 class _Run:
@@ -190,7 +190,7 @@ class _Run:
         self._undelivered: dict[_Instance, int] = {}  # posted instance that has not ended → messages to be delivered
         self._ended: set[_Instance] = set()
         self._awake = deque(range(len(unrolled_plans)))
-        self._channels: dict[_Channel, tuple[deque[_Post], deque[_Post]]] = defaultdict(lambda: (deque(), deque()))
+        self._channels: dict[_PlanChannel, tuple[deque[_Post], deque[_Post]]] = defaultdict(lambda: (deque(), deque()))
 
     def go(self) -> None:
         while self._awake:
@@ -224,7 +224,7 @@ class _Run:
     def _post(self, instance: _Instance) -> None:
         self._posted[instance.rank][instance.lane] += 1
         if instance.segment == 0:
-            self.events.append(Posted(instance.rank, instance.lane, instance.group))
+            self.events.append(GroupPosted(instance.rank, instance.lane, instance.group))
         messages = [action for action in self._actions(instance) if type(action.step) in SENDING | RECEIVING]
         self._undelivered[instance] = 1 + sum(not isinstance(action.step, Signal) for action in messages)
         for action in messages:
@@ -285,7 +285,7 @@ class _Run:
                 return self._next_on(channel, action.peer)
         raise AssertionError("an instance that has not ended has a message that is not delivered")
 
-    def _next_on(self, channel: _Channel, rank: int) -> _Instance:
+    def _next_on(self, channel: _PlanChannel, rank: int) -> _Instance:
         """Return the next instance of `rank` that uses `channel`. There is one, because every message has two ends."""
         lane = channel.lane
         for group, segment in self._orders[rank][lane][self._posted[rank][lane] :]:

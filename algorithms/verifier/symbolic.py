@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from unisono.algorithms.ir.plan import Buffer, Plan, RecvReduce, Wait
-from unisono.algorithms.verifier.block_meaning import Origin, PlanSet, Promise
+from unisono.algorithms.verifier.block_meaning import BlockOrigin, BlockPromise, PlanSet
 from unisono.algorithms.verifier.error_pictures import contributions
-from unisono.algorithms.verifier.progress import Delivered, Event, Posted
-from unisono.algorithms.verifier.unrolled import Action, Operand, StepLocation, UnrolledPlan, cell_name, first_cell
+from unisono.algorithms.verifier.progress import Delivered, Event, GroupPosted
+from unisono.algorithms.verifier.unrolled import Action, Cells, StepLocation, UnrolledPlan, cell_name, first_cell
 from unisono.errors import PlanError
 
 UNWRITTEN = 0  # the number of the value of a block to which nothing has been written
@@ -37,7 +37,7 @@ class Values:
     """
 
     def __init__(self, size: int, *, commutative: bool) -> None:
-        self.origins = [Origin(0, 0)]
+        self.origins = [BlockOrigin(0, 0)]
         self.ranks = [0]
         self.lowered = [False]
         self.combined: dict[tuple[int, ...], int] = {}  # operands → number of their combination
@@ -45,7 +45,7 @@ class Values:
         self._commutative = commutative
         self._results: dict[int, int] = {}
 
-    def contributions(self, origins: Sequence[Origin], rank: int) -> list[int]:
+    def contributions(self, origins: Sequence[BlockOrigin], rank: int) -> list[int]:
         """Return the values of the blocks of a rank's INPUT, one for each origin."""
         first = len(self.origins)
         self.origins += origins
@@ -80,13 +80,13 @@ class Values:
             self._results[number] = self._add(self.origins[number], self.ranks[number], lowered=True)
         return self._results[number]
 
-    def _add(self, origin: Origin, ranks: int, *, lowered: bool) -> int:
+    def _add(self, origin: BlockOrigin, ranks: int, *, lowered: bool) -> int:
         self.origins.append(origin)
         self.ranks.append(ranks)
         self.lowered.append(lowered)
         return len(self.origins) - 1
 
-    def _refusal(self, origin: Origin, ranks: int, operand: int) -> _RefusedError:
+    def _refusal(self, origin: BlockOrigin, ranks: int, operand: int) -> _RefusedError:
         """Return the error: the reason why `operand` cannot be combined with a value that holds `ranks` of `origin`."""
         others = self.ranks[operand]
         if self.origins[operand] != origin:
@@ -138,7 +138,7 @@ class Execution:
         self._inputs = [unrolled.plan.input.blocks for unrolled in unrolled_plans]
         self._memory = [self._at_the_start(unrolled.plan) for unrolled in unrolled_plans]
         for event in events:
-            if isinstance(event, Posted):
+            if isinstance(event, GroupPosted):
                 self._post(event)
             elif type(event.receiving.step) is not Wait:
                 self._deliver(event)
@@ -149,7 +149,7 @@ class Execution:
         Return whether ranks that are promised the same result compute it by the same expression.
         """
         values, reduces, same = self._values, self._plan_set.contract.reduces, True
-        expressions: dict[Promise, int] = {}
+        expressions: dict[BlockPromise, int] = {}
         for rank, block, number in self._outputs():
             promise = self._plan_set.promise(rank, block)
             origin, ranks = promise
@@ -160,7 +160,7 @@ class Execution:
             same = same and expressions.setdefault(promise, number) == number
         return same
 
-    def _broken(self, rank: int, block: int, number: int, promise: Promise) -> PlanError:
+    def _broken(self, rank: int, block: int, number: int, promise: BlockPromise) -> PlanError:
         """Return the error for a block of OUTPUT that holds value `number` instead of the promised one."""
         name, origin = f"block {block} of OUTPUT", self._values.origins[number]
         ranks, lowered = self._values.ranks[number], self._values.lowered[number]
@@ -193,7 +193,7 @@ class Execution:
             for block in range(plan.output.blocks):
                 yield plan.rank, block, self._memory[plan.rank][first + block]
 
-    def _post(self, event: Posted) -> None:
+    def _post(self, event: GroupPosted) -> None:
         rank, lane, group = event
         for action in self._unrolled_plans[rank].lanes[lane][group].unpaired:
             operands = [self._read(event, action, read) for read in action.reads]
@@ -215,7 +215,7 @@ class Execution:
         else:
             self._write(event, receiving, (sent,), (source,))
 
-    def _read(self, event: Event, action: Action, operand: Operand) -> list[int]:
+    def _read(self, event: Event, action: Action, operand: Cells) -> list[int]:
         owner, cells, _ = operand
         memory = self._memory[owner]
         values = [memory[cell] for cell in cells] if len(cells) > 1 else [memory[cells[0]]]
@@ -228,7 +228,7 @@ class Execution:
             self._check_not_overwritten(event, action, operand)
         return values
 
-    def _check_not_overwritten(self, event: Event, action: Action, operand: Operand) -> None:
+    def _check_not_overwritten(self, event: Event, action: Action, operand: Cells) -> None:
         """Check that INPUT can be read in place: OUTPUT there is not written yet, or holds the same value."""
         assert self._homes is not None
         memory, homes = self._memory[operand.owner], self._homes[operand.owner]
@@ -240,7 +240,7 @@ class Execution:
                     f"{cell_name(plan, homes[cell])}"
                 )
 
-    def _write(self, event: Event, action: Action, operands: Sequence[list[int]], sources: Sequence[Operand]) -> None:
+    def _write(self, event: Event, action: Action, operands: Sequence[list[int]], sources: Sequence[Cells]) -> None:
         """Combine the operands block by block, lower the results if the step says so, and write them."""
         target, results = action.writes[0], operands[0]
         try:
@@ -258,7 +258,7 @@ class Execution:
         for cell, result in zip(target.cells, results, strict=True):
             memory[cell] = result
 
-    def _other_length(self, event: Event, action: Action, target: Operand, source: Operand) -> PlanError:
+    def _other_length(self, event: Event, action: Action, target: Cells, source: Cells) -> PlanError:
         """Return the error that names the first two blocks of two operands whose lengths may differ."""
         differ = [one != other for one, other in zip(target.lengths, source.lengths, strict=True)].index(True)
         source_name = (
@@ -274,7 +274,7 @@ class Execution:
     def _location(self, event: Event, action: Action) -> StepLocation:
         """Return the location of a step that takes part in an event."""
         receiving = isinstance(event, Delivered) and action is event.receiving
-        rank = event.rank if isinstance(event, Posted) else event.receiver if receiving else event.sender
+        rank = event.rank if isinstance(event, GroupPosted) else event.receiver if receiving else event.sender
         return self._unrolled_plans[rank].location(event.lane, event.group, action)
 
     def _error(self, rank: int, block: int, problem: str) -> PlanError:
@@ -291,7 +291,7 @@ class Execution:
     def _last_writer(self, rank: int, block: int) -> StepLocation:
         cell = first_cell(self._unrolled_plans[rank].plan, Buffer.OUTPUT) + block
         for event in reversed(self._events):
-            if isinstance(event, Posted):
+            if isinstance(event, GroupPosted):
                 candidates = self._unrolled_plans[event.rank].lanes[event.lane][event.group].unpaired
             else:
                 candidates = (event.receiving,)
@@ -301,7 +301,7 @@ class Execution:
         raise AssertionError("a block that holds something was written")
 
 
-def describe(origin: Origin) -> str:
+def describe(origin: BlockOrigin) -> str:
     """Return the name of data for errors, such as "block 2 of rank 1"."""
     return f"block {origin.block}" + ("" if origin.rank < 0 else f" of rank {origin.rank}")
 

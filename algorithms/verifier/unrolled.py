@@ -51,7 +51,7 @@ class StepLocation(NamedTuple):
         return PlanError(f"{self}: {problem}{picture}")
 
 
-class Operand(NamedTuple):
+class Cells(NamedTuple):
     """Cells of the memory of rank `owner`, in the order of their span, each with the number of its length."""
 
     owner: int
@@ -64,11 +64,11 @@ class Action(NamedTuple):
 
     step: Step
     peer: int
-    reads: tuple[Operand, ...]
-    writes: tuple[Operand, ...]
+    reads: tuple[Cells, ...]
+    writes: tuple[Cells, ...]
 
 
-class Row(NamedTuple):
+class GroupRun(NamedTuple):
     """One run of a group. A group in a `Repeat` has one row for each iteration.
 
     Attributes:
@@ -101,7 +101,7 @@ class UnrolledPlan:
     """A plan without `Repeat`: `lanes[lane][group]` is one run of a group."""
 
     plan: Plan
-    lanes: tuple[tuple[Row, ...], ...]
+    lanes: tuple[tuple[GroupRun, ...], ...]
 
     def location(self, lane: int, group: int, action: Action) -> StepLocation:
         """Return the location of an action of a group."""
@@ -160,7 +160,7 @@ def _unrolled(plan: Plan, operands: Sequence[_Operands]) -> UnrolledPlan:
     return unrolled
 
 
-def _rows(plan: Plan, lane: int, operands: Sequence[_Operands]) -> Iterator[Row]:
+def _rows(plan: Plan, lane: int, operands: Sequence[_Operands]) -> Iterator[GroupRun]:
     """Yield the rows of a lane in the order in which they run: one row for each iteration of each group."""
     number = 0
     for item in plan.lanes[lane]:
@@ -174,7 +174,7 @@ def _rows(plan: Plan, lane: int, operands: Sequence[_Operands]) -> Iterator[Row]
         number += times * len(groups)
 
 
-def _runs(group: Group, first: StepLocation, operands: Sequence[_Operands], times: int) -> Iterator[Row]:
+def _runs(group: Group, first: StepLocation, operands: Sequence[_Operands], times: int) -> Iterator[GroupRun]:
     """Return the runs of one group, one for each iteration; the first run is at `first`."""
     steps = [_WrittenStep(step, first, index, operands) for index, step in enumerate(group.steps)]
     columns = [step.run(times) for step in steps]
@@ -187,7 +187,7 @@ def _runs(group: Group, first: StepLocation, operands: Sequence[_Operands], time
         chain((False,), repeat(moves_alike)),
         strict=False,
     )
-    return map(Row._make, rows)
+    return map(GroupRun._make, rows)
 
 
 class _WrittenStep:
@@ -224,7 +224,7 @@ class _WrittenStep:
                 blocks = self._operands[owner].blocks(span)
                 yield span.advance % blocks, blocks
 
-    def _named(self, spans: Sequence[tuple[int, Span]], peers: Sequence[int]) -> Iterable[tuple[Operand, ...]]:
+    def _named(self, spans: Sequence[tuple[int, Span]], peers: Sequence[int]) -> Iterable[tuple[Cells, ...]]:
         """Yield the operands of `spans` for each iteration. `peers` has the peer of each iteration."""
         columns = [
             self._operands[owner].named(span, len(peers))
@@ -267,13 +267,13 @@ class _Operands:
         self._lengths = lengths
         self._cells = [_cells(plan, buffer) for buffer in Buffer]
         # (buffer, count, stride) → start → operand
-        self._cache: dict[tuple[int, int, int], dict[int, Operand]] = defaultdict(dict)
+        self._cache: dict[tuple[int, int, int], dict[int, Cells]] = defaultdict(dict)
 
     def blocks(self, span: Span) -> int:
         """Return the number of blocks of the buffer of a span."""
         return len(self._cells[span.buffer])
 
-    def named(self, span: Span, times: int) -> list[Operand]:
+    def named(self, span: Span, times: int) -> list[Cells]:
         """Return the operand of `span` in each of `times` iterations."""
         blocks = len(self._cells[span.buffer])
         if not span.advance % blocks:
@@ -283,7 +283,7 @@ class _Operands:
         operands.update({start: self._operand(span, start) for start in set(starts) - operands.keys()})
         return [operands[start] for start in starts]
 
-    def at(self, span: Span, iteration: int) -> Operand:
+    def at(self, span: Span, iteration: int) -> Cells:
         """Return the operand of `span` in one iteration."""
         start = (span.start + iteration * span.advance) % len(self._cells[span.buffer])
         operands = self._cache[span.buffer, span.count, span.stride]
@@ -291,14 +291,14 @@ class _Operands:
             operands[start] = self._operand(span, start)
         return operands[start]
 
-    def _operand(self, span: Span, start: int) -> Operand:
+    def _operand(self, span: Span, start: int) -> Cells:
         of_buffer, lengths = self._cells[span.buffer], self._lengths
         if span.count == 1:
             cell = of_buffer[start]
-            return Operand(self._rank, (cell,), (lengths[cell],))
+            return Cells(self._rank, (cell,), (lengths[cell],))
         blocks, stop = len(of_buffer), start + span.count * span.stride
         cells = tuple([of_buffer[block % blocks] for block in range(start, stop, span.stride)])
-        return Operand(self._rank, cells, tuple([lengths[cell] for cell in cells]))
+        return Cells(self._rank, cells, tuple([lengths[cell] for cell in cells]))
 
 
 def _cells(plan: Plan, buffer: Buffer) -> list[int]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from unisono.algorithms.ir.plan import Signal
-from unisono.algorithms.verifier.progress import Delivered, Event, Posted
+from unisono.algorithms.verifier.progress import Delivered, Event, GroupPosted
 from unisono.algorithms.verifier.unrolled import UnrolledPlan
 
 _Node: TypeAlias = tuple[int, int, int]  # rank, lane, group
@@ -37,7 +37,7 @@ def moments(
     started = [[[0] * len(rows) for rows in unrolled.lanes] for unrolled in unrolled_plans]
     ended = [[[0] * len(rows) for rows in unrolled.lanes] for unrolled in unrolled_plans]
     for event in events:
-        if isinstance(event, Posted):
+        if isinstance(event, GroupPosted):
             rank, lane, group = event
             moment = ended[rank][lane][group - 1] if group else 0
             for other, before in unrolled_plans[rank].lanes[lane][group].after:
@@ -80,7 +80,7 @@ class Clocks:
         self.started: dict[_Node, int] = {}
         self._ended: dict[_Node, int] = {}
         for event in events:
-            if isinstance(event, Posted):
+            if isinstance(event, GroupPosted):
                 self._post(event)
             elif not flags_only or type(event.sending.step) is Signal:
                 self._learn(event, counts_posted=not flags_only)
@@ -99,7 +99,7 @@ class Clocks:
         groups = len(self._unrolled_plans[rank].lanes[lane])
         return (clock >> self._first[rank][lane] & (1 << groups) - 1).bit_length()
 
-    def _post(self, event: Posted) -> None:
+    def _post(self, event: GroupPosted) -> None:
         rank, lane, group = event
         clock = 1 << self._begun[rank]
         for before in self._unrolled_plans[rank].predecessors(lane, group):

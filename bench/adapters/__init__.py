@@ -19,7 +19,7 @@ An adapter has:
                             Raises NotImplementedError if the library lacks the collective or the dtype.
     barrier()               returns when all ranks have called it
     close()                 leaves the job in order
-    memory                  only if its arrays are on a device: an object like `worker.HostMemory`; `call` then takes
+    memory                  only if its arrays are on a device: an object like `worker.NumpyMemory`; `call` then takes
                             such arrays, and returns when the device has finished
 
 - `unisono_api.py`, `unisono_empty.py`, `unisono_cuda.py`: Unisono on arrays of numpy, of `un.empty` and of a GPU.

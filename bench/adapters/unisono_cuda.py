@@ -6,32 +6,32 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.bench.adapters.unisono_api import UnisonoAdapter
-from unisono.bench.gpu_stages.gpu import STREAM, Gpu, Vector, windows
+from unisono.bench.gpu_stages.gpu import STREAM, GpuVector, MeasuredGpu, windows
 
 
 class CudaMemory:
     """Vectors of the device. The memory of one call is used again for the next one if it is large enough."""
 
     def __init__(self) -> None:
-        self.gpu = Gpu()
-        self._kept: dict[str, Vector] = {}
+        self.gpu = MeasuredGpu()
+        self._kept: dict[str, GpuVector] = {}
 
-    def empty(self, count: int, dtype: Any) -> Vector:
+    def empty(self, count: int, dtype: Any) -> GpuVector:
         """Return a vector to be overwritten."""
         return self._vector("array", count, dtype)
 
-    def place(self, array: Any) -> Vector:
+    def place(self, array: Any) -> GpuVector:
         """Return a vector with the content of `array`."""
         vector = self._vector("source", array.size, array.dtype)
         self.gpu.fill(vector, array)
         return vector
 
-    def fill(self, array: Vector, source: Vector) -> None:
+    def fill(self, array: GpuVector, source: GpuVector) -> None:
         """Copy `source` into `array`, and wait."""
         self.gpu.device.copy(array.pointer, source.pointer, source.nbytes, STREAM)
         self.gpu.synchronize()
 
-    def fetch(self, array: Vector, part: slice) -> Any:
+    def fetch(self, array: GpuVector, part: slice) -> Any:
         """Return a part of `array`."""
         return self.gpu.fetch(array.part(part))
 
@@ -39,13 +39,13 @@ class CudaMemory:
         """Return the parts that are compared: copies of 1 GiB to the host take seconds."""
         return windows(count)
 
-    def _vector(self, role: str, count: int, dtype: Any) -> Vector:
+    def _vector(self, role: str, count: int, dtype: Any) -> GpuVector:
         kept = self._kept.get(role)
         if kept is None or kept.nbytes < count * dtype.itemsize:
             if kept is not None:
                 self.gpu.free(kept)
             self._kept[role] = kept = self.gpu.empty(count, dtype)
-        return Vector(kept.pointer, count, dtype)
+        return GpuVector(kept.pointer, count, dtype)
 
 
 class CudaAdapter(UnisonoAdapter):

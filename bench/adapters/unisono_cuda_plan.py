@@ -7,21 +7,21 @@ from typing import Any
 
 import unisono as un
 from unisono.bench.adapters.unisono_cuda import CudaAdapter, CudaMemory
-from unisono.bench.gpu_stages.gpu import Vector
+from unisono.bench.gpu_stages.gpu import GpuVector
 
 
-class RegisteredMemory(CudaMemory):
+class RegisteredVectors(CudaMemory):
     """Vectors in arrays of `unisono.empty`, which other ranks can open."""
 
     def __init__(self) -> None:
         super().__init__()
         self._arrays: dict[str, tuple[int, Any]] = {}  # by role: bytes and array
 
-    def _vector(self, role: str, count: int, dtype: Any) -> Vector:
+    def _vector(self, role: str, count: int, dtype: Any) -> GpuVector:
         nbytes = count * dtype.itemsize
         if role not in self._arrays or self._arrays[role][0] < nbytes:
             self._arrays[role] = nbytes, un.empty(nbytes, "uint8", device="cuda")
-        return Vector(_pointer(self._arrays[role][1]), count, dtype)
+        return GpuVector(_pointer(self._arrays[role][1]), count, dtype)
 
 
 def _pointer(array: Any) -> int:
@@ -34,7 +34,7 @@ class PlanAdapter(CudaAdapter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = RegisteredMemory()
+        self.memory = RegisteredVectors()
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
         """Return the call to measure, which ends when the device has finished."""

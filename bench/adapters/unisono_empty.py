@@ -6,10 +6,10 @@ from typing import Any
 
 import unisono as un
 from unisono.bench.adapters.unisono_api import UnisonoAdapter
-from unisono.bench.adapters.worker import HostMemory
+from unisono.bench.adapters.worker import NumpyMemory
 
 
-class MappedMemory(HostMemory):
+class MappedMemory(NumpyMemory):
     """Creates arrays in shared memory, which the other ranks of the host can map."""
 
     @staticmethod

@@ -32,7 +32,7 @@ PERIOD = 5
 RANK_PERIOD = 3
 
 
-class Form(NamedTuple):
+class VectorForm(NamedTuple):
     """The form of a collective on a vector of `count` elements, of which each rank has all, or an equal share.
 
     Attributes:
@@ -92,21 +92,21 @@ def _share_of_each(size: int, rank: int, count: int, dtype: Any) -> Any:
     return np.concatenate([np.split(contribution(other, count, dtype), size)[rank] for other in range(size)])
 
 
-FORMS: dict[str, Form] = {
-    "allreduce": Form(_sum),
-    "reduce": Form(_sum_at_root),
-    "broadcast": Form(_of_root),
-    "scan": Form(_sum_up_to),
-    "gather": Form(_of_all_at_root, puts_share=True, in_place=False),
-    "scatter": Form(_share_of_root, gets_share=True, in_place=False),
-    "allgather": Form(_of_all, puts_share=True, in_place=False),
-    "reduce_scatter": Form(_share_of_sum, gets_share=True, in_place=False),
-    "alltoall": Form(_share_of_each, in_place=False),
-    "barrier": Form(_of_root),
+FORMS: dict[str, VectorForm] = {
+    "allreduce": VectorForm(_sum),
+    "reduce": VectorForm(_sum_at_root),
+    "broadcast": VectorForm(_of_root),
+    "scan": VectorForm(_sum_up_to),
+    "gather": VectorForm(_of_all_at_root, puts_share=True, in_place=False),
+    "scatter": VectorForm(_share_of_root, gets_share=True, in_place=False),
+    "allgather": VectorForm(_of_all, puts_share=True, in_place=False),
+    "reduce_scatter": VectorForm(_share_of_sum, gets_share=True, in_place=False),
+    "alltoall": VectorForm(_share_of_each, in_place=False),
+    "barrier": VectorForm(_of_root),
 }
 
 
-class HostMemory:
+class NumpyMemory:
     """numpy arrays. An adapter of a library with other arrays has an object like this one as its `memory`."""
 
     @staticmethod
@@ -148,7 +148,7 @@ class Worker:
     def join(self) -> dict[str, Any]:
         """Join the library's job, which needs all ranks."""
         self._adapter = _load(self._adapter_path).connect()
-        self._memory = getattr(self._adapter, "memory", HostMemory)
+        self._memory = getattr(self._adapter, "memory", NumpyMemory)
         return {"version": self._adapter.version, "size": self._adapter.size}
 
     def prepare(self, collective: str, dtype: str, count: int) -> dict[str, Any]:

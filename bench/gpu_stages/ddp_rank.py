@@ -29,7 +29,7 @@ GLOO, GLOO_MIXED = "gloo", "gloo, mixed precision"
 Step = Callable[[Any, Any], Any]  # makes a training step on inputs and labels, and returns the loss
 
 
-class Place(NamedTuple):
+class TrainingPlace(NamedTuple):
     """Where a rank trains: torch, its device, the ranks, and a process group of Gloo."""
 
     torch: Any
@@ -60,7 +60,7 @@ class Place(NamedTuple):
             self.torch.cuda.synchronize()
 
 
-def plain_step(place: Place, model: Any, optimizer: Any) -> Step:
+def plain_step(place: TrainingPlace, model: Any, optimizer: Any) -> Step:
     """Return a step in which backward or the optimizer averages the gradients."""
 
     def step(x: Any, y: Any) -> Any:
@@ -73,25 +73,25 @@ def plain_step(place: Place, model: Any, optimizer: Any) -> Step:
     return step
 
 
-def in_ddp(place: Place, model: Any, group: Any = None) -> Any:
+def in_ddp(place: TrainingPlace, model: Any, group: Any = None) -> Any:
     """Return a model in torch's DDP; the group None is that of Unisono."""
     return place.torch.nn.parallel.DistributedDataParallel(model, process_group=group)
 
 
-def by_ddp(place: Place, group: Any = None) -> Step:
+def by_ddp(place: TrainingPlace, group: Any = None) -> Step:
     """Train by DDP."""
     model = in_ddp(place, place.model(), group)
     return plain_step(place, model, place.optimizer(model))
 
 
-def by_hook(place: Place, compression: str | None = None) -> Step:
+def by_hook(place: TrainingPlace, compression: str | None = None) -> Step:
     """Train by DDP whose gradients a hook averages."""
     model = in_ddp(place, place.model(), place.gloo)
     model.register_comm_hook(None, un.torch.ddp_hook(place.world, compression))
     return plain_step(place, model, place.optimizer(model))
 
 
-def by_mixed_precision(place: Place, group: Any = None) -> Step:
+def by_mixed_precision(place: TrainingPlace, group: Any = None) -> Step:
     """Train by DDP in float16 with scaled losses; on the CPU in bfloat16."""
     torch, kind = place.torch, place.device.type
     dtype = torch.float16 if kind == "cuda" else torch.bfloat16
@@ -110,7 +110,7 @@ def by_mixed_precision(place: Place, group: Any = None) -> Step:
     return step
 
 
-def by_optimizer(place: Place, compression: str | None = None) -> Step:
+def by_optimizer(place: TrainingPlace, compression: str | None = None) -> Step:
     """Train by the optimizer that averages gradients."""
     model = place.model()
     inner, named = place.optimizer(model), model.named_parameters()
@@ -118,7 +118,7 @@ def by_optimizer(place: Place, compression: str | None = None) -> Step:
     return plain_step(place, model, optimizer)
 
 
-def by_reducer(place: Place, compression: str | None = None) -> Step:
+def by_reducer(place: TrainingPlace, compression: str | None = None) -> Step:
     """Train by a reducer of gradients."""
     model = place.model()
     optimizer, reducer = place.optimizer(model), un.GradientReducer(place.world, compression=compression)
@@ -139,7 +139,7 @@ def by_reducer(place: Place, compression: str | None = None) -> Step:
     return step
 
 
-def by_fsdp(place: Place) -> Step:
+def by_fsdp(place: TrainingPlace) -> Step:
     """Train by FSDP2, over the backend of the default group."""
     fsdp = importlib.import_module("torch.distributed.fsdp")
     mesh = importlib.import_module("torch.distributed.device_mesh")
@@ -152,13 +152,13 @@ def by_fsdp(place: Place) -> Step:
     return plain_step(place, model, place.optimizer(model))
 
 
-def by_compiled_model(place: Place) -> Step:
+def by_compiled_model(place: TrainingPlace) -> Step:
     """Train a compiled model by DDP."""
     model = in_ddp(place, place.torch.compile(place.model(), backend=place.compiler))
     return plain_step(place, model, place.optimizer(model))
 
 
-class Way(NamedTuple):
+class TrainingWay(NamedTuple):
     """A way to train.
 
     Attributes:
@@ -167,37 +167,37 @@ class Way(NamedTuple):
         within: the greatest relative difference of a loss. Ranks that average nothing differ by more than 0.1.
     """
 
-    begin: Callable[[Place], Step]
+    begin: Callable[[TrainingPlace], Step]
     reference: str = GLOO
     within: float = 1e-5
 
 
 WAYS = {
-    GLOO: Way(lambda place: by_ddp(place, place.gloo), ""),
-    "DDP": Way(by_ddp, within=1e-6),
-    "ddp_hook": Way(by_hook, within=1e-6),
-    "ddp_hook, int8": Way(lambda place: by_hook(place, "int8"), within=0.02),
-    "DistributedOptimizer": Way(by_optimizer),
-    "DistributedOptimizer, float16": Way(lambda place: by_optimizer(place, "float16"), within=0.005),
-    "DistributedOptimizer, int8": Way(lambda place: by_optimizer(place, "int8"), within=0.02),
-    "GradientReducer": Way(by_reducer),
-    "GradientReducer, float16": Way(lambda place: by_reducer(place, "float16"), within=0.005),
-    "GradientReducer, int8": Way(lambda place: by_reducer(place, "int8"), within=0.02),
-    GLOO_MIXED: Way(lambda place: by_mixed_precision(place, place.gloo), ""),
-    "DDP, mixed precision": Way(by_mixed_precision, GLOO_MIXED, 1e-6),
-    "FSDP2": Way(by_fsdp, within=1e-4),
-    "DDP of a compiled model": Way(by_compiled_model, within=1e-3),
+    GLOO: TrainingWay(lambda place: by_ddp(place, place.gloo), ""),
+    "DDP": TrainingWay(by_ddp, within=1e-6),
+    "ddp_hook": TrainingWay(by_hook, within=1e-6),
+    "ddp_hook, int8": TrainingWay(lambda place: by_hook(place, "int8"), within=0.02),
+    "DistributedOptimizer": TrainingWay(by_optimizer),
+    "DistributedOptimizer, float16": TrainingWay(lambda place: by_optimizer(place, "float16"), within=0.005),
+    "DistributedOptimizer, int8": TrainingWay(lambda place: by_optimizer(place, "int8"), within=0.02),
+    "GradientReducer": TrainingWay(by_reducer),
+    "GradientReducer, float16": TrainingWay(lambda place: by_reducer(place, "float16"), within=0.005),
+    "GradientReducer, int8": TrainingWay(lambda place: by_reducer(place, "int8"), within=0.02),
+    GLOO_MIXED: TrainingWay(lambda place: by_mixed_precision(place, place.gloo), ""),
+    "DDP, mixed precision": TrainingWay(by_mixed_precision, GLOO_MIXED, 1e-6),
+    "FSDP2": TrainingWay(by_fsdp, within=1e-4),
+    "DDP of a compiled model": TrainingWay(by_compiled_model, within=1e-3),
 }
 
 
-class History(NamedTuple):
+class TrainingHistory(NamedTuple):
     """The loss of each step, averaged over ranks, and the time of a step on the slowest rank."""
 
     losses: Any
     step_ms: float
 
 
-def trained(place: Place, way: Way, steps: int) -> History:
+def trained(place: TrainingPlace, way: TrainingWay, steps: int) -> TrainingHistory:
     """Train on this rank's share of a batch, again and again, so that the losses fall as gradients say."""
     torch, step = place.torch, way.begin(place)
     generator = torch.Generator().manual_seed(1)
@@ -214,10 +214,12 @@ def trained(place: Place, way: Way, steps: int) -> History:
         losses.append(float(loss.detach()))
     of_all = place.world.allreduce(np.array(losses), "avg")
     slowest = float(place.world.allreduce(np.array([statistics.median(times[WARM_UP:])]), "max")[0])
-    return History(of_all, slowest * 1e3)
+    return TrainingHistory(of_all, slowest * 1e3)
 
 
-def report(place: Place, name: str, way: Way, histories: dict[str, History], steps: int) -> None:
+def report(
+    place: TrainingPlace, name: str, way: TrainingWay, histories: dict[str, TrainingHistory], steps: int
+) -> None:
     """Train in one way, and print its record on rank 0."""
     about = {"way": name, "device": place.device.type, "ranks": place.world.size, "width": place.width}
     try:
@@ -239,7 +241,7 @@ def report(place: Place, name: str, way: Way, histories: dict[str, History], ste
     tell("training", **about, step_ms=history.step_ms, loss=float(history.losses[-1]), off=off, right=within)
 
 
-def connect(options: argparse.Namespace) -> Place:
+def connect(options: argparse.Namespace) -> TrainingPlace:
     """Return the place of this rank."""
     torch, dist = importlib.import_module("torch"), importlib.import_module("torch.distributed")
     importlib.import_module("unisono.torch")
@@ -248,7 +250,7 @@ def connect(options: argparse.Namespace) -> Place:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:unisono,cuda:unisono")
-    return Place(torch, device, un.init(), dist.new_group(backend="gloo"), options.width, options.compiler)
+    return TrainingPlace(torch, device, un.init(), dist.new_group(backend="gloo"), options.width, options.compiler)
 
 
 def main() -> int:
@@ -260,7 +262,7 @@ def main() -> int:
     parser.add_argument("--compiler", default="inductor")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU, which shows that everything runs")
     options = parser.parse_args()
-    place, histories = connect(options), dict[str, History]()
+    place, histories = connect(options), dict[str, TrainingHistory]()
     for name in options.ways.split("; "):
         report(place, name, WAYS[name], histories, options.steps)
     place.torch.distributed.destroy_process_group()

@@ -34,17 +34,17 @@ def windows(count: int) -> list[slice]:
 
 
 @dataclass(frozen=True)
-class Vector:
+class GpuVector:
     """A flat array on the device, with `__cuda_array_interface__`."""
 
     pointer: int
     count: int
     dtype: np.dtype[Any]
 
-    def part(self, elements: slice) -> Vector:
+    def part(self, elements: slice) -> GpuVector:
         """Return consecutive elements of the array, in the same memory."""
         start, stop, _ = elements.indices(self.count)
-        return Vector(self.pointer + start * self.dtype.itemsize, stop - start, self.dtype)
+        return GpuVector(self.pointer + start * self.dtype.itemsize, stop - start, self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +63,7 @@ class Vector:
         }
 
 
-class Gpu:
+class MeasuredGpu:
     """The first GPU of this process, used by one thread."""
 
     def __init__(self) -> None:
@@ -71,15 +71,15 @@ class Gpu:
         self._event: Event = self.device.new_event()
         self._pinned = self.device.pin(16 << 20)
 
-    def empty(self, count: int, dtype: np.dtype[Any]) -> Vector:
+    def empty(self, count: int, dtype: np.dtype[Any]) -> GpuVector:
         """Return a new vector."""
-        return Vector(self.device.allocate(count * dtype.itemsize).pointer, count, dtype)
+        return GpuVector(self.device.allocate(count * dtype.itemsize).pointer, count, dtype)
 
-    def free(self, vector: Vector) -> None:
+    def free(self, vector: GpuVector) -> None:
         """Release the memory of a vector from `empty`."""
         self.device.free(Allocation(vector.pointer, vector.nbytes))
 
-    def fill(self, vector: Vector, pattern: Any) -> None:
+    def fill(self, vector: GpuVector, pattern: Any) -> None:
         """Write the array `pattern` into `vector`, repeatedly if it is shorter, and its begin if it is longer."""
         raw = np.ascontiguousarray(pattern).view(np.uint8)[: vector.nbytes]
         for start in range(0, raw.nbytes, self._pinned.nbytes):
@@ -94,7 +94,7 @@ class Gpu:
             written += length
         self.synchronize()
 
-    def fetch(self, vector: Vector) -> Any:
+    def fetch(self, vector: GpuVector) -> Any:
         """Return the elements of `vector` as a numpy array."""
         nbytes = vector.nbytes
         data = np.empty(nbytes, np.uint8)
@@ -112,10 +112,10 @@ class Gpu:
             time.sleep(0)
 
 
-class Clock:
+class DeviceClock:
     """Measures times by the device's own clock."""
 
-    def __init__(self, gpu: Gpu, flush_nbytes: int = FLUSH_NBYTES) -> None:
+    def __init__(self, gpu: MeasuredGpu, flush_nbytes: int = FLUSH_NBYTES) -> None:
         self._gpu = gpu
         self._driver = driver = Driver()
         self._context = driver("cuDevicePrimaryCtxRetain", 0)

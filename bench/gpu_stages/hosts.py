@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import unisono as un
-from unisono.bench.gpu_stages.gpu import Gpu
+from unisono.bench.gpu_stages.gpu import MeasuredGpu
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.sizes import parse_sizes
 from unisono.collectives.calls.planning import HostLayout
@@ -34,7 +34,7 @@ def on_hosts(world: un.Communicator, hosts: Sequence[Sequence[int]]) -> un.Commu
 def times_of(world: un.Communicator, sizes: Sequence[int], rounds: int) -> list[float]:
     """Return the median time of a call on the slowest rank until the device has done it, for each size, in seconds."""
     half = world.size // 2
-    gpu, medians = Gpu(), []
+    gpu, medians = MeasuredGpu(), []
     with on_hosts(world, [range(half), range(half, world.size)]) as comm:
         for nbytes in sizes:
             x = gpu.empty(nbytes // 4, np.dtype(np.float32))

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 import unisono as un
-from unisono.bench.gpu_stages.gpu import Gpu
+from unisono.bench.gpu_stages.gpu import MeasuredGpu
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.sizes import parse_sizes
 from unisono.transports.cuda.devices import replaced
@@ -30,7 +30,7 @@ def busy_us(world: un.Communicator, sizes: Sequence[int], native: bool, calls: i
     """Return the median processor time of this rank for a call, for each size, in microseconds."""
     medians = []
     with replaced(partial(CudaDevice, native=native)):
-        gpu = Gpu()
+        gpu = MeasuredGpu()
         for nbytes in sizes:
             source, target = (gpu.empty(nbytes // 4, np.dtype(np.float32)) for _ in range(2))
             times = []

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, Clock, Gpu, Vector, windows
+from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, DeviceClock, GpuVector, MeasuredGpu, windows
 from unisono.bench.gpu_stages.records import reason_of, tell
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
@@ -37,13 +37,13 @@ Issue = Callable[[], object]
 class Stack:
     """The arrays of a reduction: `k` arrays of `nbytes` each, one after the other, and the array for the result."""
 
-    def __init__(self, gpu: Gpu, source: Vector, target: Vector, dtype: str, k: int, nbytes: int) -> None:
+    def __init__(self, gpu: MeasuredGpu, source: GpuVector, target: GpuVector, dtype: str, k: int, nbytes: int) -> None:
         self.gpu, self.dtype, self.k = gpu, DTYPES[dtype], k
         element = numpy_dtype(self.dtype)
         self.count = nbytes // element.itemsize
-        self.rows = [Vector(source.pointer + i * nbytes, self.count, element) for i in range(k)]
-        self.whole = Vector(source.pointer, k * self.count, element)
-        self.target = Vector(target.pointer, self.count, element)
+        self.rows = [GpuVector(source.pointer + i * nbytes, self.count, element) for i in range(k)]
+        self.whole = GpuVector(source.pointer, k * self.count, element)
+        self.target = GpuVector(target.pointer, self.count, element)
 
     def difference(self, op: Op = SUM, divisor: int = 1) -> str:
         """Return the first difference between the result and the definition in the compared windows, or ""."""
@@ -103,7 +103,7 @@ def _tensors(stack: Stack) -> tuple[Any, Any, Any]:
 
     as_dtype = getattr(torch, stack.dtype.name)
     raw = [
-        torch.as_tensor(Vector(v.pointer, v.nbytes, np.dtype(np.uint8)), device="cuda")
+        torch.as_tensor(GpuVector(v.pointer, v.nbytes, np.dtype(np.uint8)), device="cuda")
         for v in (stack.whole, stack.target)
     ]
     whole, out = (tensor.view(as_dtype) for tensor in raw)
@@ -119,7 +119,7 @@ CONTENDERS: dict[str, Callable[[Stack], Issue]] = {
 }
 
 
-def measure(stack: Stack, clock: Clock) -> None:
+def measure(stack: Stack, clock: DeviceClock) -> None:
     """Measure all contenders in turns, and print records."""
     ready: dict[str, Issue] = {}
     about = {"dtype": stack.dtype.name, "k": stack.k, "nbytes": stack.target.nbytes}
@@ -167,8 +167,8 @@ def main() -> int:
     options = parser.parse_args()
     dtypes, sources = options.dtypes.split(","), [int(k) for k in options.sources.split(",")]
     compile_all(dtypes, sources)
-    gpu, byte = Gpu(), np.dtype(np.uint8)
-    clock = Clock(gpu, options.flush)
+    gpu, byte = MeasuredGpu(), np.dtype(np.uint8)
+    clock = DeviceClock(gpu, options.flush)
     source, target = (gpu.empty(n * max(options.sizes), byte) for n in (max(sources), 1))
     for dtype in dtypes:
         pattern = np.random.default_rng(0).standard_normal(PATTERN).astype(numpy_dtype(DTYPES[dtype]))

@@ -14,7 +14,7 @@ import numpy as np
 
 import unisono as un
 from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
-from unisono.bench.gpu_stages.gpu import Gpu
+from unisono.bench.gpu_stages.gpu import MeasuredGpu
 from unisono.bench.gpu_stages.records import reason_of, tell
 from unisono.bench.sizes import parse_sizes
 
@@ -24,7 +24,7 @@ CALLS = 5
 
 def times_of(world: un.Communicator, sizes: Sequence[int]) -> list[float]:
     """Return the least seconds of a call for each size, until the device is done; raises if a result is wrong."""
-    gpu, least_s = Gpu(), []
+    gpu, least_s = MeasuredGpu(), []
     for nbytes in sizes:
         source, target = (gpu.empty(nbytes // 4, np.dtype(np.float32)) for _ in range(2))
         gpu.fill(source, np.arange(1024, dtype=np.float32))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import unisono as un
-from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, STREAM, Clock, Gpu
+from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, STREAM, DeviceClock, MeasuredGpu
 from unisono.bench.gpu_stages.kernels import compile_all
 from unisono.bench.gpu_stages.records import reason_of, tell
 from unisono.bench.sizes import parse_sizes
@@ -110,10 +110,10 @@ def say_waits(name: str, seconds: float) -> None:
     tell("cost", name=WAITING.format(name, HELD_S * 1e3), us=seconds * 1e6)
 
 
-class Probes:
+class GpuProbes:
     """The probes of one process, with a current context."""
 
-    def __init__(self, gpu: Gpu, clock: Clock, dtype: str) -> None:
+    def __init__(self, gpu: MeasuredGpu, clock: DeviceClock, dtype: str) -> None:
         self._gpu, self._clock, self._driver, self._dtype = gpu, clock, Driver(), dtype
         self.device = gpu.device
 
@@ -321,7 +321,7 @@ def gone() -> None:
 
 def of_pair(world: un.Communicator, rounds: int, copy_nbytes: int) -> list[tuple[str, float]]:
     """Return the seconds of what two processes do, by name; "" of a closed handle that was held up."""
-    gpu = Gpu()
+    gpu = MeasuredGpu()
     device, held, side = gpu.device, Held.of(gpu.device), gpu.device.new_stream()
     own, memory = device.new_flags(1), device.allocate(max(4096, 2 * copy_nbytes))
     flags, handle = world.allgather_object((device.export_flags(own), device.export(memory)))[1 - world.rank]
@@ -346,7 +346,7 @@ def of_pair(world: un.Communicator, rounds: int, copy_nbytes: int) -> list[tuple
         device.record(held.event, side)
         while not device.done(held.event):
             time.sleep(0.001)
-    opened, driver, clock = list[int](), Driver(), Clock(gpu, 4096)
+    opened, driver, clock = list[int](), Driver(), DeviceClock(gpu, 4096)
     started = time.perf_counter()
     opened.append(device.open(handle).pointer)
     times.append(("cuIpcOpenMemHandle", time.perf_counter() - started))
@@ -373,7 +373,7 @@ def pairs(rounds: int, copy_nbytes: int) -> None:
             tell("cost", name=name, us=seconds * 1e6)
 
 
-def peak(gpu: Gpu, clock: Clock, nbytes: int) -> None:
+def peak(gpu: MeasuredGpu, clock: DeviceClock, nbytes: int) -> None:
     """Print the speed of a copy on the device, which no call can surpass."""
     target, source = (gpu.device.allocate(nbytes).pointer for _ in range(2))
     milliseconds = min(clock.milliseconds(lambda: gpu.device.copy(target, source, nbytes, STREAM)) for _ in range(9))
@@ -395,12 +395,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1000, help="the flags that two processes pass to each other")
     parser.add_argument("--copy", type=parse_sizes, default=(512 << 20,), help="the bytes of copies")
     options = parser.parse_args(arguments)
-    gpu, (nbytes,) = Gpu(), options.copy
-    clock = Clock(gpu, min(nbytes, FLUSH_NBYTES))
+    gpu, (nbytes,) = MeasuredGpu(), options.copy
+    clock = DeviceClock(gpu, min(nbytes, FLUSH_NBYTES))
     attempt("a copy", lambda: peak(gpu, clock, nbytes))
     compile_all((options.dtype,), (2, 3))
     with clock.current():
-        probes = Probes(gpu, clock, options.dtype)
+        probes = GpuProbes(gpu, clock, options.dtype)
         if not gpu.device.has_flags():
             say(RELEASED, False, "the driver has no flags")
             return 0

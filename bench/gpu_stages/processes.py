@@ -12,7 +12,7 @@ from unisono.bench.driver import Driver, Settings
 from unisono.bench.gpu_stages import nccl
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.peers import AS_ROOT, UNISONO_RUN, Library
-from unisono.bench.report import Row, rows
+from unisono.bench.report import LibraryTimes, rows
 from unisono.bench.sizes import parse_sizes
 
 MPIRUN = "mpirun -n {ranks} --bind-to none --map-by slot:oversubscribe {worker}"
@@ -85,7 +85,7 @@ class RowPrinter:
         self._printed |= {row.nbytes for row in ended}
 
 
-def _print_row(row: Row, ranks: int) -> None:
+def _print_row(row: LibraryTimes, ranks: int) -> None:
     about = {"placement": "processes", "ranks": ranks, "library": row.library, "nbytes": row.nbytes}
     if row.failure:
         tell("allreduce", **about, failure=row.failure)
@@ -105,7 +105,7 @@ def main() -> int:
     refusals = {name: REFUSALS.get(name, _no_refusal)() for name in options.libraries.split(",")}
     for name, reason in refusals.items():
         if reason is not None:
-            _print_row(Row(options.sizes[0], "unknown", name, failure=reason), options.ranks)
+            _print_row(LibraryTimes(options.sizes[0], "unknown", name, failure=reason), options.ranks)
     libraries = tuple(LIBRARIES[name] for name, reason in refusals.items() if reason is None)
     settings = Settings(
         "allreduce",

@@ -24,7 +24,7 @@ import numpy as np
 import unisono as un
 from unisono.algorithms.catalogue.on_devices import STAGED, mapped_names
 from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
-from unisono.bench.gpu_stages.gpu import Clock, Gpu
+from unisono.bench.gpu_stages.gpu import DeviceClock, MeasuredGpu
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.sizes import parse_sizes
 from unisono.transports.nccl.collectives import SHARED_GPU_VARIABLE
@@ -44,14 +44,14 @@ BY_IPC, STAGING = "cuda_ipc,shm", "shm"
 
 def shared_gpu(world: un.Communicator) -> str:
     """Return the name of the GPU that ranks share; "" if each has its own."""
-    device = Gpu().device
+    device = MeasuredGpu().device
     return device.name if len(set(world.allgather_object(device.uuid))) < world.size else ""
 
 
 def times_of(world: un.Communicator, names: list[str], sizes: list[int], rounds: int, flush_nbytes: int) -> Any:
     """Return the seconds of each round on the slowest rank, by route and size."""
-    gpu = Gpu()
-    clock = Clock(gpu, flush_nbytes)
+    gpu = MeasuredGpu()
+    clock = DeviceClock(gpu, flush_nbytes)
     x = gpu.empty(max(sizes) // 4, np.dtype(np.float32))
     gpu.fill(x, np.zeros(1024, np.float32))
     found = {}

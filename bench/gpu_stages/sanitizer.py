@@ -19,7 +19,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (gives numpy the name bfloat16)
 import numpy as np
 
-from unisono.bench.gpu_stages.gpu import STREAM, Clock, Gpu, Vector
+from unisono.bench.gpu_stages.gpu import STREAM, DeviceClock, GpuVector, MeasuredGpu
 from unisono.bench.gpu_stages.records import tell
 from unisono.dtypes import DTYPES
 from unisono.foundation.program import begin
@@ -70,18 +70,18 @@ class Arrays:
     """Arrays that end where their memory ends, all of which is written. The memory of a case ends with it."""
 
     def __init__(self) -> None:
-        self.gpu = Gpu()
-        self._driver, self._clock = Driver(), Clock(self.gpu, 4096)
+        self.gpu = MeasuredGpu()
+        self._driver, self._clock = Driver(), DeviceClock(self.gpu, 4096)
         self._memory: list[int] = []
 
-    def place(self, values: Any, shift: int = 0) -> Vector:
+    def place(self, values: Any, shift: int = 0) -> GpuVector:
         """Return a copy of `values` on the device, so many elements behind the begin of its memory."""
         head = shift * values.itemsize
         with self._clock.current():
             memory = int(self._driver("cuMemAlloc", head + values.nbytes))
         self._memory.append(memory)
-        self.gpu.fill(Vector(memory, head + values.nbytes, np.dtype(np.uint8)), np.zeros(64, np.uint8))
-        vector = Vector(memory + head, values.size, values.dtype)
+        self.gpu.fill(GpuVector(memory, head + values.nbytes, np.dtype(np.uint8)), np.zeros(64, np.uint8))
+        vector = GpuVector(memory + head, values.size, values.dtype)
         self.gpu.fill(vector, values)
         return vector
 

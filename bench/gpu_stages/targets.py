@@ -23,7 +23,7 @@ TIMES_BOUND_OF_THREADS = 1.25
 TIMES_BOUND_OF_PROCESSES = 2.0
 
 
-class Outcome(NamedTuple):
+class JudgedTarget(NamedTuple):
     """A target, whether it is met (None if nothing was measured), and the worst case."""
 
     target: str
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     worst: str
 
 
-def outcomes(records: Sequence[Record]) -> list[Outcome]:
+def outcomes(records: Sequence[Record]) -> list[JudgedTarget]:
     """Return the outcome of each target."""
     measured = [record for record in records if "failure" not in record]
     kernels = [record for record in measured if record["kind"] == "kernel"]
@@ -88,7 +88,7 @@ def _rightness(kernel: Record) -> tuple[float, bool, str]:
     return (0.0 if wrong else 1.0), not wrong, f"{_kernel(kernel)}: {wrong}" if wrong else "all did"
 
 
-def _fraction(kernels: Sequence[Record], dtype: str) -> Outcome:
+def _fraction(kernels: Sequence[Record], dtype: str) -> JudgedTarget:
     least, cases = FRACTIONS[dtype], []
     for ours, others in _groups(kernels):
         if ours["dtype"] == dtype and ours["nbytes"] >= LEAST_KERNEL_NBYTES and "copy" in others:
@@ -107,7 +107,7 @@ def _sanity(record: Record) -> tuple[float, bool, str]:
     return (0.0 if found else 1.0), not found, f"{record['tool']}: {found}" if found else "nothing was found"
 
 
-def _faster(target: str, names: Sequence[str], fewest: int, least: float, kernels: Sequence[Record]) -> Outcome:
+def _faster(target: str, names: Sequence[str], fewest: int, least: float, kernels: Sequence[Record]) -> JudgedTarget:
     cases = []
     for ours, others in _groups(kernels):
         if ours["nbytes"] >= LEAST_KERNEL_NBYTES and ours["k"] >= fewest:
@@ -133,7 +133,7 @@ def _kept(variants: Sequence[Record]) -> Iterator[tuple[float, bool, str]]:
 
 def _bound(
     who: str, placement: str, nbytes: int, most: float, kernels: Sequence[Record], allreduces: Sequence[Record]
-) -> Outcome:
+) -> JudgedTarget:
     copies = [kernel["gbps"] for kernel in kernels if kernel["contender"] == "copy"]
     cases = []
     for record in _of(allreduces, placement, "unisono"):
@@ -144,7 +144,7 @@ def _bound(
     return _all(f"{who} reduce {nbytes // MIB} MiB within {most} times the time of the bytes moved", cases)
 
 
-def _gloo(allreduces: Sequence[Record]) -> Outcome:
+def _gloo(allreduces: Sequence[Record]) -> JudgedTarget:
     theirs = {(r["ranks"], r["nbytes"]): r["median_us"] for r in _of(allreduces, "processes", "gloo")}
     cases = []
     for record in _of(allreduces, "processes", "unisono"):
@@ -181,8 +181,8 @@ def _kernel(record: Record) -> str:
     return f"{record['dtype']}, k = {record['k']}, {record['nbytes'] // MIB} MiB"
 
 
-def _all(target: str, cases: Sequence[tuple[float, bool, str]]) -> Outcome:
+def _all(target: str, cases: Sequence[tuple[float, bool, str]]) -> JudgedTarget:
     """Return the outcome of all cases, each given as (how good, whether good enough, description)."""
     if not cases:
-        return Outcome(target, None, "not measured")
-    return Outcome(target, all(met for _, met, _ in cases), min(cases)[2])
+        return JudgedTarget(target, None, "not measured")
+    return JudgedTarget(target, all(met for _, met, _ in cases), min(cases)[2])

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unisono.bench.gpu_stages.gpu import Clock, Gpu, windows
+from unisono.bench.gpu_stages.gpu import DeviceClock, MeasuredGpu, windows
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
@@ -48,7 +48,7 @@ class Rank:
     """One thread's rank: its device, stream and array."""
 
     def __init__(self, executor: GenericExecutor, largest_nbytes: int, held_nbytes: int) -> None:
-        self.gpu = Gpu()
+        self.gpu = MeasuredGpu()
         self.rank, self.size = executor.rank, executor.size
         self.device: CudaDevice = self.gpu.device
         self._collectives = DeviceCollectives(executor, self.device, timeout_s=TIMEOUT_S, slab_nbytes=SLAB_NBYTES)
@@ -56,7 +56,7 @@ class Rank:
             raise RuntimeError(self._collectives.refusal)
         self._stream, self._event = self.device.new_stream(), self.device.new_event()
         self._array = self.gpu.empty(largest_nbytes // DTYPE.itemsize, np.dtype(np.float32))
-        self._clock = Clock(self.gpu, held_nbytes) if self.rank == 0 else None
+        self._clock = DeviceClock(self.gpu, held_nbytes) if self.rank == 0 else None
 
     def fill(self) -> None:
         """Write the rank's number into every element."""
@@ -111,7 +111,7 @@ class Rank:
         self._collectives.close(TIMEOUT_S)
 
 
-class Times(NamedTuple):
+class ThreadTimes(NamedTuple):
     """The times of one rank: of each call, until it was issued, and on the device; and the error of the first call."""
 
     wall_s: list[float]
@@ -120,7 +120,7 @@ class Times(NamedTuple):
     wrong: str
 
 
-def times_of(rank: Rank, barrier: threading.Barrier, nbytes: int, algorithm: str, calls: int) -> Times:
+def times_of(rank: Rank, barrier: threading.Barrier, nbytes: int, algorithm: str, calls: int) -> ThreadTimes:
     """Return the times of calls on this rank."""
     rank.fill()
     rank.allreduce(nbytes, algorithm)
@@ -132,7 +132,7 @@ def times_of(rank: Rank, barrier: threading.Barrier, nbytes: int, algorithm: str
         wall_s.append(time.perf_counter() - started)
     barrier.wait(TIMEOUT_S)
     held_ms = HELD_TIMES * CALLS_ON_DEVICE * statistics.median(host_s) * 1e3
-    return Times(wall_s, host_s, rank.device_ms(nbytes, algorithm, held_ms), wrong)
+    return ThreadTimes(wall_s, host_s, rank.device_ms(nbytes, algorithm, held_ms), wrong)
 
 
 def measure(pool: ThreadPoolExecutor, ranks: Sequence[Rank], nbytes: int, algorithm: str, most: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, STREAM, Clock, Gpu
+from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, STREAM, DeviceClock, MeasuredGpu
 from unisono.bench.gpu_stages.kernels import PATTERN, REPETITIONS, Stack
 from unisono.bench.gpu_stages.records import reason_of, tell
 from unisono.bench.sizes import parse_sizes
@@ -78,7 +78,7 @@ class Variants:
         return lambda: self._driver("cuLaunchKernel", *arguments)
 
 
-def measure(stack: Stack, clock: Clock, variants: Variants, op: str, variant: str) -> None:
+def measure(stack: Stack, clock: DeviceClock, variants: Variants, op: str, variant: str) -> None:
     """Measure a kernel in grids of each size, and print records."""
     kernel = reduction(stack.dtype, OPERATIONS[op], stack.k, variant)
     function, wave = variants.loaded(kernel)
@@ -109,8 +109,8 @@ def main() -> int:
     parser.add_argument("--sources", default="2,8")
     parser.add_argument("--flush", type=int, default=FLUSH_NBYTES)
     options = parser.parse_args()
-    gpu, byte, (nbytes,) = Gpu(), np.dtype(np.uint8), options.size
-    clock, sources = Clock(gpu, options.flush), [int(k) for k in options.sources.split(",")]
+    gpu, byte, (nbytes,) = MeasuredGpu(), np.dtype(np.uint8), options.size
+    clock, sources = DeviceClock(gpu, options.flush), [int(k) for k in options.sources.split(",")]
     source, target = gpu.empty(max(sources) * nbytes, byte), gpu.empty(nbytes, byte)
     cases = [(op, k, variant) for op in options.ops.split(",") for k in sources for variant in OF_OPS[op]]
     with clock.current():

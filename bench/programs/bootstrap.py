@@ -36,7 +36,7 @@ DEADLINE_S = 120.0
 _TIMES = struct.Struct("!dd")
 
 
-class Row(NamedTuple):
+class StartTimes(NamedTuple):
     """The seconds of `init` and of a barrier among `ranks`, the CPU time of a rank, and the memory of the largest."""
 
     store: str
@@ -66,7 +66,7 @@ def main() -> None:
     Console().print(table(rows))
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[StartTimes]) -> Table:
     """Return the rows as a table for people."""
     shown = Table("store", "ranks", "init", "first barrier", "CPU time of a rank", "memory of the largest")
     for row in rows:
@@ -83,7 +83,7 @@ def warm(stores: Sequence[str]) -> None:
         importlib.import_module("redis")
 
 
-def measure(stores: Sequence[str], ranks: int, repeats: int) -> list[Row]:
+def measure(stores: Sequence[str], ranks: int, repeats: int) -> list[StartTimes]:
     """Return for each store the median of several starts of `ranks` ranks."""
     starts: dict[str, list[tuple[float, ...]]] = {store: [] for store in stores}
     for _ in range(repeats):
@@ -91,7 +91,7 @@ def measure(stores: Sequence[str], ranks: int, repeats: int) -> list[Row]:
             with url_of(store) as url:
                 starts[store].append(meet(url, ranks))
     return [
-        Row(store.partition("://")[0], ranks, *(statistics.median(times) for times in zip(*each, strict=True)))
+        StartTimes(store.partition("://")[0], ranks, *(statistics.median(times) for times in zip(*each, strict=True)))
         for store, each in starts.items()
     ]
 
@@ -111,7 +111,7 @@ def url_of(store: str) -> Iterator[str]:
 
 
 def meet(store: str, ranks: int) -> tuple[float, float, float, float]:
-    """Start ranks, let them find each other once, and return the measured fields of `Row`.
+    """Start ranks, let them find each other once, and return the measured fields of `StartTimes`.
 
     Raises:
         RuntimeError: a rank failed; its output says why.

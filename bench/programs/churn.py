@@ -53,7 +53,7 @@ _EVENTS = {"kill": 3, "stop": 2, "cut": 2, "leave": 1, "enter": 4, "place": 1}
 _MODULE = "unisono.bench.programs.churn"
 
 
-class Outcome(NamedTuple):
+class ChurnTrial(NamedTuple):
     """The result of a trial.
 
     Attributes:
@@ -102,7 +102,7 @@ def main() -> None:
     sys.exit(0 if outcome.is_right else 1)
 
 
-def _show(outcome: Outcome) -> None:
+def _show(outcome: ChurnTrial) -> None:
     table = Table("", "")
     table.add_row("calls", f"{outcome.calls:,}")
     table.add_row("lists of contributors", str(outcome.views))
@@ -117,7 +117,7 @@ def _show(outcome: Outcome) -> None:
     Console().print(table)
 
 
-def try_swarm(folder: Path, seconds: float, seed: int, transports: str = "auto") -> Outcome:
+def try_swarm(folder: Path, seconds: float, seed: int, transports: str = "auto") -> ChurnTrial:
     """Run a swarm under churn for so many seconds, and return what has come of it."""
     with open(os.open(folder / "key", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as key:
         key.write(os.urandom(32))
@@ -308,7 +308,7 @@ class _Trial:
         if self._place is not None:
             _end(self._place)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ChurnTrial:
         """Compare the lines of all processes."""
         calls: dict[int, tuple[int, list[str]]] = {}
         wrong, disagreements, errors = [], [], defaultdict[str, int](int)
@@ -325,7 +325,7 @@ class _Trial:
                 if first != who:
                     disagreements.append(f"call {number}: {first} on process {process}, {who} on {each.number}")
         views = len({tuple(who) for _, who in calls.values()})
-        return Outcome(
+        return ChurnTrial(
             len(calls), views, dict(self._events), self._losses_s, wrong, disagreements, self._hangs, dict(errors)
         )
 

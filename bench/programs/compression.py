@@ -32,7 +32,7 @@ _COLUMNS = 1024
 _WARMUP = 3
 
 
-class Cost(NamedTuple):
+class ReductionCost(NamedTuple):
     """The cost of one reduction of a rank.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Copies:
         return run
 
 
-def cost(compression: str, elements: int, rounds: int) -> Cost:
+def cost(compression: str, elements: int, rounds: int) -> ReductionCost:
     """Return the cost of the reduction of a matrix of 1,024 columns, as the median over rounds.
 
     Raises:
@@ -86,7 +86,7 @@ def cost(compression: str, elements: int, rounds: int) -> Cost:
             start()
         stages.finish()
         times.append(time.thread_time() - began)
-    return Cost(1e3 * statistics.median(times[_WARMUP:]), comm.sent_nbytes // len(times))
+    return ReductionCost(1e3 * statistics.median(times[_WARMUP:]), comm.sent_nbytes // len(times))
 
 
 @click.command()

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.bench.namespaces import missing, network, run_ranks
-from unisono.bench.wide_area import MOST_HOSTS, Way, uniform, wide_area
+from unisono.bench.wide_area import MOST_HOSTS, NetworkWay, uniform, wide_area
 from unisono.foundation.program import begin
 
 RANK = Path(__file__).resolve().parent / "ranks" / "gradients_rank.py"
@@ -148,7 +148,7 @@ def lag(
     """Train over a link with a delay, and apply gradients late."""
     total = {"total_steps": rounds, "warmup_fraction": 0.1, "cooldown_fraction": 0.1}
     ways = {"alone": {"alone": True}, **{f"lag {k}": {"lag": int(k), **total} for k in lags.split(",")}}
-    with wide_area(uniform(hosts, way=Way(delay_ms=delay_ms))) as net:
+    with wide_area(uniform(hosts, way=NetworkWay(delay_ms=delay_ms))) as net:
         report = run(net.namespaces, ["lag", "digits", rounds, width, batch, ways, step_ms / 1e3])
     table = Table("way", title=f"digits, {hosts} hosts, a delay of {delay_ms:g} ms, steps of {step_ms:g} ms")
     table.add_column("steps/s", justify="right")

@@ -32,7 +32,7 @@ _FEWEST, _MOST = 2, 500
 _DEADLINE_S = 120.0
 
 
-class Row(NamedTuple):
+class MessageTimes(NamedTuple):
     """The median, the smallest and the processor's seconds of a message of `nbytes`, without TLS and with it."""
 
     nbytes: int
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     cpu_on_s: float
 
 
-class Times(NamedTuple):
+class TlsTimes(NamedTuple):
     """The seconds of one way of a message, and those of the processor, of one rank or of both."""
 
     elapsed_s: float
@@ -66,7 +66,7 @@ def main() -> None:
     Console().print(table(rows))
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[MessageTimes]) -> Table:
     """Return the rows as a table for people."""
     shown = Table("bytes", "without", "with TLS", "best without", "best with", "processor without", "with")
     for row in rows:
@@ -74,7 +74,7 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
-def measure(sizes: Sequence[int], rounds: int) -> list[Row]:
+def measure(sizes: Sequence[int], rounds: int) -> list[MessageTimes]:
     """Return a row for each size, of messages between two ranks."""
     pools = {mode: un.Pool(2, options=un.Options(transports="tcp", tls=mode)) for mode in MODES}
     console = Console(stderr=True)
@@ -85,25 +85,27 @@ def measure(sizes: Sequence[int], rounds: int) -> list[Row]:
             pool.close()
 
 
-def _row(pools: dict[str, un.Pool], nbytes: int, rounds: int) -> Row:
+def _row(pools: dict[str, un.Pool], nbytes: int, rounds: int) -> MessageTimes:
     turns = min(max(_FEWEST, _ROUND_NBYTES // nbytes), _MOST)
     for pool in pools.values():
         _times(pool, nbytes, _FEWEST)  # which opens the channel
-    times: dict[str, list[Times]] = {mode: [] for mode in MODES}
+    times: dict[str, list[TlsTimes]] = {mode: [] for mode in MODES}
     for number in range(rounds):
         for mode in MODES if number % 2 == 0 else reversed(MODES):
             times[mode].append(_times(pools[mode], nbytes, turns))
     medians = [statistics.median(each.elapsed_s for each in times[mode]) for mode in MODES]
     best = [min(each.elapsed_s for each in times[mode]) for mode in MODES]
-    return Row(nbytes, *medians, *best, *(statistics.median(each.cpu_s for each in times[mode]) for mode in MODES))
+    return MessageTimes(
+        nbytes, *medians, *best, *(statistics.median(each.cpu_s for each in times[mode]) for mode in MODES)
+    )
 
 
-def _times(pool: un.Pool, nbytes: int, turns: int) -> Times:
-    ranks: list[Times] = pool.run(exchange, nbytes, turns, timeout_s=_DEADLINE_S)
-    return Times(ranks[0].elapsed_s, sum(rank.cpu_s for rank in ranks))
+def _times(pool: un.Pool, nbytes: int, turns: int) -> TlsTimes:
+    ranks: list[TlsTimes] = pool.run(exchange, nbytes, turns, timeout_s=_DEADLINE_S)
+    return TlsTimes(ranks[0].elapsed_s, sum(rank.cpu_s for rank in ranks))
 
 
-def exchange(world: un.Communicator, nbytes: int, turns: int) -> Times:
+def exchange(world: un.Communicator, nbytes: int, turns: int) -> TlsTimes:
     """Send a message to and fro `turns` times; return the times of one way on this rank."""
     x, peer = np.zeros(nbytes, np.uint8), 1 - world.rank
     world.barrier()
@@ -115,7 +117,7 @@ def exchange(world: un.Communicator, nbytes: int, turns: int) -> Times:
         else:
             world.recv(x, peer)
             world.send(x, peer)
-    return Times((time.perf_counter() - began) / (2 * turns), (time.process_time() - cpu_began) / (2 * turns))
+    return TlsTimes((time.perf_counter() - began) / (2 * turns), (time.process_time() - cpu_began) / (2 * turns))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ WIDTHS = {"transformer": 160, "digits": 128}
 
 
 def methods_of(inner_steps: int) -> dict[str, list[Any]]:
-    """Return all methods by name, in the form of `training_rank.Request`."""
+    """Return all methods by name, in the form of `training_rank.TrainingRequest`."""
     streaming = {"inner_steps": inner_steps, "fragments": 3, "overlap": min(5, inner_steps - 1), "mixing": 0.5}
     return {
         "synchronous": ["synchronous", "", {}],

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from unisono.bench.namespaces import run_ranks
 from unisono.bench.sizes import format_size, parse_sizes
-from unisono.bench.wide_area import MOST_HOSTS, MTU, PRESETS, Area, Line, Way, uniform, wide_area
+from unisono.bench.wide_area import MOST_HOSTS, MTU, PRESETS, AccessLine, Area, NetworkWay, uniform, wide_area
 from unisono.errors import UsageError
 from unisono.foundation.program import begin
 
@@ -133,8 +133,8 @@ def main(
     command: tuple[str, ...],
 ) -> None:
     """Measure allreduce across a wide-area network, or run COMMAND as one rank on each of its hosts. Needs root."""
-    way = Way(delay_ms=rtt / 2, jitter_ms=jitter, loss=loss / 100)
-    area = PRESETS[preset](hosts) if preset else uniform(hosts, Line(rate, rate), way)
+    way = NetworkWay(delay_ms=rtt / 2, jitter_ms=jitter, loss=loss / 100)
+    area = PRESETS[preset](hosts) if preset else uniform(hosts, AccessLine(rate, rate), way)
     request = {"sizes": parse_sizes(sizes), "algorithms": algorithms.split(","), "rounds": rounds, "at_once": at_once}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)

@@ -67,7 +67,7 @@ GOOD = ("correct", "promised", "skipped")
 _NEEDS_HOSTS = "it needs several hosts"
 
 
-class Outcome(NamedTuple):
+class TrialEnd(NamedTuple):
     """How a trial has ended.
 
     Attributes:
@@ -116,7 +116,7 @@ def _fits(call: str, fault: str) -> bool:
 # --- a job -----------------------------------------------------------------------------------------------------------
 
 
-class _Job:
+class _TrialProcesses:
     """The processes of a trial, and what they have said.
 
     Attributes:
@@ -160,7 +160,7 @@ class _Job:
         self._launcher = subprocess.Popen(command, env=environ, stdout=quiet, stderr=quiet, start_new_session=True)
         return pipes
 
-    def __enter__(self) -> _Job:
+    def __enter__(self) -> _TrialProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -210,7 +210,7 @@ class _Job:
         self.said[rank] += map(json.loads, lines)
 
 
-def run(trial: Trial, hosts: Sequence[str] = ()) -> Outcome:
+def run(trial: Trial, hosts: Sequence[str] = ()) -> TrialEnd:
     """Run a trial. It ends within some tens of seconds, whatever happens, and leaves no process.
 
     Args:
@@ -218,11 +218,11 @@ def run(trial: Trial, hosts: Sequence[str] = ()) -> Outcome:
         hosts: the namespaces of `HOSTS` hosts, for trials between hosts.
     """
     if trial.transport == "hosts" and not hosts:
-        return Outcome(trial, "skipped", why=_NEEDS_HOSTS)
+        return TrialEnd(trial, "skipped", why=_NEEDS_HOSTS)
     fault = FAULTS[trial.fault]
     survivors = [rank for rank in range(trial.ranks) if not (fault.kills and rank == trial.victim)]
     used = hosts if trial.transport == "hosts" else ()
-    with tempfile.TemporaryDirectory() as folder, _plugged_in(trial, used), _Job(trial, folder, used) as job:
+    with tempfile.TemporaryDirectory() as folder, _plugged_in(trial, used), _TrialProcesses(trial, folder, used) as job:
         if trial.fault == "SIGSTOP and SIGCONT":
             job.listen(lambda: job.fault_ns() is not None or job.has_ended(survivors), LIMIT_S)
             time.sleep(STOPPED_S)
@@ -233,7 +233,7 @@ def run(trial: Trial, hosts: Sequence[str] = ()) -> Outcome:
         raise UsageError(f"no rank of {trial.library} has started: `make mpi` installs Open MPI for `ulfm`")
     if not have_ended:
         late = [rank for rank in survivors if not _ends(job.said[rank])]
-        return Outcome(trial, "hang", why=f"ranks {late} have neither ended nor raised an error")
+        return TrialEnd(trial, "hang", why=f"ranks {late} have neither ended nor raised an error")
     return _judged(trial, {rank: job.said[rank] for rank in survivors}, fault_ns)
 
 
@@ -254,28 +254,28 @@ def _ends(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line for line in lines if "done" in line or "error" in line]
 
 
-def _judged(trial: Trial, said: dict[int, list[dict[str, Any]]], fault_ns: int | None) -> Outcome:
+def _judged(trial: Trial, said: dict[int, list[dict[str, Any]]], fault_ns: int | None) -> TrialEnd:
     fault = FAULTS[trial.fault]
     if wrong := [line["wrong"] for lines in said.values() for line in lines if "wrong" in line]:
-        return Outcome(trial, "wrong result", why="; ".join(wrong))
+        return TrialEnd(trial, "wrong result", why="; ".join(wrong))
     ends = {rank: end for rank, lines in said.items() for end in _ends(lines)}
     if "CollectiveTimeoutError" in fault.errors and _one_ended_before(fault_ns, ends.values()):
-        return Outcome(trial, "skipped", why="a rank was so slow that a call reached its time limit before the fault")
+        return TrialEnd(trial, "skipped", why="a rank was so slow that a call reached its time limit before the fault")
     if silent := sorted(set(said) - set(ends)):
-        return Outcome(trial, "wrong error", why=f"ranks {silent} have crashed")
+        return TrialEnd(trial, "wrong error", why=f"ranks {silent} have crashed")
     promised = () if fault.resumes else fault.errors
     named = all(_names_culprit(trial, rank, end) for rank, end in ends.items())
     for rank, end in ends.items():
         raised = end.get("error", "")
         if bool(raised) != bool(promised) or (trial.library == "unisono" and promised and raised not in promised):
-            return Outcome(trial, "wrong error", why=f"rank {rank}: {raised or 'no error'} {end.get('text', '')}")
+            return TrialEnd(trial, "wrong error", why=f"rank {rank}: {raised or 'no error'} {end.get('text', '')}")
         if trial.library == "unisono" and promised and not _names_culprit(trial, rank, end):
-            return Outcome(trial, "wrong error", why=f"rank {rank} does not name the culprit: {end['text']}")
+            return TrialEnd(trial, "wrong error", why=f"rank {rank} does not name the culprit: {end['text']}")
     if not fault.errors:
-        return Outcome(trial, "correct")
+        return TrialEnd(trial, "correct")
     assert fault_ns is not None, "an error without a fault"
     latencies_ms = tuple((end["ns"] - fault_ns) / 1e6 for end in ends.values())
-    return Outcome(trial, "correct" if fault.resumes else "promised", latencies_ms, named=named)
+    return TrialEnd(trial, "correct" if fault.resumes else "promised", latencies_ms, named=named)
 
 
 def _one_ended_before(fault_ns: int | None, ends: Iterable[dict[str, Any]]) -> bool:
@@ -294,11 +294,11 @@ def _names_culprit(trial: Trial, rank: int, end: dict[str, Any]) -> bool:
 # --- the campaign ----------------------------------------------------------------------------------------------------
 
 
-def show(outcomes: Sequence[Outcome]) -> Table:
+def show(outcomes: Sequence[TrialEnd]) -> Table:
     """Return a table of the verdicts and latencies by fault and transport."""
     columns = ("trials", "as promised", "hang", "p50 ms", "p99", "worst", "bound", "culprit named")
     table = Table(Column("fault", no_wrap=True), Column("transport", no_wrap=True), *columns)
-    by_row: defaultdict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    by_row: defaultdict[tuple[str, str], list[TrialEnd]] = defaultdict(list)
     for outcome in outcomes:
         by_row[outcome.trial.fault, outcome.trial.transport].append(outcome)
     for (fault, transport), rows in sorted(by_row.items()):
@@ -318,7 +318,7 @@ def show(outcomes: Sequence[Outcome]) -> Table:
 _RANGES_MS = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
-def histogram(outcomes: Sequence[Outcome]) -> Table:
+def histogram(outcomes: Sequence[TrialEnd]) -> Table:
     """Return a table of the number of latencies in each range, by fault."""
     table = Table(Column("fault", no_wrap=True), *(f"≤ {end} ms" for end in _RANGES_MS), "more")
     by_fault: defaultdict[str, Counter[int]] = defaultdict(Counter)
@@ -331,7 +331,7 @@ def histogram(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def outcomes_of(file: Path) -> list[Outcome]:
+def outcomes_of(file: Path) -> list[TrialEnd]:
     """Return the outcomes that a campaign has appended to a file.
 
     Raises:
@@ -342,7 +342,7 @@ def outcomes_of(file: Path) -> list[Outcome]:
         try:
             row = json.loads(line)
             trial = Trial(**{name: row[name] for name in Trial._fields})
-            outcomes.append(Outcome(trial, row["verdict"], tuple(row["latencies_ms"]), row["why"], row["named"]))
+            outcomes.append(TrialEnd(trial, row["verdict"], tuple(row["latencies_ms"]), row["why"], row["named"]))
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{file}, line {number}, is no outcome of a campaign: {error!r}") from None
     return outcomes
@@ -369,7 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if set(verdicts) <= set(GOOD) else 1
 
 
-def _outcomes(chosen: argparse.Namespace, console: Console) -> Iterator[Outcome]:
+def _outcomes(chosen: argparse.Namespace, console: Console) -> Iterator[TrialEnd]:
     """Run the trials one after the other, and report each."""
     if chosen.library == "gloo":
         import torch.distributed  # noqa: F401  (once, and not in each rank)

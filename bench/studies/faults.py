@@ -46,7 +46,7 @@ AT_ONCE = "the job ends at once"
 NO_FAILURE = "the job does not fail"
 
 
-class Place(NamedTuple):
+class RankPlaces(NamedTuple):
     """Where the ranks of a job run.
 
     Attributes:
@@ -58,7 +58,7 @@ class Place(NamedTuple):
     foreign: tuple[int, ...] = ()
 
 
-class Fault(NamedTuple):
+class PlannedFault(NamedTuple):
     """A fault.
 
     Attributes:
@@ -73,20 +73,22 @@ class Fault(NamedTuple):
     name: str
     function: str
     says: dict[str, str]
-    place: Callable[[Path], contextlib.AbstractContextManager[Place]] = lambda folder: contextlib.nullcontext(Place())
+    place: Callable[[Path], contextlib.AbstractContextManager[RankPlaces]] = lambda folder: contextlib.nullcontext(
+        RankPlaces()
+    )
     environ: dict[str, str] = {}  # noqa: RUF012
     is_slow: bool = False
 
 
 @contextlib.contextmanager
-def two_hosts(folder: Path) -> Iterator[Place]:
+def two_hosts(folder: Path) -> Iterator[RankPlaces]:
     """Yield a place with rank 1 on a host of its own."""
     with network(2) as names:
         yield _on_hosts(names, folder, "$((UNISONO_RANK % 2))", (CULPRIT,))
 
 
 @contextlib.contextmanager
-def slow_link(folder: Path) -> Iterator[Place]:
+def slow_link(folder: Path) -> Iterator[RankPlaces]:
     """Yield a place with one host for each rank. The link of rank 1's host is slow."""
     with network(RANKS) as names:
         switch = f"{names[0].removesuffix('0')}switch"
@@ -96,23 +98,23 @@ def slow_link(folder: Path) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def full_disk(folder: Path) -> Iterator[Place]:
+def full_disk(folder: Path) -> Iterator[RankPlaces]:
     """Yield a place in which rank 1 sees another disk at the directory of the dumps, which has no room for one."""
     mount = (
         'mount -t tmpfs -o size=4k none "$UNISONO_DUMP" && head -c 4096 /dev/zero >"$UNISONO_DUMP/full" && exec "$@"'
     )
     script = f'[ "$UNISONO_RANK" = {CULPRIT} ] || exec "$@"; exec unshare --mount sh -c \'{mount}\' sh "$@"'
-    yield Place(("sh", "-c", script, "sh"))
+    yield RankPlaces(("sh", "-c", script, "sh"))
 
 
-def _on_hosts(names: Sequence[str], folder: Path, host: str, foreign: tuple[int, ...]) -> Place:
+def _on_hosts(names: Sequence[str], folder: Path, host: str, foreign: tuple[int, ...]) -> RankPlaces:
     start = names[0].removesuffix("0")
     network_address = address(0).removesuffix("1")
     script = (
         f"export UNISONO_STORE=file://{folder}/store UNISONO_BIND_ADDRESS={network_address}$(({host} + 1)); "
         f'exec {" ".join(inside(f"{start}{host}"))} "$@"'
     )
-    return Place(("sh", "-c", script, "sh"), foreign=foreign)
+    return RankPlaces(("sh", "-c", script, "sh"), foreign=foreign)
 
 
 NOT_CALLED = r"rank 1 has not called (it|#\d+ allreduce)"
@@ -124,15 +126,15 @@ HANG = {
     "log": NOT_CALLED,
 }
 FAULTS = (
-    Fault(
+    PlannedFault(
         "mismatched call",
         "mismatched",
         dict.fromkeys(SOURCES, r"rank 1 called barrier\(\).*, where ranks 0 and 2 called allreduce")
         | {"top": f"({AT_ONCE})"},
     ),
-    Fault("skipped collective", "skipping", HANG),
-    Fault("endless loop in user code", "looping", HANG),
-    Fault(
+    PlannedFault("skipped collective", "skipping", HANG),
+    PlannedFault("endless loop in user code", "looping", HANG),
+    PlannedFault(
         "SIGSTOP",
         "stopping",
         {
@@ -142,7 +144,7 @@ FAULTS = (
             "log": r"rank 1 does not answer \(is it stopped",
         },
     ),
-    Fault(
+    PlannedFault(
         "SIGKILL",
         "dying",
         {
@@ -152,7 +154,7 @@ FAULTS = (
             "log": "rank 1 was killed by SIGKILL",
         },
     ),
-    Fault(
+    PlannedFault(
         "slow link",
         "sending_much",
         dict.fromkeys(SOURCES, "link from rank (1 to rank .|. to rank 1) is slow") | {"error": f"({NO_FAILURE})"},
@@ -160,9 +162,9 @@ FAULTS = (
         _SLOW,
         is_slow=True,
     ),
-    Fault("slow rank", "computing_long", HANG | {"error": f"({NO_FAILURE})"}, environ=_SLOW, is_slow=True),
-    Fault("deadlock of messages", "receiving_in_a_cycle", dict.fromkeys(SOURCES, DEADLOCK)),
-    Fault(
+    PlannedFault("slow rank", "computing_long", HANG | {"error": f"({NO_FAILURE})"}, environ=_SLOW, is_slow=True),
+    PlannedFault("deadlock of messages", "receiving_in_a_cycle", dict.fromkeys(SOURCES, DEADLOCK)),
+    PlannedFault(
         "wrong order on two communicators",
         "ordering_wrongly",
         {
@@ -172,7 +174,7 @@ FAULTS = (
             "log": "only rank 1 called it",
         },
     ),
-    Fault(
+    PlannedFault(
         "exception in one rank",
         "raising",
         {
@@ -182,7 +184,7 @@ FAULTS = (
             "log": "rank 1 exited with code 1",
         },
     ),
-    Fault(
+    PlannedFault(
         "full disk during the dump",
         "mismatched",
         {
@@ -193,7 +195,7 @@ FAULTS = (
         },
         full_disk,
     ),
-    Fault(
+    PlannedFault(
         "endless loop on another host",
         "looping",
         HANG | {"top": "waits? for rank 1, which does not run on this host"},
@@ -205,12 +207,12 @@ FAULTS = (
 class Answers(NamedTuple):
     """The answers of the sources about a fault, and whether each named the culprit: None if it cannot know of it."""
 
-    fault: Fault
+    fault: PlannedFault
     texts: dict[str, str]
     named: dict[str, bool | None]
 
 
-def ask(fault: Fault, folder: Path) -> Answers:
+def ask(fault: PlannedFault, folder: Path) -> Answers:
     """Run the job with a fault, and ask all sources.
 
     Args:
@@ -257,7 +259,7 @@ def _names(pattern: str, text: str) -> bool | None:
     return None if pattern.startswith("(") else re.search(pattern, text, re.IGNORECASE | re.MULTILINE) is not None
 
 
-def _top(launcher: subprocess.Popen[str], place: Place) -> list[str]:
+def _top(launcher: subprocess.Popen[str], place: RankPlaces) -> list[str]:
     """Return what `unisono top` finds, looking until it finds something or the job has ended."""
     while launcher.poll() is None:
         ranks = [rank for rank in json.loads(_output(_unisono("top", "--once", "--json"))) if _is_of(launcher, rank)]

@@ -26,7 +26,7 @@ _ALIKE = 1.05
 _SURELY = 0.75
 
 
-class Point(NamedTuple):
+class SizeTimes(NamedTuple):
     """All measurements at one size.
 
     Attributes:
@@ -84,18 +84,18 @@ def rises(ratios: Sequence[tuple[float, float]], level: float = 1.0) -> list[flo
     ]
 
 
-def crossovers(points: Iterable[Point]) -> list[float]:
+def crossovers(points: Iterable[SizeTimes]) -> list[float]:
     """Return, for each measured crossover, the factor by which the predicted one is off.
 
     The factor is at least 1. It is infinite if no crossover of the two variants in this direction is predicted.
     """
-    curves = defaultdict[tuple[str, str], list[Point]](list)
+    curves = defaultdict[tuple[str, str], list[SizeTimes]](list)
     for point in points:
         curves[point.transport, point.collective].append(point)
     return [factor for curve in curves.values() for factor in _crossovers(sorted(curve, key=lambda each: each.nbytes))]
 
 
-def _crossovers(points: Sequence[Point]) -> list[float]:
+def _crossovers(points: Sequence[SizeTimes]) -> list[float]:
     variants = [set(point.predicted_s) & set(point.times_s) for point in points]
     factors = list[float]()
     for one, other in permutations(sorted(set.union(*variants)), 2):
@@ -106,7 +106,7 @@ def _crossovers(points: Sequence[Point]) -> list[float]:
     return factors
 
 
-def _measured(points: Sequence[Point], one: str, other: str) -> Iterator[tuple[float, float]]:
+def _measured(points: Sequence[SizeTimes], one: str, other: str) -> Iterator[tuple[float, float]]:
     """Yield the ranges of sizes in which one variant, which is faster below, becomes slower than another."""
     surely = [_surely_slower(point, one, other) for point in points]
     decided = [number for number, sign in enumerate(surely) if sign]
@@ -121,7 +121,7 @@ def _measured(points: Sequence[Point], one: str, other: str) -> Iterator[tuple[f
             yield low, high
 
 
-def _surely_slower(point: Point, one: str, other: str) -> int:
+def _surely_slower(point: SizeTimes, one: str, other: str) -> int:
     """Return 1 if one variant takes longer than another, -1 if it takes less time, and 0 if they do not differ."""
     pairs = list(zip(point.times_s[one], point.times_s[other], strict=True))
     longer = sum(a > _ALIKE * b for a, b in pairs) / len(pairs)
@@ -129,7 +129,7 @@ def _surely_slower(point: Point, one: str, other: str) -> int:
     return int(longer >= _SURELY) - int(shorter >= _SURELY)
 
 
-def summary(points: Sequence[Point]) -> dict[str, dict[str, float]]:
+def summary(points: Sequence[SizeTimes]) -> dict[str, dict[str, float]]:
     """Return the regrets of each selector: geometric mean, 90th percentile, maximum, and the share within 5 %."""
     rows = {}
     for selector in (*SELECTORS, HINDSIGHT):
@@ -143,7 +143,7 @@ def summary(points: Sequence[Point]) -> dict[str, dict[str, float]]:
     return rows
 
 
-def shown(title: str, points: Sequence[Point]) -> Table:
+def shown(title: str, points: Sequence[SizeTimes]) -> Table:
     """Return the table of the regrets."""
     table = Table(title=title)
     for heading in ("chosen by", "geometric mean", "p90", "max", "within 5 %"):
@@ -154,7 +154,7 @@ def shown(title: str, points: Sequence[Point]) -> Table:
     return table
 
 
-def of_model(points: Sequence[Point]) -> str:
+def of_model(points: Sequence[SizeTimes]) -> str:
     """Return a sentence about the model: its median error, and the quality of its crossovers."""
     errors = [error for point in points for error in point.errors()]
     factors = crossovers(points)

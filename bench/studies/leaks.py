@@ -32,7 +32,7 @@ _LIMIT_S = 7200.0
 _MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 
 
-class Held(NamedTuple):
+class HeldResources(NamedTuple):
     """This process's numbers of descriptors, threads, mappings and Python's blocks, and bytes of malloc."""
 
     descriptors: int
@@ -41,9 +41,9 @@ class Held(NamedTuple):
     blocks: int
     nbytes: int
 
-    def since(self, before: Held) -> Held:
+    def since(self, before: HeldResources) -> HeldResources:
         """Return how much more this is than `before`."""
-        return Held(*(after - earlier for after, earlier in zip(self, before, strict=True)))
+        return HeldResources(*(after - earlier for after, earlier in zip(self, before, strict=True)))
 
 
 class Leak(NamedTuple):
@@ -51,14 +51,14 @@ class Leak(NamedTuple):
 
     use: str
     repetitions: int
-    growth: Held
+    growth: HeldResources
     seconds: float
 
 
-def held() -> Held:
+def held() -> HeldResources:
     """Return what this process holds now."""
     gc.collect()
-    return Held(
+    return HeldResources(
         len(os.listdir("/proc/self/fd")),
         len(os.listdir("/proc/self/task")),
         len(Path("/proc/self/maps").read_text().splitlines()),
@@ -136,7 +136,7 @@ USES: dict[str, tuple[Callable[[un.Communicator, int], None], int]] = {
 }
 
 
-def growth(world: un.Communicator, use: Callable[[un.Communicator, int], None], count: int) -> Held:
+def growth(world: un.Communicator, use: Callable[[un.Communicator, int], None], count: int) -> HeldResources:
     """Return by how much this rank grows in the second half of `count` repetitions of a use."""
     use(world, count // 2)
     world.barrier()
@@ -151,7 +151,7 @@ def measure(use: str, count: int, transport: str) -> Leak:
     started = time.monotonic()
     options = un.Options(transports=transport)
     growths = un.launch(growth, RANKS, USES[use][0], count, options=options, timeout_s=_LIMIT_S)
-    return Leak(use, count, Held(*map(max, zip(*growths, strict=True))), time.monotonic() - started)
+    return Leak(use, count, HeldResources(*map(max, zip(*growths, strict=True))), time.monotonic() - started)
 
 
 def main() -> None:
@@ -171,7 +171,9 @@ def main() -> None:
 
 def table(leaks: list[Leak], transport: str) -> Table:
     """Return the growth in the second half of each use, as a table."""
-    shown = Table("use", "repetitions", *Held._fields, "seconds", title=f"Growth in the second half, by {transport}")
+    shown = Table(
+        "use", "repetitions", *HeldResources._fields, "seconds", title=f"Growth in the second half, by {transport}"
+    )
     for leak in leaks:
         shown.add_row(leak.use, f"{leak.repetitions:,}", *(f"{each:,}" for each in leak.growth), f"{leak.seconds:.0f}")
     return shown

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from unisono.bench.peers import MPI_LIBRARIES, mpi_ranks
 from unisono.bench.sizes import parse_sizes
-from unisono.bench.studies.judgement import Point
+from unisono.bench.studies.judgement import SizeTimes
 from unisono.bench.studies.regret import NAMED, RUN_S, RunRanks, StudySettings, answer, append
 from unisono.errors import UnisonoError
 from unisono.foundation.program import begin
@@ -40,10 +40,10 @@ MPI_NATIVE = "mpi.native"
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "mixture.jsonl"
 
 # Returns the variants of a point that a selector is compared with.
-Rivals: TypeAlias = Callable[[Point], Sequence[str]]
+Rivals: TypeAlias = Callable[[SizeTimes], Sequence[str]]
 
 
-class Place(NamedTuple):
+class MpiPlace(NamedTuple):
     """An MPI library, and the transport of Unisono's own algorithms."""
 
     library: str
@@ -54,7 +54,7 @@ class Place(NamedTuple):
         return f"{self.library}, own algorithms by {self.transport}"
 
 
-class Comparison(NamedTuple):
+class SelectorComparison(NamedTuple):
     """A comparison: the choices of a selector, with the best of its rivals at each point."""
 
     name: str
@@ -63,16 +63,16 @@ class Comparison(NamedTuple):
 
 
 COMPARISONS = (
-    Comparison("table of both ÷ the better of the two", "both", lambda point: _chosen_by(point, "own", "mpi")),
-    Comparison("table of both ÷ Unisono alone", "both", lambda point: _chosen_by(point, "own")),
-    Comparison("table of both ÷ MPI alone", "both", lambda point: _chosen_by(point, "mpi")),
-    Comparison("table of both ÷ the best of all", "both", lambda point: list(point.times_s)),
-    Comparison("Unisono alone ÷ the best of all", "own", lambda point: list(point.times_s)),
-    Comparison("MPI alone ÷ the best of all", "mpi", lambda point: list(point.times_s)),
+    SelectorComparison("table of both ÷ the better of the two", "both", lambda point: _chosen_by(point, "own", "mpi")),
+    SelectorComparison("table of both ÷ Unisono alone", "both", lambda point: _chosen_by(point, "own")),
+    SelectorComparison("table of both ÷ MPI alone", "both", lambda point: _chosen_by(point, "mpi")),
+    SelectorComparison("table of both ÷ the best of all", "both", lambda point: list(point.times_s)),
+    SelectorComparison("Unisono alone ÷ the best of all", "own", lambda point: list(point.times_s)),
+    SelectorComparison("MPI alone ÷ the best of all", "mpi", lambda point: list(point.times_s)),
 )
 
 
-def ratio(point: Point, comparison: Comparison) -> float:
+def ratio(point: SizeTimes, comparison: SelectorComparison) -> float:
     """Return the time of the choice over that of the best rival, which the other half of the rounds determines."""
     chosen, rivals = point.choices[comparison.selector], comparison.rivals(point)
     ratios = list[float]()
@@ -82,7 +82,7 @@ def ratio(point: Point, comparison: Comparison) -> float:
     return geometric_mean(ratios)
 
 
-def study(place: Place, asked: StudySettings, folder: Path) -> list[Point]:
+def study(place: MpiPlace, asked: StudySettings, folder: Path) -> list[SizeTimes]:
     """Tune and sweep under one library; return the points."""
     run, points = _ranks(place, asked.ranks), asked.points()
     both, own = folder / "both.json", folder / "own.json"
@@ -96,10 +96,10 @@ def study(place: Place, asked: StudySettings, folder: Path) -> list[Point]:
     request = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S, "placement": asked.placement}
     times = answer(run, folder, request, {})["times_s"]
     rows = zip(points, times, choices, strict=True)
-    return [Point(place.transport, name, nbytes, measured, chosen, {}) for (name, nbytes), measured, chosen in rows]
+    return [SizeTimes(place.transport, name, nbytes, measured, chosen, {}) for (name, nbytes), measured, chosen in rows]
 
 
-def _ranks(place: Place, ranks: int) -> RunRanks:
+def _ranks(place: MpiPlace, ranks: int) -> RunRanks:
     def run(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         command, variables = mpi_ranks(place.library, ranks, arguments)
         settings = {**os.environ, "UNISONO_TRANSPORTS": place.transport, **variables, **environ}
@@ -115,11 +115,11 @@ def _write_own(both: Path, own: Path) -> None:
     own.write_text(dumped(to_json(table)), encoding="utf-8")
 
 
-def _chosen_by(point: Point, *selectors: str) -> list[str]:
+def _chosen_by(point: SizeTimes, *selectors: str) -> list[str]:
     return [point.choices[selector] for selector in selectors]
 
 
-def shown(title: str, points: Sequence[Point]) -> Table:
+def shown(title: str, points: Sequence[SizeTimes]) -> Table:
     """Return a table for people: for each comparison, the ratio of times."""
     table = Table(title=title)
     for heading in ("time of ÷ time of", "geometric mean", "p95", "max"):
@@ -147,8 +147,8 @@ def _split(context: click.Context, parameter: click.Parameter, text: str) -> tup
 def main(*, libraries: Sequence[str], transports: Sequence[str], sizes: str, **rest: Any) -> None:
     """Measure how good tables of both Unisono's and MPI's algorithms are on this machine."""
     asked = StudySettings(sizes=parse_sizes(sizes), **rest)
-    console, every = Console(), list[Point]()
-    for place in [Place(library, transport) for library in libraries for transport in transports]:
+    console, every = Console(), list[SizeTimes]()
+    for place in [MpiPlace(library, transport) for library in libraries for transport in transports]:
         began, load = time.monotonic(), os.getloadavg()[0]
         with tempfile.TemporaryDirectory(prefix="unisono-mixture-") as folder:
             os.environ["XDG_CACHE_HOME"] = folder

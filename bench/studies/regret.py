@@ -36,7 +36,7 @@ from rich.console import Console
 
 from unisono.bench import namespaces
 from unisono.bench.sizes import parse_sizes
-from unisono.bench.studies.judgement import Point, of_model, shown
+from unisono.bench.studies.judgement import SizeTimes, of_model, shown
 from unisono.errors import UnisonoError
 from unisono.foundation.processes import python_command
 from unisono.foundation.program import begin
@@ -124,7 +124,7 @@ def _ranks(place: str, asked: StudySettings) -> Iterator[RunRanks]:
         yield run_there
 
 
-def study(place: str, asked: StudySettings, folder: Path) -> tuple[list[Point], Spent]:
+def study(place: str, asked: StudySettings, folder: Path) -> tuple[list[SizeTimes], Spent]:
     """Tune and sweep one place; return the points, and the time that it took."""
     table, points = folder / f"{place}.json", asked.points()
     settings = ["--sizes", asked.grid, "--placement", asked.placement, "--out", str(table)]
@@ -145,7 +145,7 @@ def study(place: str, asked: StudySettings, folder: Path) -> tuple[list[Point], 
         request = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S, "placement": asked.placement}
         answers = answer(run, folder, request, {})
     measured_points = [
-        Point(place, collective, nbytes, measured, {**chosen, "model": by_model}, predicted)
+        SizeTimes(place, collective, nbytes, measured, {**chosen, "model": by_model}, predicted)
         for (collective, nbytes), chosen, (by_model, predicted), measured in zip(
             points, fixed, answers["model"], answers["times_s"], strict=True
         )
@@ -187,7 +187,7 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
         if number % asked.per_host:
             raise click.UsageError(f"{number} ranks cannot be divided into hosts of {asked.per_host}")
     console = Console()
-    every = list[Point]()
+    every = list[SizeTimes]()
     for place in places.split(","):
         load = os.getloadavg()[0]
         with tempfile.TemporaryDirectory(prefix="unisono-regret-") as folder:
@@ -207,7 +207,7 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
     console.print(shown("all together", every))
 
 
-def append(path: Path, points: Sequence[Point], about: Mapping[str, Any]) -> None:
+def append(path: Path, points: Sequence[SizeTimes], about: Mapping[str, Any]) -> None:
     """Append a line of JSON for each point to a file, with the times of all rounds."""
     path.parent.mkdir(exist_ok=True)
     with path.open("a", encoding="utf-8") as file:

@@ -46,7 +46,7 @@ T = TypeVar("T")
 Forecast: TypeAlias = tuple[str, dict[str, float]]
 
 
-class Field(NamedTuple):
+class TimedVariants(NamedTuple):
     """All variants at a point: their calls, the times of each round up to now, and the least of them in seconds."""
 
     trials: Trials
@@ -97,7 +97,7 @@ class Sweep:
                 forecasts.append(self._forecasts(points))
         return [means(of_point) for of_point in zip(*forecasts, strict=True)], [field.times_s for field in fields]
 
-    def _prepared(self, collective: str, nbytes: int, also: Sequence[str]) -> Field:
+    def _prepared(self, collective: str, nbytes: int, also: Sequence[str]) -> TimedVariants:
         """Return all variants that can run at a point, after a few calls of each."""
         world, trials, runs = self._world, Trials(self._world), dict[str, CallCycle]()
         able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
@@ -106,7 +106,7 @@ class Sweep:
                 runs[name] = trials.planned(collective, nbytes, name)
         if world.rank == 0:
             sys.stderr.write(f"{collective} {nbytes}\n")
-        field = Field(trials, nbytes, runs, {name: [] for name in runs}, {})
+        field = TimedVariants(trials, nbytes, runs, {name: [] for name in runs}, {})
         field.least_s.update({name: field.run(name, FEWEST) for name in runs})
         return field
 
@@ -119,7 +119,7 @@ class Sweep:
         parameters, _ = self._steadily(calibrate)
         return [predictions(world, parameters, collective, nbytes) for _, nbytes, _ in points]
 
-    def _round(self, field: Field) -> None:
+    def _round(self, field: TimedVariants) -> None:
         """Run all variants at a point once, in random order and for about equal times."""
 
         def measured() -> dict[str, float]:

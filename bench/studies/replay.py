@@ -30,7 +30,7 @@ from rich.table import Table
 
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.bench.statistics import usual_s
-from unisono.bench.studies.judgement import Point, of_model
+from unisono.bench.studies.judgement import SizeTimes, of_model
 from unisono.bench.studies.regret import RESULTS, RUN_S
 from unisono.foundation.program import begin
 from unisono.tuning.decide.choice import Question, TunerState, explain
@@ -155,15 +155,15 @@ def regrets(recorded: Recorded, budget_s: float, seed: int) -> list[float]:
     return ratios
 
 
-def predictions(recorded: Recorded) -> list[Point]:
+def predictions(recorded: Recorded) -> list[SizeTimes]:
     """Return the recorded points with their odd rounds, and the model's predictions for its candidates."""
-    points = list[Point]()
+    points = list[SizeTimes]()
     for collective, rows in recorded.times_s.items():
         for nbytes, times in rows.items():
             candidates = explain(recorded.question(collective, nbytes), recorded.known).candidates
             able = {each.variant: each.predicted_s for each in candidates if each.refusal is None and each.predicted_s}
             judging = {name: rounds[1::2] for name, rounds in times.items()}
-            points.append(Point(recorded.transport, collective, nbytes, judging, {}, able))
+            points.append(SizeTimes(recorded.transport, collective, nbytes, judging, {}, able))
     return points
 
 

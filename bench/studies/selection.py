@@ -83,7 +83,7 @@ MARGINS = tuple(1.0 + step / 50 for step in range(1, 51))
 TIME_SHARE = 0.44
 
 
-class Outcome(NamedTuple):
+class PredictedPoint(NamedTuple):
     """A point predicted from other numbers of ranks: the times of all algorithms, and of the library's own choice."""
 
     point: Point
@@ -147,7 +147,7 @@ def read(path: Path) -> list[tuple[Round, float | None]]:
     return rounds
 
 
-def outcomes(rounds: Sequence[tuple[Round, float | None]]) -> Iterator[Outcome]:
+def outcomes(rounds: Sequence[tuple[Round, float | None]]) -> Iterator[PredictedPoint]:
     """Yield every point of collectives measured on several numbers of ranks, predicted without its own number."""
     held = sorted({(each.point.collective, each.point.size) for each, _ in rounds})
     for collective, size in track(held, description="holding out", console=Console(stderr=True), transient=True):
@@ -161,10 +161,10 @@ def outcomes(rounds: Sequence[tuple[Round, float | None]]) -> Iterator[Outcome]:
                 names = list(seconds)
                 by_widths = tuple(each.predict(point, names) for each in interpolations)
                 if by_widths[0]:
-                    yield Outcome(point, dict(seconds), default_s, steps.predict(point, names), by_widths)
+                    yield PredictedPoint(point, dict(seconds), default_s, steps.predict(point, names), by_widths)
 
 
-def chosen_elsewhere(all_outcomes: Sequence[Outcome]) -> dict[str, tuple[int, float]]:
+def chosen_elsewhere(all_outcomes: Sequence[PredictedPoint]) -> dict[str, tuple[int, float]]:
     """Return, for each collective, the number of the widths and the margin that are best on the other collectives."""
     best = {}
     for collective in {each.point.collective for each in all_outcomes}:
@@ -176,7 +176,7 @@ def chosen_elsewhere(all_outcomes: Sequence[Outcome]) -> dict[str, tuple[int, fl
     return best
 
 
-def scores(all_outcomes: Sequence[Outcome]) -> list[Score]:
+def scores(all_outcomes: Sequence[PredictedPoint]) -> list[Score]:
     """Return the cost of each way of choosing, on the same points."""
     constants = chosen_elsewhere(all_outcomes)
     measured, shares = [], []
@@ -202,11 +202,11 @@ def geomean(values: Iterable[float]) -> float:
     return math.exp(float(np.mean([math.log(value) for value in values])))
 
 
-def _regret(predicted: Predictions, each: Outcome) -> float:
+def _regret(predicted: Predictions, each: PredictedPoint) -> float:
     return regret(min(predicted, key=predicted.__getitem__), each.seconds)
 
 
-def _time_share(points: Sequence[Outcome], at: int, margin: float) -> float:
+def _time_share(points: Sequence[PredictedPoint], at: int, margin: float) -> float:
     """Return the mean part of the measuring time that algorithms near the best take."""
     near = [survivors(each.both(at), list(each.seconds), margin) for each in points]
     both = zip(points, near, strict=True)
@@ -232,7 +232,7 @@ def table(title: str, all_scores: Sequence[Score]) -> Table:
     return shown
 
 
-def records(candidates: str, all_outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+def records(candidates: str, all_outcomes: Sequence[PredictedPoint]) -> Iterator[dict[str, Any]]:
     """Yield the record of each point for the output file."""
     constants = chosen_elsewhere(all_outcomes)
     for outcome in all_outcomes:

@@ -213,7 +213,7 @@ CALLS: dict[str, Step] = {
 # --- libraries -------------------------------------------------------------------------------------------------------
 
 
-class _Gloo:
+class _GlooTrial:
     """The calls of a trial by torch.distributed and Gloo."""
 
     def __init__(self, trial: Trial, rank: int, store: str) -> None:
@@ -315,7 +315,7 @@ def _unisono(trial: Trial, rank: int, store: str) -> un.Communicator:
     return un.init(un.Options(**settings), store=store, rank=rank, size=trial.ranks)
 
 
-LIBRARIES: dict[str, Callable[[Trial, int, str], Any]] = {"unisono": _unisono, "gloo": _Gloo, "ulfm": _Mpi}
+LIBRARIES: dict[str, Callable[[Trial, int, str], Any]] = {"unisono": _unisono, "gloo": _GlooTrial, "ulfm": _Mpi}
 
 
 # --- one rank --------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ _NO_PLACE = (
 )
 
 
-class Decision(NamedTuple):
+class GrowDecision(NamedTuple):
     """The outcome of a round, which all members carry out.
 
     Attributes:
@@ -130,10 +130,12 @@ class Growth:
         """Close the connections to joiners that still wait."""
         self._forget_joiners()
 
-    def _decide(self, world: Communicator, count: int | None, deadline: Deadline) -> tuple[Decision, _Party]:
+    def _decide(self, world: Communicator, count: int | None, deadline: Deadline) -> tuple[GrowDecision, _Party]:
         """Return what all members do, and the joiners of the leader. Members wait in short rounds, which end early."""
         while True:
-            decision, party = self._look(world, count, deadline) if world.rank == 0 else (Decision("wait"), _Party())
+            decision, party = (
+                self._look(world, count, deadline) if world.rank == 0 else (GrowDecision("wait"), _Party())
+            )
             try:
                 decision = _broadcast(world, decision, _limit_s(self._options, deadline))
             except BaseException:
@@ -142,7 +144,7 @@ class Growth:
             if decision.do != "wait":
                 return decision, party
 
-    def _look(self, world: Communicator, count: int | None, deadline: Deadline) -> tuple[Decision, _Party]:
+    def _look(self, world: Communicator, count: int | None, deadline: Deadline) -> tuple[GrowDecision, _Party]:
         """Look for joiners during one round. Only the leader does so."""
         try:
             joiners = self._joiners = self._joiners or self._open()
@@ -152,15 +154,15 @@ class Growth:
             if len(links) < (count or 1):
                 joiners.wait_again(links)
                 if count is None:
-                    return Decision("stay"), _Party()
+                    return GrowDecision("stay"), _Party()
                 if not deadline.has_passed():
-                    return Decision("wait"), _Party()
-                return Decision("fail", error=f"{waiting} of {count} processes came to join in time"), _Party()
+                    return GrowDecision("wait"), _Party()
+                return GrowDecision("fail", error=f"{waiting} of {count} processes came to join in time"), _Party()
             party = _Party(links, self._serve(joiners, links))
         except _FAILURES as error:
             self._forget_joiners()
-            return Decision("fail", error=_text(error)[:_MOST_REASON]), _Party()
-        return Decision("meet", len(links), party.url), party
+            return GrowDecision("fail", error=_text(error)[:_MOST_REASON]), _Party()
+        return GrowDecision("meet", len(links), party.url), party
 
     def _serve(self, joiners: Joiners, links: list[socket.socket]) -> StoreServer:
         """Serve the store of the meeting; if that fails, let the joiners wait on."""
@@ -183,7 +185,7 @@ class Growth:
         return Joiners(store, me.key, me.job, self._options.heartbeat_timeout_s, TlsPolicy.of(self._options))
 
     def _meet_and_agree(
-        self, world: Communicator, decision: Decision, party: _Party, deadline: Deadline
+        self, world: Communicator, decision: GrowDecision, party: _Party, deadline: Deadline
     ) -> Communicator | None:
         """Return the new communicator if all members and joiners have met; otherwise close it and return None."""
         self._session.latest_epoch += 1  # as on all members, because they have compared it
@@ -207,7 +209,7 @@ class Growth:
     def _meet(
         self,
         world: Communicator,
-        decision: Decision,
+        decision: GrowDecision,
         party: _Party,
         deadline: Deadline,
         opened: contextlib.ExitStack,
@@ -377,10 +379,10 @@ def _shown(count: int) -> str:
     return "" if count == _NO_COUNT else f"count={count}"
 
 
-def _broadcast(world: Communicator, decision: Decision, limit_s: float) -> Decision:
+def _broadcast(world: Communicator, decision: GrowDecision, limit_s: float) -> GrowDecision:
     """Return the decision of the leader on all members."""
     text = json.dumps(decision._asdict()).encode()
     frame = np.zeros(_DECISION_NBYTES, np.uint8)
     frame[: len(text)] = np.frombuffer(text, np.uint8)
     message = world.broadcast(frame, timeout_s=limit_s).tobytes().rstrip(b"\0")
-    return Decision(**json_of(message, {"do": str, "joiners": int, "store": str, "error": str}, "it"))
+    return GrowDecision(**json_of(message, {"do": str, "joiners": int, "store": str, "error": str}, "it"))

@@ -45,7 +45,7 @@ _MOST_NODES, _MOST_BRACKETS, _MOST_DIGITS = 65_536, 8, 18
 _FIRST_PORT, _PORTS = 15_000, 15_000
 
 
-class Step(NamedTuple):
+class LauncherStep(NamedTuple):
     """The step of which this process is a task.
 
     Attributes:
@@ -76,14 +76,14 @@ def is_of_step(environ: Mapping[str, str]) -> bool:
     return environ.get(HYDRA.size, environ[STEP_SIZE]) == environ[STEP_SIZE]
 
 
-def step(environ: Mapping[str, str]) -> Step:
+def step(environ: Mapping[str, str]) -> LauncherStep:
     """Return the step that `environ`, which has all of `STEP_VARIABLES`, describes.
 
     Raises:
         UsageError: the list of nodes is not one.
     """
     name = f"slurm {environ[_JOB]}.{environ[_STEP]} {environ.get(_RESTART, '0')}"
-    return Step(name, node_names(environ[_NODES]))
+    return LauncherStep(name, node_names(environ[_NODES]))
 
 
 def node_names(text: str) -> list[str]:

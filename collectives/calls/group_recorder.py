@@ -31,7 +31,7 @@ from unisono.transports.contracts.executor import Message as MessageFacts, Opera
 FUSED = frozenset(name for name, contract in CONTRACTS.items() if contract.input is not Cut.TOKEN)
 
 
-class Outcome:
+class GroupResult:
     """The results or the error of calls in a group that end together.
 
     Attributes:
@@ -82,7 +82,7 @@ class GroupWork(Work[Any]):
     __slots__ = ("_index", "_outcome")
 
     # It does not call the initialiser of `Work`, because a group makes many works and needs none of those attributes.
-    def __init__(self, outcome: Outcome, index: int) -> None:
+    def __init__(self, outcome: GroupResult, index: int) -> None:
         self._outcome = outcome
         self._index = index
 
@@ -111,7 +111,7 @@ class GroupWork(Work[Any]):
             raise UsageError("this call runs when the with-block of its group ends: use its work after the block")
 
 
-class Message(Outcome):
+class Message(GroupResult):
     """A `send` or `recv` in a group.
 
     Args:
@@ -143,7 +143,7 @@ class Message(Outcome):
             self.end([self._finish(self._operation)])
 
 
-class Batch(Outcome):
+class Batch(GroupResult):
     """The calls of a group that run as one call.
 
     Attributes:
@@ -199,7 +199,7 @@ class Batch(Outcome):
         return True
 
     def end(self, results: Sequence[Any], error: UnisonoError | None = None) -> None:
-        """Do what `Outcome.end` does, and drop the arrays that are no results, so that they can be freed."""
+        """Do what `GroupResult.end` does, and drop the arrays that are no results, so that they can be freed."""
         super().end(results, error)
         self.x, self.outs, self.targets = [], [], []
 
@@ -229,7 +229,7 @@ class Group:
 
     def __init__(self, check: Callable[[int | None, AlgorithmLike], None]) -> None:
         """Begin a group, in which ``check(root, algorithm)`` is called for each new batch."""
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[GroupResult] = []
         # The recorder must hold no reference to this group: the garbage collector cannot see native references.
         self.recorder = _core.GroupRecorder(partial(_open, self.outcomes, {}, check), GroupWork)
 
@@ -254,7 +254,7 @@ class Group:
 
 
 def _open(
-    outcomes: list[Outcome],
+    outcomes: list[GroupResult],
     open_batches: dict[tuple[str, int | None, AlgorithmLike], Batch],
     check: Callable[[int | None, AlgorithmLike], None],
     collective: str,

@@ -23,7 +23,7 @@ from unisono.frameworks.arrays import FlatArray, Named, first_names, flatten, fl
 _DIGEST_NBYTES = 16
 
 
-class _Entry(NamedTuple):
+class _ArrayFacts(NamedTuple):
     """The facts about an array that ranks compare.
 
     Attributes:
@@ -68,7 +68,7 @@ def broadcast_parameters(world: Communicator, named: Named, root: int = 0) -> di
     all_lent = {name: flatten(x, name) for name, x in pairs_of(named)}
     lent = first_names(all_lent)
     check_writable(lent)
-    _check_alike(world, [_Entry(name, each.described(), b"") for name, each in lent.items()])
+    _check_alike(world, [_ArrayFacts(name, each.described(), b"") for name, each in lent.items()])
     flats = [each.flat for each in lent.values()]
     if flats:
         world.broadcast(flats, root, out=flats)
@@ -125,18 +125,18 @@ def check_writable(lent: Mapping[str, FlatArray], *, in_place: bool = False) -> 
 
 def check_names(world: Communicator, names: Sequence[str]) -> None:
     """Check that all ranks pass the same names in the same order; raises `MismatchError` on all ranks."""
-    _check_alike(world, [_Entry(name, "", b"") for name in names])
+    _check_alike(world, [_ArrayFacts(name, "", b"") for name in names])
 
 
-def _entries(lent: Mapping[str, FlatArray]) -> list[_Entry]:
-    return [_Entry(name, each.described(), _hash(each.flat.view(np.uint8))) for name, each in lent.items()]
+def _entries(lent: Mapping[str, FlatArray]) -> list[_ArrayFacts]:
+    return [_ArrayFacts(name, each.described(), _hash(each.flat.view(np.uint8))) for name, each in lent.items()]
 
 
 def _hash(data: Any) -> bytes:
     return hashlib.blake2b(data, digest_size=_DIGEST_NBYTES).digest()
 
 
-def _digest_of(entries: Sequence[_Entry]) -> bytes:
+def _digest_of(entries: Sequence[_ArrayFacts]) -> bytes:
     texts = [f"{len(each.name)} {each.name} {each.described} {each.digest.hex()}" for each in entries]
     return _hash("\n".join(texts).encode())
 
@@ -148,15 +148,15 @@ def agree(world: Communicator, digest: bytes) -> bool:
     return bool((most[: mine.size] == ~most[mine.size :]).all())
 
 
-def _check_alike(world: Communicator, entries: Sequence[_Entry]) -> None:
+def _check_alike(world: Communicator, entries: Sequence[_ArrayFacts]) -> None:
     """Check that all ranks have the same entries; raises `MismatchError` on all ranks, as `verify_sync` does."""
     if agree(world, _digest_of(entries)):
         return
     tuples_of_ranks = world.allgather_object([tuple(entry) for entry in entries])
-    raise _mismatch([[_Entry(*values) for values in tuples] for tuples in tuples_of_ranks], world)
+    raise _mismatch([[_ArrayFacts(*values) for values in tuples] for tuples in tuples_of_ranks], world)
 
 
-def _mismatch(entries_of_ranks: Sequence[Sequence[_Entry]], world: Communicator) -> MismatchError:
+def _mismatch(entries_of_ranks: Sequence[Sequence[_ArrayFacts]], world: Communicator) -> MismatchError:
     """Return the error that names the first index at which the entries of ranks differ."""
     longest = max(map(len, entries_of_ranks))
     index = next(
@@ -171,11 +171,11 @@ def _mismatch(entries_of_ranks: Sequence[Sequence[_Entry]], world: Communicator)
     return MismatchError(_difference(usual, entry_of[divergent_ranks[0]], text), rank=world.rank, peer=peers[0])
 
 
-def _at(entries: Sequence[_Entry], index: int) -> _Entry | None:
+def _at(entries: Sequence[_ArrayFacts], index: int) -> _ArrayFacts | None:
     return entries[index] if index < len(entries) else None
 
 
-def _difference(usual: _Entry | None, divergent: _Entry | None, ranks: str) -> str:
+def _difference(usual: _ArrayFacts | None, divergent: _ArrayFacts | None, ranks: str) -> str:
     if usual is None or divergent is None or usual.name != divergent.name:
         names = ["no further array" if entry is None else repr(entry.name) for entry in (divergent, usual)]
         return (

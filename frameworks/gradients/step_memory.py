@@ -20,7 +20,7 @@ from unisono.frameworks.gradients.agreement import Complaint, Flags
 from unisono.frameworks.gradients.bucket_comms import BucketComms
 from unisono.frameworks.gradients.layout import Gradient, Layout, layout_of
 from unisono.frameworks.gradients.on_device import DeviceBuckets
-from unisono.frameworks.gradients.timeline import Span, Step, now
+from unisono.frameworks.gradients.timeline import BucketSpan, Step, now
 from unisono.frameworks.pending import Pending
 from unisono.transports.cuda.device import Extent
 
@@ -349,10 +349,11 @@ class StepMemoryPool:
         if memory.layout is self.layout:
             self._free.append(memory)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[BucketSpan]:
         """Return a record for each bucket of a training step, in which all times are 0."""
         return [
-            Span(bucket, algorithm) for bucket, algorithm in zip(self.layout.buckets, self._algorithms, strict=True)
+            BucketSpan(bucket, algorithm)
+            for bucket, algorithm in zip(self.layout.buckets, self._algorithms, strict=True)
         ]
 
     def copy_state(self, kind: str) -> dict[str, Array]:

@@ -16,7 +16,7 @@ now = time.perf_counter
 
 
 @dataclass(slots=True)
-class Span:
+class BucketSpan:
     """The times of a bucket in a training step, by `time.perf_counter`.
 
     Attributes:
@@ -54,7 +54,7 @@ class Step:
     begin_s: float = 0.0
     ready_s: float = 0.0
     waits: list[tuple[float, float]] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[BucketSpan] = field(default_factory=list)
 
     @property
     def exposed_s(self) -> float:

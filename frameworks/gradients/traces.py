@@ -8,7 +8,7 @@ from typing import Any
 
 from unisono import UsageError
 from unisono.foundation.installing import install_command
-from unisono.frameworks.gradients.timeline import Span, Step, Timeline
+from unisono.frameworks.gradients.timeline import BucketSpan, Step, Timeline
 
 _PROGRAM, _WAITING, _BUCKETS = 0, 1, 2  # the first rows of a trace; each bucket has a row
 _MOST_DRAWN = 3
@@ -78,6 +78,6 @@ def draw(steps: Sequence[Step], path: str | Path) -> None:
     figure.savefig(path)
 
 
-def _bars(row: int, span: Span) -> list[tuple[int, float, float, str]]:
+def _bars(row: int, span: BucketSpan) -> list[tuple[int, float, float, str]]:
     ready_s = span.ready_s or span.start_s
     return [(row, ready_s, span.start_s, "lightgrey"), (row, span.start_s, span.end_s, "tab:green")]

@@ -6,7 +6,7 @@ XLA makes a communicator when a program first uses a group of devices. It calls 
 device of the group and the rank of this process in it, but not the other members. The members cannot be inferred from
 the calls of other processes, because those may use other groups at the same time, or none.
 
-The text of the compiled program names the members. So `Groups.learn` reads the groups of every program after its
+The text of the compiled program names the members. So `DeviceGroups.learn` reads the groups of every program after its
 compilation, and rehearses each that has this process as a member and is new:
 
 1. A program with a single sum over this group is compiled and run on this process alone.
@@ -46,7 +46,7 @@ from unisono.frameworks.jax.replica_groups import groups_of
 Group: TypeAlias = "tuple[int, ...]"
 
 
-class Groups:
+class DeviceGroups:
     """The communicators of the groups of devices of this process.
 
     Args:

@@ -41,7 +41,7 @@ from unisono.frameworks.jax.compatibility import (
     leave_sigterm_alone,
     process_number,
 )
-from unisono.frameworks.jax.groups import Groups
+from unisono.frameworks.jax.groups import DeviceGroups
 from unisono.operations import operation
 from unisono.xla_programs import xla_runner
 
@@ -105,7 +105,7 @@ def use_for_xla(world: Communicator | None = None) -> Communicator:
         leave_sigterm_alone()
         address = _coordinator(world)
         jax.distributed.initialize(address, world.size, world.rank, coordinator_bind_address=address)
-    library = _serve(_Calls(world, Groups(world, _ranks_of_processes(world))))
+    library = _serve(_Calls(world, DeviceGroups(world, _ranks_of_processes(world))))
     jax.config.update("jax_cpu_collectives_implementation", "mpi")
     if distributed_here:
         atexit.register(_disconnect_after_failure, library)
@@ -178,7 +178,7 @@ def _serve(calls: _Calls) -> ctypes.CDLL:
 class _Calls:
     """Makes the calls of XLA, and plans its collectives. A call returns a number other than 0, or raises."""
 
-    def __init__(self, world: Communicator, groups: Groups) -> None:
+    def __init__(self, world: Communicator, groups: DeviceGroups) -> None:
         self._world = world
         self._groups = groups
         self._numbers = itertools.count(_WORLD + 1)

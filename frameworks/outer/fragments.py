@@ -13,7 +13,7 @@ from unisono import UsageError
 from unisono.frameworks.data_parallel.layers import Layer, spread
 
 
-class Schedule(NamedTuple):
+class FragmentSchedule(NamedTuple):
     """When each fragment leaves and returns. Steps are counted from 1.
 
     Attributes:
@@ -33,7 +33,7 @@ class Schedule(NamedTuple):
         return ends.index(turn) if turn in ends else None
 
 
-def check_schedule(schedule: Schedule, layers: Sequence[Layer]) -> None:
+def check_schedule(schedule: FragmentSchedule, layers: Sequence[Layer]) -> None:
     """Check that a schedule is possible for these layers.
 
     Raises:

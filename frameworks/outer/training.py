@@ -38,7 +38,7 @@ from unisono.frameworks.data_parallel.parameters import check_names, check_writa
 from unisono.frameworks.gradients.compression import SHARED_STATE, compression_of
 from unisono.frameworks.gradients.layout import Piece, columns_of
 from unisono.frameworks.outer.averages import Averages
-from unisono.frameworks.outer.fragments import Schedule, check_schedule, fragments_of
+from unisono.frameworks.outer.fragments import FragmentSchedule, check_schedule, fragments_of
 from unisono.frameworks.outer.rules import OuterRule, check_rule
 
 
@@ -103,7 +103,7 @@ class DiLoCo:
         timeout_s: float | None = None,
     ) -> None:
         self._rule = OuterRule(lr, momentum, nesterov)
-        self._schedule = Schedule(inner_steps, fragments, overlap)
+        self._schedule = FragmentSchedule(inner_steps, fragments, overlap)
         self._mixing = mixing
         check_rule(self._rule)
         if isinstance(mixing, bool) or not isinstance(mixing, (int, float)) or not 0 < mixing <= 1:

@@ -28,7 +28,7 @@ from unisono.frameworks.torch.constants import NAME
 from unisono.frameworks.torch.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.errors import torch_error
 from unisono.frameworks.torch.operations import operation
-from unisono.frameworks.torch.tensors import FlatMemory, GpuStage, Stage, address_of, disjoint, plain_memory
+from unisono.frameworks.torch.tensors import CallTensors, FlatMemory, GpuStage, address_of, disjoint, plain_memory
 from unisono.frameworks.torch.work import Work, WorkKeeper
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -335,7 +335,7 @@ class Collectives:
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
-    def _run(self, start: Callable[..., Any], opts: Any, results: list[Any], stage: Stage) -> Work | None:
+    def _run(self, start: Callable[..., Any], opts: Any, results: list[Any], stage: CallTensors) -> Work | None:
         """Make a call of the communicator. Return its work, or None if the call is synchronous."""
         self._collectives += 1
         if stage.has_gpu:

@@ -16,7 +16,7 @@ from unisono.frameworks.arrays import Array
 from unisono.frameworks.gradients.bucket_comms import BucketComms, DeviceAverages, resolved_teams
 from unisono.frameworks.gradients.compression import compression_of
 from unisono.frameworks.gradients.layout import Piece, columns_of
-from unisono.frameworks.torch.tensors import GpuStage, Stage
+from unisono.frameworks.torch.tensors import CallTensors, GpuStage
 from unisono.frameworks.torch.work import Work, WorkKeeper
 
 
@@ -49,7 +49,7 @@ def ddp_hook(communicator: Communicator, compression: str | None = None) -> Call
             if started is not None:
                 work = Work(started[0], [tensor], started[1], keeper)
                 return work.get_future().then(lambda future: future.value()[0])
-        stage = Stage() if is_compressed else GpuStage()  # the host compresses what a GPU cannot
+        stage = CallTensors() if is_compressed else GpuStage()  # the host compresses what a GPU cannot
         x = stage.write(tensor)
         if is_compressed:
             state = states.of(bucket.index(), x.size)

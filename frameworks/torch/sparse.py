@@ -12,7 +12,7 @@ import torch
 from unisono import Communicator, UsageError
 from unisono.frameworks.arrays import same_bits
 from unisono.frameworks.torch.operations import operation
-from unisono.frameworks.torch.tensors import Stage
+from unisono.frameworks.torch.tensors import CallTensors
 from unisono.frameworks.torch.work import JoinedCalls, Work, WorkKeeper
 
 
@@ -71,7 +71,7 @@ def _gathered(communicator: Communicator, own: Any, counts: list[int]) -> tuple[
     Returns:
         The calls, and a function that returns the sum of the tensors when the calls have ended.
     """
-    works, gathered, stage = [], [], Stage()
+    works, gathered, stage = [], [], CallTensors()
     for part in (own.indices().t().contiguous(), own.values().contiguous()):
         row = prod(part.shape[1:])
         whole = part.new_empty((sum(counts), *part.shape[1:]))

@@ -51,7 +51,7 @@ _MOST_ARRAYS = 4096
 _finishing = threading.Lock()
 
 
-class Stage:
+class CallTensors:
     """The memory of one call: it keeps the tensors alive, and copies results to tensors when the call has ended.
 
     Tensors on a GPU are copied to the host.
@@ -170,7 +170,7 @@ class Stage:
 def plain_memory(tensor: Any) -> Array | None:
     """Return the array at the address of a contiguous tensor on the host, if an earlier call has made it; or None.
 
-    It is the short way of `Stage.read` and `Stage.write` for a tensor that a program passes again and again.
+    It is the short way of `CallTensors.read` and `CallTensors.write` for a tensor that a program passes again.
     """
     if tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous():
         array = _arrays.get((tensor.data_ptr(), tensor.numel(), tensor.dtype))
@@ -179,7 +179,7 @@ def plain_memory(tensor: Any) -> Array | None:
     return None
 
 
-class GpuStage(Stage):
+class GpuStage(CallTensors):
     """The memory of a call that uses tensors on a GPU there."""
 
     _takes_gpu = True

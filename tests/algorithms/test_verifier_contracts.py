@@ -31,7 +31,14 @@ from unisono.algorithms.ir.plan import (
     scratch_like,
     scratch_like_block,
 )
-from unisono.algorithms.verifier.block_meaning import PROMISES, Length, Origin, PlanSet, Promise, are_proved_by
+from unisono.algorithms.verifier.block_meaning import (
+    PROMISES,
+    BlockOrigin,
+    BlockPromise,
+    Length,
+    PlanSet,
+    are_proved_by,
+)
 from unisono.algorithms.verifier.lower_bounds import BOUNDS, least_rounds
 from unisono.algorithms.verifier.verify import verify, verify_plans, verify_sizes
 from unisono.errors import PlanError
@@ -63,19 +70,19 @@ def test_every_collective_has_a_contract_a_promise_and_lower_bounds() -> None:
 @pytest.mark.parametrize(
     ("collective", "promise"),
     [
-        ("allreduce", Promise(Origin(-1, 1), 0b111)),
-        ("reduce", Promise(Origin(-1, 1), 0b111)),
-        ("reduce_scatter", Promise(Origin(-1, 2), 0b111)),
-        ("scan", Promise(Origin(-1, 1), 0b111)),
-        ("exscan", Promise(Origin(-1, 1), 0b011)),
-        ("broadcast", Promise(Origin(0, 1), 0b001)),
-        ("scatter", Promise(Origin(0, 2), 0b001)),
-        ("gather", Promise(Origin(1, 0), 0b010)),
-        ("allgather", Promise(Origin(1, 0), 0b010)),
-        ("alltoall", Promise(Origin(1, 2), 0b010)),
+        ("allreduce", BlockPromise(BlockOrigin(-1, 1), 0b111)),
+        ("reduce", BlockPromise(BlockOrigin(-1, 1), 0b111)),
+        ("reduce_scatter", BlockPromise(BlockOrigin(-1, 2), 0b111)),
+        ("scan", BlockPromise(BlockOrigin(-1, 1), 0b111)),
+        ("exscan", BlockPromise(BlockOrigin(-1, 1), 0b011)),
+        ("broadcast", BlockPromise(BlockOrigin(0, 1), 0b001)),
+        ("scatter", BlockPromise(BlockOrigin(0, 2), 0b001)),
+        ("gather", BlockPromise(BlockOrigin(1, 0), 0b010)),
+        ("allgather", BlockPromise(BlockOrigin(1, 0), 0b010)),
+        ("alltoall", BlockPromise(BlockOrigin(1, 2), 0b010)),
     ],
 )
-def test_promise_of_block_1_on_rank_2_of_3_matches_the_collective(collective: str, promise: Promise) -> None:
+def test_promise_of_block_1_on_rank_2_of_3_matches_the_collective(collective: str, promise: BlockPromise) -> None:
     assert PROMISES[collective](3, 2, 0, 1) == promise
 
 

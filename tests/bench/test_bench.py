@@ -22,7 +22,7 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 from unisono.bench import page
-from unisono.bench.driver import Driver, Failure, Results, Sample, Settings, steps
+from unisono.bench.driver import Driver, NoTimes, Results, Sample, Settings, steps
 from unisono.bench.formats import FORMATS
 from unisono.bench.peers import COMPLETE, ENVIRONMENTS, PEERS, ROOT, Library, peer, unisono_over
 from unisono.bench.placement import cores_to_bind
@@ -270,7 +270,7 @@ def test_driver_detects_a_result_that_goes_wrong_in_a_later_call(library_that: A
 def test_driver_measures_library_again_at_sizes_whose_call_it_has(library_that: Any) -> None:
     library = library_that("pass", lacks="array.size == 2")
     results = Driver(small(library, sizes=(8, 1024)), Silence()).run()
-    assert results.failures == [Failure(8, "library", "no such call")]
+    assert results.failures == [NoTimes(8, "library", "no such call")]
     assert {sample.nbytes for sample in results.samples} == {1024}
 
 
@@ -298,7 +298,7 @@ def test_driver_measures_the_others_when_a_library_crashes_raises_or_hangs(
 
 def test_driver_reports_a_launcher_that_ends_at_once() -> None:
     results = Driver(small(Library("library", "mpi", "/bin/false", "RANK")), Silence()).run()
-    assert results.failures == [Failure(8, "library", "its launcher ended with code 1")]
+    assert results.failures == [NoTimes(8, "library", "its launcher ended with code 1")]
 
 
 def test_driver_reports_a_launcher_that_does_not_exist() -> None:
@@ -345,7 +345,7 @@ def test_report_compares_only_rounds_of_one_placement() -> None:
 
 def test_json_document_has_a_row_for_each_failure_and_no_host_name(tmp_path: Path) -> None:
     own = unisono_over("shm")
-    results = Results([_sample(own.name, 0, UNKNOWN, 1.0)], [Failure(1024, own.name, "it did not answer in time")])
+    results = Results([_sample(own.name, 0, UNKNOWN, 1.0)], [NoTimes(1024, own.name, "it did not answer in time")])
     settings = small(own, sizes=(1024,))
     content = document(settings, results, rows(settings, results))
     append(tmp_path / "results" / "allreduce.jsonl", content)
@@ -359,7 +359,7 @@ def test_json_document_has_a_row_for_each_failure_and_no_host_name(tmp_path: Pat
 
 def test_results_are_printed_as_other_tools_print_them() -> None:
     own = unisono_over("shm")
-    results = Results([_sample(own.name, 0, NEAR, 2.0)], [Failure(2048, own.name, "it did not answer in time")])
+    results = Results([_sample(own.name, 0, NEAR, 2.0)], [NoTimes(2048, own.name, "it did not answer in time")])
     settings = small(own, ranks=2, sizes=(1024, 2048))
     text = {name: write(settings, results, rows(settings, results)) for name, write in FORMATS.items()}
     assert list(csv.DictReader(io.StringIO(text["csv"]))) == [
@@ -389,7 +389,7 @@ def test_browser_shows_the_page_of_a_benchmark(tmp_path: Path) -> None:
         for library, time_us in ((own, 2.0), (other, 8.0))
         for number in (0, 1)
     ]
-    results = Results(samples, [Failure(2048, other.name, "<it> did not answer")], {"unisono": "1", "gloo": "2"})
+    results = Results(samples, [NoTimes(2048, other.name, "<it> did not answer")], {"unisono": "1", "gloo": "2"})
     settings = small(own, other, ranks=2, sizes=(1024, 2048))
     path = tmp_path / "page.html"
     path.write_text(page.html(document(settings, results, rows(settings, results))))

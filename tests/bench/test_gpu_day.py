@@ -165,7 +165,7 @@ def alone(place):
 def fails(place):
     raise ValueError("there is no such way")
 
-ddp_rank.WAYS |= {"alone": ddp_rank.Way(alone, within=0.1), "fails": ddp_rank.Way(fails)}
+ddp_rank.WAYS |= {"alone": ddp_rank.TrainingWay(alone, within=0.1), "fails": ddp_rank.TrainingWay(fails)}
 sys.exit(ddp_rank.main())
 """
 

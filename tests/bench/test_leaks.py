@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unisono as un
-from unisono.bench.studies.leaks import RANKS, USES, Held, growth
+from unisono.bench.studies.leaks import RANKS, USES, HeldResources, growth
 
 # How much may stay for each repetition. Records of calls are kept, 4096 signatures at most, and no test is long enough
 # to fill them. Python's blocks and the mappings of malloc and of stacks vary a little, and a
@@ -17,10 +17,10 @@ MOST_NBYTES, MOST_BLOCKS, MOST_MAPPINGS = 1500, 4, 0.25
 COUNTS = {"communicators": 120, "operations": 2000, "aborts": 40}
 
 
-def leaks(grown: Held, count: int) -> list[str]:
+def leaks(grown: HeldResources, count: int) -> list[str]:
     """Return the names of what has grown in `count` repetitions."""
     limits = (2, 0, MOST_MAPPINGS * count + 4, MOST_BLOCKS * count + 1000, MOST_NBYTES * count + (512 << 10))
-    return [name for name, value, most in zip(Held._fields, grown, limits, strict=True) if value > most]
+    return [name for name, value, most in zip(HeldResources._fields, grown, limits, strict=True) if value > most]
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

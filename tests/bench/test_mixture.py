@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from unisono.algorithms.catalogue.vendors import MPI_NATIVE
 from unisono.bench.peers import COMPLETE, mpi_ranks
 from unisono.bench.studies import mixture
-from unisono.bench.studies.judgement import Point
+from unisono.bench.studies.judgement import SizeTimes
 from unisono.bench.studies.mixture import COMPARISONS, ratio
 from unisono.errors import UsageError
 
@@ -19,7 +19,7 @@ TIMES_S = {"ring": 2.0, "chain": 3.0, MPI_NATIVE: 4.0, "binomial": 1.0}
 
 def ratios(both: str, own: str) -> dict[str, float]:
     choices = {"both": both, "own": own, "mpi": MPI_NATIVE}
-    point = Point("shm", "broadcast", 8, {name: [seconds] * 4 for name, seconds in TIMES_S.items()}, choices, {})
+    point = SizeTimes("shm", "broadcast", 8, {name: [seconds] * 4 for name, seconds in TIMES_S.items()}, choices, {})
     return {each.name: ratio(point, each) for each in COMPARISONS}
 
 
@@ -39,7 +39,7 @@ def test_mixture_compares_a_table_with_each_library_and_the_best_of_all() -> Non
 def test_mixture_comparison_counts_mpi_as_the_better_library() -> None:
     slower = TIMES_S | {MPI_NATIVE: 1.5}
     choices = {"both": "ring", "own": "ring", "mpi": MPI_NATIVE}
-    point = Point("shm", "broadcast", 8, {name: [seconds] * 4 for name, seconds in slower.items()}, choices, {})
+    point = SizeTimes("shm", "broadcast", 8, {name: [seconds] * 4 for name, seconds in slower.items()}, choices, {})
     assert ratio(point, COMPARISONS[0]) == pytest.approx(2.0 / 1.5)
 
 
@@ -60,10 +60,10 @@ def test_mpi_ranks_use_mpiexec_and_python_of_their_library(tmp_path: Path, monke
 def test_mixture_command_passes_its_options_to_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[mixture.StudySettings] = []
 
-    def study(place: mixture.Place, wanted: mixture.StudySettings, folder: Path) -> list[Point]:
+    def study(place: mixture.MpiPlace, wanted: mixture.StudySettings, folder: Path) -> list[SizeTimes]:
         asked.append(wanted)
         choices = {"both": "ring", "own": "ring", "mpi": MPI_NATIVE}
-        return [Point(place.transport, "broadcast", 8, {name: [s] * 4 for name, s in TIMES_S.items()}, choices, {})]
+        return [SizeTimes(place.transport, "broadcast", 8, {name: [s] * 4 for name, s in TIMES_S.items()}, choices, {})]
 
     monkeypatch.setattr(mixture, "study", study)
     monkeypatch.setattr(mixture, "RESULTS", tmp_path / "mixture.jsonl")

@@ -10,16 +10,16 @@ from statistics import geometric_mean, median
 import pytest
 from click.testing import CliRunner
 
-from unisono.bench.studies.judgement import HINDSIGHT, Point, crossovers, of_model, rises, summary
+from unisono.bench.studies.judgement import HINDSIGHT, SizeTimes, crossovers, of_model, rises, summary
 from unisono.bench.studies.regret import StudySettings
 from unisono.bench.studies.replay import RECORDED, main, predictions, read, regrets
 
 CHOICES = {"table": "good", "model": "bad", "thresholds": "good", "rings": "bad"}
 
 
-def point(nbytes: int, one_s: float, other_s: float, predicted: tuple[float, float] = (1.0, 1.0)) -> Point:
+def point(nbytes: int, one_s: float, other_s: float, predicted: tuple[float, float] = (1.0, 1.0)) -> SizeTimes:
     times = {"good": [one_s] * 4, "bad": [other_s] * 4}
-    return Point("shm", "allreduce", nbytes, times, CHOICES, dict(zip(times, predicted, strict=True)))
+    return SizeTimes("shm", "allreduce", nbytes, times, CHOICES, dict(zip(times, predicted, strict=True)))
 
 
 def test_regret_is_chosen_time_divided_by_best_time() -> None:
@@ -28,14 +28,14 @@ def test_regret_is_chosen_time_divided_by_best_time() -> None:
 
 
 def test_regret_is_scored_on_other_rounds_than_hindsight_chooses_by() -> None:
-    found = Point("shm", "allreduce", 8, {"good": [2.0] * 4, "bad": [1.0, 4.0, 1.0, 4.0]}, CHOICES, {})
+    found = SizeTimes("shm", "allreduce", 8, {"good": [2.0] * 4, "bad": [1.0, 4.0, 1.0, 4.0]}, CHOICES, {})
     assert found.regret("table") == pytest.approx(math.sqrt(2.0 / 4.0))  # 2 over 4, and 2 over 2
     assert found.regret(HINDSIGHT) == pytest.approx(math.sqrt(2.0 / 4.0 * 1.0 / 2.0))
 
 
 def test_prediction_errors_ignore_disturbed_rounds() -> None:
     times = {"good": [2.0, 90.0, 2.0, 1.0], "bad": [3.0] * 4}
-    found = Point("shm", "allreduce", 8, times, CHOICES, {"good": 2.2})
+    found = SizeTimes("shm", "allreduce", 8, times, CHOICES, {"good": 2.2})
     assert found.errors() == pytest.approx([0.1])
 
 
@@ -71,7 +71,7 @@ def test_crossover_predicted_in_the_opposite_direction_does_not_count() -> None:
 
 def test_noise_between_two_variants_is_no_crossover() -> None:
     times = {"good": [1.0, 2.0, 1.0, 2.0], "bad": [2.0, 1.0, 2.0, 1.0]}
-    noise = [Point("shm", "allreduce", nbytes, times, CHOICES, {"good": 1.0, "bad": 2.0}) for nbytes in (8, 64)]
+    noise = [SizeTimes("shm", "allreduce", nbytes, times, CHOICES, {"good": 1.0, "bad": 2.0}) for nbytes in (8, 64)]
     assert crossovers(noise) == []
 
 

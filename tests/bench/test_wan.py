@@ -26,9 +26,9 @@ from unisono.bench.programs import wan
 from unisono.bench.programs.wan import bound_s
 from unisono.bench.wide_area import (
     PRESETS,
+    AccessLine,
     Area,
-    Line,
-    Way,
+    NetworkWay,
     WideAreaNetwork,
     home_lines,
     in_namespace,
@@ -110,7 +110,10 @@ def reaches_rate(source: socket.socket, sink: socket.socket, mbit_s: float) -> b
     return eventually(lambda: abs(received_mbit_s(source, sink, packets) / mbit_s - 1) <= 0.05)
 
 
-ASYMMETRIC = Area((Line(), Line(), Line()), {(0, 1): Way(50, 40), (1, 0): Way(10, 90), (0, 2): Way(0, 100)})
+ASYMMETRIC = Area(
+    (AccessLine(), AccessLine(), AccessLine()),
+    {(0, 1): NetworkWay(50, 40), (1, 0): NetworkWay(10, 90), (0, 2): NetworkWay(0, 100)},
+)
 
 
 @needs_wide_area
@@ -125,7 +128,7 @@ def test_each_way_has_its_own_delay_and_rate(sockets: Callable[[Area], list[sock
 
 @needs_wide_area
 def test_ways_share_the_line_of_their_host(sockets: Callable[[Area], list[socket.socket]]) -> None:
-    one, two, three = sockets(Area((Line(up_mbit_s=20), Line(), Line()), {}))
+    one, two, three = sockets(Area((AccessLine(up_mbit_s=20), AccessLine(), AccessLine()), {}))
     began = time.monotonic()
     for _ in range(60):
         for sink in (two, three):
@@ -137,7 +140,7 @@ def test_ways_share_the_line_of_their_host(sockets: Callable[[Area], list[socket
 
 @needs_wide_area
 def test_link_drops_packets_that_its_queue_cannot_hold(sockets: Callable[[Area], list[socket.socket]]) -> None:
-    one, two = sockets(uniform(2, Line(), Way(mbit_s=12)))  # a packet takes 1 ms, so the queue holds 100
+    one, two = sockets(uniform(2, AccessLine(), NetworkWay(mbit_s=12)))  # a packet takes 1 ms, so the queue holds 100
     for _ in range(1000):
         one.sendto(WHOLE_PACKET, two.getsockname())
     assert 100 <= len(arrivals(two)) < 1000
@@ -147,7 +150,7 @@ def test_link_drops_packets_that_its_queue_cannot_hold(sockets: Callable[[Area],
 def test_share_of_packets_is_lost_and_jitter_keeps_their_order(
     sockets: Callable[[Area], list[socket.socket]],
 ) -> None:
-    one, two = sockets(uniform(2, Line(), Way(delay_ms=5, jitter_ms=20, loss=0.1)))
+    one, two = sockets(uniform(2, AccessLine(), NetworkWay(delay_ms=5, jitter_ms=20, loss=0.1)))
     for number in range(5000):
         one.sendto(number.to_bytes(2, "big"), two.getsockname())
     numbers = []
@@ -174,13 +177,13 @@ def test_cut_ways_carry_nothing_until_they_are_mended(wide_area_of: Callable[[Ar
 WRONG: dict[str, tuple[Area, str]] = {
     "one host": (uniform(1), "has 2 to 8 hosts, not 1"),
     "nine hosts": (uniform(9), "has 2 to 8 hosts, not 9"),
-    "way to itself": (Area((Line(), Line()), {(1, 1): Way()}), "no way from host 1 to host 1"),
-    "way to nobody": (Area((Line(), Line()), {(0, 2): Way()}), "no way from host 0 to host 2"),
-    "negative delay": (uniform(2, way=Way(delay_ms=-1)), "finite and not negative"),
-    "loss above 1": (uniform(2, way=Way(loss=1.5)), "its loss at most 1"),
-    "delay that is no number": (uniform(2, way=Way(delay_ms=float("nan"))), "finite and not negative"),
-    "negative rate": (uniform(2, Line(-1)), "a rate of -1.* Mbit/s is impossible"),
-    "infinite rate": (uniform(2, Line(float("inf"))), "a rate of inf Mbit/s is impossible"),
+    "way to itself": (Area((AccessLine(), AccessLine()), {(1, 1): NetworkWay()}), "no way from host 1 to host 1"),
+    "way to nobody": (Area((AccessLine(), AccessLine()), {(0, 2): NetworkWay()}), "no way from host 0 to host 2"),
+    "negative delay": (uniform(2, way=NetworkWay(delay_ms=-1)), "finite and not negative"),
+    "loss above 1": (uniform(2, way=NetworkWay(loss=1.5)), "its loss at most 1"),
+    "delay that is no number": (uniform(2, way=NetworkWay(delay_ms=float("nan"))), "finite and not negative"),
+    "negative rate": (uniform(2, AccessLine(-1)), "a rate of -1.* Mbit/s is impossible"),
+    "infinite rate": (uniform(2, AccessLine(float("inf"))), "a rate of inf Mbit/s is impossible"),
 }
 
 
@@ -214,9 +217,11 @@ def test_preset_gives_every_pair_a_way(name: str) -> None:
 
 def test_bound_counts_the_bytes_of_all_hosts_and_one_delay() -> None:
     payload = 1448 / 1500
-    assert bound_s(uniform(4, Line(8 / payload, 8 / payload), Way(delay_ms=50)), 1_000_000) == pytest.approx(1.55)
+    assert bound_s(
+        uniform(4, AccessLine(8 / payload, 8 / payload), NetworkWay(delay_ms=50)), 1_000_000
+    ) == pytest.approx(1.55)
     assert bound_s(home_lines(2), 1_000_000) == pytest.approx(1e6 * 8 / 20e6 / payload + 0.02)
-    one_way = Area((Line(), Line()), {(0, 1): Way(8 / payload), (1, 0): Way()})
+    one_way = Area((AccessLine(), AccessLine()), {(0, 1): NetworkWay(8 / payload), (1, 0): NetworkWay()})
     assert bound_s(one_way, 1_000_000) == 0.0  # host 1 may do all the sending
 
 

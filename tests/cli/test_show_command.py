@@ -10,7 +10,7 @@ from support import handmade_plans
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
-from unisono.algorithms.ir.drawing import Move, Row, legend, lines, moves, ranges, rows, start_times
+from unisono.algorithms.ir.drawing import DrawnGroup, Move, legend, lines, moves, ranges, rows, start_times
 from unisono.algorithms.ir.plan import Group, Plan, Read, Send, Signal, Wait, Write, even, input_block, output_block
 from unisono.cli.main import main
 from unisono.foundation.installing import install_command
@@ -24,7 +24,7 @@ def text_of(plans: list[Plan], segments: int = 1) -> list[list[list[str]]]:
     return [[cell for cell, _ in cells_of(plans, row)] for row in rows(plans, segments)]
 
 
-def cells_of(plans: list[Plan], row: Row) -> list[tuple[list[str], Group]]:
+def cells_of(plans: list[Plan], row: DrawnGroup) -> list[tuple[list[str], Group]]:
     """Return the lines of each plan in a row, with its group."""
     return [(lines(plan, group), group) for plan, group in zip(plans, row.groups, strict=True)]
 

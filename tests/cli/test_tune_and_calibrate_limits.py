@@ -21,7 +21,7 @@ from unisono.tuning.measure.measurement_log import Context, Measurement, Store, 
 KEPT = Measurement(Context("here", "allreduce", "shm", "plain", 2, 2), "ring", 8, *[1e-6] * 5, 3)
 
 
-def keep_and_hang(comm: un.Communicator, request: tune.Request, observe: object = None) -> list[tuple[str, int]]:
+def keep_and_hang(comm: un.Communicator, request: tune.TuneRequest, observe: object = None) -> list[tuple[str, int]]:
     """Run a campaign that makes one measurement, and then waits for a rank that hangs."""
     if comm.rank == 0:
         Store(Path(request.store)).append([KEPT])

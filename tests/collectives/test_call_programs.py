@@ -21,7 +21,7 @@ import unisono as un
 from unisono.collectives.calls.planning import HostLayout
 from unisono.testing import Again, Case, CheckError, Make, Program, Step, Together, Wait, WaitForAny, check_program
 from unisono.testing.cases import MESSAGES, OBJECTS, TAGS
-from unisono.testing.judges import BRIEF_S, Failure, Judges, while_searching
+from unisono.testing.judges import BRIEF_S, Judges, RanksFailure, while_searching
 from unisono.testing.programs import COMMUNICATORS
 from unisono.testing.shrinking import shrunk_program
 from unisono.testing.sources import Backend, source
@@ -133,10 +133,10 @@ class Processes:
             error.program = text
             raise error
 
-    def wrong(self, program: Program, most_s: float = HANG_S) -> str | Failure:
+    def wrong(self, program: Program, most_s: float = HANG_S) -> str | RanksFailure:
         """Return the fault of a program; "" if it has none."""
         verdicts = self._judges.run(verdict, program, self._size, most_s)
-        return verdicts if isinstance(verdicts, Failure) else next(filter(None, verdicts), "")
+        return verdicts if isinstance(verdicts, RanksFailure) else next(filter(None, verdicts), "")
 
 
 def verdict(comm: Any, program: Program) -> str:

@@ -236,7 +236,7 @@ def be_refused(say: Say, change: str, timeout_s: float) -> None:
     elif change == "address":
         from unisono.transports.links import joiners
 
-        joiners.Request.pack = lambda own: b'{"host": "somewhere"}'  # type: ignore[method-assign]
+        joiners.JoinRequest.pack = lambda own: b'{"host": "somewhere"}'  # type: ignore[method-assign]
     try:
         un.join(timeout_s=timeout_s)
     except un.RendezvousError as error:

@@ -21,7 +21,7 @@ from unisono.collectives.bootstrap.launcher_variables import (
     MVAPICH,
     OPEN_MPI,
     PALS,
-    Step,
+    LauncherStep,
     Variables,
     node_names,
 )
@@ -227,7 +227,7 @@ def test_every_task_reports_a_store_port_held_by_another_process() -> None:
 
 
 def test_port_of_an_srun_step_is_below_ephemeral_ports() -> None:
-    ports = {int(Step(f"slurm {job}.0 0", ["a"]).store.rpartition(":")[2]) for job in range(1000)}
+    ports = {int(LauncherStep(f"slurm {job}.0 0", ["a"]).store.rpartition(":")[2]) for job in range(1000)}
     assert min(ports) >= 15_000
     assert max(ports) < 30_000
     assert len(ports) > 900

@@ -6,15 +6,15 @@ import pytest
 
 from unisono.compat.horovod.coordinator import Coordinator
 from unisono.compat.horovod.execution import batches, rows_of
-from unisono.compat.horovod.requests import Answer, Request, decode_answers, decode_requests, encode
+from unisono.compat.horovod.requests import Answer, ReadyCall, decode_answers, decode_requests, encode
 from unisono.compat.horovod.settings import Settings, read_settings
 from unisono.errors import UsageError
 
 X = (("float32", (2, 3)),)
 
 
-def allreduce(name: str, **facts: object) -> Request:
-    return Request("allreduce", name, **{"arrays": X, "op": "sum", **facts})  # type: ignore[arg-type]
+def allreduce(name: str, **facts: object) -> ReadyCall:
+    return ReadyCall("allreduce", name, **{"arrays": X, "op": "sum", **facts})  # type: ignore[arg-type]
 
 
 def names(answers: list[Answer]) -> list[str]:
@@ -33,7 +33,7 @@ def test_a_name_is_due_when_the_last_rank_asks_for_it() -> None:
 def test_calls_of_different_kinds_may_have_the_same_name() -> None:
     table = Coordinator((0, 1))
     table.add(0, [allreduce("a")], 0.0)
-    assert table.add(1, [Request("allgather", "a", X)], 0.0) == []
+    assert table.add(1, [ReadyCall("allgather", "a", X)], 0.0) == []
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_calls_of_different_kinds_may_have_the_same_name() -> None:
     ],
     ids=["shape", "dtype", "op", "factor", "device"],
 )
-def test_requests_that_do_not_fit_together_are_an_error_that_names_both(other: Request, words: str) -> None:
+def test_requests_that_do_not_fit_together_are_an_error_that_names_both(other: ReadyCall, words: str) -> None:
     table = Coordinator((4, 7))
     table.add(0, [allreduce("a")], 0.0)
     (answer,) = table.add(1, [other], 0.0)
@@ -61,8 +61,8 @@ def test_requests_that_do_not_fit_together_are_an_error_that_names_both(other: R
 
 def test_ranks_may_gather_different_numbers_of_rows() -> None:
     table = Coordinator((0, 1))
-    table.add(1, [Request("allgather", "a", (("int64", (5, 2)),))], 0.0)
-    (answer,) = table.add(0, [Request("allgather", "a", (("int64", (0, 2)),))], 0.0)
+    table.add(1, [ReadyCall("allgather", "a", (("int64", (5, 2)),))], 0.0)
+    (answer,) = table.add(0, [ReadyCall("allgather", "a", (("int64", (0, 2)),))], 0.0)
     assert not answer.error
     assert answer.rows == ((0, 5),)
 
@@ -70,11 +70,11 @@ def test_ranks_may_gather_different_numbers_of_rows() -> None:
 def test_a_rank_that_has_joined_counts_for_allreduces_alone() -> None:
     table = Coordinator((0, 1))
     table.add(0, [allreduce("a")], 0.0)
-    assert names(table.add(1, [Request("join", "")], 0.0)) == ["a", ""]
-    (refused,) = table.add(0, [Request("broadcast", "b", X, root=0)], 0.0)
+    assert names(table.add(1, [ReadyCall("join", "")], 0.0)) == ["a", ""]
+    (refused,) = table.add(0, [ReadyCall("broadcast", "b", X, root=0)], 0.0)
     assert refused.error == "NameMismatchError"
     assert "rank 1 called join()" in refused.message
-    (joined,) = table.add(0, [Request("join", "")], 0.0)
+    (joined,) = table.add(0, [ReadyCall("join", "")], 0.0)
     assert joined.last == 0
     assert table.add(1, [allreduce("c")], 0.0) == []
 
@@ -105,19 +105,19 @@ def test_a_request_that_crosses_the_error_about_its_name_is_dropped() -> None:
 
 def test_steps_are_passed_on_only_while_a_rank_has_joined() -> None:
     table = Coordinator((0, 1))
-    step = Request("step", "optimizer", root=3)
+    step = ReadyCall("step", "optimizer", root=3)
     assert table.add(0, [step], 0.0) == []
-    assert [answer.request.kind for answer in table.add(1, [Request("join", "")], 0.0)] == ["joined"]
+    assert [answer.request.kind for answer in table.add(1, [ReadyCall("join", "")], 0.0)] == ["joined"]
     assert [answer.request for answer in table.add(0, [step], 0.0)] == [step]
     assert not table.waits()
-    table.add(0, [Request("join", "")], 0.0)
+    table.add(0, [ReadyCall("join", "")], 0.0)
     assert table.add(0, [step], 0.0) == []
 
 
 def test_a_rank_that_leaves_ends_everything() -> None:
     table = Coordinator((0, 1))
     table.add(0, [allreduce("a")], 0.0)
-    failed, last = table.add(1, [Request("leave", "")], 0.0)
+    failed, last = table.add(1, [ReadyCall("leave", "")], 0.0)
     assert failed.error == "ShutDownError"
     assert "rank 1 has shut down" in failed.message
     assert last.request.kind == "leave"
@@ -126,7 +126,7 @@ def test_a_rank_that_leaves_ends_everything() -> None:
 
 
 def test_requests_and_answers_survive_their_way() -> None:
-    asked = [allreduce("ä", scales=(0.5, 2.0)), Request("alltoall", "b", X, splits=(1, 1))]
+    asked = [allreduce("ä", scales=(0.5, 2.0)), ReadyCall("alltoall", "b", X, splits=(1, 1))]
     assert decode_requests(encode(asked)) == asked
     answers = [Answer(asked[0]), Answer(asked[1], ((1, 1), (0, 2)), 1, "StalledError", "text")]
     assert decode_answers(encode(answers)) == answers

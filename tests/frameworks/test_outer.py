@@ -16,7 +16,7 @@ from support.outcomes import error_of
 import unisono as un
 from unisono.data_parallel import BlockMomentum, DiLoCo, LocalSGD, fingerprint
 from unisono.frameworks.data_parallel.layers import Layer
-from unisono.frameworks.outer.fragments import Schedule, fragments_of
+from unisono.frameworks.outer.fragments import FragmentSchedule, fragments_of
 from unisono.frameworks.outer.rules import OuterRule
 from unisono.launchers.launch import Pool
 
@@ -42,7 +42,7 @@ def run(pool: Pool, program: Any, *args: Any) -> list[Any]:
 def test_each_fragment_leaves_once_in_inner_steps_and_never_with_another(
     inner_steps: int, fragments: int, data: Any
 ) -> None:
-    schedule = Schedule(inner_steps, min(fragments, inner_steps), 0)
+    schedule = FragmentSchedule(inner_steps, min(fragments, inner_steps), 0)
     first = data.draw(st.integers(1, 100))
     left = [schedule.leaving(step) for step in range(first, first + inner_steps)]
     assert sorted(index for index in left if index is not None) == list(range(schedule.fragments))

@@ -51,7 +51,7 @@ from unisono.transports.links.handshake import (
     Hello,
     Purpose,
 )
-from unisono.transports.links.joiners import Invitation, Request, _parsed_answer
+from unisono.transports.links.joiners import Invitation, JoinRequest, _parsed_answer
 from unisono.transports.links.listener import Addresses
 from unisono.transports.links.survivors import Arrivals, Search
 from unisono.transports.message import framed
@@ -147,7 +147,7 @@ def invite(data: bytes) -> None:
 
 
 def read_request(data: bytes) -> None:
-    assert Request.parse(data).port > 0
+    assert JoinRequest.parse(data).port > 0
     _parsed_answer(data)
 
 
@@ -393,7 +393,7 @@ def obey(data: bytes) -> None:
 
 def hear(data: bytes) -> None:
     """Read messages of an agent in pieces, and take them as the launcher does."""
-    messages = ssh_protocol.Messages(ssh_protocol.TO_LAUNCHER)
+    messages = ssh_protocol.MessageCutter(ssh_protocol.TO_LAUNCHER)
     pieces = [b"motd\n", ssh_protocol.BEGINNING[:5], ssh_protocol.BEGINNING[5:] + data[:7], data[7:], b"\n"]
     job = cast(Any, object.__new__(SshJob))
     job._observer, job._end_rank = _Observer(), lambda _, exit_: int(exit_.rank)

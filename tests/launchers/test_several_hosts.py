@@ -24,9 +24,9 @@ from support.ports import free_port
 
 import unisono as un
 from unisono.bench.namespaces import address, inside, network
-from unisono.launchers.job_store import Node, NodeStore
+from unisono.launchers.job_store import LauncherNode, NodeStore
 from unisono.launchers.process import Share
-from unisono.launchers.ssh_protocol import BEGINNING, TO_LAUNCHER, Messages, ProtocolError, encoded
+from unisono.launchers.ssh_protocol import BEGINNING, TO_LAUNCHER, MessageCutter, ProtocolError, encoded
 from unisono.transports.rendezvous.stores import PrefixStore
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -324,7 +324,7 @@ def test_store_stays_until_a_slow_launcher_has_read_that_it_may_start(
         return get(store, key, timeout_s)
 
     def met(number: int) -> str:
-        node = Node(number, 2, url, "127.0.0.1", bytes(16), key)
+        node = LauncherNode(number, 2, url, "127.0.0.1", bytes(16), key)
         if number:
             slow.by_s = 0.5
         try:
@@ -377,7 +377,7 @@ def test_missing_launcher_is_an_error_before_a_rank_starts(tmp_path: Path, monke
 
 
 def test_text_of_a_login_shell_before_the_first_message_is_kept_apart() -> None:
-    messages = Messages(TO_LAUNCHER)
+    messages = MessageCutter(TO_LAUNCHER)
     stream = b"Welcome\n{}\n" + BEGINNING + encoded("store", "tcp://a:1") + encoded("error", "no")
     read = [message for byte in stream for message in messages.feed(bytes([byte]))]
     assert read == [("store", "tcp://a:1"), ("error", "no")]
@@ -389,4 +389,4 @@ def test_text_of_a_login_shell_before_the_first_message_is_kept_apart() -> None:
 )
 def test_malformed_message_is_an_error(line: bytes) -> None:
     with pytest.raises(ProtocolError):
-        list(Messages(TO_LAUNCHER).feed(BEGINNING + line + b"\n"))
+        list(MessageCutter(TO_LAUNCHER).feed(BEGINNING + line + b"\n"))

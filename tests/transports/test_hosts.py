@@ -21,7 +21,7 @@ from support.hosts import HostsJob, LastingHostsJob, needs_namespaces
 
 import unisono as un
 from unisono.bench.namespaces import address, inside, ip, network
-from unisono.bench.wide_area import Way, uniform, wide_area
+from unisono.bench.wide_area import NetworkWay, uniform, wide_area
 from unisono.collectives.measurement import link_probes
 from unisono.tuning.decide.choice import TunerState, explain
 from unisono.tuning.machine.parameters import PRIORS, from_json, to_json
@@ -385,7 +385,7 @@ def test_slow_network_with_tiny_windows_raises_no_alarm(tmp_path: Path) -> None:
 @pytest.mark.night
 def test_delay_and_loss_raise_no_alarm(tmp_path: Path) -> None:
     with (
-        wide_area(uniform(2, way=Way(delay_ms=100, loss=0.02))) as net,
+        wide_area(uniform(2, way=NetworkWay(delay_ms=100, loss=0.02))) as net,
         HostsJob(reduce_many_times, net.namespaces, [2, 1], tmp_path, 8, [1, 100_000], warn_after_s=30.0) as job,
     ):
         assert job.hear_all() == ["done"] * 3

@@ -13,7 +13,7 @@ from support.measured_times import HERE, measurement_of
 
 import unisono as un
 from unisono.cli import calibrate, explain, tune
-from unisono.cli.calibrate import Check
+from unisono.cli.calibrate import PredictedCall
 from unisono.tuning.decide.table import loaded
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, Parameters, curve
@@ -23,8 +23,8 @@ from unisono.tuning.measure.measurement_log import Store
 # A measured link, and two checks of its model: one with a small error, and one with a large error.
 SHM = PRIORS.links["shm"]._replace(step=curve([(8, 1e-6), (1 << 20, 1e-4)]))
 MEASURED = PRIORS._replace(links={**PRIORS.links, "shm": SHM})
-GOOD = Check("allgather", "ring", 64, 1.5e-6, 1e-6)
-WRONG = Check("allreduce", "recursive_doubling", 64, 5e-6, 600e-6)
+GOOD = PredictedCall("allgather", "ring", 64, 1.5e-6, 1e-6)
+WRONG = PredictedCall("allreduce", "recursive_doubling", 64, 5e-6, 600e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +33,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def run_calibrate(monkeypatch: pytest.MonkeyPatch, checks: Sequence[Check], *arguments: str) -> Result:
+def run_calibrate(monkeypatch: pytest.MonkeyPatch, checks: Sequence[PredictedCall], *arguments: str) -> Result:
     """Run ``unisono calibrate`` on ranks whose measurement is `MEASURED`, and whose checks have these results."""
 
-    def measure(comm: un.Communicator, known: Parameters, short: bool) -> tuple[Parameters, list[Check]]:
+    def measure(comm: un.Communicator, known: Parameters, short: bool) -> tuple[Parameters, list[PredictedCall]]:
         return MEASURED, list(checks)
 
     monkeypatch.setattr(calibrate, "measure", measure)
@@ -104,7 +104,7 @@ BEFORE = [measurement_of("ring", nbytes, us, THERE) for nbytes, us in ((8, 1.4),
 def run_tune(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> Result:
     """Run ``unisono tune`` on ranks that measure 1.5 µs at each point whose measurement is repeated."""
 
-    def measure(comm: un.Communicator, request: tune.Request, observe: object = None) -> list[tuple[str, int]]:
+    def measure(comm: un.Communicator, request: tune.TuneRequest, observe: object = None) -> list[tuple[str, int]]:
         if comm.rank == 0:
             again = [
                 measurement_of("ring", nbytes, 1.5, context)._replace(load=0.2) for context, nbytes in request.again

@@ -47,7 +47,7 @@ from unisono.transports.cuda.host_memory import Handle, HostMemory
 from unisono.transports.cuda.issued_calls import IssuedCall, issue
 from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES
 from unisono.transports.cuda.kernel_launcher import (
-    Launch,
+    KernelLaunch,
     Launcher,
     as_number,
     as_pointer,
@@ -449,7 +449,7 @@ class CudaDevice:
         if self._programs is not None:
             self._programs.abort()
 
-    def _launch(self, launch: Launch, stream: Stream) -> None:
+    def _launch(self, launch: KernelLaunch, stream: Stream) -> None:
         self._require_running()
         if launch.units:
             with self._context:

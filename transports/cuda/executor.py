@@ -45,7 +45,7 @@ ABLE: tuple[type, ...] = (Copy, Reduce, Read, ReadReduce, Signal, Wait)
 _TOKEN = Extent((1, 1), DTYPES["uint8"], None)
 
 
-class Repeat:
+class RepeatedCalls:
     """Issues the same calls again. The device compiles them when that happens for the first time.
 
     Many calls are made only once, because programs often pass new arrays, and compiling takes longer than issuing.
@@ -85,7 +85,7 @@ class Bound:
     layouts: Sequence[Layout]
     direct: bool
     shown: Shown | None = None
-    repeats: dict[tuple[object, ...], Repeat] = field(default_factory=dict)
+    repeats: dict[tuple[object, ...], RepeatedCalls] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

@@ -52,7 +52,7 @@ from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Stream, is_over
-from unisono.transports.cuda.executor import ABLE, Bound, Repeat, SegmentRun, bind, load_kernels
+from unisono.transports.cuda.executor import ABLE, Bound, RepeatedCalls, SegmentRun, bind, load_kernels
 from unisono.transports.cuda.issued_calls import IssuedCall
 from unisono.transports.cuda.peer_exchange import PeerExchange, exchange
 from unisono.transports.cuda.registered_memory import registry_of
@@ -579,7 +579,7 @@ class DeviceOperation:
             return  # each call may have another one
         if len(repeats) >= _MOST_REPEATS:
             repeats.clear()
-        repeats[key] = Repeat(self._owner.device, issued)
+        repeats[key] = RepeatedCalls(self._owner.device, issued)
 
     def _drive(self) -> None:
         deadline = time.monotonic() + self._timeout_s

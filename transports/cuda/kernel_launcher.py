@@ -77,7 +77,7 @@ def packed(parameter: Parameter) -> bytes:
     return bytes(value if kind is None else kind(value))
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     """A kernel and its parameters.
 
     Attributes:
@@ -95,18 +95,18 @@ class Launch(NamedTuple):
 
 def reduction_launch(
     dst: int, sources: tuple[Parameter, ...], k: int, count: int, dtype: DType, op: Op, divisor: int
-) -> Launch:
+) -> KernelLaunch:
     """Return the launch of a reduction of `k` arrays, whose addresses are the parameters `sources`."""
     # Not the operation's name, which the same operation without its last step has too.
     key = (dtype.name, op.combine, op.lower, min(k, MOST_SOURCES + 1))
     parameters = (as_pointer(dst), *sources, as_number(count), as_number(divisor))
-    return Launch(key, lambda: reduction(dtype, op, k), _packs(count * dtype.itemsize), parameters)
+    return KernelLaunch(key, lambda: reduction(dtype, op, k), _packs(count * dtype.itemsize), parameters)
 
 
-def scaling_launch(dst: int, src: int, factor: bytes, count: int, dtype: DType) -> Launch:
+def scaling_launch(dst: int, src: int, factor: bytes, count: int, dtype: DType) -> KernelLaunch:
     """Return the launch of a multiplication by a factor; `factor` holds its bytes."""
     parameters = (as_pointer(dst), as_pointer(src), as_scalar(factor), as_number(count))
-    return Launch(("lift", dtype.name), lambda: scaling(dtype), _packs(count * dtype.itemsize), parameters)
+    return KernelLaunch(("lift", dtype.name), lambda: scaling(dtype), _packs(count * dtype.itemsize), parameters)
 
 
 def pieces_of(extents: Sequence[Extent]) -> list[Extent]:
@@ -118,33 +118,33 @@ def pieces_of(extents: Sequence[Extent]) -> list[Extent]:
     ]
 
 
-def extents_launch(table: int, count: int) -> Launch:
+def extents_launch(table: int, count: int) -> KernelLaunch:
     """Return the launch that copies the extents of a table, each by a block of threads."""
-    return Launch("extents", lambda: COPY_EXTENTS, count * BLOCK_THREADS, (as_pointer(table), as_number(count)))
+    return KernelLaunch("extents", lambda: COPY_EXTENTS, count * BLOCK_THREADS, (as_pointer(table), as_number(count)))
 
 
 def quantise_launch(
     codes: int, src: int, residual: int, count: int, dtype: DType, form: DType, feeds: bool, weight: float
-) -> Launch:
+) -> KernelLaunch:
     """Return the launch of a quantisation; the arguments are those of `Device.quantise`."""
     parameters = (
         *(as_pointer(codes), as_pointer(codes + scales_offset(form, count)), as_pointer(residual), as_pointer(src)),
         *(as_number(count), as_number(int(feeds)), (weight, ctypes.c_float)),
     )
     key = ("quantise", dtype.name, form.name)
-    return Launch(key, lambda: quantise(dtype, form), _packs(count * dtype.itemsize), parameters)
+    return KernelLaunch(key, lambda: quantise(dtype, form), _packs(count * dtype.itemsize), parameters)
 
 
 def dequantise_launch(
     dst: int, codes: int, rows: int, count: int, dtype: DType, form: DType, divisor: int, stride: int
-) -> Launch:
+) -> KernelLaunch:
     """Return the launch that adds up quantised arrays; the arguments are those of `Device.dequantise`."""
     parameters = (
         *(as_pointer(dst), as_pointer(codes), as_pointer(codes + scales_offset(form, count)), as_number(rows)),
         *(as_number(stride or quantised_nbytes(form, count)), as_number(divisor), as_number(count)),
     )
     key = ("dequantise", dtype.name, form.name)
-    return Launch(key, lambda: dequantise(dtype, form), _packs(count * dtype.itemsize), parameters)
+    return KernelLaunch(key, lambda: dequantise(dtype, form), _packs(count * dtype.itemsize), parameters)
 
 
 def _packs(nbytes: int) -> int:
@@ -196,7 +196,7 @@ class Launcher:
         self.most_blocks: dict[int, int] = {}
         require_suitable(driver.version, version(), self._target)
 
-    def launch(self, launch: Launch, stream: int) -> None:
+    def launch(self, launch: KernelLaunch, stream: int) -> None:
         """Launch a kernel: issue it to `stream`."""
         loaded, blocks = self._prepared(launch, stream)
         values, types = zip(*launch.parameters, strict=True)
@@ -204,17 +204,17 @@ class Launcher:
         call("cuLaunchKernel", loaded.function, blocks, 1, 1, loaded.threads, 1, 1, 0, stream, (values, types), 0)
         loaded.is_on_device = True
 
-    def load(self, launch: Launch) -> None:
+    def load(self, launch: KernelLaunch) -> None:
         """Load the kernel of a launch, for which the driver may wait until the device has done its work."""
         if launch.key not in self._loaded:
             self._loaded[launch.key] = self._load(launch.kernel())
 
-    def prepared(self, launch: Launch, stream: int) -> tuple[int, int, int]:
+    def prepared(self, launch: KernelLaunch, stream: int) -> tuple[int, int, int]:
         """Return the number of the function of a kernel, and the numbers of blocks and of their threads on `stream`."""
         loaded, blocks = self._prepared(launch, stream)
         return self._driver.number_of(loaded.function), blocks, loaded.threads
 
-    def _prepared(self, launch: Launch, stream: int) -> tuple[_Loaded, int]:
+    def _prepared(self, launch: KernelLaunch, stream: int) -> tuple[_Loaded, int]:
         self.load(launch)
         loaded = self._loaded[launch.key]
         most = min(loaded.most_blocks, self.most_blocks.get(stream, loaded.most_blocks))

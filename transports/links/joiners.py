@@ -81,7 +81,7 @@ class Invitation(NamedTuple):
 
 
 @record
-class Request:
+class JoinRequest:
     """The request of a joiner, as it is in the store.
 
     Attributes:
@@ -97,7 +97,7 @@ class Request:
     pid: int
 
     @classmethod
-    def parse(cls, value: bytes) -> Request:
+    def parse(cls, value: bytes) -> JoinRequest:
         """Return the request in a value of the store; raises ValueError if it is malformed."""
         fields = json_of(value, _REQUEST, "a request")
         request = cls(**{name: fields[name] for name in _REQUEST})
@@ -116,7 +116,7 @@ class Request:
 class _Dialled(NamedTuple):
     """A joiner to which the leader is connecting."""
 
-    request: Request
+    request: JoinRequest
     connection: Connection
     deadline: Deadline
 
@@ -194,7 +194,7 @@ class Joiners:
     def _begin(self, number: int, value: bytes) -> None:
         """Begin to connect to the joiner of a request, or answer the request."""
         try:
-            request = Request.parse(value)
+            request = JoinRequest.parse(value)
         except ValueError as error:
             self._put(number, {"error": f"the request to join cannot be used: {error}"})
             return
@@ -388,7 +388,7 @@ class Joiner:
     def _ask(self) -> int:
         """Put a request into the store, and return its number."""
         host, port = self._listening.getsockname()[:2]
-        request = Request(release(), host, port, os.uname().nodename, os.getpid()).pack()
+        request = JoinRequest(release(), host, port, os.uname().nodename, os.getpid()).pack()
         number = 0 if self._number is None else self._number + 1
         while True:
             if _read(self._store, _request(number)) is None:
@@ -402,7 +402,7 @@ class Joiner:
             number += 1
 
 
-def _unreached(request: Request, error: UnisonoError) -> dict[str, Any]:
+def _unreached(request: JoinRequest, error: UnisonoError) -> dict[str, Any]:
     """Return the answer to a request whose joiner cannot be reached."""
     _log.info("%s asked to join and cannot be reached: %s", request, error.message)
     if isinstance(error, PeerLostError) and not isinstance(error.__cause__, ConnectionRefusedError):

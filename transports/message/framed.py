@@ -98,9 +98,11 @@ class FramedTransport:
     mapped: MappedTransport | None = None
 
     def __init__(self, links: FrameLinks, bootstrap: Bootstrap) -> None:
-        self._join(_Job(links), _WORLD, bootstrap.rank, bootstrap.members, tuple(range(bootstrap.size)))
+        self._join(_SharedLinks(links), _WORLD, bootstrap.rank, bootstrap.members, tuple(range(bootstrap.size)))
 
-    def _join(self, job: _Job, communicator: int, rank: int, members: tuple[int, ...], links: tuple[int, ...]) -> None:
+    def _join(
+        self, job: _SharedLinks, communicator: int, rank: int, members: tuple[int, ...], links: tuple[int, ...]
+    ) -> None:
         """Initialise this object as one communicator of `job`; `links` maps its ranks to their numbers on the links."""
         self.name = job.links.name
         self.rank, self.size, self.members = rank, len(members), members
@@ -130,14 +132,14 @@ class FramedTransport:
         return ()
 
     def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
-        send = _Send(self, peer, sum(piece.nbytes for piece in pieces))
+        send = _PostedSend(self, peer, sum(piece.nbytes for piece in pieces))
         if self._job.error is None and not self.departed(peer):
             head = memoryview(_framed(_MESSAGE, self._communicator, identity, _encoded(signature)))
             send.request = self._job.send(self._links[peer], [head, *pieces])
         return send
 
     def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
-        receive = _Receive(self, peer, identity, signature, pieces)
+        receive = _PostedReceive(self, peer, identity, signature, pieces)
         if self._job.error is None:
             channel = self._channel(peer, identity.lane)
             message = channel.waiting.pop(identity, None)
@@ -209,7 +211,7 @@ class FramedTransport:
     def _channel(self, peer: int, lane: int) -> _Channel:
         return self._channels.setdefault((peer, lane), _Channel())
 
-    def _deliver(self, message: _Arrived, receive: _Receive) -> None:
+    def _deliver(self, message: _Arrived, receive: _PostedReceive) -> None:
         peer, me = self.members[receive.peer], self.members[self.rank]
         expected = sum(piece.nbytes for piece in receive.pieces)
         if not message.signature.agrees(receive.signature):
@@ -231,7 +233,7 @@ class FramedTransport:
         self.count(receive.peer, received_messages=1, received_nbytes=expected)
 
 
-class _Job:
+class _SharedLinks:
     """The state that all communicators of a rank share: the links, and the error that ended them."""
 
     def __init__(self, links: FrameLinks) -> None:
@@ -345,11 +347,11 @@ class _Channel:
     """The unmatched messages and receives between this rank and one peer on one lane."""
 
     waiting: dict[Identity, _Arrived] = field(default_factory=dict)
-    expected: dict[Identity, _Receive] = field(default_factory=dict)
+    expected: dict[Identity, _PostedReceive] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
-class _Send:
+class _PostedSend:
     """The request of a posted message of `nbytes`; its `request` is None if nothing was sent."""
 
     transport: FramedTransport
@@ -371,7 +373,7 @@ class _Send:
 
 
 @dataclass(slots=True, eq=False)
-class _Receive:
+class _PostedReceive:
     """The request of a posted receive."""
 
     transport: FramedTransport

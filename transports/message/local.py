@@ -53,13 +53,13 @@ class LocalNetwork:
     ) -> None:
         self.size = size
         self.members = members or tuple(range(size))
-        self._job: _Job = _Job() if parent is None else parent._job
+        self._job: _SharedNetworks = _SharedNetworks() if parent is None else parent._job
         self._job.networks.append(self)
         self._subgroups: dict[tuple[tuple[int, ...], int], LocalNetwork] = {}
         self.transports = tuple(LocalTransport(self, rank) for rank in range(size))
         self._capacity = capacity
         self._lock = self._job.lock
-        self._channels: dict[tuple[int, int, int], _Channel] = {}
+        self._channels: dict[tuple[int, int, int], _LocalChannel] = {}
         self._calls: dict[int, _Announced] = {}
         self._closed: set[int] = set()
         self._published: dict[tuple[int, int], Published] = {}  # by rank and sequence
@@ -98,7 +98,7 @@ class LocalNetwork:
 
     def send(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
         """Post a message from `source` to `dest`, and return its request."""
-        message = _Message(self, source, dest, signature, pieces)
+        message = _LocalMessage(self, source, dest, signature, pieces)
         with self._lock:
             channel = self._channel(source, dest, identity.lane)
             if self._error is None and not channel.is_new(identity):
@@ -115,7 +115,7 @@ class LocalNetwork:
 
     def receive(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
         """Post a receive at `dest` of a message from `source`, and return its request."""
-        receive = _Message(self, dest, source, signature, pieces)
+        receive = _LocalMessage(self, dest, source, signature, pieces)
         with self._lock:
             if self._error is not None:
                 return receive
@@ -151,7 +151,7 @@ class LocalNetwork:
         with self._lock:
             self._published.pop((rank, sequence), None)
 
-    def access(self, access: _Access) -> Request:
+    def access(self, access: _AccessRequest) -> Request:
         """Copy from or to the memory of a peer at once, and return `access` as the request."""
         with self._lock:
             if self._error is None and access.peer not in self._closed:
@@ -180,7 +180,7 @@ class LocalNetwork:
             if self._error is not None:
                 raise copy.copy(self._error)
 
-    def is_done(self, message: _Message | _Access) -> bool:
+    def is_done(self, message: _LocalMessage | _AccessRequest) -> bool:
         """Return whether a message, a receive or an access is done. Raise an error if it can never be done any more."""
         with self._lock:
             if not message.complete:
@@ -217,8 +217,8 @@ class LocalNetwork:
         with self._lock:
             return dict(self._traffic[rank])
 
-    def _channel(self, source: int, dest: int, lane: int) -> _Channel:
-        return self._channels.setdefault((source, dest, lane), _Channel(self._capacity))
+    def _channel(self, source: int, dest: int, lane: int) -> _LocalChannel:
+        return self._channels.setdefault((source, dest, lane), _LocalChannel(self._capacity))
 
     def _check_present(self, rank: int, peer: int) -> None:
         """Raise the error that ended the network, if any. Raise `PeerLostError` if `peer`, awaited by `rank`, left."""
@@ -240,7 +240,7 @@ class LocalNetwork:
             peer=self.members[rank],
         )
 
-    def _copy_mapped(self, access: _Access) -> None:
+    def _copy_mapped(self, access: _AccessRequest) -> None:
         """Carry out an access; fail the job if the memory is not published or has another length than `pieces`."""
         text = f"{self._name(access.rank)} uses {access.span} of {self._name(access.peer)}"
         memory = self._published.get((access.peer, access.sequence))
@@ -262,7 +262,7 @@ class LocalNetwork:
         self._count(*ends, sent_messages=1, sent_nbytes=own)
         self._count(*reversed(ends), received_messages=1, received_nbytes=own)
 
-    def _deliver(self, message: _Message, receive: _Message) -> None:
+    def _deliver(self, message: _LocalMessage, receive: _LocalMessage) -> None:
         sent, expected = message.nbytes, receive.nbytes
         if not message.signature.agrees(receive.signature):
             self.fail(self._mismatch(message.rank, message.signature, receive.rank, receive.signature))
@@ -276,7 +276,7 @@ class LocalNetwork:
         receive.complete = True
         self._count(receive.rank, receive.peer, received_messages=1, received_nbytes=sent)
 
-    def _buffer(self, channel: _Channel) -> None:
+    def _buffer(self, channel: _LocalChannel) -> None:
         """Copy the oldest waiting messages into buffers while there is credit, so that their senders are done."""
         for message in channel.waiting.values():
             if channel.credit == 0:
@@ -287,7 +287,7 @@ class LocalNetwork:
                 channel.credit -= 1
                 self._complete(message)
 
-    def _complete(self, message: _Message) -> None:
+    def _complete(self, message: _LocalMessage) -> None:
         """Mark `message` as sent and count it, if that has not been done before."""
         if not message.complete:
             message.complete = True
@@ -363,10 +363,14 @@ class LocalMemory:
         self._network.withdraw(self._rank, sequence)
 
     def read(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
-        return self._network.access(_Access(self._network, self._rank, peer, sequence, span, segment, pieces, False))
+        return self._network.access(
+            _AccessRequest(self._network, self._rank, peer, sequence, span, segment, pieces, False)
+        )
 
     def write(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
-        return self._network.access(_Access(self._network, self._rank, peer, sequence, span, segment, pieces, True))
+        return self._network.access(
+            _AccessRequest(self._network, self._rank, peer, sequence, span, segment, pieces, True)
+        )
 
     def signal(self, peer: int, identity: Identity) -> Request:
         self._network.raise_flag(self._rank, peer, identity)
@@ -380,7 +384,7 @@ _Pieces = Sequence[memoryview]
 
 
 @dataclass(slots=True)
-class _Job:
+class _SharedNetworks:
     """The state that all networks of a job share: a lock, and the error that ended them."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -398,7 +402,7 @@ class _Announced:
 
 
 @dataclass(slots=True, eq=False)
-class _Message:
+class _LocalMessage:
     """The request of `rank` for a message to `peer`, or for a receive from `peer`."""
 
     network: LocalNetwork
@@ -418,7 +422,7 @@ class _Message:
 
 
 @dataclass(slots=True, eq=False)
-class _Access:
+class _AccessRequest:
     """The request of `rank` to copy a span of the memory of `peer` into `pieces`; from `pieces` to it if `writes`."""
 
     network: LocalNetwork
@@ -459,12 +463,12 @@ _RAISED = _Raised()
 
 
 @dataclass(slots=True)
-class _Channel:
+class _LocalChannel:
     """The unmatched messages and receives of one lane from one rank to another."""
 
     credit: int
-    waiting: dict[Identity, _Message] = field(default_factory=dict)
-    expected: dict[Identity, _Message] = field(default_factory=dict)
+    waiting: dict[Identity, _LocalMessage] = field(default_factory=dict)
+    expected: dict[Identity, _LocalMessage] = field(default_factory=dict)
     recent: OrderedDict[Identity, None] = field(default_factory=OrderedDict)
 
     def is_new(self, identity: Identity) -> bool:

@@ -47,7 +47,7 @@ from unisono.transports.cuda.device import Device, Stream, is_over
 from unisono.transports.cuda.ipc import Watch
 from unisono.transports.cuda.peer_exchange import exchange
 from unisono.transports.executors.polling import pauses_of_polling
-from unisono.transports.nccl.library import Comm, Library, loaded, version_text
+from unisono.transports.nccl.library import Library, NcclComm, loaded, version_text
 from unisono.transports.nccl.refusals import BYTE, DTYPES, operation_number
 
 # Several ranks may share a GPU from this version on, if the variable is set.
@@ -70,27 +70,27 @@ class _Arguments(NamedTuple):
     stream: Stream
 
 
-def _gather(comm: Comm, call: _Arguments) -> None:
+def _gather(comm: NcclComm, call: _Arguments) -> None:
     comm.send(call.source, call.elements, call.dtype, call.root, call.stream)
     if call.rank == call.root:
         for peer in range(call.size):
             comm.recv(call.target + peer * call.nbytes, call.elements, call.dtype, peer, call.stream)
 
 
-def _scatter(comm: Comm, call: _Arguments) -> None:
+def _scatter(comm: NcclComm, call: _Arguments) -> None:
     comm.recv(call.target, call.elements, call.dtype, call.root, call.stream)
     if call.rank == call.root:
         for peer in range(call.size):
             comm.send(call.source + peer * call.nbytes, call.elements, call.dtype, peer, call.stream)
 
 
-def _alltoall(comm: Comm, call: _Arguments) -> None:
+def _alltoall(comm: NcclComm, call: _Arguments) -> None:
     for peer in range(call.size):
         comm.send(call.source + peer * call.nbytes, call.elements, call.dtype, peer, call.stream)
         comm.recv(call.target + peer * call.nbytes, call.elements, call.dtype, peer, call.stream)
 
 
-_ISSUE: dict[str, Callable[[Comm, _Arguments], None]] = {
+_ISSUE: dict[str, Callable[[NcclComm, _Arguments], None]] = {
     "allreduce": lambda comm, c: comm.all_reduce(c.source, c.target, c.elements, c.dtype, c.op, c.stream),
     "reduce": lambda comm, c: comm.reduce(c.source, c.target, c.elements, c.dtype, c.op, c.root, c.stream),
     "reduce_scatter": lambda comm, c: comm.reduce_scatter(c.source, c.target, c.elements, c.dtype, c.op, c.stream),
@@ -126,7 +126,7 @@ class NcclCollectives:
     def __init__(self, executor: Executor, device: Device, deadline: Deadline) -> None:
         self._executor, self._device = executor, device
         self._lock = threading.RLock()
-        self._comm: Comm | None = None
+        self._comm: NcclComm | None = None
         self._is_intact = True
         self.version = 0
         self.refusal: str | None
@@ -265,7 +265,7 @@ class NcclCollectives:
                     comm.abort()
 
 
-def _destroy(comm: Comm) -> None:
+def _destroy(comm: NcclComm) -> None:
     with suppress(UnisonoError):
         comm.destroy()
 

@@ -1,7 +1,7 @@
 """NCCL through one of its bindings for Python: nccl4py, or CuPy's if nccl4py is not installed.
 
 Both bindings take addresses, counts and the numbers of NCCL's enumerations, which `refusals` holds. A communicator is
-*nonblocking*: a function of NCCL that would wait for other ranks returns at once, and `Comm.is_ready` says when the
+*nonblocking*: a function of NCCL that would wait for other ranks returns at once, and `NcclComm.is_ready` says when the
 communicator can be used again. So this rank can look at its links and its time limit meanwhile. CuPy's binding has no
 such communicators. Its constructor runs in a thread of its own, which stays if the other ranks never come.
 
@@ -25,7 +25,7 @@ _IN_PROGRESS = 7
 Current: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
-class Comm(Protocol):
+class NcclComm(Protocol):
     """This rank's part of a communicator of NCCL. One thread at a time uses it.
 
     The functions issue work to a stream. They return before NCCL has issued all of it: see `is_ready`. They raise
@@ -74,8 +74,8 @@ class Library(Protocol):
     def unique_id(self) -> bytes:
         """Return a name for a new communicator, which one rank draws."""
 
-    def join(self, unique_id: bytes, size: int, rank: int, current: Current) -> Comm:
-        """Return this rank's part of a new communicator; `Comm.is_ready` says when all ranks have joined.
+    def join(self, unique_id: bytes, size: int, rank: int, current: Current) -> NcclComm:
+        """Return this rank's part of a new communicator; `NcclComm.is_ready` says when all ranks have joined.
 
         ``current()`` is a with-block in which the device of this rank is current.
         """
@@ -119,7 +119,7 @@ class _Nccl4py:
     def unique_id(self) -> bytes:
         return bytes(self._binding.get_unique_id())
 
-    def join(self, unique_id: bytes, size: int, rank: int, current: Current) -> Comm:
+    def join(self, unique_id: bytes, size: int, rank: int, current: Current) -> NcclComm:
         name = self._binding.UniqueId.from_buffer(bytearray(unique_id))
         config = self._binding.Config()
         config.blocking = 0
@@ -197,7 +197,7 @@ class _CupyNccl:
     def unique_id(self) -> bytes:
         return bytes(self._binding.get_unique_id())
 
-    def join(self, unique_id: bytes, size: int, rank: int, current: Current) -> Comm:
+    def join(self, unique_id: bytes, size: int, rank: int, current: Current) -> NcclComm:
         return _CupyComm(self._binding, lambda: self._binding.NcclCommunicator(size, unique_id, rank), current)
 
 

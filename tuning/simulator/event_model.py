@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from unisono.tuning.machine.topology import NO_RESOURCE, Floats, Ranks, Topology
-from unisono.tuning.simulator.round_model import Traffic, transfers, work
+from unisono.tuning.simulator.round_model import SimulatedTraffic, transfers, work
 from unisono.tuning.simulator.step_table import COPY, EVERY, FLAG, MAPPED, REDUCE, Schedule
 
 _Place: TypeAlias = tuple[int, int, int]  # rank, lane, group
@@ -51,7 +51,7 @@ class _Group:
         self.waited_for: list[_Place] = []
 
 
-class _Instance:
+class _GroupInstance:
     """A group in one segment, from when it is first waited for until it ends."""
 
     __slots__ = ("end_s", "open", "posted", "started_s", "waits")
@@ -69,18 +69,18 @@ def instances(steps: Schedule, segments: int) -> int:
     return steps.size * sum(steps.groups) * segments
 
 
-def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> Traffic:
+def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> SimulatedTraffic:
     """Return the traffic of a schedule on vectors of `nbytes` in so many segments."""
-    return _Run(steps, topology, nbytes, segments).go()
+    return _EventRun(steps, topology, nbytes, segments).go()
 
 
-class _Run:
+class _EventRun:
     def __init__(self, steps: Schedule, topology: Topology, nbytes: float, segments: int) -> None:
         self._schedule, self._topology, self._segments = steps, topology, segments
         self._groups: defaultdict[_Place, _Group] = defaultdict(_Group)
         self._events: list[tuple[float, int, int, Callable[[], None]]] = []
         self._count = 0
-        self._instances: dict[tuple[_Place, int], _Instance] = {}
+        self._instances: dict[tuple[_Place, int], _GroupInstance] = {}
         self._free_s = np.zeros(len(topology.capacities)).tolist()
         self._working_s = [0.0] * steps.size
         self._finish_s = [0.0] * steps.size
@@ -92,7 +92,7 @@ class _Run:
                 self._groups[rank, wait.lane, wait.group].waits += 1
                 self._groups[rank, wait.other, wait.earlier].waited_for.append((rank, wait.lane, wait.group))
 
-    def go(self) -> Traffic:
+    def go(self) -> SimulatedTraffic:
         for rank in range(self._schedule.size):
             for lane, groups in enumerate(self._schedule.groups):
                 if groups and not self._group((rank, lane, 0)).waits:
@@ -100,7 +100,7 @@ class _Run:
         while self._events:
             self._now_s, _, _, happen = heapq.heappop(self._events)
             happen()
-        return Traffic(np.array(self._finish_s), self._nbytes, self._messages, self._busy_s)
+        return SimulatedTraffic(np.array(self._finish_s), self._nbytes, self._messages, self._busy_s)
 
     def _at(self, when_s: float, order: int, happen: Callable[[], None]) -> None:
         """Schedule an event; events of the same time run in canonical order."""
@@ -110,12 +110,12 @@ class _Run:
     def _group(self, place: _Place) -> _Group:
         return self._groups.get(place, _NOTHING)
 
-    def _instance(self, place: _Place, segment: int) -> _Instance:
+    def _instance(self, place: _Place, segment: int) -> _GroupInstance:
         key = place, segment
         if key not in self._instances:
             group = self._group(place)
             before = group.waits + (place[2] > 0) + (segment > 0)
-            self._instances[key] = _Instance(before, group.expected + len(group.moves) + 1)
+            self._instances[key] = _GroupInstance(before, group.expected + len(group.moves) + 1)
         return self._instances[key]
 
     def _start(self, place: _Place, segment: int) -> None:
@@ -137,7 +137,7 @@ class _Run:
         self._ended(place, segment, posted_s)
 
     def _move(
-        self, move: _Move, posted_s: float, source: _Instance, target: _Instance, place: _Place, segment: int
+        self, move: _Move, posted_s: float, source: _GroupInstance, target: _GroupInstance, place: _Place, segment: int
     ) -> None:
         start_s = max(posted_s, self._now_s)
         sent_s = start_s

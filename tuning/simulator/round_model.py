@@ -39,7 +39,7 @@ from unisono.tuning.simulator.step_table import COPY, FLAG, MAPPED, MESSAGE, RED
 _ALIKE, _ROUNDING = 1e-12, 1e-15
 
 
-class Traffic(NamedTuple):
+class SimulatedTraffic(NamedTuple):
     """The counters of a simulation.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Round(NamedTuple):
     busy_s: Floats
 
 
-def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> Traffic:
+def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> SimulatedTraffic:
     """Return the traffic of a schedule on vectors of `nbytes` in so many segments.
 
     Raises:
@@ -118,7 +118,7 @@ def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> Tr
             level_nbytes += times * round_.nbytes
             messages += times * round_.messages
             busy_s += times * round_.busy_s
-    return Traffic(now, level_nbytes, messages, busy_s)
+    return SimulatedTraffic(now, level_nbytes, messages, busy_s)
 
 
 def waves(steps: Schedule) -> list[Ranks]:

@@ -51,7 +51,7 @@ _NOBODY = -1
 EVERY = -1
 
 
-class Row(NamedTuple):
+class StepRow(NamedTuple):
     """A step of a rank as written; `share` is the length of its data as a multiple of the vector."""
 
     kind: int
@@ -77,7 +77,7 @@ class After(NamedTuple):
 class Schedule(NamedTuple):
     """The steps of all ranks as a table with one row for each step.
 
-    A row has the columns of `Row`, and `rank`, whose step it is. The rows of a rank are in the order of its steps.
+    A row has the columns of `StepRow`, and `rank`, whose step it is. The rows of a rank are in the order of its steps.
 
     Attributes:
         size: number of ranks.
@@ -121,9 +121,9 @@ def schedule(algorithm: Algorithm, size: int, root: int, params: Mapping[str, An
     return _of_plans([first, *(algorithm.build(size, rank, root, **params) for rank in range(1, size))])
 
 
-def _rows(plan: Plan) -> list[Row]:
+def _rows(plan: Plan) -> list[StepRow]:
     """Return the rows of a plan in the order of its steps; equal steps of consecutive groups are one row."""
-    rows: list[Row] = []
+    rows: list[StepRow] = []
     row_by_end: dict[tuple[float, ...], int] = {}
     for written in _written(plan):
         row, at = written, None
@@ -141,14 +141,14 @@ def _rows(plan: Plan) -> list[Row]:
     return rows
 
 
-def _written(plan: Plan) -> Iterator[Row]:
+def _written(plan: Plan) -> Iterator[StepRow]:
     """Yield a row for each step as written."""
     shares = {buffer: _block_share(plan, buffer) for buffer in Buffer}
     for lane, first, stride, times, group in walk(plan):
         for step in group.steps:
             for kind, peer, advance, span in _parts(step, plan.rank):
                 share = shares[span.buffer] * span.count if span else 0.0
-                yield Row(
+                yield StepRow(
                     kind, lane, first, stride if times > 1 else 1, times, peer, advance if times > 1 else 0, share
                 )
 
@@ -235,7 +235,7 @@ def _looked_at(size: int, radices: Sequence[int]) -> list[int]:
     return sorted({rank for rank in (*near, *chance) if 0 < rank < size})
 
 
-def _offsets(plan: Plan, radices: Sequence[int]) -> list[Row]:
+def _offsets(plan: Plan, radices: Sequence[int]) -> list[StepRow]:
     """Return the rows of a plan with the peers that rank 0 has, if it is as far from them, digit by digit.
 
     Peers that advance do so along one digit only.
@@ -255,7 +255,7 @@ def _between(rank: int, peer: int, radices: Sequence[int]) -> int:
     return offset
 
 
-def _of_symmetry(plan: Plan, rows: Sequence[Row], radices: Sequence[int]) -> Schedule:
+def _of_symmetry(plan: Plan, rows: Sequence[StepRow], radices: Sequence[int]) -> Schedule:
     ranks = np.arange(plan.size)
     nobody = np.full(plan.size, _NOBODY)
     peers = [nobody if row.peer == _NOBODY else _apart(ranks, row.peer, radices) for row in rows]
@@ -288,7 +288,7 @@ def _of_plans(plans: Sequence[Plan]) -> Schedule:
     )
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, Any]:
-    whole = [name for name in Row._fields if name != "share"]
+def _columns(rows: Sequence[StepRow]) -> dict[str, Any]:
+    whole = [name for name in StepRow._fields if name != "share"]
     columns: dict[str, Any] = {name: np.array([getattr(row, name) for row in rows], np.int64) for name in whole}
     return {**columns, "share": np.array([row.share for row in rows], np.float64)}

@@ -43,7 +43,7 @@ _CHECKED = (64, 16 << 10, 1 << 20)
 _LIMITS_S = {"short": 60.0, "long": 300.0}
 
 
-class Check(NamedTuple):
+class PredictedCall(NamedTuple):
     """A call with its predicted and its measured time."""
 
     collective: str
@@ -62,16 +62,16 @@ class Check(NamedTuple):
         return f"{self.collective} {self.algorithm} of {format_size(self.nbytes)}: {times}"
 
 
-class Step(NamedTuple):
+class CalibrationStep(NamedTuple):
     """One step of a calibration: the number of ranks over a link, and the parameters after it."""
 
     link: str
     ranks: int
     parameters: Parameters
-    checks: tuple[Check, ...]
+    checks: tuple[PredictedCall, ...]
 
     @property
-    def worst(self) -> Check | None:
+    def worst(self) -> PredictedCall | None:
         """The check with the largest error; None if there are no checks."""
         return max(self.checks, key=lambda check: check.factor, default=None)
 
@@ -81,33 +81,33 @@ class Step(NamedTuple):
         return self.worst is None or self.worst.factor <= MOST_OFF
 
 
-def measure(comm: Communicator, parameters: Parameters, short: bool) -> tuple[Parameters, list[Check]]:
+def measure(comm: Communicator, parameters: Parameters, short: bool) -> tuple[Parameters, list[PredictedCall]]:
     """Calibrate on every rank of `comm`, and check the model."""
     parameters = calibrated(comm, parameters, short=short)
     return parameters, _check(comm, parameters)
 
 
-def measure_rounds(comm: Communicator, parameters: Parameters, short: bool) -> tuple[Parameters, list[Check]]:
+def measure_rounds(comm: Communicator, parameters: Parameters, short: bool) -> tuple[Parameters, list[PredictedCall]]:
     """Calibrate the costs of rounds among all ranks of `comm`, and check the model."""
     parameters = rounds_calibrated(comm, parameters, short=short)
     return parameters, _check(comm, parameters)
 
 
-def _check(comm: Communicator, parameters: Parameters) -> list[Check]:
+def _check(comm: Communicator, parameters: Parameters) -> list[PredictedCall]:
     """Run some collectives on every rank of `comm`, and return their predicted and measured times."""
     trials = Trials(comm, tuner_state=TunerState(None, parameters))
-    checks = list[Check]()
+    checks = list[PredictedCall]()
     for collective, name in _CHECKS:
         for nbytes in (trials.nbytes(collective, nbytes) for nbytes in _CHECKED):
             question = trials.question(collective, nbytes)
             predicted_s = candidate(Variant(name), question, trials.known, None, is_named=True).predicted_s
             if predicted_s is not None and trials.prepare(collective, nbytes, name) is None:
                 times, _ = trials.run(collective, nbytes, name)
-                checks.append(Check(collective, name, nbytes, predicted_s, typical_s(times)))
+                checks.append(PredictedCall(collective, name, nbytes, predicted_s, typical_s(times)))
     return checks
 
 
-def _measure_in_job(parameters: Parameters, short: bool) -> Step:
+def _measure_in_job(parameters: Parameters, short: bool) -> CalibrationStep:
     """Measure over the ranks of the job of this process; the result of rank 0 counts."""
     limit_s = _LIMITS_S["short" if short else "long"]
     giving_up = f"the ranks have not been measured within {limit_s:g} s: one hangs, or their link is very slow"
@@ -115,10 +115,10 @@ def _measure_in_job(parameters: Parameters, short: bool) -> Step:
     with init() as world, call_if_overdue(limit_s, world.abort, giving_up):
         link = world.explain("allreduce", _CHECKED[0]).question.link
         parameters, checks = measure(world, parameters, short)
-        return Step(link, world.size, parameters, tuple(checks))
+        return CalibrationStep(link, world.size, parameters, tuple(checks))
 
 
-def _measure_here(before: Parameters, transport: str, ranks: int, short: bool) -> Step:
+def _measure_here(before: Parameters, transport: str, ranks: int, short: bool) -> CalibrationStep:
     """Measure local ranks over a transport.
 
     Raises:
@@ -135,21 +135,21 @@ def _measure_here(before: Parameters, transport: str, ranks: int, short: bool) -
         advice = "a rank hangs, or the link is very slow; earlier results are kept"
         raise CollectiveTimeoutError(f"{problem}: {advice} ({error.message})") from None
     parameters, checks = results[0]
-    return Step(transport, ranks, parameters, tuple(checks))
+    return CalibrationStep(transport, ranks, parameters, tuple(checks))
 
 
-class _Run:
+class _Calibrating:
     """The steps of one calibration, and the parameters that it keeps."""
 
     def __init__(self, machine: str, force: bool) -> None:
         self.load = load_now()
-        self.steps: list[Step] = []
+        self.steps: list[CalibrationStep] = []
         self._machine = machine
         self._force = force
         self.before = calibration_files.parameters_of(machine)
         self.parameters = self.before
 
-    def add(self, step: Step) -> bool:
+    def add(self, step: CalibrationStep) -> bool:
         """Add a step; its parameters are used if it is credible or forced. Return whether they are."""
         self.steps.append(step)
         is_taken = self._force or step.is_credible
@@ -158,7 +158,7 @@ class _Run:
         return is_taken
 
     @property
-    def refused(self) -> list[Step]:
+    def refused(self) -> list[CalibrationStep]:
         """The steps whose parameters are not used."""
         return [] if self._force else [step for step in self.steps if not step.is_credible]
 
@@ -232,7 +232,7 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return 0
-    run = _Run(fingerprint(), force)
+    run = _Calibrating(fingerprint(), force)
     in_job = detect(os.environ)
     if in_job.size > 1:
         run.add(_measure_in_job(run.before, short))
@@ -249,7 +249,7 @@ def command(
     return _report(run, path, as_json)
 
 
-def _report(run: _Run, path: str | None, as_json: bool) -> int:
+def _report(run: _Calibrating, path: str | None, as_json: bool) -> int:
     """Print the results, the refused steps and their reasons, and the path of the file; return the exit code."""
     if as_json:
         click.echo(json.dumps(to_json(run.parameters), indent=2))
@@ -266,7 +266,7 @@ def _report(run: _Run, path: str | None, as_json: bool) -> int:
     return 1 if run.refused else 0
 
 
-def _refusal(step: Step, load: Load) -> str:
+def _refusal(step: CalibrationStep, load: Load) -> str:
     assert step.worst is not None, "a step without checks is credible"
     error = f"its model is off by a factor of {step.worst.factor:.0f} in {step.worst}"
     advice = f"the machine was busy ({load}); calibrate it when it is quiet, or keep this result by --force"
@@ -340,7 +340,7 @@ def _links(parameters: Parameters) -> Table:
     return table
 
 
-def _checked(steps: Sequence[Step]) -> Table:
+def _checked(steps: Sequence[CalibrationStep]) -> Table:
     table = Table(title="The model, checked by a ring and a butterfly")
     for heading in ("transport", "ranks", "call", "bytes", "predicted µs", "measured µs", "error"):
         table.add_column(heading, justify="left" if heading in ("transport", "call") else "right")

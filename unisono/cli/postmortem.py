@@ -14,7 +14,7 @@ from rich.table import Table
 from unisono.cli.outputs import OutputFile, write_text
 from unisono.cli.terminal import console
 from unisono.postmortem.analysis import Report, analyse
-from unisono.postmortem.culprits import Row, current, place
+from unisono.postmortem.culprits import CallOfRanks, current, place
 from unisono.postmortem.loading import load
 from unisono.postmortem.page import html, state_text
 from unisono.postmortem.torch_layout import write as write_torch_layout
@@ -72,7 +72,7 @@ def _ranks(report: Report) -> Table:
     return table
 
 
-def _calls(rows: Sequence[Row]) -> Table:
+def _calls(rows: Sequence[CallOfRanks]) -> Table:
     ranks = list(rows[0].by_rank)
     shown = [rank for rank in ranks if _is_odd(rows, rank)][:_MOST_COLUMNS] if len(ranks) > _MOST_COLUMNS else ranks
     name = "all ranks" if not rows[0].communicator else f"ranks {', '.join(map(str, ranks))}"
@@ -84,7 +84,7 @@ def _calls(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _is_odd(rows: Sequence[Row], rank: int) -> bool:
+def _is_odd(rows: Sequence[CallOfRanks], rank: int) -> bool:
     """Return whether a rank has not ended all these calls, or made another one."""
     calls = [(row, row.by_rank[rank]) for row in rows]
     return any(call is None or call.state != "done" or call.text != row.text for row, call in calls)
@@ -93,7 +93,7 @@ def _is_odd(rows: Sequence[Row], rank: int) -> bool:
 _STYLES = {"running": "yellow", "failed": "red", "done": "default"}
 
 
-def _cell(row: Row, rank: int) -> str:
+def _cell(row: CallOfRanks, rank: int) -> str:
     call = row.by_rank[rank]
     if call is None:
         return "[red]not called[/]" if rank in row.absent else "earlier"

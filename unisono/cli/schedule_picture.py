@@ -14,7 +14,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from unisono.algorithms.ir.drawing import Move, Row, local_steps, moves, start_times
+from unisono.algorithms.ir.drawing import DrawnGroup, Move, local_steps, moves, start_times
 from unisono.algorithms.ir.plan import Plan
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Panel(NamedTuple):
 
     title: str
     plans: Sequence[Plan]
-    schedule: Sequence[Row]
+    schedule: Sequence[DrawnGroup]
 
 
 def picture(panels: Sequence[Panel], ink: str = "black") -> Figure:

@@ -13,7 +13,7 @@ from rich.table import Table
 from unisono.algorithms.builders.arguments import check_ranks
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import find
-from unisono.algorithms.ir.drawing import Row, legend, lines, rows
+from unisono.algorithms.ir.drawing import DrawnGroup, legend, lines, rows
 from unisono.algorithms.ir.plan import Plan
 from unisono.cli.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.loading import load_option
@@ -94,7 +94,7 @@ def given_parameters(algorithm: Algorithm, params: Sequence[str]) -> dict[str, A
     return arguments
 
 
-def _table(plans: Sequence[Plan], schedule: Sequence[Row]) -> Table:
+def _table(plans: Sequence[Plan], schedule: Sequence[DrawnGroup]) -> Table:
     """Return a table with a row for each group and a column for each plan."""
     heads = [
         name
@@ -121,7 +121,7 @@ def _facts(algorithm: Algorithm, size: int, params: dict[str, Any]) -> list[str]
     return [f"cost for a vector of n: {text}", f"reference: {algorithm.reference}"]
 
 
-def _draw(path: Path, kind: str, title: str, plans: Sequence[Plan], schedule: Sequence[Row]) -> None:
+def _draw(path: Path, kind: str, title: str, plans: Sequence[Plan], schedule: Sequence[DrawnGroup]) -> None:
     from unisono.cli.schedule_picture import Panel, picture
 
     picture([Panel(title, plans, schedule)]).savefig(path, format=kind, dpi=150)

@@ -20,7 +20,7 @@ from unisono.options import Options
 from unisono.testing import Case, CheckError, Summary
 from unisono.testing.cases import random_case
 from unisono.testing.check import SEEDS, Verdict, judged
-from unisono.testing.judges import BRIEF_S, Failure, Judges, while_searching
+from unisono.testing.judges import BRIEF_S, Judges, RanksFailure, while_searching
 from unisono.testing.shrinking import shrunk
 from unisono.testing.sources import TIMEOUT_S, Backend, source
 
@@ -127,7 +127,7 @@ def _run(
 def _verdict(judges: Judges, case: Case, ranks: int, most_s: float = math.inf) -> tuple[str, bool]:
     """Return what is wrong with a case (empty if nothing is), and whether the call was refused."""
     outcome = judges.run(_judge, case, ranks, most_s)
-    return (str(outcome), False) if isinstance(outcome, Failure) else (outcome[0].wrong, outcome[0].is_refused)
+    return (str(outcome), False) if isinstance(outcome, RanksFailure) else (outcome[0].wrong, outcome[0].is_refused)
 
 
 def _judge(comm: object, case: Case) -> Verdict:

@@ -58,7 +58,7 @@ _ENDINGS = (KeyboardInterrupt, AbortedError, CollectiveTimeoutError, PeerLostErr
 _PROGRESS = "\x1eunisono-tune "
 
 
-class Request(NamedTuple):
+class TuneRequest(NamedTuple):
     """The measurements that all ranks are asked for.
 
     Attributes:
@@ -91,7 +91,7 @@ class Request(NamedTuple):
         return f"{limit}: a rank hangs, or calls take very long; measurements up to now are kept"
 
 
-def measure(comm: Communicator, request: Request, observe: Any = None) -> list[tuple[str, int]]:
+def measure(comm: Communicator, request: TuneRequest, observe: Any = None) -> list[tuple[str, int]]:
     """Run a campaign on every rank of `comm`; return the collectives and bytes that the budget did not allow."""
     store = Store(Path(request.store))
     before: list[Measurement] = []
@@ -138,7 +138,7 @@ def _tell_parent(progress: str, part: float) -> None:
     print(_PROGRESS + json.dumps([progress, part]), flush=True)
 
 
-class _Bar:
+class _BudgetBar:
     """A progress bar of the spent budget, with the remaining time."""
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ def command(
         raise UsageError("--out cannot end in .jsonl, because that file is for the measurements: use another suffix")
     in_job, load, store = detect(os.environ), load_now(), Store(out.with_suffix(".jsonl"))
     before = store.read() if in_job.rank == 0 and store.path.exists() else []
-    request = Request(
+    request = TuneRequest(
         collectives, parse_sizes(sizes), budget_s, dtype, str(store.path.absolute()), placement, load.average
     )
     if again:
@@ -258,7 +258,7 @@ def command(
     return status
 
 
-def _points_again(mode: str, before: Sequence[Measurement], request: Request, ranks: Sequence[int]) -> Again:
+def _points_again(mode: str, before: Sequence[Measurement], request: TuneRequest, ranks: Sequence[int]) -> Again:
     """Return the requested points whose earlier measurements are suspicious, or all of them in mode "all"."""
     if mode == "all":
         points = {(each.context, each.nbytes) for each in before}
@@ -267,7 +267,7 @@ def _points_again(mode: str, before: Sequence[Measurement], request: Request, ra
     return frozenset(point for point in points if _is_asked(*point, request, ranks))
 
 
-def _is_asked(context: Context, nbytes: int, request: Request, ranks: Sequence[int]) -> bool:
+def _is_asked(context: Context, nbytes: int, request: TuneRequest, ranks: Sequence[int]) -> bool:
     """Return whether a request covers a point; sizes are rounded up to whole elements for each rank."""
     rounded = max(request.sizes) + context.ranks * _MOST_ITEMSIZE
     has_size = context.collective == "barrier" or min(request.sizes) <= nbytes <= rounded
@@ -282,10 +282,10 @@ def _replace_old(store: Store, before: Sequence[Measurement], again: Again) -> N
         store.remove(stale)
 
 
-def _measure_here(request: Request, counts: Sequence[int], transport: str) -> None:
+def _measure_here(request: TuneRequest, counts: Sequence[int], transport: str) -> None:
     request = request._replace(budget_s=request.budget_s / len(counts))
     for ranks in counts:
-        bar, options = _Bar(), Options(transports=transport, load=loaded_files())
+        bar, options = _BudgetBar(), Options(transports=transport, load=loaded_files())
         try:
             with bar.progress:
                 (missing, *_) = launch(
@@ -296,9 +296,9 @@ def _measure_here(request: Request, counts: Sequence[int], transport: str) -> No
         _tell_missing(ranks, missing)
 
 
-def _measure_in_job(request: Request) -> None:
+def _measure_in_job(request: TuneRequest) -> None:
     """Measure over the ranks of the job of this process."""
-    bar = _Bar()
+    bar = _BudgetBar()
     # Every rank has a watchdog, because any rank may be the one that hangs.
     with init() as world, call_if_overdue(request.limit_s, world.abort, request.giving_up):
         if world.rank > 0:

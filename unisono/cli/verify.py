@@ -27,7 +27,7 @@ RIGHT = ("messages", "rounds", "sent", "reduced", "scratch", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProofResult:
     """The result for one algorithm: a report for each number of ranks that was proved, up to the first `error`."""
 
     algorithm: Algorithm
@@ -65,7 +65,7 @@ def _all() -> list[Algorithm]:
     return [algorithm for collective in ALGORITHMS for algorithm in algorithms_of(collective).values()]
 
 
-def _prove(algorithms: Sequence[Algorithm], max_size: int) -> list[Outcome]:
+def _prove(algorithms: Sequence[Algorithm], max_size: int) -> list[ProofResult]:
     with progress() as bar:
         task = bar.add_task("", total=len(algorithms) * max_size)
         outcomes = []
@@ -75,7 +75,7 @@ def _prove(algorithms: Sequence[Algorithm], max_size: int) -> list[Outcome]:
         return outcomes
 
 
-def _prove_one(algorithm: Algorithm, max_size: int, advance: Callable[[], None]) -> Outcome:
+def _prove_one(algorithm: Algorithm, max_size: int, advance: Callable[[], None]) -> ProofResult:
     started = time.perf_counter()
     reports: dict[int, Report] = {}
     error = None
@@ -88,10 +88,10 @@ def _prove_one(algorithm: Algorithm, max_size: int, advance: Callable[[], None])
         if report:
             reports[size] = report
         advance()
-    return Outcome(algorithm, reports, error, time.perf_counter() - started)
+    return ProofResult(algorithm, reports, error, time.perf_counter() - started)
 
 
-def _table(outcomes: Sequence[Outcome]) -> Table:
+def _table(outcomes: Sequence[ProofResult]) -> Table:
     table = Table()
     names = [f"{outcome.algorithm.collective} {outcome.algorithm.name}" for outcome in outcomes]
     add_names(table, "algorithm", names)
@@ -117,7 +117,7 @@ def _costs(reports: dict[int, Report]) -> tuple[str, ...]:
     return (sizes, str(last.messages), str(last.rounds), sent, reduced, scratch, bits)
 
 
-def _facts(outcome: Outcome) -> dict[str, object]:
+def _facts(outcome: ProofResult) -> dict[str, object]:
     return {
         "collective": outcome.algorithm.collective,
         "algorithm": outcome.algorithm.name,

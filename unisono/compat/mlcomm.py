@@ -69,7 +69,7 @@ class _Team:
             sys.stdout.write(f"mlcomm: step {self.step} of {self.max_steps}: {times}\n")
 
 
-class _Job:
+class _PluginState:
     """The state of the plugin between `init_mpi` and `finalize`.
 
     Attributes:
@@ -86,7 +86,7 @@ class _Job:
         self.teams: dict[int, _Team] = {}
 
 
-_job: _Job | None = None
+_job: _PluginState | None = None
 
 
 def init_mpi(*, world: Communicator | None = None) -> None:
@@ -102,7 +102,7 @@ def init_mpi(*, world: Communicator | None = None) -> None:
     global _job  # noqa: PLW0603  (the plugin has one state for the process, because its functions are those of a module)
     if _job is not None:
         raise UsageError("the plugin is already initialised: call finalize() first")
-    _job = _Job(init_world() if world is None else world, is_own=world is None)
+    _job = _PluginState(init_world() if world is None else world, is_own=world is None)
 
 
 def init(
@@ -307,20 +307,20 @@ def finalize() -> None:
         job.world.close()
 
 
-def _joined(call: str) -> _Job:
+def _joined(call: str) -> _PluginState:
     if _job is None:
         raise UsageError(f"{call}() needs the other ranks: call init() or init_mpi() first")
     return _job
 
 
-def _initialised(call: str) -> _Job:
+def _initialised(call: str) -> _PluginState:
     job = _joined(call)
     if not job.nteams:
         raise UsageError(f"{call}() needs teams: call init(nthreads_per_team, nteams, max_elements) first")
     return job
 
 
-def _check_team(job: _Job, team: int) -> None:
+def _check_team(job: _PluginState, team: int) -> None:
     if not _is_integer(team) or not 0 <= team < job.nteams:
         raise UsageError(
             f"there is no team {team!r}: pass a number from 0 to nteams - 1, with nteams={job.nteams} in init()"

@@ -49,7 +49,7 @@ _LOOK_S = 0.5
 
 
 @record
-class Node:
+class LauncherNode:
     """One of the launchers that start the ranks of a job together.
 
     Attributes:
@@ -163,7 +163,7 @@ class NodeStore(JobStore):
     """The store of a job whose ranks several launchers start, as one of these launchers uses it."""
 
     def __init__(
-        self, node: Node, share: Share, timeout_s: float, on_open: Callable[[str], object] = lambda url: None
+        self, node: LauncherNode, share: Share, timeout_s: float, on_open: Callable[[str], object] = lambda url: None
     ) -> None:
         """Open the store, and wait until all launchers have; that of node 0 serves it.
 
@@ -221,14 +221,14 @@ class NodeStore(JobStore):
             self._node_server.close()
         self._reserved.close()
 
-    def _announce(self, node: Node) -> dict[str, Any]:
+    def _announce(self, node: LauncherNode) -> dict[str, Any]:
         port = int(self._reserved.getsockname()[1])
         announcement = {"nodes": node.nodes, "ranks": self._share.size, "host": node.address, "port": port}
         announcement["key"] = _digest(node.key)
         self._take(_ANNOUNCEMENT, json.dumps(announcement).encode(), node)
         return announcement
 
-    def _announcement(self, node: Node, deadline: Deadline) -> dict[str, Any]:
+    def _announcement(self, node: LauncherNode, deadline: Deadline) -> dict[str, Any]:
         try:
             value = self._launchers.get(_ANNOUNCEMENT, deadline.remaining_s())
         except StoreTimeoutError:
@@ -236,7 +236,7 @@ class NodeStore(JobStore):
         announcement: dict[str, Any] = checked(parsed_json(value), _SHAPE_OF_ANNOUNCEMENT)
         return announcement
 
-    def _difference(self, node: Node, announcement: dict[str, Any]) -> str:
+    def _difference(self, node: LauncherNode, announcement: dict[str, Any]) -> str:
         """Return in which way this launcher was started differently from that of node 0; empty if it was not."""
         if announcement["key"] != _digest(node.key):
             return (
@@ -251,7 +251,7 @@ class NodeStore(JobStore):
                 )
         return ""
 
-    def _arrivals(self, node: Node, deadline: Deadline) -> str:
+    def _arrivals(self, node: LauncherNode, deadline: Deadline) -> str:
         """Wait for all launchers; return why the job cannot start, which is empty if it can."""
         missing = []
         for number in range(node.nodes):
@@ -262,7 +262,7 @@ class NodeStore(JobStore):
                 missing.append(number)
         return _missing(missing, node) if missing else ""
 
-    def _let_start(self, error: str, node: Node) -> None:
+    def _let_start(self, error: str, node: LauncherNode) -> None:
         """Let all launchers start their ranks, or pass an error on to them.
 
         The launcher of node 0 returns when every launcher that has arrived has read its answer, or does not answer.
@@ -274,7 +274,7 @@ class NodeStore(JobStore):
                 self._launchers.get(_arrival(number), 0.0)
                 self._launchers.get(_informed(number), deadline.remaining_s())
 
-    def _require_ready(self, error: str, node: Node, deadline: Deadline) -> None:
+    def _require_ready(self, error: str, node: LauncherNode, deadline: Deadline) -> None:
         """Wait until the launcher of node 0 lets all of them start their ranks.
 
         Raises:
@@ -287,7 +287,7 @@ class NodeStore(JobStore):
         if error:
             raise UsageError(error)
 
-    def _take(self, key: str, value: bytes, node: Node) -> None:
+    def _take(self, key: str, value: bytes, node: LauncherNode) -> None:
         """Set a value that only this launcher may set."""
         try:
             self._launchers.set(key, value)
@@ -333,7 +333,7 @@ class PeerNodeStore(NodeStore):
         super().close()
 
 
-def _server(node: Node) -> StoreServer | None:
+def _server(node: LauncherNode) -> StoreServer | None:
     """Return the server of the store, if this launcher serves it."""
     if node.number or not node.store.startswith("tcp://"):
         return None
@@ -354,7 +354,7 @@ def _informed(number: int) -> str:
     return f"informed/{number}"
 
 
-def _missing(numbers: Sequence[int], node: Node) -> str:
+def _missing(numbers: Sequence[int], node: LauncherNode) -> str:
     launchers = f"launcher{'s' * (len(numbers) > 1)} of node{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
     return (
         f"the {launchers} did not come to {node.store} in time: start one on each of the {node.nodes} machines within "

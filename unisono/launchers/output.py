@@ -50,7 +50,7 @@ class Lines:
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldLines:
     since: float
     lines: list[bytes] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class MergedOutput:
         self._hold = hold
         self._keep_going = keep_going
         self._lines: dict[tuple[int, str], Lines] = {}
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _HeldLines] = {}
         self._ended: set[int] = set()
         self._is_failing = False
 
@@ -104,6 +104,6 @@ class MergedOutput:
     def _line(self, rank: int, stream: str, line: bytes) -> None:
         is_held = stream == "stderr" and (rank in self._held or starts_traceback(line))
         if is_held:
-            self._held.setdefault(rank, _Held(time.monotonic())).lines.append(line)
+            self._held.setdefault(rank, _HeldLines(time.monotonic())).lines.append(line)
         if not (is_held and self._hold):
             self._write(rank, stream, line)

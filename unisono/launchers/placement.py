@@ -14,7 +14,7 @@ from unisono.collectives.bootstrap.environment import job_of_store, key_of_file
 from unisono.errors import UsageError
 from unisono.foundation.records import record
 from unisono.launchers.job import LocalJob, Observer, OnLoss, require_open_files
-from unisono.launchers.job_store import Node, PeerNodeStore
+from unisono.launchers.job_store import LauncherNode, PeerNodeStore
 from unisono.launchers.process import Command, Exit, Share
 from unisono.launchers.ssh_job import Host, SshJob, hosts_in
 from unisono.options import Options, variable
@@ -186,7 +186,7 @@ class OnOneOfSeveral:
         bound = {variable("bind_address"): _address_towards(self.store)} | dict(rules.environ)
         options = Options.from_environment(bound)
         address = address_for(options.bind_address)
-        node = Node(self.number, self.nodes, self.store, address, job_of_store(self.store), self.key)
+        node = LauncherNode(self.number, self.nodes, self.store, address, job_of_store(self.store), self.key)
         return LocalJob(
             [Command(tuple(argv))] * self.share.count,
             observer,

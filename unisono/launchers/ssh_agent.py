@@ -19,7 +19,7 @@ from unisono import __version__
 from unisono.errors import UnisonoError, UsageError
 from unisono.foundation import streams
 from unisono.launchers.job import LocalJob
-from unisono.launchers.job_store import Node, NodeStore
+from unisono.launchers.job_store import LauncherNode, NodeStore
 from unisono.launchers.process import Command, Exit, Share, statistics_folder
 from unisono.launchers.ssh_protocol import BEGINNING, TO_AGENT, ProtocolError, decoded, encoded
 from unisono.options import Options, variable
@@ -78,7 +78,7 @@ class _Agent:
         address = address_for(options.bind_address)
         url = task["store"] or f"tcp://{f'[{address}]' if ':' in address else address}:0"
         secrets = bytes.fromhex(task["job"]), bytes.fromhex(task["key"])
-        node = Node(task["node"], task["nodes"], url, address, *secrets)
+        node = LauncherNode(task["node"], task["nodes"], url, address, *secrets)
 
         with statistics_folder(bool(options.stats)) as folder:
             if folder:
@@ -99,7 +99,7 @@ class _Agent:
                 self._send_statistics(rank, Path(folder, f"rank-{rank}.jsonl"))
         self._send("done", {"late": job.late, "whereabouts": job.whereabouts})
 
-    def _meet(self, node: Node, share: Share, timeout_s: float) -> NodeStore:
+    def _meet(self, node: LauncherNode, share: Share, timeout_s: float) -> NodeStore:
         store = NodeStore(node, share, timeout_s, partial(self._send, "store"))
         self._met.set()
         return store

@@ -39,7 +39,7 @@ from unisono.foundation.processes import python_command
 from unisono.foundation.records import record
 from unisono.launchers.job import AFTER_FAILURE, READ_NBYTES, TICK_S, Observer, OnLoss
 from unisono.launchers.process import LOST_HOST, Exit, Share, signal_name
-from unisono.launchers.ssh_protocol import TO_LAUNCHER, Messages, ProtocolError, encoded
+from unisono.launchers.ssh_protocol import TO_LAUNCHER, MessageCutter, ProtocolError, encoded
 from unisono.options import LAUNCHER_VARIABLES, PREFIX, Options, variable
 
 # Without a terminal, ssh cannot ask for a password. A host that does not answer for so long is an error.
@@ -387,7 +387,7 @@ class _Agent:
     def __init__(self, number: int, host: str, share: Share) -> None:
         self.number, self.host, self.share = number, host, share
         self.process: subprocess.Popen[bytes] | None = None
-        self.messages = Messages(TO_LAUNCHER)
+        self.messages = MessageCutter(TO_LAUNCHER)
         self.errors = b""
         self.error = ""
         self.living: set[int] = set()

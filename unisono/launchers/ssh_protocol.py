@@ -76,7 +76,7 @@ def decoded(line: bytes, shapes: Mapping[str, Any]) -> tuple[str, Any]:
         raise ProtocolError(f"a message is malformed: {error}") from None
 
 
-class Messages:
+class MessageCutter:
     """Cuts a stream of bytes into messages.
 
     Attributes:

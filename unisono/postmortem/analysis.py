@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from unisono.foundation.records import record
-from unisono.postmortem.culprits import Finding, Row, dead, findings_of, first_error, ranks_text, rows_of
+from unisono.postmortem.culprits import CallOfRanks, Finding, dead, findings_of, first_error, ranks_text, rows_of
 from unisono.postmortem.loading import JobDumps
 
 
@@ -22,7 +22,7 @@ class Report:
 
     dumps: JobDumps
     findings: tuple[Finding, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[CallOfRanks, ...]
 
     @property
     def summary(self) -> str:
@@ -74,7 +74,7 @@ def analyse(dumps: JobDumps, most_rows: int = 12) -> Report:
     """
     rows = rows_of(dumps)
     findings = findings_of(dumps, rows, list(dead(dumps)))
-    shown: defaultdict[int, list[Row]] = defaultdict(list)
+    shown: defaultdict[int, list[CallOfRanks]] = defaultdict(list)
     for row in rows:
         shown[row.communicator].append(row)
     return Report(dumps, tuple(findings), tuple(row for own in shown.values() for row in own[-most_rows:]))

@@ -50,7 +50,7 @@ class Finding:
 
 
 @record
-class Row:
+class CallOfRanks:
     """One collective of one communicator, on all its ranks.
 
     Attributes:
@@ -127,7 +127,7 @@ def first_error(dumps: JobDumps) -> Mapping[str, Any] | None:
     return min(errors, key=lambda error: error[0])[1] if errors else None
 
 
-def findings_of(dumps: JobDumps, rows: Sequence[Row], known: Sequence[Finding]) -> list[Finding]:
+def findings_of(dumps: JobDumps, rows: Sequence[CallOfRanks], known: Sequence[Finding]) -> list[Finding]:
     """Return `known` and what else is wrong. A rank that is blamed already gets no second finding."""
     findings = [*known, *_mismatches(rows), *_deadlocks(dumps, rows)]
     blamed = {rank for finding in findings for rank in finding.ranks}
@@ -137,7 +137,7 @@ def findings_of(dumps: JobDumps, rows: Sequence[Row], known: Sequence[Finding]) 
     return list(_slow_links(dumps)) or list(_slow(rows))
 
 
-def rows_of(dumps: JobDumps) -> list[Row]:
+def rows_of(dumps: JobDumps) -> list[CallOfRanks]:
     """Return the collectives of each communicator that at least one rank still has in its dump."""
     return [row for communicator in _communicators(dumps) for row in _rows(dumps, communicator)]
 
@@ -147,7 +147,7 @@ def _communicators(dumps: JobDumps) -> list[int]:
     return sorted(used)
 
 
-def _rows(dumps: JobDumps, communicator: int) -> Iterator[Row]:
+def _rows(dumps: JobDumps, communicator: int) -> Iterator[CallOfRanks]:
     """Yield the collectives of a communicator that at least one rank still has in its dump."""
     by_rank: dict[int, dict[int, RecordedCall]] = {
         rank: {
@@ -163,7 +163,7 @@ def _rows(dumps: JobDumps, communicator: int) -> Iterator[Row]:
         calls = {rank: by_rank.get(rank, {}).get(sequence) for rank in ranks}
         texts = Counter(call.text for call in calls.values() if call is not None)
         passed = frozenset(rank for rank, own in by_rank.items() if sequence < max(own, default=-1))
-        yield Row(communicator, sequence, texts.most_common(1)[0][0], calls, passed)
+        yield CallOfRanks(communicator, sequence, texts.most_common(1)[0][0], calls, passed)
 
 
 def dead(dumps: JobDumps) -> Iterator[Finding]:
@@ -205,7 +205,7 @@ def _unmet(dumps: JobDumps) -> Iterator[Finding]:
         yield Finding("not met", tuple(ranks), f"{ranks_text(ranks)} could not meet the others: {reason}")
 
 
-def _mismatches(rows: Sequence[Row]) -> Iterator[Finding]:
+def _mismatches(rows: Sequence[CallOfRanks]) -> Iterator[Finding]:
     """Yield the first row of each communicator in which ranks made different calls."""
     seen: set[int] = set()
     for row in rows:
@@ -231,9 +231,9 @@ def _shown(call: RecordedCall | None) -> str:
     return "" if call is None else f"{call.text}{f' at {call.site}' if call.site else ''}"
 
 
-def _behind(dumps: JobDumps, rows: Sequence[Row], blamed: Collection[int]) -> Iterator[Finding]:
+def _behind(dumps: JobDumps, rows: Sequence[CallOfRanks], blamed: Collection[int]) -> Iterator[Finding]:
     """Yield the ranks that have not made a collective in which others wait. Ranks that are blamed wait rightly."""
-    waiting: dict[int, Row] = {}
+    waiting: dict[int, CallOfRanks] = {}
     for row in rows:
         waits = [rank for rank, call in row.by_rank.items() if call is not None and call.state != "done"]
         if row.absent and not set(waits) <= set(blamed):
@@ -252,7 +252,7 @@ def _behind(dumps: JobDumps, rows: Sequence[Row], blamed: Collection[int]) -> It
                 yield Finding("behind", (rank,), f"{missed}: it is in {_call_text(dumps, rank)}")
 
 
-def _deadlocks(dumps: JobDumps, rows: Sequence[Row]) -> Iterator[Finding]:
+def _deadlocks(dumps: JobDumps, rows: Sequence[CallOfRanks]) -> Iterator[Finding]:
     """Yield each cycle of ranks that wait for each other in different calls."""
     arrows: dict[int, int] = {}
     for rank, dump in dumps.by_rank.items():
@@ -356,7 +356,7 @@ def _elsewhere(dumps: JobDumps, waiting: Sequence[tuple[int, RecordedCall]]) -> 
         yield Finding("elsewhere", (other,), f"{wait} for rank {other}, which does not run on this host")
 
 
-def _slow(rows: Sequence[Row]) -> Iterator[Finding]:
+def _slow(rows: Sequence[CallOfRanks]) -> Iterator[Finding]:
     """Yield the rank for which most ranks wait in a call that all have made."""
     waits = Counter(
         call.waits_for

@@ -7,7 +7,7 @@ from html import escape
 
 from unisono.foundation.html_page import page
 from unisono.postmortem.analysis import Report, sentence
-from unisono.postmortem.culprits import Row, current, place
+from unisono.postmortem.culprits import CallOfRanks, current, place
 from unisono.postmortem.timeline import Bar, timeline
 
 _WIDTH = 1000
@@ -95,7 +95,7 @@ def _order(report: Report) -> list[int]:
     return list(dict.fromkeys(row.communicator for row in report.rows))
 
 
-def _table(rows: list[Row]) -> str:
+def _table(rows: list[CallOfRanks]) -> str:
     ranks = list(rows[0].by_rank)
     name = "all ranks" if not rows[0].communicator else f"communicator of ranks {', '.join(map(str, ranks))}"
     head = "".join(f"<th>rank {rank}</th>" for rank in ranks)

@@ -138,7 +138,7 @@ class Offer:
         return self._flat.chunk(index)
 
 
-class Exchange:
+class StateExchange:
     """Serves the state of this member, and gets that of others.
 
     Args:
@@ -269,7 +269,7 @@ class Exchange:
         return data
 
 
-class Row(NamedTuple):
+class StateSummary(NamedTuple):
     """What a member passes in a call of `state`: its revision, a digest or 0, and whether it has called it before."""
 
     revision: int
@@ -277,7 +277,7 @@ class Row(NamedTuple):
     has_state: int
 
 
-def ranks_with_state(rows: Sequence[Row]) -> list[int]:
+def ranks_with_state(rows: Sequence[StateSummary]) -> list[int]:
     """Return the ranks whose state is right: that of most members that had one, or else that of the highest revision.
 
     >>> ranks_with_state([Row(5, 11, 1), Row(5, 12, 1), Row(5, 11, 1), Row(9, 0, 0)])

@@ -25,7 +25,7 @@ from unisono.swarm.links import NOTHING, Caller, Service
 from unisono.swarm.meeting_place import MeetingPlace, Places, checked_key
 from unisono.swarm.membership import Membership
 from unisono.swarm.proposer import Proposer
-from unisono.swarm.state import Exchange, Offer, Row, check_drift, checked_revision, ranks_with_state
+from unisono.swarm.state import Offer, StateExchange, StateSummary, check_drift, checked_revision, ranks_with_state
 from unisono.swarm.views import Member, View, new_id
 from unisono.transports.host.fd_limit import lift_limit_of_files
 from unisono.transports.links.listener import listen_tcp
@@ -137,7 +137,7 @@ class Swarm:
         self._is_closed = False
         self._stop = threading.Event()
         self._state: Membership | None = None
-        self._exchange = Exchange(self._caller, lambda: self._membership().has_result)
+        self._exchange = StateExchange(self._caller, lambda: self._membership().has_result)
         self._is_new = True  # it has not the state of the members
         self._has_state = False  # it has called `state`
         self._service: Service | None = None
@@ -381,7 +381,7 @@ class Swarm:
             lambda size: np.zeros((size, row.shape[1]), np.int64),
             is_state=True,
         )
-        rows = [Row(*fields) for fields in self._make(call, limit.remaining_s()).tolist()]
+        rows = [StateSummary(*fields) for fields in self._make(call, limit.remaining_s()).tolist()]
         names = [member.name for member in call.contributors]
         me = call.contributors.index(self.me)
         right = ranks_with_state(rows)

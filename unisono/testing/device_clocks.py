@@ -59,7 +59,7 @@ def load_clock(words: Words) -> Clock:
     return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
-class History:
+class AccessHistory:
     """The accesses to a piece of memory with which a later one may conflict, in words that processes may share.
 
     The caller holds a lock that all users of the words share.

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.errors import TransportUnavailableError
-from unisono.testing.device_clocks import Access, Clock, History, join
+from unisono.testing.device_clocks import Access, AccessHistory, Clock, join
 from unisono.testing.device_segments import EventPage, EventState, FlagPage, Segment
-from unisono.testing.device_streams import Schedule, StreamState, Work
+from unisono.testing.device_streams import StreamSchedule, StreamState, StreamWork
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import (
     LEGACY_STREAM,
@@ -75,7 +75,7 @@ class _Region:
     kind: str
     segment: Segment | None
     handle: bytes | None
-    history: History
+    history: AccessHistory
     array: AnyArray | None = None
     is_gone: bool = False
 
@@ -124,7 +124,7 @@ class GpuState:
         self._pages: dict[Handle, EventPage] = {}
         self._host: Clock = {}
         self._trap: AssertionError | None = None
-        self._schedule = Schedule(self.lock, seed, self.allows("in_order"), self._keep_trap)
+        self._schedule = StreamSchedule(self.lock, seed, self.allows("in_order"), self._keep_trap)
         self._background = background
         if background:
             self._schedule.start_thread()
@@ -200,7 +200,7 @@ class GpuState:
     def pin(self, nbytes: int) -> AnyArray:
         """Return host memory that the device can use."""
         array = np.full(max(nbytes, 1), 0xA5, np.uint8)
-        history = History(np.zeros(_PINNED_HISTORY_WORDS, np.int64))
+        history = AccessHistory(np.zeros(_PINNED_HISTORY_WORDS, np.int64))
         region = _Region(array.ctypes.data, array.size, "pinned", None, None, history, array)
         self._regions[region.address] = region
         return array[:nbytes]
@@ -366,7 +366,7 @@ class GpuState:
             run()
 
         state.queue.append(
-            Work(run_deferred if is_deferred else run, is_ready, touches, next(self._numbers), is_deferred)
+            StreamWork(run_deferred if is_deferred else run, is_ready, touches, next(self._numbers), is_deferred)
         )
         if self.allows("eager"):
             while self._schedule.step():

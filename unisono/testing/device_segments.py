@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unisono.testing.device_clocks import Clock, History, Words, load_clock, store_clock
+from unisono.testing.device_clocks import AccessHistory, Clock, Words, load_clock, store_clock
 from unisono.transports.cuda.host_memory import Handle, HostMemory
 
 _FACTS_NBYTES = 1 << 16
@@ -44,7 +44,7 @@ class Segment:
         self.address = mapped.address
         facts = _words(mapped, _page_up(nbytes), _FACTS_NBYTES // 8)
         self._facts = facts
-        self._history = History(facts[_HISTORY:])
+        self._history = AccessHistory(facts[_HISTORY:])
 
     @classmethod
     def new(cls, nbytes: int) -> Segment:
@@ -67,7 +67,7 @@ class Segment:
         """Return the handle by which other processes open it."""
         return self._mapped.handle(self.nbytes)
 
-    def history(self) -> History:
+    def history(self) -> AccessHistory:
         """Return its accesses; use them only while it is `locked`."""
         return self._history
 

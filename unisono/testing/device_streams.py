@@ -15,7 +15,7 @@ _BLOCKED_PAUSE_S = 0.0002
 
 
 @dataclass(slots=True)
-class Work:
+class StreamWork:
     """A piece of work that was issued to a stream.
 
     Attributes:
@@ -45,7 +45,7 @@ class StreamState:
 
     stream: int
     clock: Clock = field(default_factory=dict)
-    queue: deque[Work] = field(default_factory=deque)
+    queue: deque[StreamWork] = field(default_factory=deque)
     is_capturing: bool = False
     is_released: bool = False
 
@@ -54,7 +54,7 @@ class StreamState:
         return any(work.is_deferred for work in self.queue)
 
 
-class Schedule:
+class StreamSchedule:
     """Runs the work of streams, one piece at a time: a seeded choice among the pieces that may run, at seeded times.
 
     Args:
@@ -99,7 +99,7 @@ class Schedule:
         chosen.queue.popleft().run()
         return True
 
-    def pending(self) -> list[Work]:
+    def pending(self) -> list[StreamWork]:
         """Return the work that has not run."""
         return [work for stream in self.streams for work in stream.queue]
 

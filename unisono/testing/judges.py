@@ -25,7 +25,7 @@ _SEARCH_S = 100.0
 
 
 @dataclass(frozen=True)
-class Failure:
+class RanksFailure:
     """The failure that ended the ranks: the error, and their output, with their stacks if they hung."""
 
     error: Exception
@@ -54,7 +54,7 @@ class Judges:
 
     def run(
         self, fn: Callable[[Any, Any], Any], value: Any, size: int, most_s: float = math.inf
-    ) -> list[Any] | Failure:
+    ) -> list[Any] | RanksFailure:
         """Run ``fn(comm, value)`` on `size` ranks; return their results by rank, or the failure that ended them.
 
         After a failure, the next call starts new ranks. If `most_s` is less than the time limit of a call, it replaces
@@ -71,7 +71,7 @@ class Judges:
             return pool.run(task, timeout_s=timeout_s + _GRACE_S)
         except Exception as error:  # noqa: BLE001  (any exception is a finding)
             self._pools.clear()  # the failure has ended the ranks
-            return Failure(error, tuple(self._lines))
+            return RanksFailure(error, tuple(self._lines))
 
     def close(self) -> None:
         """End the ranks."""

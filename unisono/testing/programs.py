@@ -88,7 +88,7 @@ def check_program(comm: Any, program: Program) -> None:
         CheckError: a result is wrong, as in `check_case`; all calls have been made then.
         UnisonoError: a call raised it, which ends the program.
     """
-    run = _Run(comm, program.seed)
+    run = _ProgramState(comm, program.seed)
     with run.communicators:
         for index, step in enumerate(program.steps):
             run.take(index, step)
@@ -99,7 +99,7 @@ def check_program(comm: Any, program: Program) -> None:
         raise CheckError(run.wrong, rank=comm.rank)
 
 
-class _Run:
+class _ProgramState:
     """The state of a program on a rank.
 
     Attributes:

@@ -40,7 +40,7 @@ def at(group: int = 0, lane: int = 0, sequence: int = 0, segment: int = 0) -> Id
     return Identity(sequence, lane, group, segment)
 
 
-class _Exchange:
+class _BytesExchange:
     """The exchange of bytes between ranks of this process before they have a transport."""
 
     def __init__(self, size: int, deadline: float) -> None:
@@ -70,7 +70,7 @@ def open_ranks(factory: Factory, size: int) -> list[MessageTransport]:
         UnisonoError: a factory raised it, or it says why the returned object is not a transport.
     """
     deadline = time.monotonic() + _OPENING_S
-    exchange = _Exchange(size, deadline)
+    exchange = _BytesExchange(size, deadline)
     opened: list[MessageTransport | None] = [None] * size
     failures: list[Exception] = []
 

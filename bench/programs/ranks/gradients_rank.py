@@ -1,6 +1,6 @@
 """One rank of `unisono.bench.programs.gradients`: trains in several ways, in turns, and prints the times.
 
-Run by path with a `_Request` as JSON. Unisono's variables say which rank this is.
+Run by path with a `_GradientsRequest` as JSON. Unisono's variables say which rank this is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = NDArray[np.float32]
 Ready = Callable[[str, Any], None]
 
 
-class _Request(NamedTuple):
+class _GradientsRequest(NamedTuple):
     """The experiment to run (`what`: "overlap" with a model, or "lag"), its rounds and sizes, and the ways to train.
 
     `ways` has the arguments of `GradientReducer` for each way. In the way "after" of "overlap", the rank passes all
@@ -122,7 +122,7 @@ class Transformer:
 MODELS: dict[str, Callable[..., Any]] = {"digits": partial(Digits, hidden=4), "transformer": Transformer}
 
 
-def overlap(world: un.Communicator, request: _Request) -> dict[str, Any]:
+def overlap(world: un.Communicator, request: _GradientsRequest) -> dict[str, Any]:
     """Return the times of training steps in each way, on the slowest rank, and the reports of the reducers.
 
     `ms` are medians. `exposed_ms` are medians of a difference: the time of a training step minus the time of the one
@@ -171,7 +171,7 @@ def overlap(world: un.Communicator, request: _Request) -> dict[str, Any]:
     }
 
 
-def lag(world: un.Communicator, request: _Request) -> dict[str, Any]:
+def lag(world: un.Communicator, request: _GradientsRequest) -> dict[str, Any]:
     """Return the training steps per second of each way of training on the digits, and the final accuracy.
 
     The speed is the median over the middle half of the training steps, after the warm-up and before the cool-down.
@@ -208,7 +208,7 @@ def lag(world: un.Communicator, request: _Request) -> dict[str, Any]:
 def main() -> None:
     """Run the experiment that the request names, `overlap` or `lag`. Rank 0 prints its times as JSON."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    request = _Request(*json.loads(sys.argv[1]))
+    request = _GradientsRequest(*json.loads(sys.argv[1]))
     world = un.init()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[world.rank % len(cores)]})

@@ -1,7 +1,7 @@
 """One rank of `unisono.bench.programs.training`: trains a model by several methods, and prints the curves.
 
-Run by path with a `Request` as JSON. Unisono's variables say which rank this is. Every method begins with the same
-model and the same data on each rank. Clocks stop while the loss is computed.
+Run by path with a `TrainingRequest` as JSON. Unisono's variables say which rank this is. Every method begins with the
+same model and the same data on each rank. Clocks stop while the loss is computed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _THINGS = ("lamp", "book", "kite", "ring", "cake", "sled", "rope", "drum")
 _PLACES = ("yard", "barn", "hall", "lake")
 
 
-class Request(NamedTuple):
+class TrainingRequest(NamedTuple):
     """What to train: the model, its width, the steps, and the samples of a rank in a step.
 
     The loss is computed after `every` steps, and `host` is the address of rank 0. A method is a list: "synchronous",
@@ -99,7 +99,7 @@ class Language(torch.nn.Module):  # type: ignore[misc]
         return self.head(self.body(self.embedding(x) + self.places, mask=self.mask)).transpose(1, 2)
 
 
-class Task(NamedTuple):
+class TrainingTask(NamedTuple):
     """A model to train. `batches` has the inputs and targets of this rank for each step, and `test` those of all."""
 
     model: torch.nn.Module
@@ -107,14 +107,14 @@ class Task(NamedTuple):
     test: tuple[torch.Tensor, torch.Tensor]
 
 
-def language(request: Request, rank: int, size: int) -> Task:
+def language(request: TrainingRequest, rank: int, size: int) -> TrainingTask:
     """Return the task to predict characters of a text that this program makes."""
     seen = sequences(1 + rank, request.steps * request.batch).split(request.batch)
     test = sequences(0, 64)
-    return Task(Language(request.width), [(x[:, :-1], x[:, 1:]) for x in seen], (test[:, :-1], test[:, 1:]))
+    return TrainingTask(Language(request.width), [(x[:, :-1], x[:, 1:]) for x in seen], (test[:, :-1], test[:, 1:]))
 
 
-def digits(request: Request, rank: int, size: int) -> Task:
+def digits(request: TrainingRequest, rank: int, size: int) -> TrainingTask:
     """Return the task to recognise the digits of scikit-learn; each rank has its own part of the images."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
@@ -127,10 +127,10 @@ def digits(request: Request, rank: int, size: int) -> Task:
     width = request.width
     layers = [torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU()]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(width, _CLASSES))
-    return Task(model, [(x[each], y[each]) for each in chosen], (x[:_TEST_IMAGES], y[:_TEST_IMAGES]))
+    return TrainingTask(model, [(x[each], y[each]) for each in chosen], (x[:_TEST_IMAGES], y[:_TEST_IMAGES]))
 
 
-TASKS: dict[str, Callable[[Request, int, int], Task]] = {"transformer": language, "digits": digits}
+TASKS: dict[str, Callable[[TrainingRequest, int, int], TrainingTask]] = {"transformer": language, "digits": digits}
 
 
 def loss_of(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -144,7 +144,7 @@ def sent_nbytes() -> int:
     return sum(int(fields[9]) for fields in lines if fields[0] != "lo")
 
 
-def wrapped(world: un.Communicator, method: list[Any], task: Task, host: str) -> tuple[torch.nn.Module, Any]:
+def wrapped(world: un.Communicator, method: list[Any], task: TrainingTask, host: str) -> tuple[torch.nn.Module, Any]:
     """Return the model to call and the optimizer of a method."""
     kind, name, options = method
     inner = torch.optim.AdamW(task.model.parameters(), lr=1e-3)
@@ -158,7 +158,7 @@ def wrapped(world: un.Communicator, method: list[Any], task: Task, host: str) ->
     return task.model, getattr(un.torch, name)(task.model, inner, world, **options)
 
 
-def trained(world: un.Communicator, request: Request, method: list[Any]) -> Result:
+def trained(world: un.Communicator, request: TrainingRequest, method: list[Any]) -> Result:
     """Train by one method, and return what it has reached."""
     torch.manual_seed(0)
     task = TASKS[request.model](request, world.rank, world.size)
@@ -191,7 +191,7 @@ def trained(world: un.Communicator, request: Request, method: list[Any]) -> Resu
 
 def main() -> None:
     """Train by all methods. Rank 0 prints the results by method as JSON."""
-    request = Request(*json.loads(sys.argv[1]))
+    request = TrainingRequest(*json.loads(sys.argv[1]))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     world = un.init()

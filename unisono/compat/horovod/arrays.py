@@ -16,7 +16,7 @@ from unisono.compat.horovod.entries import Entry
 from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.job import calls_of
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
-from unisono.compat.horovod.requests import Request
+from unisono.compat.horovod.requests import ReadyCall
 from unisono.frameworks.arrays import Array
 
 
@@ -114,7 +114,7 @@ def _made(
         if x.dtype.kind in "OSUM":
             raise ArgumentError(f"{kind} takes tensors of numbers, not of {x.dtype}")
     signatures = tuple((x.dtype.name, x.shape) for x in arrays)
-    request = Request(kind, named(calls, kind, name), signatures, **(facts or {}))
+    request = ReadyCall(kind, named(calls, kind, name), signatures, **(facts or {}))
     return calls.make(Entry(request, arrays, finish))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from unisono.compat.horovod.requests import NEEDS_EVERY_RANK, Answer, Request
+from unisono.compat.horovod.requests import NEEDS_EVERY_RANK, Answer, ReadyCall
 
 
 @dataclass
@@ -22,7 +22,7 @@ class _Asked:
     """
 
     since_s: float
-    requests: dict[int, Request] = field(default_factory=dict)
+    requests: dict[int, ReadyCall] = field(default_factory=dict)
     is_reported: bool = False
 
 
@@ -42,7 +42,7 @@ class Coordinator:
         self._overdue: dict[str, tuple[int, set[int]]] = {}
         self.has_ended = False
 
-    def add(self, rank: int, requests: Iterable[Request], now_s: float) -> list[Answer]:
+    def add(self, rank: int, requests: Iterable[ReadyCall], now_s: float) -> list[Answer]:
         """Add requests of a rank, and return the answers that have become due, in the order of the calls.
 
         A rank that leaves ends everything: all names without an answer fail, and the last answer is of the kind
@@ -91,7 +91,7 @@ class Coordinator:
             answers.append(Answer(first, (), missing[0], "StalledError", self._stall_text(asked, limit_s)))
         return answers
 
-    def _is_outdated(self, rank: int, request: Request) -> bool:
+    def _is_outdated(self, rank: int, request: ReadyCall) -> bool:
         """Return whether a rank has sent a request before it got the error about this name, which ends its call too."""
         number, ranks = self._overdue.get(request.key, (0, set()))
         if rank not in ranks:
@@ -103,9 +103,9 @@ class Coordinator:
         self._joined.append(rank)
         answers = [self._answer(key) for key, asked in list(self._asked.items()) if self._is_due(asked)]
         if len(self._joined) < len(self._world_ranks):
-            return [*answers, Answer(Request("joined", ""), (), rank)]
+            return [*answers, Answer(ReadyCall("joined", ""), (), rank)]
         self._joined.clear()
-        return [*answers, Answer(Request("join", ""), (), rank)]
+        return [*answers, Answer(ReadyCall("join", ""), (), rank)]
 
     def _end(self, rank: int) -> list[Answer]:
         self.has_ended = True
@@ -115,7 +115,7 @@ class Coordinator:
             for key, asked in self._asked.items()
         ]
         self._asked.clear()
-        return [*answers, Answer(Request("leave", ""), (), rank, "", text)]
+        return [*answers, Answer(ReadyCall("leave", ""), (), rank, "", text)]
 
     def _is_due(self, asked: _Asked) -> bool:
         return not self._missing(asked)
@@ -138,7 +138,7 @@ class Coordinator:
             return difference
         return Answer(first, _rows(first.kind, requests))
 
-    def _difference(self, key: str, requests: Mapping[int, Request]) -> Answer | None:
+    def _difference(self, key: str, requests: Mapping[int, ReadyCall]) -> Answer | None:
         """Return the error if the requests of ranks for one name do not fit together."""
         first_rank = min(requests)
         first = requests[first_rank]
@@ -161,7 +161,7 @@ class Coordinator:
         return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-def _comparable(request: Request) -> Request:
+def _comparable(request: ReadyCall) -> ReadyCall:
     """Return the part of a request that must be the same on all ranks."""
     if request.kind in ("allgather", "alltoall"):  # their arrays may have different numbers of rows
         arrays = tuple((dtype, (0, *shape[1:])) for dtype, shape in request.arrays)
@@ -169,7 +169,7 @@ def _comparable(request: Request) -> Request:
     return request._replace(stalls_seen=0)
 
 
-def _rows(kind: str, requests: Mapping[int, Request]) -> tuple[tuple[int, ...], ...]:
+def _rows(kind: str, requests: Mapping[int, ReadyCall]) -> tuple[tuple[int, ...], ...]:
     in_order = [requests[rank] for rank in sorted(requests)]
     if kind == "allgather":
         return tuple(

@@ -8,7 +8,7 @@ from typing import Any
 
 from unisono import Work
 from unisono.compat.horovod.errors import HorovodInternalError
-from unisono.compat.horovod.requests import Request
+from unisono.compat.horovod.requests import ReadyCall
 from unisono.errors import UnisonoError
 
 
@@ -28,7 +28,7 @@ class Entry:
     """
 
     def __init__(
-        self, request: Request, arrays: Sequence[Any] = (), finish: Callable[[Any], Any] = lambda x: x
+        self, request: ReadyCall, arrays: Sequence[Any] = (), finish: Callable[[Any], Any] = lambda x: x
     ) -> None:
         self.request = request
         self.arrays = list(arrays)

@@ -15,7 +15,7 @@ from unisono import Communicator, init as init_world
 from unisono.compat.horovod.entries import Entry
 from unisono.compat.horovod.negotiation import Negotiator
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
-from unisono.compat.horovod.requests import Request
+from unisono.compat.horovod.requests import ReadyCall
 from unisono.compat.horovod.settings import Settings, read_settings
 from unisono.compat.horovod.timeline import Timeline
 from unisono.errors import UnisonoError, UsageError
@@ -100,7 +100,7 @@ class Job:
 
     def together(self, name: str, function: Any) -> Any:
         """Call a function on all ranks at the same place in the order of calls, and return its result."""
-        return self.calls.make(Entry(Request("together", name), [function]))
+        return self.calls.make(Entry(ReadyCall("together", name), [function]))
 
     def close(self) -> None:
         """End all calls, on all ranks. In a forked child this does nothing, because the job belongs to the parent."""
@@ -300,7 +300,7 @@ def join(device: int = -1) -> int:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of the process set have called it."""
     calls = calls_of(process_set)
-    calls.make(Entry(Request("barrier", calls.unnamed("barrier"))))
+    calls.make(Entry(ReadyCall("barrier", calls.unnamed("barrier"))))
 
 
 def calls_of(process_set: ProcessSet) -> Negotiator:
@@ -324,7 +324,7 @@ def calls_of(process_set: ProcessSet) -> Negotiator:
 def communicator(process_set: ProcessSet = global_process_set) -> Communicator:
     """Return a new communicator of a process set. Its ranks call it at any time, and wait for each other."""
     calls = calls_of(process_set)
-    request = Request("together", calls.unnamed("together"))
+    request = ReadyCall("together", calls.unnamed("together"))
     new: Communicator = calls.make(Entry(request, [calls.comm.dup]))
     return new
 

@@ -6,7 +6,7 @@ A communicator needs the same calls in the same order on all ranks. The calls of
 may start them in any order, from any thread: hooks of backward start them as gradients become ready. So the ranks
 agree on an order while they go, as Horovod's own coordinator does:
 
-1. A rank that starts a call notes an `Entry`, and sends rank 0 a `Request`: kind, name, dtype, shape. If other calls
+1. A rank that starts a call notes an `Entry`, and sends rank 0 a `ReadyCall`: kind, name, dtype, shape. If other calls
    are waiting, the *sender* thread sends it. Calls that start while the sender is busy go into the same message.
 2. The *collector* thread of rank 0 receives the requests, and the `Coordinator` keeps a table of them. When all ranks
    have asked for a name, it answers: the call is due, or it fails because the requests do not fit together. The answers
@@ -45,7 +45,7 @@ from unisono.compat.horovod import errors, execution
 from unisono.compat.horovod.coordinator import Coordinator
 from unisono.compat.horovod.entries import Entry, as_internal
 from unisono.compat.horovod.errors import DuplicateNameError, HorovodInternalError, ShutDownError
-from unisono.compat.horovod.requests import Answer, Request, decode_answers, decode_requests, encode
+from unisono.compat.horovod.requests import Answer, ReadyCall, decode_answers, decode_requests, encode
 from unisono.compat.horovod.settings import Settings
 from unisono.errors import AbortedError, InternalError, UnisonoError
 from unisono.foundation import log
@@ -91,7 +91,7 @@ class Negotiator:
         self._announces = False  # whether a rank has joined, and must hear of the steps of the others
         self._control, self._data = comm.dup(), comm.dup()
         self._condition = threading.Condition()  # of the attributes below
-        self._outbox: list[Request] = []
+        self._outbox: list[ReadyCall] = []
         self._waiting: dict[str, Entry] = {}  # by key, the calls without an answer
         self._in_use: dict[str, Entry] = {}  # by key, the last call; its name is in use until the call has ended
         self._refused: dict[str, HorovodInternalError] = {}  # by key, errors that this rank has not asked for yet
@@ -186,12 +186,12 @@ class Negotiator:
         """Note that an optimizer begins its step of this number, and announce it if a rank has joined."""
         if self._announces:
             with self._condition:
-                self._outbox.append(Request("step", optimizer, root=number))
+                self._outbox.append(ReadyCall("step", optimizer, root=number))
                 self._condition.notify_all()
 
     def open(self, name: str) -> None:
         """Open the reducer of an optimizer, on all ranks, joined ones too, at one place in the order of calls."""
-        self.make(Entry(Request("reducer", name)))
+        self.make(Entry(ReadyCall("reducer", name)))
 
     def join(self, catch_up: Callable[[str, int], None]) -> int:
         """Take part with zeros in the calls of other ranks until all have joined; return the rank that joined last.
@@ -199,7 +199,7 @@ class Negotiator:
         Args:
             catch_up: called with the name of an optimizer and the number of the step that the other ranks begin.
         """
-        entry = self.submit(Entry(Request("join", "")))
+        entry = self.submit(Entry(ReadyCall("join", "")))
         while (step := self._steps.get()) is not None:
             catch_up(*step)
         try:
@@ -212,7 +212,7 @@ class Negotiator:
         """End the calls on all ranks, and close the communicators. Every rank calls it, at any time."""
         with self._condition:
             if self._error is None:
-                self._outbox.append(Request("leave", ""))
+                self._outbox.append(ReadyCall("leave", ""))
                 self._condition.notify_all()
         deadline = time.monotonic() + _CLOSE_S
         for thread in self._threads:
@@ -245,7 +245,7 @@ class Negotiator:
                     requests, self._outbox = self._outbox, []
                 self._pass_on(requests)
 
-    def _pass_on(self, requests: Sequence[Request]) -> None:
+    def _pass_on(self, requests: Sequence[ReadyCall]) -> None:
         """Send requests of this rank to rank 0, or decide about them, if this is rank 0."""
         if self._coordinator is not None:
             self._decide(self._coordinator, 0, requests)
@@ -287,7 +287,7 @@ class Negotiator:
 
     # --- rank 0 -----------------------------------------------------------------------------------------------------
 
-    def _decide(self, coordinator: Coordinator, rank: int, requests: Sequence[Request]) -> None:
+    def _decide(self, coordinator: Coordinator, rank: int, requests: Sequence[ReadyCall]) -> None:
         """Add requests of a rank to the table, and send all ranks the answers that are due."""
         with self._deciding:
             had_waiting = coordinator.waits()
@@ -339,7 +339,7 @@ class Negotiator:
             self._announces = False
             self._steps.put(None)
 
-    def _obey_notice(self, notice: Request) -> None:
+    def _obey_notice(self, notice: ReadyCall) -> None:
         """Announce steps from now on, because a rank has joined; or hand an announced step to `join`."""
         with self._condition:
             has_joined = "join." in self._waiting
@@ -370,7 +370,7 @@ class Negotiator:
             entry.fail(error)
         self._steps.put(None)
         if self._coordinator is not None:
-            self._local_answers.put(encode([Answer(Request("leave", ""), (), 0, "", str(error))]))
+            self._local_answers.put(encode([Answer(ReadyCall("leave", ""), (), 0, "", str(error))]))
 
 
 def _bytes(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

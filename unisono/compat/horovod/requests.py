@@ -16,7 +16,7 @@ NEEDS_EVERY_RANK = (
 )
 
 
-class Request(NamedTuple):
+class ReadyCall(NamedTuple):
     """A call that a rank is ready to make.
 
     Attributes:
@@ -68,19 +68,19 @@ class Answer(NamedTuple):
         message: the message of the error.
     """
 
-    request: Request
+    request: ReadyCall
     rows: tuple[tuple[int, ...], ...] = ()
     last: int = -1
     error: str = ""
     message: str = ""
 
 
-def encode(records: Sequence[Request] | Sequence[Answer]) -> bytes:
+def encode(records: Sequence[ReadyCall] | Sequence[Answer]) -> bytes:
     """Return records as bytes."""
     return json.dumps(records, separators=(",", ":")).encode()
 
 
-def decode_requests(data: bytes) -> list[Request]:
+def decode_requests(data: bytes) -> list[ReadyCall]:
     """Return the requests in a message."""
     return [_request(fields) for fields in json.loads(data)]
 
@@ -93,10 +93,10 @@ def decode_answers(data: bytes) -> list[Answer]:
     ]
 
 
-def _request(fields: Sequence[Any]) -> Request:
+def _request(fields: Sequence[Any]) -> ReadyCall:
     kind, name, arrays, op, root, scales, device, splits, stalls_seen = fields
     shapes = tuple((dtype, tuple(shape)) for dtype, shape in arrays)
-    return Request(kind, name, shapes, op, root, tuple(scales), device, tuple(splits), stalls_seen)
+    return ReadyCall(kind, name, shapes, op, root, tuple(scales), device, tuple(splits), stalls_seen)
 
 
 def _tuples(rows: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

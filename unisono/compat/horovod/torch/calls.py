@@ -29,7 +29,7 @@ from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.job import calls_of
 from unisono.compat.horovod.negotiation import Negotiator
 from unisono.compat.horovod.process_sets import ProcessSet, global_process_set
-from unisono.compat.horovod.requests import Request
+from unisono.compat.horovod.requests import ReadyCall
 from unisono.compat.horovod.torch.staging import Buffer, array_of, check, read_only, request, scale, tensor_of
 
 
@@ -63,7 +63,7 @@ def synchronize(handle: int | Callable[[], Any]) -> Any:
         started.calls.forget(started.entry)
 
 
-def _start(calls: Negotiator, asked: Request, arrays: Sequence[Any], finish: Callable[[Any], Any]) -> int:
+def _start(calls: Negotiator, asked: ReadyCall, arrays: Sequence[Any], finish: Callable[[Any], Any]) -> int:
     """Start a call, and return its handle."""
     entry = calls.submit(Entry(asked, arrays, finish))
     with _lock:

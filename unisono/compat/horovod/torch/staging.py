@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from unisono.compat.horovod.errors import ArgumentError
-from unisono.compat.horovod.requests import Request
+from unisono.compat.horovod.requests import ReadyCall
 from unisono.errors import UsageError
 from unisono.frameworks.arrays import Array
-from unisono.frameworks.torch.tensors import Stage
+from unisono.frameworks.torch.tensors import CallTensors
 
 _DEVICES = ("cpu", "cuda")
 
@@ -33,7 +33,7 @@ def check(tensor: Any, call: str) -> None:
 
 
 def signature(tensor: Any) -> tuple[str, tuple[int, ...]]:
-    """Return dtype and shape, as a `Request` has them."""
+    """Return dtype and shape, as a `ReadyCall` has them."""
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 
@@ -83,7 +83,7 @@ def array_of(memory: Any) -> Array:
         ArgumentError: the tensor has a dtype that cannot be sent.
     """
     try:
-        flat: Array = Stage().read(memory)
+        flat: Array = CallTensors().read(memory)
     except UsageError as error:
         raise ArgumentError(error.message) from None
     shaped: Array = flat.reshape(memory.shape)
@@ -107,10 +107,10 @@ def scale(memory: Any, factor: float) -> None:
 
 
 def device_of(tensors: Any) -> str:
-    """Return the kinds of devices of tensors, as a `Request` has them."""
+    """Return the kinds of devices of tensors, as a `ReadyCall` has them."""
     return "+".join(sorted({tensor.device.type for tensor in tensors})) or "cpu"
 
 
-def request(kind: str, name: str, tensors: Any, **facts: Any) -> Request:
+def request(kind: str, name: str, tensors: Any, **facts: Any) -> ReadyCall:
     """Return the request for a call on tensors."""
-    return Request(kind, name, tuple(map(signature, tensors)), device=device_of(tensors), **facts)
+    return ReadyCall(kind, name, tuple(map(signature, tensors)), device=device_of(tensors), **facts)
