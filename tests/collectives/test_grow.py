@@ -226,6 +226,36 @@ def test_grow_gives_up_when_too_few_come_and_admits_them_later(tmp_path: Path) -
         assert [job.hear(number) for number in (0, 1, joiner)] == [(rank, 3, 11, True) for rank in range(3)]
 
 
+def admit_fewer_than_wait(world: un.Communicator, say: Say) -> None:
+    me = world.rank
+    waiting = ""
+    while not waiting.startswith("3 of 4"):
+        try:
+            world.grow(4, timeout_s=0.2)
+        except un.RendezvousError as error:
+            waiting = error.message
+    world = replaced(world, world.grow(2, timeout_s=DEADLINE_S))
+    say((world.rank, world.size))
+    report(replaced(world, world.grow(1, timeout_s=DEADLINE_S)), say, me)
+
+
+def join_and_admit_the_next(say: Say, me: int) -> None:
+    world = un.join(timeout_s=DEADLINE_S)
+    say((world.rank, world.size))
+    if world.size == 4:
+        world = replaced(world, world.grow(1, timeout_s=DEADLINE_S))
+    report(world, say, me)
+
+
+def test_grow_admits_as_many_as_its_count_when_more_wait(tmp_path: Path) -> None:
+    with LastingJob(admit_fewer_than_wait, 2, tmp_path) as job:
+        joiners = [job.start(join_and_admit_the_next, 10) for _ in range(3)]
+        heard = sorted(job.hear(number) for number in (0, 1, *joiners))
+        assert heard == [*[(rank, 4) for rank in range(4)], (4, 5)]
+        heard = sorted(job.hear(number) for number in (0, 1, *joiners))
+        assert heard == [(rank, 5, 31, True) for rank in range(5)]
+
+
 def be_refused(say: Say, change: str, timeout_s: float) -> None:
     if change == "release":
         from unisono.transports.links import joiners

@@ -46,7 +46,7 @@ def lose_and_go_on(world: un.Communicator, say: Say, folder: Path, rounds: list[
         meet(world, folder, me, dying, round_)
         kind = fail(world)
         smaller = world.shrink()
-        say((kind, smaller.rank, smaller.size, summed(smaller, me + 1)))
+        say((kind, smaller.epoch, smaller.rank, smaller.size, summed(smaller, me + 1)))
         world.close()
         world = smaller
     world.barrier()
@@ -75,13 +75,21 @@ LOSSES: list[tuple[str, int, list[list[int]]]] = [
 
 
 @pytest.mark.parametrize(("transport", "size", "rounds"), LOSSES)
-def test_survivors_shrink_to_dense_ranks(tmp_path: Path, transport: str, size: int, rounds: list[list[int]]) -> None:
+def test_survivors_shrink_to_dense_ranks_and_a_later_epoch(
+    tmp_path: Path, transport: str, size: int, rounds: list[list[int]]
+) -> None:
     with Job(lose_and_go_on, size, tmp_path, tmp_path, rounds, transports=transport) as job:
+        last_epoch = 0
         for left, total in expected(size, rounds):
+            epochs = set()
             for place, rank in enumerate(left):
-                kind, *rest = job.hear(rank)
+                kind, epoch, *rest = job.hear(rank)
                 assert kind in ("PeerLostError", "AbortedError")
                 assert rest == [place, len(left), total]
+                epochs.add(epoch)
+            assert len(epochs) == 1
+            assert min(epochs) > last_epoch
+            last_epoch = min(epochs)
 
 
 # The place in `shrink` where a second rank dies: the function that is called there, and whether the leader calls it.
