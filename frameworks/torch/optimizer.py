@@ -251,8 +251,9 @@ class DistributedOptimizer(WrappedOptimizer):
         self._notice_new_parameters()
         self.reducer.turn = 4 * (self._steps % 2) + self._turns % 4
         self._turns += 1
-        reduced = self._averager.reduce(self._trainable.own)
-        self._has_gradients = bool(reduced) or self._ends_in_backward
+        own = self._trainable.own.items()
+        reduced = self._averager.reduce(name for name, parameter in own if not _is_applied(parameter.grad))
+        self._has_gradients = bool(reduced) or (self._is_prompt and self._deferred is None)
         return reduced
 
     def _must_average(self) -> bool:
@@ -297,6 +298,8 @@ class DistributedOptimizer(WrappedOptimizer):
     def _apply(self, *closure: Callable[[], Any]) -> Any:
         """Apply gradients and, with the argument `groups`, exchange the changes with the other groups of ranks."""
         loss = self.optimizer.step(*closure)
+        if not self._averages:
+            _mark_applied(parameter.grad for parameter in self._trainable.own.values())
         self._is_synchronized, self._averager.averaged = False, {}
         self._steps, self._turns = self._steps + 1, 0
         if self.hybrid is not None:
@@ -346,6 +349,22 @@ class DistributedOptimizer(WrappedOptimizer):
             return mean_loss(self._world, loss)
 
         return averaged
+
+
+def _mark_applied(gradients: Iterable[Any]) -> None:
+    """Mark sums that `step` has applied, as `_is_applied` knows them until they change."""
+    for gradient in gradients:
+        if gradient is not None and not gradient.is_inference():  # which counts no writes
+            gradient._unisono_applied = gradient._version
+
+
+def _is_applied(gradient: Any) -> bool:
+    """Return whether a gradient is still the sum of an earlier step, so that it must not be summed up again.
+
+    That is so if its parameter is frozen or was not used, and the program has not reset it.
+    """
+    version = getattr(gradient, "_unisono_applied", None)
+    return version is not None and version == gradient._version
 
 
 def _with_arrays(state: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:

@@ -326,6 +326,20 @@ def compiled(side: Side) -> None:
             compiled_step()
 
 
+def sums_that_stay(side: Side) -> None:
+    """Keep the sum of a layer that is used in the first step only and then frozen, and all sums in the last step."""
+    optimizer = side.optimizer(op="sum")
+    for step in range(STEPS):
+        if step == 2:
+            side.layers["b"].requires_grad_(False)
+        if step < STEPS - 1:
+            for layer in ("body", "a"):
+                side.layers[layer].zero_grad()
+            loss = side.loss(step, "a") + (side.loss(step, "b") if step == 0 else 0)
+            (loss * len(side.shares) / 2).backward()
+        optimizer.step()
+
+
 LOOPS: tuple[Callable[[Side], None], ...] = (
     micro_batches,
     micro_batches_with_priorities,
@@ -345,6 +359,7 @@ LOOPS: tuple[Callable[[Side], None], ...] = (
     mixed_layouts,
     attributes,
     compiled,
+    sums_that_stay,
 )
 
 
