@@ -21,11 +21,11 @@ def DistributedOptimizer(optimizer: Any, comm: Communicator | None = None, **opt
         optimizer: an optimizer of Keras. A `LossScaleOptimizer` is passed itself, and not the optimizer in it: all
             ranks must see the same gradients when it decides whether to skip a step.
         comm: the ranks; by default the world that `unisono.init` has made.
-        options: further arguments of `GradientReducer`, such as `compression`; not on the backend JAX.
+        options: further arguments of `GradientReducer`, such as `compression`, except `lag`; not on the backend JAX.
 
     Raises:
         UsageError: `optimizer` is no optimizer of Keras, or averages gradients already; or the backend takes no
-            options.
+            options; or there is a lag.
     """
     check_optimizer(optimizer)
     comm = communicator_or_world(comm)

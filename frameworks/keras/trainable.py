@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import keras
 
 from unisono import Communicator, GradientReducer, UsageError
-from unisono.frameworks.training.averager import averages
+from unisono.frameworks.training.averager import averages, check_without_lag
 
 # Takes the gradients of a step, and returns their averages. A gradient is None where a variable has none.
 Average: TypeAlias = Callable[[Sequence[Any]], "list[Any]"]
@@ -25,7 +25,7 @@ def average_for(comm: Communicator, options: dict[str, Any]) -> Average:
         options: further arguments of `GradientReducer`.
 
     Raises:
-        UsageError: Unisono has none for this backend, or the backend takes no options.
+        UsageError: Unisono has none for this backend, the backend takes no options, or there is a lag.
     """
     backend = keras.backend.backend()
     if backend not in _BY_BACKEND:
@@ -37,6 +37,7 @@ def average_for(comm: Communicator, options: dict[str, Any]) -> Average:
 
 
 def _on_torch(comm: Communicator, options: dict[str, Any]) -> Average:
+    check_without_lag(options)
     return partial(averages, GradientReducer(comm, **options))
 
 

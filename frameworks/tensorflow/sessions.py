@@ -75,10 +75,10 @@ def DistributedOptimizer(optimizer: Any, comm: Communicator | None = None, **opt
         optimizer: an optimizer of ``tf.compat.v1.train``, which is wrapped; or one of Keras, which is changed as by
             `unisono.keras.DistributedOptimizer`.
         comm: the ranks; by default the world that `unisono.init` has made.
-        options: further arguments of `GradientReducer`, such as `compression`.
+        options: further arguments of `GradientReducer`, such as `compression`, except `lag`.
 
     Raises:
-        UsageError: `optimizer` is neither, or averages gradients already.
+        UsageError: `optimizer` is neither, or averages gradients already; or there is a lag.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return SessionOptimizer(optimizer, Averager(comm, **options).average)

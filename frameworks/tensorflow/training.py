@@ -13,7 +13,7 @@ from unisono import Communicator, GradientReducer, UsageError
 from unisono.data_parallel import broadcast_parameters
 from unisono.frameworks.tensorflow.calls import called
 from unisono.frameworks.tensorflow.trainable import dense, run
-from unisono.frameworks.training.averager import averages
+from unisono.frameworks.training.averager import averages, check_without_lag
 from unisono.xla_programs import communicator_or_world
 
 
@@ -25,10 +25,14 @@ class Averager:
 
     Args:
         comm: the ranks; by default the world that `unisono.init` has made.
-        options: further arguments of `GradientReducer`, such as `compression`.
+        options: further arguments of `GradientReducer`, such as `compression`, except `lag`.
+
+    Raises:
+        UsageError: there is a lag.
     """
 
     def __init__(self, comm: Communicator | None = None, **options: Any) -> None:
+        check_without_lag(options)
         self._comm, self._options = comm, options
         self._reducer: GradientReducer | None = None
         self._lock = threading.Lock()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from unisono import GradientReducer
+from unisono import GradientReducer, UsageError
 from unisono.frameworks.gradients import agreement
 
 # Returns the gradient that takes the place of a value that has been reduced.
@@ -217,6 +217,19 @@ def average_list(gradients: Sequence[Any], reduce: Callable[[list[Any]], list[An
     encoded = [form.encoded(gradient) for gradient in gradients]
     reduced = reduce([sent for sent, _ in encoded])
     return [form.decoded(average, context) for average, (_, context) in zip(reduced, encoded, strict=True)]
+
+
+def check_without_lag(options: Mapping[str, Any]) -> None:
+    """Check that the arguments of a reducer have no lag, for optimizers that apply gradients right after `averages`.
+
+    Raises:
+        UsageError: they have a lag, so that the first steps would have no gradients to apply.
+    """
+    if lag := options.get("lag"):
+        raise UsageError(
+            f"lag={lag!r} cannot be used with this optimizer, which applies the gradients of a step at once, because "
+            "the first steps with a lag have none: leave lag out"
+        )
 
 
 def averages(reducer: GradientReducer, gradients: Sequence[Any]) -> list[Any]:

@@ -248,6 +248,7 @@ def wrong_calls(world: un.Communicator) -> dict[str, str]:
 
     result["derivative"] = error_of(derivative)[1]
     result["no variables"] = error_of(lambda: ut.broadcast_variables([], comm=world))[1]
+    result["lag"] = error_of(lambda: ut.Averager(world, lag=1))[1]
     result["jacobian"] = error_of(lambda: ut.DistributedGradientTape(tf.GradientTape(), world).jacobian(x, x))[1]
     return result
 
@@ -260,6 +261,7 @@ def test_wrong_calls_are_refused_before_anything_is_sent(ranks: NativeRanks) -> 
         assert "avg" in result["op"]
         assert "allreduce with op='max' has no gradient" in result["derivative"]
         assert "there are no variables to copy" in result["no variables"]
+        assert "lag=1 cannot be used with this optimizer" in result["lag"]
         assert "call jacobian() of the tape itself" in result["jacobian"]
 
 

@@ -99,9 +99,8 @@ def errors() -> None:
     refused("an optimizer again", un.UsageError, "already", lambda: uk.DistributedOptimizer(optimizer))
     refused("a name", un.UsageError, "must be an optimizer of Keras", lambda: uk.DistributedOptimizer("adam"))
     refused("comm", un.UsageError, "must be a Communicator", lambda: uk.MetricAverage(comm="world"))
-    if keras.backend.backend() == "jax":
-        plain = keras.optimizers.SGD()
-        refused("options", un.UsageError, "takes no lag", lambda: uk.DistributedOptimizer(plain, lag=1))
+    words = "takes no lag" if keras.backend.backend() == "jax" else "lag=1 cannot be used"
+    refused("a lag", un.UsageError, words, lambda: uk.DistributedOptimizer(keras.optimizers.SGD(), lag=1))
     different = compiled(units=1 + world.rank)
     refused("different models", un.MismatchError, "on rank 1", lambda: fitted(different, uk.BroadcastVariables()))
 
