@@ -34,15 +34,16 @@ sys.exit(any([os.waitpid(pid, 0)[1] for pid in pids]))
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 
 
+@pytest.mark.parametrize("interface", ["unisono", "horovod"])
 @pytest.mark.parametrize("backend", ["tensorflow"] if HAS_TENSORFLOW else ["torch", "jax"])
-def test_training_by_keras_equals_that_of_one_process(backend: str, tmp_path: Path) -> None:
+def test_training_by_keras_equals_that_of_one_process(backend: str, interface: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed: make keras installs it")
     environ = {
         **{"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
         **{"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
     }
-    command = [sys.executable, "-W", "ignore:os.fork:RuntimeWarning", "-c", START, str(tmp_path)]
+    command = [sys.executable, "-W", "ignore:os.fork:RuntimeWarning", "-c", START, str(tmp_path), interface]
     completed = subprocess.run(
         command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
