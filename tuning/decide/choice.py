@@ -40,6 +40,7 @@ from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve
 
 if TYPE_CHECKING:
     from unisono.tuning.decide.table import Reading, Table
+    from unisono.tuning.machine.network_map import NetworkMap
 
 _log = log.get("tuning")
 
@@ -55,11 +56,18 @@ class TunerState(NamedTuple):
         table: the decision table with measured times, or None.
         parameters: the costs of links and memory, measured or by priors.
         machine: the fingerprint of the machine.
+        network: the measured network between hosts that are far apart, or None.
     """
 
     table: Table | None = None
     parameters: Parameters = PRIORS
     machine: str = ""
+    network: NetworkMap | None = None
+
+    def over(self, network: NetworkMap, link: str) -> TunerState:
+        """Return this state, in which measurements of a network replace what was known about a link."""
+        links = {**self.parameters.links, link: network.link(link)}
+        return self._replace(parameters=self.parameters._replace(links=links), network=network)
 
 
 NO_STATE = TunerState()
@@ -397,7 +405,8 @@ def _candidate(
     is_named: bool,
 ) -> Candidate:
     """Return an algorithm with these parameters as a candidate; see `candidate`."""
-    refusal, params = _refusal(algorithm, question, is_named), dict(variant_params)
+    is_possible = is_named or (algorithm.chosen_far and costs.far.is_far)
+    refusal, params = _refusal(algorithm, question, is_possible), dict(variant_params)
     phases: tuple[tuple[str, str], ...] = ()
     if not isinstance(algorithm, Composition):
         cost = algorithm.cost_of(question.size, params)

@@ -26,6 +26,8 @@ UNBOUNDED = math.inf
 # Times outside of these bounds, and larger numbers, are not measurements. Arithmetic on them could overflow.
 LEAST_S, MOST_S = 1e-15, 1e15
 MOST = 1 << 62
+# From this latency on, a link is far.
+_FAR_S = 1e-3
 
 
 def between(place: float, low: tuple[float, float], high: tuple[float, float]) -> float:
@@ -126,6 +128,11 @@ class Link(NamedTuple):
     step: Curve = UNMEASURED
     ports: int = 1
     pairs: float = UNBOUNDED
+
+    @property
+    def is_far(self) -> bool:
+        """Whether a message is under way for far longer than a rank works for it."""
+        return self.latency_s >= _FAR_S
 
     def step_s(self, nbytes: float) -> float:
         """Return the seconds of a round in which each rank sends and receives one message of `nbytes`."""

@@ -1,0 +1,47 @@
+"""The map of a far network: the streams, link and choices that follow from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from unisono.tuning.decide.choice import NO_STATE, Question, explain
+from unisono.tuning.machine.network_map import NetworkMap
+
+LINK = "tcp/network"
+
+
+def network(hosts: int, delay_s: float, mbit_s: float) -> NetworkMap:
+    def matrix(value: float) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(value * (i != j) for j in range(hosts)) for i in range(hosts))
+
+    return NetworkMap(matrix(delay_s), matrix(8 / (1e6 * mbit_s)))
+
+
+@pytest.mark.parametrize(
+    ("delay_s", "mbit_s", "streams"),
+    [(0.05, 200, 4), (0.02, 20, 1), (0.002, 200, 1), (0.05, 1000, 16), (0.1, 10_000, 16), (0.025, 400, 4)],
+)
+def test_streams_follow_from_round_trip_times_rate(delay_s: float, mbit_s: float, streams: int) -> None:
+    assert network(2, delay_s, mbit_s).streams() == streams
+
+
+def test_link_has_the_slowest_way_and_segments_beyond_the_bytes_under_way() -> None:
+    delays = ((0.0, 0.05, 0.01), (0.05, 0.0, 0.02), (0.01, 0.02, 0.0))
+    rates = ((0.0, 4e-8, 4e-8), (8e-8, 0.0, 4e-8), (4e-8, 4e-8, 0.0))
+    link = NetworkMap(delays, rates).link(LINK)
+    assert (link.latency_s, link.per_byte_s) == (0.05, 8e-8)
+    assert link.segment_nbytes >= 2 * 0.1 / 4e-8
+
+
+# For each size, the algorithms with the fewest delays that send no more than they must.
+FEWEST_ROUNDS = {8: {"direct"}, 64 << 20: {"balanced_tree", "all_pairs"}}
+
+
+@pytest.mark.parametrize("hosts", [3, 4, 8])
+@pytest.mark.parametrize("nbytes", FEWEST_ROUNDS)
+def test_tuner_takes_the_fewest_rounds_between_far_hosts(hosts: int, nbytes: int) -> None:
+    question = Question("allreduce", nbytes, hosts, "tcp", hosts=tuple((rank,) for rank in range(hosts)))
+    near = explain(question, NO_STATE).choice.algorithm
+    far = explain(question, NO_STATE.over(network(hosts, 0.05, 200), LINK)).choice.algorithm
+    assert far in FEWEST_ROUNDS[nbytes]
+    assert near not in {"balanced_tree", "all_pairs"}

@@ -1,0 +1,71 @@
+"""The network between hosts that are far apart: the delay and the rate from each host to each other one.
+
+The ranks measure it when they meet (`transports.links.network_probes`). All ranks have the same map, so they
+choose alike by it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from unisono.tuning.machine.parameters import Link
+
+Matrix = tuple[tuple[float, ...], ...]
+
+# The bytes under way that one stream carries: half of the least limit of buffers that kernels have (4 MiB for sending),
+# because the kernel counts its own structures too, and a fraction, so that streams also share losses.
+_STREAM_NBYTES = 640 << 10
+_MOST_STREAMS = 16
+_OVERHEAD_S = 10e-6
+_LEAST_SEGMENT_NBYTES = 256 << 10
+
+
+class NetworkMap(NamedTuple):
+    """What the ranks have measured between hosts, in the order of the communicator's hosts.
+
+    Attributes:
+        delay_s: half of the least round trip between two hosts; 0 from a host to itself.
+        per_byte_s: the seconds of a byte from a host (row) to another (column), if nothing else is under way.
+    """
+
+    delay_s: Matrix
+    per_byte_s: Matrix
+
+    @classmethod
+    def of(cls, round_trip_s: Matrix, per_byte_s: Matrix) -> NetworkMap:
+        """Return the map of measured round trips and seconds of a byte."""
+        return cls(tuple(tuple(seconds / 2 for seconds in row) for row in round_trip_s), per_byte_s)
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts."""
+        return len(self.delay_s)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """All (from, to)."""
+        return [(i, j) for i in range(self.hosts) for j in range(self.hosts) if i != j]
+
+    def under_way_nbytes(self) -> float:
+        """Return the most bytes that are under way on a pair at its full rate: round trip × rate."""
+        return max(2 * self.delay_s[i][j] / self.per_byte_s[i][j] for i, j in self.pairs)
+
+    def streams(self) -> int:
+        """Return the number of TCP streams that carry the bytes under way between two hosts."""
+        return max(1, min(_MOST_STREAMS, math.ceil(self.under_way_nbytes() / _STREAM_NBYTES)))
+
+    def link(self, name: str) -> Link:
+        """Return the costs of the slowest way of all.
+
+        Segments are twice as long as the bytes under way, because a pipeline waits for a delay after each of them.
+        """
+        segment_nbytes = max(_LEAST_SEGMENT_NBYTES, 1 << math.ceil(math.log2(2 * self.under_way_nbytes())))
+        return Link(
+            name,
+            latency_s=max(self.delay_s[i][j] for i, j in self.pairs),
+            overhead_s=_OVERHEAD_S,
+            per_byte_s=max(self.per_byte_s[i][j] for i, j in self.pairs),
+            segment_nbytes=segment_nbytes,
+            whole_nbytes=segment_nbytes,
+        )
