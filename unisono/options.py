@@ -293,6 +293,11 @@ class Options:
         object.__setattr__(adopted, "passed", self.passed)
         return adopted
 
+    def sets(self, name: str) -> bool:
+        """Return whether the program, a variable or rank 0 has set the field `name`."""
+        is_default = getattr(self, name) == getattr(_DEFAULTS, name)
+        return not is_default or name in self.passed or variable(name) in os.environ
+
     def source_of(self, name: str) -> str:
         """Return the place where a user changes the field `name`: the argument of the program, or the variable.
 

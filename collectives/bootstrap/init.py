@@ -45,6 +45,8 @@ from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.recorder.recorder import dump_of_start
 from unisono.transports.rendezvous.roster import Member, Roster, tls_of
 from unisono.transports.rendezvous.tcp_store import StoreServer
+from unisono.tuning.decide.choice import TunerState
+from unisono.tuning.machine.parameters import NETWORK, at_level
 
 if TYPE_CHECKING:
     from unisono.collectives.bootstrap.grow import Growth
@@ -226,7 +228,7 @@ def meet(launch: Launch, options: Options | None = None, passed: Any = None) -> 
         job = launch.job or job_of_key(key)
         identity = RankIdentity(key, job, 0, launch.rank, launch.size, number, launch.rank, launch.lasting_store)
         session = Session(identity, settings)
-        world = join_world(session, rendezvous, settings)
+        world = join_world(session, rendezvous, settings, measures_network=True)
         rendezvous.end()
     except BaseException as error:
         failure = _failure_of(launch, error)
@@ -373,10 +375,13 @@ def join_world(
     options: Options,
     server: StoreServer | None = None,
     deadline: Deadline | None = None,
+    *,
+    measures_network: bool = False,
 ) -> Communicator:
     """Meet the other ranks and return the communicator of all ranks. It closes session, rendezvous and server.
 
-    The ranks have `options.rendezvous_timeout_s` seconds for that, or until `deadline`.
+    The ranks have `options.rendezvous_timeout_s` seconds for that, or until `deadline`. With `measures_network`, hosts
+    that are far apart measure their network.
 
     Raises:
         UnisonoError: the ranks could not meet; nothing has been closed.
@@ -403,7 +408,8 @@ def join_world(
     except UsageError:  # a plugin that this rank lacks: meet the others first, so that they get the error
         _link(job, roster, options.adopting({"transports": "auto"}), deadline)
         raise
-    executor, host_layout = _executor(roster, agreed, job, deadline)
+    executor, host_layout = _executor(roster, agreed, job, deadline, measures_network)
+    tuner_state = _following_network(session, agreed, tuner_state)
     world = Communicator(
         executor,
         host_layout,
@@ -437,21 +443,42 @@ def _export_on(world: Communicator, directory: str) -> None:
         _log.warning("%s", error.message)
 
 
-def _link(job: _Job, roster: Roster, options: Options, deadline: Deadline) -> None:
+def _link(job: _Job, roster: Roster, options: Options, deadline: Deadline, measures_network: bool = False) -> None:
     """Open the control links. If that fails, tell the other ranks why."""
     rendezvous = job.rendezvous
     try:
-        job.session.meet(roster, options, rendezvous.comm, deadline=deadline, failure=rendezvous.failure)
+        job.session.meet(
+            roster,
+            options,
+            rendezvous.comm,
+            deadline=deadline,
+            failure=rendezvous.failure,
+            measures_network=measures_network,
+        )
     except UnisonoError as error:
         rendezvous.report_failure(error.message)
         raise
 
 
-def _executor(roster: Roster, options: Options, job: _Job, deadline: Deadline) -> tuple[Executor, HostLayout]:
+def _following_network(session: Session, options: Options, tuner_state: TunerState) -> TunerState:
+    """Let the TCP channels and the tuner follow the network that the hosts have measured, if they have."""
+    if session.network is None:
+        return tuner_state
+    from unisono.tuning.machine.network_map import NetworkMap
+
+    network = NetworkMap.of(*session.network)
+    if not options.sets("tcp_streams"):
+        session.channels.tcp.use_streams(network.streams())
+    return tuner_state.over(network, at_level("tcp", NETWORK))
+
+
+def _executor(
+    roster: Roster, options: Options, job: _Job, deadline: Deadline, measures_network: bool
+) -> tuple[Executor, HostLayout]:
     """Open the control links; return the executor for the calls of all ranks, and the host layout."""
     name, session = options.third_party, job.session
     if name is None:
-        _link(job, roster, options, deadline)
+        _link(job, roster, options, deadline, measures_network and _far_transport(options.preference) == "tcp")
         executor = NativeExecutor(session, mpi=job.rendezvous.collectives())
         return executor, _host_layout(roster, options.preference)
     from unisono.collectives.bootstrap.plugin_transport import open_executor
@@ -469,10 +496,14 @@ def _host_layout(roster: Roster, preference: tuple[str, ...]) -> HostLayout:
     for member in roster.members:
         hosts[member.addresses.host_id].append(member.rank)
         masks[member.addresses.host_id] |= int(member.cores, 16)
-    near = preference[0]
-    far = next((name for name in preference if name != "shm"), near)
+    near, far = preference[0], _far_transport(preference)
     cores = tuple(mask.bit_count() for mask in masks.values())
     return HostLayout(tuple(tuple(ranks) for ranks in hosts.values()), near if len(hosts) == 1 else far, cores, near)
+
+
+def _far_transport(preference: tuple[str, ...]) -> str:
+    """Return the transport between hosts: the first that is not shared memory, if there is one."""
+    return next((name for name in preference if name != "shm"), preference[0])
 
 
 def _ms_since(began: float) -> float:

@@ -222,3 +222,13 @@ def test_wrong_keyword_of_a_call_is_refused_with_the_nearest_name() -> None:
 def test_number_of_bytes_beyond_64_bits_is_refused_in_words(text: str) -> None:
     with pytest.raises(un.UsageError, match=r"UNISONO_SEGMENT_NBYTES=.* must be a positive number of bytes"):
         un.Options.from_environment({"UNISONO_SEGMENT_NBYTES": text})
+
+
+def test_setting_counts_as_set_when_the_program_a_variable_or_rank_0_has_set_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert un.Options(tcp_streams=1).sets("tcp_streams")
+    assert un.Options().adopting({"tcp_streams": 3}).sets("tcp_streams")
+    assert not un.Options(timeout_s=5).adopting({"tcp_streams": 1}).sets("tcp_streams")
+    monkeypatch.setenv("UNISONO_TCP_STREAMS", "1")
+    assert un.Options().sets("tcp_streams")

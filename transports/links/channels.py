@@ -40,6 +40,7 @@ from unisono.transports.links.opener import Opener, OpenerContext
 from unisono.transports.links.pending_sockets import ChannelKey
 from unisono.transports.links.wire_lanes import lane_name, lane_on_dialled_rank, must_dial
 from unisono.transports.tagged.fabrics import FabricError, Fabrics
+from unisono.transports.tcp.opener import TcpOpener
 
 _log = log.get("links")
 
@@ -103,6 +104,13 @@ class Channels:
         context = OpenerContext(self._loop, self._epoch, options, fabrics, self._why_no_memory)
         with self._lock:
             self._openers = {name: kind.make_opener(context) for name, kind in CHANNELS.items()}
+
+    @property
+    def tcp(self) -> TcpOpener:
+        """The opener of the channels over TCP."""
+        opener = self._openers["tcp"]
+        assert isinstance(opener, TcpOpener)
+        return opener
 
     def add_communicator(self, communicator: int, endpoint: _core.Endpoint, *, is_authenticated: bool = False) -> None:
         """Accept channels of `communicator` from other ranks, including channels that were dialled before.

@@ -75,6 +75,7 @@ class Purpose(enum.IntEnum):
     TCP_REDIAL = 9
     JOIN = 10
     SWARM = 11
+    PROBE = 12
 
 
 class HandshakeError(TransportUnavailableError):

@@ -3,6 +3,9 @@
 Theory of operation. Every rank dials rank 0, which holds the links that arrive. Once all are there, rank 0 sends
 ``{"begin": true}`` over each of them. If a rank cannot connect, it writes why into the store, which rank 0 reads from
 time to time. Rank 0 then sends ``{"error": …}`` over the links that it holds. So every rank raises the same error soon.
+
+If rank 0 decides that the hosts measure their network, it sends ``{"measure": …}`` before, and the network follows in
+``{"begin": true, "network": …}`` unless the measuring failed (network_probes.py).
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.dialer import DialingRank, Target, dial, shown
 from unisono.transports.links.link_messages import readable, receive, send
 from unisono.transports.links.listener import Addresses
+from unisono.transports.links.network_probes import Appointment, Network
+from unisono.transports.tcp.round_trips import least_round_trip_s
 
 Failure = Callable[[], str]
 """Returns why a rank cannot connect, as it is in the store; empty as long as no rank has failed."""
@@ -83,13 +88,26 @@ class Gathering:
             if not missing:
                 return
 
-    def begin(self, add: Callable[[int, socket.socket], None]) -> None:
-        """Tell all ranks that they may begin, and pass each link to `add`. Later links are not held."""
+    def round_trips_s(self) -> list[float]:
+        """Return the least round trip of each link, as the kernel has measured it."""
+        with self._changed:
+            return [least_round_trip_s(link) for link in self._arrived.values()]
+
+    def arrange(self, terms: Appointment) -> None:
+        """Tell all ranks that the hosts measure their network now."""
+        with self._changed:
+            arrived = list(self._arrived.values())
+        for link in arrived:
+            send(link, {"measure": terms._asdict()})
+
+    def begin(self, add: Callable[[int, socket.socket], None], network: Network | None) -> None:
+        """Tell all ranks that they may begin, and the network; pass each link to `add`. Later links are not held."""
+        message = {"begin": True, **({} if network is None else {"network": network._asdict()})}
         with self._changed:
             self._is_over = True
             arrived, self._arrived = self._arrived, {}
         for peer, link in arrived.items():
-            send(link, {"begin": True})
+            send(link, message)
             link.settimeout(None)
             add(peer, link)
 
@@ -104,9 +122,15 @@ class Gathering:
 
 
 def link_to_first(
-    caller: DialingRank, target: Target, own: Addresses, deadline: Deadline, timeout_s: float, failure: Failure
-) -> socket.socket:
-    """Connect to rank 0, wait until all other ranks have connected too, and return the link.
+    caller: DialingRank,
+    target: Target,
+    own: Addresses,
+    deadline: Deadline,
+    timeout_s: float,
+    failure: Failure,
+    measure: Callable[[Appointment], object],
+) -> tuple[socket.socket, Network | None]:
+    """Connect to rank 0, and wait until all other ranks have too; return the link, and the network if it is measured.
 
     Args:
         caller: this rank.
@@ -115,6 +139,7 @@ def link_to_first(
         deadline: the end of the time.
         timeout_s: the seconds of that time, for errors.
         failure: returns why another rank cannot connect.
+        measure: called if the hosts measure their network; it keeps the time limit.
 
     Raises:
         RendezvousError: this rank or another one cannot connect to rank 0, or did not before `deadline`.
@@ -124,6 +149,12 @@ def link_to_first(
     link = _dialled(caller, target, own, deadline, timeout_s, failure)
     try:
         message = receive(link, Deadline(min(deadline.remaining_s() + _GRACE_S, LONGEST_WAIT_S)))
+        if "measure" in message:
+            terms = Appointment.of(message["measure"])
+            limit = Deadline(min(max(terms.limit_s, deadline.remaining_s()) + _ATTEMPT_S, LONGEST_WAIT_S))
+            measure(terms)
+            message = receive(link, limit)
+        network = Network.of(message["network"]) if "network" in message else None
     except TimeoutError:
         link.close()
         raise RendezvousError(f"{shown(target)} does not say that all ranks have connected to it", **facts) from None
@@ -134,7 +165,7 @@ def link_to_first(
         link.close()
         raise RendezvousError(str(message.get("error", "rank 0 has refused this rank")), **facts)
     link.settimeout(None)
-    return link
+    return link, network
 
 
 def _dialled(

@@ -45,6 +45,15 @@ from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.listener import Addresses, Listener
 from unisono.transports.links.liveness import exchange_heartbeats, process_descriptor
 from unisono.transports.links.meeting import Failure, Gathering, link_to_first
+from unisono.transports.links.network_probes import (
+    Appointment,
+    Network,
+    OnConnected,
+    OnError,
+    Probes,
+    appointment,
+    measure,
+)
 from unisono.transports.links.preference import tcp_interface_of_ucx
 from unisono.transports.recorder.recorder import Directories, Recorder
 from unisono.transports.recorder.stacks import offer_stacks
@@ -104,6 +113,7 @@ class Session:
         recorder: the flight recorder of this rank.
         latest_epoch: the highest epoch of the job that this rank knows. Each attempt to change the membership takes a
             higher one, so that connections of an earlier attempt are refused.
+        network: the delays and rates between the hosts, if `meet` has measured them.
     """
 
     def __init__(self, identity: RankIdentity, options: Options) -> None:
@@ -122,6 +132,8 @@ class Session:
         self._lock = threading.Lock()
         self._arrivals: Arrivals | None = None
         self._gathering = Gathering()
+        self._probes = Probes()
+        self.network: Network | None = None
         self._dialled_judges: set[int] = set()
         self._news: FileIO | None = None  # an eventfd that the native core signals when a rank or a connection is lost
         allowed = lift_limit_of_files(_descriptors_of(identity.size))
@@ -182,6 +194,7 @@ class Session:
         *,
         deadline: Deadline | None = None,
         failure: Failure = lambda: "",
+        measures_network: bool = False,
     ) -> None:
         """Open the control links to the members of `roster`.
 
@@ -192,6 +205,7 @@ class Session:
             comm: the communicator of mpi4py on which the ranks have met, or None.
             deadline: the end of that time, if it has begun.
             failure: returns why another rank cannot connect; empty as long as none has said so.
+            measures_network: whether hosts that are far apart measure their network before. Only rank 0's counts.
 
         Raises:
             RendezvousError: not all ranks could connect to rank 0 in that time, which the error explains.
@@ -202,7 +216,11 @@ class Session:
         self._describe(hosts)
         interface = tcp_interface_of_ucx(options.preference, hosts, self.addresses.tcp_host)
         self.channels.start(options, Fabrics(options.preference, self.identity.rank, comm, interface))
-        self._link_all(deadline or Deadline(options.rendezvous_timeout_s), options.rendezvous_timeout_s, failure)
+        timeout_s = options.rendezvous_timeout_s
+        try:
+            self._link_all(deadline or Deadline(timeout_s), timeout_s, failure, measures_network)
+        finally:
+            self._probes.close()
         if not self._is_local(0):
             self.recorder.compare_clocks()
         if self.identity.size > 1:
@@ -216,13 +234,15 @@ class Session:
         facts = {"job": identity.job.hex(), "epoch": identity.epoch, "host": surroundings.host, "hosts": hosts}
         self.recorder.describe({**facts, "launch_rank": identity.launch_rank})
 
-    def _link_all(self, deadline: Deadline, timeout_s: float, failure: Failure) -> None:
+    def _link_all(self, deadline: Deadline, timeout_s: float, failure: Failure, measures_network: bool) -> None:
         """Connect to rank 0, and wait until all ranks have."""
         addresses = [member.addresses for member in self._members]
         if self.identity.rank != 0:
             self._dialled_judges.add(0)
             target = self._target(0, Purpose.CONTROL, 0, 0)
-            link = link_to_first(self._caller, target, self.addresses, deadline, timeout_s, failure)
+            link, self.network = link_to_first(
+                self._caller, target, self.addresses, deadline, timeout_s, failure, self._measure
+            )
             self._add_control_link(0, link)
             return
         try:
@@ -230,7 +250,39 @@ class Session:
         except RendezvousError as error:
             self._gathering.close(error.message)
             raise
-        self._gathering.begin(self._add_control_link)
+        if measures_network:
+            self.network = self._measured(deadline)
+        self._gathering.begin(self._add_control_link, self.network)
+
+    def _measured(self, deadline: Deadline) -> Network | None:
+        """Let the hosts measure their network if they are far apart. Only rank 0 calls it."""
+        terms = appointment(self._gathering.round_trips_s(), len(self._leaders()), deadline.remaining_s())
+        if terms is None:
+            return None
+        self._gathering.arrange(terms)
+        return self._measure(terms)
+
+    def _measure(self, terms: Appointment) -> Network | None:
+        """Take part in the measuring if this rank is the first one of its host; return the network on rank 0."""
+        leaders = self._leaders()
+        if self.identity.rank not in leaders:
+            return None
+        dialer = Dialer(self._listener.loop, self._caller, self.control.failed)
+
+        def dial_to_measure(peer: int, lane: int, connected: OnConnected, failed: OnError) -> None:
+            dialer.dial(self._target(peer, Purpose.PROBE, 0, lane), connected, failed)
+
+        try:
+            return measure(self.identity.rank, leaders, self._probes, dial_to_measure, terms)
+        finally:
+            self._listener.loop.submit(dialer.close)  # a host that did not answer is not dialled any more
+
+    def _leaders(self) -> list[int]:
+        """Return the first rank of each host."""
+        first: dict[str, int] = {}
+        for member in self._members:
+            first.setdefault(member.addresses.host_id, member.rank)
+        return list(first.values())
 
     def _watch_news(self, news: FileIO) -> None:
         """Connect to the judges, and later to the ranks that take their places, and resume broken connections.
@@ -293,6 +345,7 @@ class Session:
             arrivals = self._arrivals
         if arrivals is not None:
             arrivals.close()
+        self._probes.close()
         self._gathering.close(farewell or "rank 0 has left")
         self.control.leave(farewell)
         self.channels.close()
@@ -372,6 +425,8 @@ class Session:
             if hello.purpose is Purpose.CONTROL:
                 if self.identity.rank != 0 or not self._gathering.admit(hello.sender, sock):
                     self._add_control_link(hello.sender, sock)
+            elif hello.purpose is Purpose.PROBE:
+                self._probes.admit(hello, sock)
             elif hello.purpose is Purpose.SURVIVOR:
                 self.survivors.admit(hello, sock)
             elif hello.purpose in (Purpose.TCP_RESUME, Purpose.TCP_REDIAL):

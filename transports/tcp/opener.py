@@ -18,14 +18,18 @@ class TcpOpener:
 
     def __init__(self, context: OpenerContext) -> None:
         self._epoch, self._options = context.epoch, context.options
+        self._streams = context.options.tcp_streams
         self._gathered: dict[ChannelKey, dict[int, socket.socket]] = {}  # of channels that lack streams yet
 
     def obstacle(self, peer: int) -> str:
         return ""
 
     def wire_lanes(self, lane: int) -> list[int]:
-        streams = self._options.tcp_streams
-        return [wire_stream(lane, stream, streams) for stream in range(streams)]
+        return [wire_stream(lane, stream, self._streams) for stream in range(self._streams)]
+
+    def use_streams(self, streams: int) -> None:
+        """Dial so many streams for each channel from now on. The other rank takes as many as it is dialled."""
+        self._streams = streams
 
     def dialled(self, key: ChannelKey, sockets: list[socket.socket], done: Done) -> None:
         connections = [connection_of(sock) for sock in sockets]
