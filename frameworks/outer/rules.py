@@ -22,17 +22,21 @@ class OuterRule(NamedTuple):
 
     Attributes:
         lr: the factor of a change.
-        momentum: the part of the velocity that stays in a step.
+        momentum: the part of the velocity that stays in a step; None for 1 - 1/n if n changes are averaged.
         nesterov: whether the outer parameters move ahead by the next part of the velocity.
     """
 
     lr: float
-    momentum: float
+    momentum: float | None
     nesterov: bool
+
+    def among(self, count: int) -> OuterRule:
+        """Return this rule with the momentum for the average of `count` changes."""
+        return self if self.momentum is not None else self._replace(momentum=1 - 1 / count)
 
     @same_bits
     def apply(self, values: Array, velocity: Array | None, change: Array) -> None:
-        """Add an average change to the outer parameters `values`.
+        """Add an average change to the outer parameters `values`. The momentum is a number.
 
         Args:
             values: the outer parameters, flat; changed in place.
@@ -40,7 +44,7 @@ class OuterRule(NamedTuple):
                 momentum is 0.
             change: the average change; overwritten.
         """
-        lr, momentum = change.dtype.type(self.lr), change.dtype.type(self.momentum)
+        lr, momentum = change.dtype.type(self.lr), change.dtype.type(self.momentum or 0)
         if velocity is not None:
             velocity *= momentum
             velocity += change
@@ -60,7 +64,7 @@ def check_rule(rule: OuterRule) -> None:
     """
     if not (_is_real(rule.lr) and 0 < rule.lr < math.inf):
         raise UsageError(f"the outer lr must be a positive number, not {rule.lr!r}")
-    if not (_is_real(rule.momentum) and 0 <= rule.momentum < 1):
+    if rule.momentum is not None and not (_is_real(rule.momentum) and 0 <= rule.momentum < 1):
         raise UsageError(f"the outer momentum must be from 0 to below 1, not {rule.momentum!r}")
 
 

@@ -12,6 +12,9 @@ part at a time. With an overlap, a rank goes on computing while a fragment is on
 rank replaces its own parameters by the outer ones. With `mixing` below 1 it goes only a part of the way, because its
 own parameters have been trained in the meantime.
 
+On a swarm, the outer parameters of a newcomer come from the others, and the members take the place of the ranks
+(`swarm_averages`).
+
 With groups, the ranks of a group hold the same parameters, because they average gradients in every step. The first rank
 of each group takes part in the average between groups, and passes it on.
 
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,6 +43,10 @@ from unisono.frameworks.gradients.layout import Piece, columns_of
 from unisono.frameworks.outer.averages import Averages
 from unisono.frameworks.outer.fragments import FragmentSchedule, check_schedule, fragments_of
 from unisono.frameworks.outer.rules import OuterRule, check_rule
+from unisono.frameworks.outer.swarm_averages import SharedParameters, SwarmAverages, Turn
+
+if TYPE_CHECKING:
+    from unisono import Swarm
 
 
 @unconverted
@@ -51,23 +58,29 @@ class DiLoCo:
     to time. It leaves the optimizer alone. At the end, all ranks call `synchronize`.
 
     Args:
-        world: the ranks.
-        parameters: arrays of floats by name, with the same bits on all ranks, as after `broadcast_parameters`.
+        world: the ranks, or a swarm, whose members take their place. Its newcomers begin by the same call, which
+            returns after one average of the others. While this object is open, the program makes no calls on the swarm.
+        parameters: arrays of floats by name, with the same bits on all ranks, as after `broadcast_parameters`. On a
+            swarm, this call overwrites them by those that the members share, or by those of one member at the start.
         inner_steps: the steps between two averages of a parameter; H in the paper.
         lr, momentum, nesterov: the outer optimizer, which is that of `torch.optim.SGD`. The defaults are the paper's.
+            The momentum None stands for 1 - 1/n, if n changes are averaged.
         fragments: in how many parts of about equal size the parameters are averaged one after the other. A part holds
             whole layers: parameters whose names are equal up to the last dot form a layer.
         overlap: how many steps a rank takes while a fragment is on its way; τ in the paper.
         mixing: how far the parameters of a rank go to the outer parameters when a fragment arrives. 1 replaces them,
             and so drops the steps of the overlap. The α of the paper is 1 - mixing.
         compression: as of `GradientReducer`, for the changes on the wire, with error feedback; None for float32.
+            A swarm has "float16" and "bfloat16".
         groups: the groups of ranks that average their gradients in every step: "hosts" for a group for each host, the
-            number of groups, or the ranks of each group. None if each rank trains alone.
+            number of groups, or the ranks of each group. None if each rank trains alone, as on a swarm.
         timeout_s: the time limit of each average; by default, the option `timeout_s`.
+        state: what `state_dict` has returned, to continue from there. On a swarm without members that train, the state
+            of the most steps counts.
 
     Attributes:
-        group: the communicator of this rank's group, over which the program averages gradients.
-        steps: the number of calls of `step`.
+        group: the communicator of this rank's group, over which the program averages gradients; None on a swarm.
+        steps: the number of calls of `step`; on a newcomer of a swarm, that of the others.
 
     Raises:
         UsageError: an argument has a value that it cannot have; nothing has been sent.
@@ -88,12 +101,12 @@ class DiLoCo:
 
     def __init__(
         self,
-        world: Communicator,
+        world: Communicator | Swarm,
         parameters: Named,
         *,
         inner_steps: int,
         lr: float = 0.7,
-        momentum: float = 0.9,
+        momentum: float | None = 0.9,
         nesterov: bool = True,
         fragments: int = 1,
         overlap: int = 0,
@@ -101,6 +114,7 @@ class DiLoCo:
         compression: str | None = None,
         groups: int | str | Sequence[Sequence[int]] | None = None,
         timeout_s: float | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         self._rule = OuterRule(lr, momentum, nesterov)
         self._schedule = FragmentSchedule(inner_steps, fragments, overlap)
@@ -110,40 +124,80 @@ class DiLoCo:
             raise UsageError(f"mixing must be above 0 and at most 1, not {mixing!r}")
         if compression is not None:
             compression_of(compression)
-        members = _groups_of(groups, world)
+        self._members = _groups_of(groups, world)
         named = dict(pairs_of(parameters))
         lent = flatten_all(named)
-        check_writable(lent)
+        check_writable(lent, in_place=not isinstance(world, Communicator))
         layers = layers_of(lent)
         check_schedule(self._schedule, layers)
-        self._facts = repr((self._rule, self._schedule, mixing, compression, members))
-        check_names(world, [self._facts])
-        verify_sync(world, named)
+        self._facts = repr((self._rule, self._schedule, mixing, compression, self._members))
         self._described = {name: each.described() for name, each in lent.items()}
         self._fragments = fragments_of(layers, fragments)
         self._values = [np.empty(each.elements, each.dtype) for each in self._fragments]
-        self._velocities = [np.zeros_like(each) if momentum else None for each in self._values]
+        self._velocities = [np.zeros_like(each) if momentum != 0 else None for each in self._values]
         self._changes = [np.zeros_like(each) for each in self._values]
         for fragment, values in zip(self._fragments, self._values, strict=True):
             read(fragment, lent, values)
-        index = next(index for index, ranks in enumerate(members) if world.rank in ranks)
-        self._weight = len(members[index]) * len(members) / world.size
-        self.group = world.subgroup(members[index])
-        between = world.split(0 if self.group.rank == 0 else None)
-        pieces = [_pieces_of(fragment, lent) for fragment in self._fragments]
-        self._averages = (
-            Averages(between, self._changes, pieces, compression, timeout_s) if between is not None else None
-        )
-        self._between, self._world = between, world
+        self._world, self._weight = world, 1.0
         self.steps = 0
         self._due: dict[int, int] = {}  # by fragment on its way, the step after which its average is used
         self._is_here: set[int] = set()  # the fragments of these that have arrived
+        self._averages: Averages | SwarmAverages | None = None
+        self.group: Communicator | None = None
+        self._between: Communicator | None = None
+        if isinstance(world, Communicator):
+            self._meet(world, named, lent, compression, timeout_s)
+            if state is not None:
+                self.load_state_dict(state)
+        else:
+            self._enter(world, lent, compression, timeout_s, state)
+
+    def _meet(
+        self,
+        world: Communicator,
+        named: Named,
+        lent: Mapping[str, FlatArray],
+        compression: str | None,
+        timeout_s: float | None,
+    ) -> None:
+        """Check that all ranks hold the same, and open their communicators."""
+        check_names(world, [self._facts])
+        verify_sync(world, named)
+        index = next(index for index, ranks in enumerate(self._members) if world.rank in ranks)
+        self._weight = len(self._members[index]) * len(self._members) / world.size
+        self.group = world.subgroup(self._members[index])
+        self._between = world.split(0 if self.group.rank == 0 else None)
+        pieces = [_pieces_of(fragment, lent) for fragment in self._fragments]
+        if self._between is not None:
+            self._averages = Averages(self._between, self._changes, pieces, compression, timeout_s)
+
+    def _enter(
+        self,
+        swarm: Swarm,
+        lent: Mapping[str, FlatArray],
+        compression: str | None,
+        timeout_s: float | None,
+        state: Mapping[str, Any] | None,
+    ) -> None:
+        """Get the outer parameters and the number of steps that the members of a swarm share."""
+        shared = SharedParameters(f"{self._facts} of {self._described}", self._values, self._velocities)
+        averages = SwarmAverages(swarm, self._changes, shared, self._apply, compression, timeout_s)
+        self._averages = averages
+        if state is not None:
+            self._load(state)
+        self.steps = averages.enter(self.steps)
+        self._due.clear()
+        self._is_here.clear()
+        for fragment, values in zip(self._fragments, self._values, strict=True):
+            write(fragment, lent, values)
+        for each in lent.values():
+            each.put_back()
 
     def __enter__(self) -> DiLoCo:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if error is not None:
+        if error is not None and isinstance(self._world, Communicator):
             self._world.abort(f"rank {self._world.rank} has left its {type(self).__name__} with the error {error!r}")
         self.close()
 
@@ -161,6 +215,7 @@ class DiLoCo:
             UsageError: these are other parameters.
             MismatchError: the ranks have made different numbers of steps, or hold other outer parameters.
             PeerLostError, CollectiveTimeoutError, AbortedError: an average failed.
+            QuorumLostError, LeftBehindError: an average failed on a swarm. No later one succeeds.
         """
         named = parameters if isinstance(parameters, dict) else dict(pairs_of(parameters))
         self.steps += 1
@@ -185,7 +240,7 @@ class DiLoCo:
         for index in list(self._due):
             named.update(self._arrive(index, named, self._mixing))
         for index in range(len(self._fragments)):
-            self._leave(index, named)
+            self._leave(index, named, len(self._fragments) - 1 - index)
         for index in range(len(self._fragments)):
             named.update(self._arrive(index, named, 1.0))
         return named
@@ -199,13 +254,12 @@ class DiLoCo:
             self._receive(index)
         return {
             "facts": self._facts,
-            "rank": self._world.rank,
+            "rank": self._own_name,
             "steps": self.steps,
             "values": [each.copy() for each in self._values],
             "velocities": [None if each is None else each.copy() for each in self._velocities],
             "compression": [{kind: x.copy() for kind, x in state.items()} for state in self._states],
             "due": dict(self._due),
-            "changes": {index: self._changes[index].copy() for index in self._due},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -214,8 +268,13 @@ class DiLoCo:
         A rank may pass the state of another rank. Its residuals of compression then begin at zero.
 
         Raises:
-            UsageError: the state is that of other arguments or parameters.
+            UsageError: the state is that of other arguments or parameters, or these are members of a swarm.
         """
+        if not isinstance(self._world, Communicator):
+            raise UsageError("members of a swarm train already: pass the state to the constructor, as state=")
+        self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         shapes = [(each.size, each.dtype) for each in self._values]
         if state["facts"] != self._facts or [(each.size, each.dtype) for each in state["values"]] != shapes:
             raise UsageError(
@@ -228,11 +287,9 @@ class DiLoCo:
         self._is_here = set(self._due)
         _copy_all(self._values, state["values"])
         _copy_all(self._velocities, state["velocities"])
-        for index, average in state["changes"].items():
-            self._changes[index][...] = average
         for own, saved in zip(self._states, state["compression"], strict=False):
             for kind, x in own.items():
-                x[...] = saved[kind] if state["rank"] == self._world.rank or kind in SHARED_STATE else 0
+                x[...] = saved[kind] if state["rank"] == self._own_name or kind in SHARED_STATE else 0
 
     def nbytes_sent(self) -> int:
         """Return the bytes that this rank has sent so far for averages between groups."""
@@ -247,6 +304,10 @@ class DiLoCo:
                 each.close()
 
     # --- the way of a fragment --------------------------------------------------------------------------------------
+
+    @property
+    def _own_name(self) -> int | str:
+        return self._world.rank if isinstance(self._world, Communicator) else self._world.me.name
 
     @property
     def _states(self) -> list[dict[str, Array]]:
@@ -264,42 +325,48 @@ class DiLoCo:
         check_writable(lent)
         return lent
 
-    def _leave(self, index: int, named: Mapping[str, Any]) -> None:
-        """Start the average of a fragment's change."""
+    def _leave(self, index: int, named: Mapping[str, Any], following: int = 0) -> None:
+        """Start the average of a fragment's change, after which others follow in the same step."""
         fragment, values, changes = self._fragments[index], self._values[index], self._changes[index]
         change(fragment, self._lent(fragment, named), values, changes)
         if self._weight != 1:
             changes *= changes.dtype.type(self._weight)
         self._due[index] = self.steps + self._schedule.overlap
         if self._averages is not None:
-            self._averages.start(index, self.steps * len(self._fragments) + index, checksum(values))
+            number = Turn(self.steps, index, following).number(len(self._fragments))
+            self._averages.start(index, number, checksum(values))
 
     def _receive(self, index: int) -> None:
-        """Wait for the average of a fragment on its way, on all ranks of the group. A failure drops it."""
+        """Wait for the average of a fragment on its way, and apply it to the outer parameters. A failure drops it."""
         if index in self._is_here:
             return
         try:
             if self._averages is not None:
                 self._averages.wait(index)
-            if self.group.size > 1:
-                self.group.broadcast(self._changes[index], 0, out=self._changes[index])
+            if self.group is not None:  # on a swarm, the average has been applied
+                if self.group.size > 1:
+                    self.group.broadcast(self._changes[index], 0, out=self._changes[index])
+                self._apply(index, len(self._members))
         except UnisonoError:
             del self._due[index]
             raise
         self._is_here.add(index)
 
     def _arrive(self, index: int, named: Mapping[str, Any], mixing: float) -> dict[str, Any]:
-        """Apply the average of a fragment, and return its parameters by name."""
+        """Let the parameters follow a fragment of the outer parameters; return those of the fragment by name."""
         lent = self._lent(self._fragments[index], named)
         self._receive(index)
         self._is_here.remove(index)
         del self._due[index]
-        self._rule.apply(self._values[index], self._velocities[index], self._changes[index])
         if mixing == 1:
             write(self._fragments[index], lent, self._values[index])
         else:
             mix(self._fragments[index], lent, self._values[index], mixing)
         return {name: each.put_back() for name, each in lent.items()}
+
+    def _apply(self, index: int, count: int) -> None:
+        """Apply the average of `count` changes of a fragment to the outer parameters."""
+        self._rule.among(count).apply(self._values[index], self._velocities[index], self._changes[index])
 
 
 class BlockMomentum(DiLoCo):
@@ -310,6 +377,7 @@ class BlockMomentum(DiLoCo):
     Args:
         world, parameters, inner_steps: as in `DiLoCo`; a block has `inner_steps` steps.
         momentum: the block momentum; by default 1 - 1/n for n groups, where each rank that trains alone is a group.
+            On a swarm, n is the number of members whose changes are averaged.
         lr: the block learning rate.
         nesterov: False for the classical block momentum of the paper.
         options: further arguments of `DiLoCo`.
@@ -320,7 +388,7 @@ class BlockMomentum(DiLoCo):
 
     def __init__(
         self,
-        world: Communicator,
+        world: Communicator | Swarm,
         parameters: Named,
         *,
         inner_steps: int,
@@ -329,8 +397,6 @@ class BlockMomentum(DiLoCo):
         nesterov: bool = True,
         **options: Any,
     ) -> None:
-        if momentum is None:
-            momentum = 1 - 1 / len(_groups_of(options.get("groups"), world))
         super().__init__(
             world, parameters, inner_steps=inner_steps, lr=lr, momentum=momentum, nesterov=nesterov, **options
         )
@@ -349,14 +415,22 @@ class LocalSGD(DiLoCo):
         UsageError, MismatchError: as in `DiLoCo`.
     """
 
-    def __init__(self, world: Communicator, parameters: Named, *, inner_steps: int, **options: Any) -> None:
+    def __init__(self, world: Communicator | Swarm, parameters: Named, *, inner_steps: int, **options: Any) -> None:
         super().__init__(
             world, parameters, inner_steps=inner_steps, **{"lr": 1.0, "momentum": 0.0, "nesterov": False, **options}
         )
 
 
-def _groups_of(groups: Any, world: Communicator) -> list[list[int]]:
-    """Return the ranks of each group."""
+def _groups_of(groups: Any, world: Communicator | Swarm) -> list[list[int]]:
+    """Return the ranks of each group; none for a swarm."""
+    if not isinstance(world, Communicator):
+        from unisono import Swarm
+
+        if not isinstance(world, Swarm):
+            raise UsageError(f"world must be a Communicator or a Swarm, not {type(world).__name__}")
+        if groups is not None:
+            raise UsageError("groups need ranks that stay, and the members of a swarm change: leave groups out")
+        return []
     if groups is None:
         return [[rank] for rank in range(world.size)]
     if groups == "hosts":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -12,6 +12,9 @@ from unisono.data_parallel import broadcast_parameters
 from unisono.frameworks.outer import training
 from unisono.frameworks.torch.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.wrapped_optimizer import WrappedOptimizer
+
+if TYPE_CHECKING:
+    from unisono import Swarm
 
 
 @skip_dynamo
@@ -28,7 +31,7 @@ class DiLoCo(WrappedOptimizer):
     Args:
         model: the module that is trained.
         optimizer: the inner optimizer.
-        world: the ranks.
+        world: the ranks, or a swarm. On a swarm, buffers are not copied.
         options: the arguments of `unisono.data_parallel.DiLoCo`, such as `inner_steps`.
 
     Attributes:
@@ -42,10 +45,11 @@ class DiLoCo(WrappedOptimizer):
     _kind: ClassVar[type[training.DiLoCo]] = training.DiLoCo
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: Communicator, **options: Any
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: Communicator | Swarm, **options: Any
     ) -> None:
         super().__init__(optimizer)
-        broadcast_parameters(world, model.state_dict())
+        if isinstance(world, Communicator):
+            broadcast_parameters(world, model.state_dict())
         self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self.outer = self._kind(world, self._trained, **options)
         self._seal()

@@ -444,8 +444,12 @@ class Swarm:
         state.tell(view, request)
         deadline = Deadline(_LEAVING * state.heartbeat_s)
         with state.changed:
-            while not state.gone and not deadline.has_passed() and len(state.peers.lost()) < len(view.members) - 1:
+            # If all leave, nobody is there to choose a view without them.
+            while not state.gone and not deadline.has_passed() and set(view.ids) - state.peers.lost() - state.leaving:
                 state.changed.wait(state.heartbeat_s / 4)
+                view = state.view or view
+        if not state.gone:
+            self._places.leave(state.me, state.heartbeat_s)
 
     def _end(self) -> None:
         """Stop being a member, or waiting."""

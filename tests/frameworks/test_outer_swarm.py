@@ -1,0 +1,189 @@
+"""Tests that members of a swarm train with outer optimizers while some are lost and others enter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.outcomes import error_of
+from support.swarms import SwarmProcesses
+
+import unisono as un
+from unisono.data_parallel import BlockMomentum, DiLoCo, LocalSGD
+from unisono.frameworks.outer.swarm_averages import Turn
+
+# Each member adds a number of its own in each step. "b.stop" lets all members end after the same step.
+TRAINING = """
+import json
+from unisono.data_parallel import DiLoCo, LocalSGD, fingerprint
+
+rate = {"a": 12.0, "b": 24.0, "c": 60.0, "d": 84.0}[name]
+arguments = json.loads(os.environ["ARGUMENTS"])
+await_mark(*{"b": ["a with a True"], "c": ["a with a,b True"]}.get(name, []))
+with un.Swarm(places, **settings) as swarm:
+    model = {"a.w": np.full(3, float(ord(name)), np.float32), "b.w": np.zeros(2), "b.stop": np.zeros(1)}
+    kind = {"DiLoCo": DiLoCo, "LocalSGD": LocalSGD}[os.environ["KIND"]]
+    with kind(swarm, model, inner_steps=4, **arguments) as outer:
+        before, moved = model["a.w"].copy(), []
+        while outer.steps % 4 != arguments["overlap"] or outer._values[1][-1] == 0:
+            model["a.w"] += rate
+            model["b.w"] -= rate
+            if has_mark(folder, "stop"):
+                model["b.stop"] += 1.0
+            outer.step(model)
+            if outer.steps % 4 == 2:  # the fragment of "a.w" has left
+                moved.append(float(model["a.w"][0] - before[0]))
+                before = model["a.w"].copy()
+                mark(f"{name} with {','.join(sorted(member.name for member in swarm.members))} {len(moved) > 4}")
+            time.sleep(0.005)
+        model = outer.synchronize(model)
+        values = outer.state_dict()["values"]
+        print("bits", outer.steps, fingerprint(model), fingerprint({str(i): x for i, x in enumerate(values)}))
+        print("moved", moved)
+        mark(f"{name} ends")
+        await_mark("a ends", "c ends", "d ends")
+"""
+MOVES = {  # of "a.w" from one average to the next
+    *(24.0, 48.0),  # two steps of a, and four; four of a and two of b, which enters after a fragment of others
+    *(72.0, 88.0, 128.0),  # four steps of a and b, of these and two of c, and of all three
+    *(144.0, 152.0, 208.0),  # four steps of a and c, of these and two of d, and of all three
+}
+
+
+def trained_with_a_loss_and_a_newcomer(folder: Path, kind: str, arguments: dict[str, Any]) -> dict[str, str]:
+    """Return what the members a, c and d write, of which d enters after b has been killed."""
+    with SwarmProcesses(folder) as swarm:
+        environ = {"KIND": kind, "ARGUMENTS": json.dumps({"fragments": 2, "overlap": 0, **arguments})}
+        for name in "abc":
+            swarm.start(name, TRAINING, environ)
+        swarm.await_marks("a with a,b,c True", "c with a,b,c True")
+        swarm.processes["b"].kill()
+        swarm.await_marks("a with a,c True", "c with a,c True")
+        swarm.start("d", TRAINING, environ)
+        swarm.await_marks("a with a,c,d True", "d with a,c,d True")
+        swarm.mark("stop")
+        return {name: swarm.output(name) for name in "acd"}
+
+
+def test_averages_of_a_swarm_have_the_changes_of_all_members_while_they_come_and_go(tmp_path: Path) -> None:
+    outputs = trained_with_a_loss_and_a_newcomer(tmp_path, "LocalSGD", {})
+    assert len({re.findall("^bits .*$", output, re.MULTILINE)[0] for output in outputs.values()}) == 1, outputs
+    for name, output in outputs.items():
+        (text,) = re.findall(r"^moved (.*)$", output, re.MULTILINE)
+        moved = json.loads(text)
+        assert moved == sorted(moved), output
+        assert set(moved) <= MOVES, output
+        assert {208.0} | ({128.0, 144.0} if name == "a" else set()) <= set(moved), output
+
+
+def test_members_of_a_swarm_end_with_the_same_bits_when_they_stream_narrow_changes(tmp_path: Path) -> None:
+    arguments = {"overlap": 1, "mixing": 0.5, "compression": "bfloat16", "momentum": None}
+    outputs = trained_with_a_loss_and_a_newcomer(tmp_path, "DiLoCo", arguments)
+    assert len({re.findall("^bits .*$", output, re.MULTILINE)[0] for output in outputs.values()}) == 1, outputs
+
+
+DIFFERING = """
+from unisono.data_parallel import LocalSGD
+
+model = {"w": np.zeros(3)}
+if name == "c":
+    await_mark("a trains", "b trains")
+    with un.Swarm(places, min_size=2, **settings) as swarm:
+        try:
+            LocalSGD(swarm, model, inner_steps=5)
+        except un.MismatchError as error:
+            print("arguments:", error)
+with un.Swarm(places, min_size=2, **settings) as swarm, LocalSGD(swarm, model, inner_steps=2) as outer:
+    try:
+        while outer.steps % 2 or outer._values[0][0] == 0.0:
+            outer.steps += 2 * (name == "c")  # which is an error of the program
+            if has_mark(folder, "c differs") and len(swarm.members) == 2:
+                model["w"] += 1.0
+            outer.step(model)
+            mark(f"{name} trains")
+            time.sleep(0.005)
+    except un.MismatchError as error:
+        print("steps:", error)
+        mark("c differs")
+    mark(f"{name} ends")
+    await_mark("a ends", "b ends")
+    sys.stdout.flush()
+    os._exit(0)  # because a member alone cannot leave in order
+"""
+
+
+def test_a_member_that_differs_raises_an_error_and_the_others_go_on(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "abc":
+            swarm.start(name, DIFFERING)
+        outputs = {name: swarm.output(name) for name in "abc"}
+    assert "arguments: the other members train with other arguments or parameters" in outputs["c"]
+    assert "steps: this member has made another number of steps than the others" in outputs["c"]
+    assert "steps:" not in outputs["a"] + outputs["b"]
+
+
+def test_training_of_one_member_continues_from_a_saved_state_and_misuse_is_refused(tmp_path: Path) -> None:
+    key = os.urandom(32)
+    good = {"a.w": np.zeros(2, np.float32), "b.w": np.zeros(2)}
+    with (
+        un.MeetingPlace("tcp://127.0.0.1:0", key) as place,
+        un.Swarm(place.url, key=key, heartbeat_timeout_s=0.5) as swarm,
+    ):
+        for kind, error, arguments in (
+            (LocalSGD, "groups need ranks that stay", {"groups": 1}),
+            (DiLoCo, "compression='int8' needs an alltoall, which a swarm has not", {"compression": "int8"}),
+            (BlockMomentum, "inner_steps must be an integer", {"inner_steps": 0}),
+        ):
+            name, text = error_of(partial(kind, swarm, good, **{"inner_steps": 2, **arguments}))
+            assert (name, error in text) == ("UsageError", True), text
+        assert "not str" in error_of(lambda: DiLoCo("swarm", good, inner_steps=2))[1]
+        assert swarm.last_call is None  # no call has been made
+        with LocalSGD(swarm, good, inner_steps=2) as outer:
+            for _ in range(3):
+                good["a.w"] += 1
+                good = outer.step(good)
+            assert "as state=" in error_of(lambda: outer.load_state_dict(outer.state_dict()))[1]
+            assert "does not count" in error_of(outer.nbytes_sent)[1]
+            state = outer.state_dict()
+        again = {name: np.ones_like(x) for name, x in good.items()}
+        with LocalSGD(swarm, again, inner_steps=2, state=state) as outer:
+            assert (outer.steps, again["a.w"].tolist(), again["b.w"].tolist()) == (3, [2.0, 2.0], [0.0, 0.0])
+            again["a.w"] += 5
+            outer.step(again)
+            assert outer.synchronize(again)["a.w"].tolist() == [7.0, 7.0]
+        assert "has ended" in error_of(lambda: outer.synchronize(again))[1]
+
+
+def test_models_of_torch_train_on_a_swarm_and_arrays_of_jax_are_refused() -> None:
+    torch = pytest.importorskip("torch", reason="make torch installs it")
+    key = os.urandom(32)
+    with (
+        un.MeetingPlace("tcp://127.0.0.1:0", key) as place,
+        un.Swarm(place.url, key=key, heartbeat_timeout_s=0.5) as swarm,
+    ):
+        model = torch.nn.Linear(2, 1)
+        before = model.weight.detach().clone()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = un.torch.LocalSGD(model, inner, swarm, inner_steps=2, compression="float16")
+        assert torch.equal(model.weight, before)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        assert torch.equal(model.weight, before - 2)
+        optimizer.close()
+        jax = pytest.importorskip("jax", reason="make jax installs it")
+        text = error_of(lambda: un.jax.DiLoCo(swarm, {"w": jax.numpy.zeros(2)}, inner_steps=2))[1]
+        assert "is immutable: pass an array of numpy or torch" in text
+
+
+@pytest.mark.parametrize("fragments", [1, 5])
+def test_turns_have_numbers_of_their_own(fragments: int) -> None:
+    turns = [Turn(*each) for each in np.ndindex(4, fragments, fragments)]
+    assert [Turn.of(turn.number(fragments), fragments) for turn in turns] == turns
