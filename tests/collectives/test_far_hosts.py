@@ -11,14 +11,14 @@ from support.hosts import HostsJob, needs_namespaces, needs_wide_area
 
 import unisono as un
 from unisono.bench.namespaces import network
-from unisono.bench.wide_area import Area, Line, Way, WideAreaNetwork
+from unisono.bench.wide_area import AccessLine, Area, NetworkWay, WideAreaNetwork
 
 Say = Callable[[object], None]
 DELAY_MS = {(0, 1): 50, (0, 2): 20, (1, 2): 30}
 MBIT_S = {0: 60.0, 1: 160.0, 2: 160.0}
 FAR = Area(
-    tuple(Line(up_mbit_s=rate) for rate in MBIT_S.values()),
-    {way: Way(delay_ms=ms) for (i, j), ms in DELAY_MS.items() for way in ((i, j), (j, i))},
+    tuple(AccessLine(up_mbit_s=rate) for rate in MBIT_S.values()),
+    {way: NetworkWay(delay_ms=ms) for (i, j), ms in DELAY_MS.items() for way in ((i, j), (j, i))},
 )
 
 

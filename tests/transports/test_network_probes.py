@@ -16,7 +16,7 @@ from unisono.transports.links.network_probes import (
     Network,
     OnConnected,
     OnError,
-    Probes,
+    ProbeConnections,
     appointment,
     measure,
     turns,
@@ -38,7 +38,7 @@ class Hosts:
     """The first ranks of hosts, as threads. `refusing` cannot be dialled."""
 
     def __init__(self, refusing: int | None = None) -> None:
-        self.probes = {rank: Probes() for rank in LEADERS}
+        self.probes = {rank: ProbeConnections() for rank in LEADERS}
         self._refusing = refusing
 
     def dial(self, rank: int) -> Callable[[int, int, OnConnected, OnError], None]:

@@ -131,7 +131,7 @@ def turns(hosts: int) -> list[list[tuple[int, int]]]:
     return schedule
 
 
-class Probes:
+class ProbeConnections:
     """The connections for measuring, by lane and peer, until `take` returns them. Closed, it keeps none."""
 
     def __init__(self) -> None:
@@ -188,7 +188,9 @@ class Probes:
             sock.close()
 
 
-def measure(rank: int, leaders: Sequence[int], probes: Probes, dial: Dial, terms: Appointment) -> Network | None:
+def measure(
+    rank: int, leaders: Sequence[int], probes: ProbeConnections, dial: Dial, terms: Appointment
+) -> Network | None:
     """Take part in the measuring as the first rank of a host; return the network on rank 0, and None elsewhere.
 
     It returns None if a host fails or is late. It takes at most `terms.limit_s`, and no connection outlives it.
@@ -209,7 +211,9 @@ def measure(rank: int, leaders: Sequence[int], probes: Probes, dial: Dial, terms
         probes.close()
 
 
-def _measured(rank: int, leaders: Sequence[int], probes: Probes, dial: Dial, terms: Appointment) -> Network | None:
+def _measured(
+    rank: int, leaders: Sequence[int], probes: ProbeConnections, dial: Dial, terms: Appointment
+) -> Network | None:
     deadline, me = Deadline(terms.limit_s), leaders.index(rank)
     for peer in leaders[:me]:
         dial(peer, _TO_MEASURE, partial(probes.add, _TO_MEASURE, peer), probes.fail)

@@ -50,7 +50,7 @@ from unisono.transports.links.network_probes import (
     Network,
     OnConnected,
     OnError,
-    Probes,
+    ProbeConnections,
     appointment,
     measure,
 )
@@ -132,7 +132,7 @@ class Session:
         self._lock = threading.Lock()
         self._arrivals: Arrivals | None = None
         self._gathering = Gathering()
-        self._probes = Probes()
+        self._probes = ProbeConnections()
         self.network: Network | None = None
         self._dialled_judges: set[int] = set()
         self._news: FileIO | None = None  # an eventfd that the native core signals when a rank or a connection is lost
