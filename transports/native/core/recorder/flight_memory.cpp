@@ -17,7 +17,7 @@ namespace unisono {
 namespace {
 
 constexpr std::uint64_t magic = 0x4f4e4f53494e5500;  // "\0UNISONO"
-constexpr std::uint32_t version = 1;
+constexpr std::uint32_t memory_version = 1;
 constexpr std::size_t header_nbytes = 4096;
 constexpr std::size_t about_nbytes = 8192;
 constexpr std::size_t communicator_slots = 256;
@@ -63,7 +63,7 @@ FlightMemory::FlightMemory(std::int32_t rank, std::int32_t size, std::size_t dep
   begin_ = static_cast<std::byte*>(mapping_.data());
   const auto at = [](std::size_t offset) { return static_cast<std::uint32_t>(offset); };
   new (begin_) FlightHeader{magic,
-                            version,
+                            memory_version,
                             ::getpid(),
                             rank,
                             size,
