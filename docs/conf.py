@@ -45,6 +45,8 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 # Docstrings write names in single backticks. A name that the reference contains becomes a link.
 default_role = "py:obj"
+# Several classes have a `rank`, and a docstring says of which class it speaks.
+suppress_warnings = ["ref.python"]
 toc_object_entries_show_parents = "hide"
 
 smartquotes = False  # texts have options such as --seconds
