@@ -144,7 +144,12 @@ def test_registration_detects_builder_that_takes_varying() -> None:
 
 def test_decorator_has_an_option_for_every_field_of_algorithm() -> None:
     options = set(signature(algorithm).parameters) - {"sizes"}
-    assert options - {"replace"} == {field.name for field in fields(Algorithm)} - {"build", "varying", "vendor"}
+    assert options - {"replace"} == {field.name for field in fields(Algorithm)} - {
+        "build",
+        "varying",
+        "vendor",
+        "chosen_far",
+    }
 
 
 def test_inexact_cost_must_be_an_upper_bound() -> None:

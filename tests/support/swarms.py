@@ -35,7 +35,7 @@ settings = dict(name=name, heartbeat_timeout_s=6.0, timeout_s=60.0, rendezvous_t
 class SwarmProcesses:
     """Processes that run programs, and the meeting places that this process serves for them; a context manager.
 
-    The places wait for no members of a swarm that runs already, because there is none.
+    The places of the start wait for no members of a swarm that runs already, because there is none.
 
     Args:
         folder: for the key and the marks.
@@ -70,6 +70,12 @@ class SwarmProcesses:
         process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.processes[name] = process
         return process
+
+    def move_place(self) -> None:
+        """Close the meeting place, and serve one at the second address, which waits for the members to register."""
+        self.places.pop(self.urls[0]).close()
+        meeting_place._GRACE = self._grace
+        self.places[self.urls[1]] = un.MeetingPlace(self.urls[1], self.key)
 
     def mark(self, word: str) -> None:
         """Leave a mark that programs await."""
