@@ -97,7 +97,7 @@ def test_group_waits_only_when_another_would_exceed_the_staleness_bound() -> Non
 
 def staleness_of(hybrid: HybridGroups) -> int:
     """Return the greatest staleness that there was, on the rank that keeps the clock; 0 on the others."""
-    clock = hybrid._desks.get(hybrid._clock)
+    clock = hybrid._handlers.get(hybrid._clock)
     return clock.longest if isinstance(clock, Clock) else 0
 
 
