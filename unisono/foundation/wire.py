@@ -3,7 +3,8 @@
 `more` reads the bytes that have arrived, for event loops, and `exactly` waits for all bytes of a message. `Framing` is
 a header with the length of the message. A peer may be a stranger, so a framing has a limit.
 
-Used by: the messages of members, joiners and survivors of a job, stores, pools of ranks, and resumed connections.
+Used by: the messages of members, joiners and survivors of a job, swarms, stores, pools of ranks, and resumed
+connections.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from unisono.errors import UnisonoError
 from unisono.foundation import log
 from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.foundation.json_checks import checked
+from unisono.foundation.wire import more
 from unisono.transports.links.dialer import DialingRank, Target, dial
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, Admission, Hello, Purpose
@@ -36,7 +37,6 @@ _MOST_CONNECTIONS = 1024
 _PENDING_LIMIT = 64
 _MOST_IDLE = 2
 _AT_ONCE = 32
-_CHUNK_NBYTES = 1 << 18
 # How long the rest of a request may take, once it has begun.
 _REST_S = 30.0
 _NO_EPOCH = 0
@@ -167,7 +167,11 @@ class Caller:
             except (OSError, RefusedError, UnisonoError) as error:
                 return error
 
-        return dict(zip(requests, self._threads.map(attempt, requests.values()), strict=True))
+        try:
+            replies = self._threads.map(attempt, requests.values())
+        except RuntimeError:  # this process leaves the swarm while it asks
+            return dict.fromkeys(requests, ConnectionAbortedError("this process has closed its connections"))
+        return dict(zip(requests, replies, strict=True))
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -217,10 +221,7 @@ def _received(link: socket.socket, deadline: Deadline) -> tuple[dict[str, Any], 
     payload = bytearray()
     while len(payload) < nbytes:
         link.settimeout(min(_REST_S, deadline.checked_remaining_s()))
-        data = link.recv(min(_CHUNK_NBYTES, nbytes - len(payload)))
-        if not data:
-            raise ConnectionResetError("it closed the connection")
-        payload += data
+        more(link, payload, nbytes)
     return message, bytes(payload)
 
 

@@ -313,17 +313,17 @@ class Membership:
                     self.gone = "this process has left the swarm" if is_leaving else _LEFT_BEHIND
                     if self.me.id in self.expelled:
                         self.gone = "the members have expelled this process"
-                self._end_view(before)
+                self._end_view()
                 self.changed.notify_all()
                 return
             if before is not None and self.has_result < view.next_call - 1:
                 self.gone = _LEFT_BEHIND
-                self._end_view(before)
+                self._end_view()
                 self.changed.notify_all()
                 return
             self.has_result = view.next_call - 1
             _, comm = self._candidates.pop(view.id, (view, None))
-            self._end_view(before)
+            self._end_view()
             self.view, self._comm = view, comm
             self.failure = "" if comm is not None else "this member was not at the meeting of the view"
             self.is_frozen, self.boundary, self._switch = False, "", ""
@@ -338,7 +338,7 @@ class Membership:
         names = ", ".join(member.name for member in view.members)
         _log.info("view %d of the swarm: %s; the next call is #%d", view.number, names, view.next_call)
 
-    def _end_view(self, _: View | None) -> None:
+    def _end_view(self) -> None:
         comms = [comm for _, comm in self._candidates.values()]
         if self._comm is not None:
             comms.append(self._comm)
@@ -351,7 +351,7 @@ class Membership:
         """End everything. Later calls raise `LeftBehindError`."""
         with self.changed:
             self.gone = self.gone or "this process has left the swarm"
-            self._end_view(self.view)
+            self._end_view()
             self.changed.notify_all()
         self.peers.follow(())
 
