@@ -1,7 +1,6 @@
 """Averages of fragments over the ranks of a communicator, in flight while the ranks compute.
 
-Beside each average travels a *note*: the number of the average and a checksum of the outer parameters. The ranks join
-their notes by "bor" together with the complements, so all of them see whether any two differ.
+Beside each average travels a note (`notes`), by which all ranks see whether any two average something else.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from unisono.frameworks.gradients.compression import compression_of
 from unisono.frameworks.gradients.layout import Piece
 from unisono.frameworks.gradients.stages import Flat
 from unisono.frameworks.gradients.two_stage_reduction import ReductionQueue
+from unisono.frameworks.outer.notes import Note, are_equal, usual
 from unisono.frameworks.pending import Pending
 
 
@@ -61,13 +61,14 @@ class Averages:
                 for x, state, parts in zip(memories, self.states, pieces, strict=True)
             ]
         self._timeout_s = timeout_s
-        self._flying: dict[int, tuple[Pending, Pending, Array, tuple[int, int]]] = {}
+        self._flying: dict[int, tuple[Pending, Pending, Array, Note]] = {}
 
     def start(self, index: int, number: int, checksum: int) -> None:
         """Start the average of fragment `index`. Its memory belongs to this object until `wait` has returned."""
-        note = np.array([number, ~number, checksum, ~checksum], np.int64)
-        noted = self._notes.allreduce(note, "bor", out=note, wait=False, timeout_s=self._timeout_s)
-        self._flying[index] = self._starts[index](), noted, note, (number, checksum)
+        note = Note(number, checksum)
+        bits = note.bits()
+        noted = self._notes.allreduce(bits, "bor", out=bits, wait=False, timeout_s=self._timeout_s)
+        self._flying[index] = self._starts[index](), noted, bits, note
 
     def wait(self, index: int) -> None:
         """Wait until the memory of fragment `index` holds the average.
@@ -76,11 +77,11 @@ class Averages:
             MismatchError: the ranks have made different numbers of steps, or hold other outer parameters.
             PeerLostError, CollectiveTimeoutError, AbortedError: the call failed.
         """
-        average, noted, note, own = self._flying.pop(index)
+        average, noted, bits, note = self._flying.pop(index)
         noted.wait()
         average.wait()
-        if (note[::2] & note[1::2]).any():  # a bit that two ranks set differently is set in both
-            raise self._difference(index, own)
+        if not are_equal(bits):
+            raise self._difference(index, note)
 
     def nbytes_sent(self) -> int:
         """Return the bytes that this rank has sent so far."""
@@ -92,12 +93,12 @@ class Averages:
         for each in (*self._comms, self._notes):
             each.close()
 
-    def _difference(self, index: int, own: tuple[int, int]) -> MismatchError:
-        notes: list[tuple[int, int]] = self._notes.allgather_object(own)
+    def _difference(self, index: int, own: Note) -> MismatchError:
+        notes: list[tuple[int, int]] = self._notes.allgather_object(tuple(own))
         column = 0 if len({number for number, _ in notes}) > 1 else 1
         values = [note[column] for note in notes]
-        usual = max(values, key=lambda value: (values.count(value), -values.index(value)))
-        peers = [self._world.world_ranks[rank] for rank, value in enumerate(values) if value != usual]
+        most = usual(values)
+        peers = [self._world.world_ranks[rank] for rank, value in enumerate(values) if value != most]
         ranks = f"rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
         text = (
             f"{ranks}: another number of steps than the others. All ranks call step() equally often",

@@ -18,8 +18,8 @@ for one average. The others wait for it only if they come to that average before
 If a member is lost, the swarm repeats the call among the others. The weights are part of the call, so the average
 divides by the members whose changes it has.
 
-The members join their notes by "bor" together with the complements, so all of them see whether any two differ. The
-members whose note differs from that of most raise an error. The others expel them, and go on.
+By their notes (`notes`) all members see whether any two differ. The members whose note differs from that of most raise
+an error. The others expel them, and go on.
 
 Example: A, B and C make average 7, and D enters after it. Twenty steps later, A, B and C note the number 8, and D notes
 nothing. C dies while they sum the changes a, b, c and 0. A, B and D repeat it, and get a + b + 0 and the weight 2.
@@ -38,13 +38,14 @@ import numpy as np
 
 from unisono import MismatchError, UsageError
 from unisono.frameworks.arrays import Array, checksum, same_bits
+from unisono.frameworks.outer.notes import Note, are_equal, usual
 from unisono.transports.reductions.wire_formats import to_wire
 
 if TYPE_CHECKING:
     from unisono import Swarm
 
 _NARROW = ("float16", "bfloat16")
-_NOBODY = -1  # the number of a member that has no note
+_NONE = Note(-1, 0)  # stands for a missing note
 
 
 class Turn(NamedTuple):
@@ -126,7 +127,7 @@ class SwarmAverages:
         self._form = compression
         self.states = [{} if compression is None else {"residuals": np.zeros(x.size, np.float32)} for x in memories]
         self._timeout_s = timeout_s
-        self._jobs: queue.SimpleQueue[tuple[int, int, Future[None]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Note, Future[None]] | None] = queue.SimpleQueue()
         self._flying: dict[int, Future[None]] = {}
         self._error: BaseException | None = None
         self._is_closed = False
@@ -161,7 +162,7 @@ class SwarmAverages:
         if self._is_closed:
             raise UsageError("this training has ended: make another one")
         self._flying[index] = Future()
-        self._jobs.put((number, checksum, self._flying[index]))
+        self._jobs.put((Note(number, checksum), self._flying[index]))
 
     def wait(self, index: int) -> None:
         """Wait until the average of fragment `index` has been applied. After an error, no average succeeds.
@@ -187,11 +188,11 @@ class SwarmAverages:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None and not self._is_closed:
-            number, checksum, future = job
+            note, future = job
             try:
                 if self._error is not None:
                     raise self._error
-                self._average((number, checksum))
+                self._average(note)
             except BaseException as error:  # noqa: BLE001 (`wait` raises it)
                 self._error = error
                 future.set_exception(error)
@@ -208,7 +209,7 @@ class SwarmAverages:
             if not following:
                 return step
 
-    def _average(self, note: tuple[int, int] | None) -> int | None:
+    def _average(self, note: Note | None) -> int | None:
         """Make an average, and return its number; None if no member has a note."""
         agreed = self._agree(note)
         if agreed is None:
@@ -223,31 +224,30 @@ class SwarmAverages:
         self._share(step)
         return number
 
-    def _agree(self, note: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return the number and the checksum that the members with a note agree on; None if there is none."""
+    def _agree(self, note: Note | None) -> Note | None:
+        """Return the note that the members with one agree on; None if no member has one."""
         while True:
-            number, bits = (0, 0) if note is None else note
-            own = np.zeros(4, np.int64) if note is None else np.array([number, ~number, bits, ~bits], np.int64)
+            own = np.zeros(4, np.int64) if note is None else note.bits()
             joined = self._swarm.allreduce(own, "bor", timeout_s=self._timeout_s)
-            if not (joined[::2] & joined[1::2]).any():  # a bit that two members set differently is set in both
-                return (int(joined[0]), int(joined[2])) if joined[1] else None
+            if are_equal(joined):
+                return Note(int(joined[0]), int(joined[2])) if joined[1] else None
             self._expel_others(note)
 
-    def _expel_others(self, note: tuple[int, int] | None) -> None:
+    def _expel_others(self, note: Note | None) -> None:
         """Expel the members whose notes differ from that of most; raise an error if this member is one of them."""
-        own = (_NOBODY, 0) if note is None else note
-        gathered = self._swarm.allgather(np.array([own], np.int64), timeout_s=self._timeout_s)
-        rows = [(number, bits) for number, bits in gathered.tolist()]
-        notes = [row for row in rows if row[0] != _NOBODY]
+        gathered = self._swarm.allgather(np.array([note or _NONE], np.int64), timeout_s=self._timeout_s)
+        notes = [Note(*row) for row in gathered.tolist()]
+        present = [each for each in notes if each != _NONE]
         last_call = self._swarm.last_call
-        if not notes or last_call is None:
+        if not present or last_call is None:
             return
-        usual = max(notes, key=lambda row: (notes.count(row), -notes.index(row)))
-        if note is not None and note != usual:
-            raise self._difference(0 if note[0] == usual[0] else 1, Turn.of(note[0], len(self._memories)).fragment)
-        for member, row in zip(last_call.contributors, rows, strict=True):
+        most = usual(present)
+        if note is not None and note != most:
+            column = 0 if note.number == most.number else 1
+            raise self._difference(column, Turn.of(note.number, len(self._memories)).fragment)
+        for member, other in zip(last_call.contributors, notes, strict=True):
             members = self._swarm.members
-            if row not in (usual, (_NOBODY, 0)) and member in members:
+            if other not in (most, _NONE) and member in members:
                 self._swarm.expel(members.index(member))
 
     @same_bits
