@@ -86,7 +86,7 @@ def contribution(process: int, call: int) -> int:
 
 
 def main() -> None:
-    """Try a swarm as the command line asks, and print what has come of it."""
+    """Try a swarm as the command line asks, and print its events and results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -118,7 +118,7 @@ def _show(outcome: ChurnTrial) -> None:
 
 
 def try_swarm(folder: Path, seconds: float, seed: int, transports: str = "auto") -> ChurnTrial:
-    """Run a swarm under churn for so many seconds, and return what has come of it."""
+    """Run a swarm under churn for so many seconds, and return its events and results."""
     with open(os.open(folder / "key", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as key:
         key.write(os.urandom(32))
     trial = _Trial(folder, random.Random(seed), transports)

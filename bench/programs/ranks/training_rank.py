@@ -159,7 +159,7 @@ def wrapped(world: un.Communicator, method: list[Any], task: TrainingTask, host:
 
 
 def trained(world: un.Communicator, request: TrainingRequest, method: list[Any]) -> Result:
-    """Train by one method, and return what it has reached."""
+    """Train by one method, and return the losses and times."""
     torch.manual_seed(0)
     task = TASKS[request.model](request, world.rank, world.size)
     alone = []

@@ -48,7 +48,7 @@ def timed(comms: list[un.Communicator], arrays: list[Array], algorithm: str | No
 
 
 def main() -> None:
-    """Time all calls. Rank 0 prints a list of [size, algorithm, name of what was chosen, rounds of times] as JSON."""
+    """Time all calls. Rank 0 prints a list of [size, algorithm, name of the choice, rounds of times] as JSON."""
     request = json.loads(sys.argv[1])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     world = un.init()
