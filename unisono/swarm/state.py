@@ -280,9 +280,9 @@ class StateSummary(NamedTuple):
 def ranks_with_state(rows: Sequence[StateSummary]) -> list[int]:
     """Return the ranks whose state is right: that of most members that had one, or else that of the highest revision.
 
-    >>> ranks_with_state([Row(5, 11, 1), Row(5, 12, 1), Row(5, 11, 1), Row(9, 0, 0)])
+    >>> ranks_with_state([StateSummary(5, 11, 1), StateSummary(5, 12, 1), StateSummary(5, 11, 1)])
     [0, 2]
-    >>> ranks_with_state([Row(0, 0, 0), Row(7, 0, 0)])
+    >>> ranks_with_state([StateSummary(0, 0, 0), StateSummary(7, 0, 0)])
     [1]
     """
     counts = Counter(row for row in rows if row.has_state)
