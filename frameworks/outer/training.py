@@ -209,7 +209,8 @@ class DiLoCo:
                 an average is due.
 
         Returns:
-            The arrays by name. An array of JAX or a ``tf.Tensor`` that has changed is a new one.
+            The arrays by name. An array of JAX or a ``tf.Tensor`` that has changed is a new one. In a step without an
+            average, a dict is returned as it is.
 
         Raises:
             UsageError: these are other parameters.
@@ -219,17 +220,18 @@ class DiLoCo:
         """
         named = parameters if isinstance(parameters, dict) else dict(pairs_of(parameters))
         self.steps += 1
-        changed = {
-            name: array
-            for index in [index for index, step in self._due.items() if step <= self.steps]
-            for name, array in self._arrive(index, named, self._mixing).items()
-        }
+        due = [index for index, step in self._due.items() if step <= self.steps]
         leaving = self._schedule.leaving(self.steps)
+        if not due and leaving is None:
+            return named
+        named = dict(named)
+        for index in due:
+            named.update(self._arrive(index, named, self._mixing))
         if leaving is not None:
-            self._leave(leaving, {**named, **changed})
+            self._leave(leaving, named)
             if not self._schedule.overlap:
-                changed.update(self._arrive(leaving, {**named, **changed}, self._mixing))
-        return {**named, **changed}
+                named.update(self._arrive(leaving, named, self._mixing))
+        return named
 
     def synchronize(self, parameters: Named) -> dict[str, Any]:
         """Average all parameters now, so that all ranks hold the same bits. All ranks call it.

@@ -208,6 +208,16 @@ def test_local_sgd_averages_parameters_and_streaming_of_one_fragment_is_diloco(t
         np.testing.assert_allclose(x.astype(np.float64), averaged[name].astype(np.float64), rtol=tolerance)
 
 
+def returns_its_argument(world: Any) -> list[bool]:
+    own = {"w": np.zeros(3)}
+    with LocalSGD(world, own, inner_steps=3) as outer:
+        return [outer.step(own) is own for _ in range(6)]
+
+
+def test_steps_without_an_average_return_the_dict_as_it_is(three: Pool) -> None:
+    assert run(three, returns_its_argument) == [[True, True, False] * 2] * SIZE
+
+
 def test_block_momentum_has_the_momentum_of_the_paper(three: Pool) -> None:
     given_momentum = {"inner_steps": 2, "momentum": 1 - 1 / SIZE, "lr": 1.0}
     assert [result[1:] for result in run(three, trained, {"inner_steps": 2}, 8, None, BlockMomentum)] == [
