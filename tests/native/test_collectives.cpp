@@ -135,20 +135,25 @@ void two_threads_may_wait_for_calls_of_one_communicator() {
   }
 }
 
-void channels_may_be_added_while_a_call_waits() {
+void channels_may_be_added_by_several_threads_while_a_call_waits() {
+  constexpr std::int64_t lanes = 4;
   for (const Transport transport : transports) {
     Ranks ranks(2, transport, 0);
-    std::thread late([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      ChannelPair pair = channel_pair(transport, 0, 1);
-      ranks.endpoint(0).add_channel(0, std::move(pair.a));
-      ranks.endpoint(1).add_channel(0, std::move(pair.b));
-    });
+    std::vector<std::thread> late;
+    for (std::int64_t lane = lanes - 1; lane >= 0; --lane) {
+      late.emplace_back([&, lane] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        ChannelPair pair = channel_pair(transport, 0, 1);
+        ranks.endpoint(0).add_channel(lane, std::move(pair.a));
+        ranks.endpoint(1).add_channel(lane, std::move(pair.b));
+      });
+    }
     ranks.run([&](std::int32_t, Endpoint& endpoint) {
       average<float>(endpoint, families()[0], DType::float32, 1000, 1, false);
-      CHECK(endpoint.traffic().size() == 3);
     });
-    late.join();
+    for (std::thread& each : late) each.join();
+    for (const std::int32_t rank : {0, 1})  // and a channel for messages in each direction
+      CHECK(ranks.endpoint(rank).traffic().size() == lanes + 2);
   }
 }
 
@@ -279,7 +284,8 @@ int main() {
       {"collectives of any size and segments are right", collectives_of_any_size_and_segments_are_right},
       {"large collectives are right", large_collectives_are_right},
       {"two threads may wait for calls of one communicator", two_threads_may_wait_for_calls_of_one_communicator},
-      {"channels may be added while a call waits", channels_may_be_added_while_a_call_waits},
+      {"channels may be added by several threads while a call waits",
+       channels_may_be_added_by_several_threads_while_a_call_waits},
       {"an interrupted call ends on all ranks", an_interrupted_call_ends_on_all_ranks},
       {"closing ends a call that another thread waits for", closing_ends_a_call_that_another_thread_waits_for},
       {"dropping a call that has not ended aborts", dropping_a_call_that_has_not_ended_aborts},

@@ -77,13 +77,15 @@ std::int32_t Endpoint::member(std::int32_t job_rank) const {
 }
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
-  const std::uint32_t extra_yields = std::max(extra_yields_.load(), channel->extra_yields());
-  const bool polls_by_syscall = polls_by_syscall_.load() || channel->polls_by_syscall();
-  channel->count_in(control_->recorder().memory().traffic(job_rank(channel->peer()), channel->transport()));
+  const std::uint32_t extra_yields = channel->extra_yields();
+  const bool polls_by_syscall = channel->polls_by_syscall();
   const std::int32_t peer = job_rank(channel->peer());
-  control_->add_channel(peer, [&] { channels_.add(lane, std::move(channel)); });
-  extra_yields_ = extra_yields;
-  polls_by_syscall_ = polls_by_syscall;
+  channel->count_in(control_->recorder().memory().traffic(peer, channel->transport()));
+  control_->add_channel(peer, [&] {  // one thread at a time, so none overwrites the value of another one's channel
+    channels_.add(lane, std::move(channel));
+    extra_yields_ = std::max(extra_yields_.load(), extra_yields);
+    polls_by_syscall_ = polls_by_syscall_.load() || polls_by_syscall;
+  });
   doorbell_.ring();
 }
 

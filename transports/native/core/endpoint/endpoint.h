@@ -318,8 +318,8 @@ class Endpoint {
   // Whether the leader is asleep, or about to look once more before it sleeps. A thread that queues a call reads it
   // afterwards. Both use sequential consistency, so one of them sees the other.
   std::atomic<bool> asleep_{false};
-  // The largest value among the channels, and whether any channel polls so. Written where a channel is added, and read
-  // by the threads that wait.
+  // The largest value among the channels, and whether any channel polls so. The thread that adds a channel writes them
+  // with the mutex of the control held. Threads that wait read them without it.
   std::atomic<std::uint32_t> extra_yields_{0};
   std::atomic<bool> polls_by_syscall_{false};
   // How many requests have ended. The leader counts, and followers compare it with the number that they have seen.
