@@ -6,4 +6,5 @@ fragments: the parts of the parameters that are averaged one after the other, an
 notes: the facts about an average in which all ranks must agree.
 averages: the average of a fragment over the ranks of a communicator.
 swarm_averages: the average of a fragment over the members of a swarm, and how newcomers begin.
+swarm_sums: the sum of changes over the members of a swarm, whole or compressed.
 """

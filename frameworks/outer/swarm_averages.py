@@ -6,7 +6,7 @@ A thread makes the calls, because those of a swarm block, and all members make t
 makes three calls:
 
 1. an allreduce of a *note*, which holds the number of the average and a checksum of the outer parameters;
-2. an allreduce of the changes, each of which has a weight;
+2. a call that adds the changes, each of which has a weight (`swarm_sums`);
 3. a call of `Swarm.state` with all outer parameters and velocities. Newcomers enter after it.
 
 Between the second and the third call, the thread applies the average to the outer parameters. So these change only
@@ -33,19 +33,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ml_dtypes  # noqa: F401  (gives numpy the name bfloat16)
 import numpy as np
 
 from unisono import MismatchError, UsageError
 from unisono.frameworks.arrays import Array, checksum, same_bits
 from unisono.frameworks.outer.notes import Note, are_equal, usual
-from unisono.transports.reductions.wire_formats import to_wire
+from unisono.frameworks.outer.swarm_sums import swarm_sum
 
 if TYPE_CHECKING:
     from unisono import Swarm
 
-_NARROW = ("float16", "bfloat16")
 _NONE = Note(-1, 0)  # stands for a missing note
+_NO_RESIDUALS = np.zeros(0, np.float32)
 
 
 class Turn(NamedTuple):
@@ -99,7 +98,7 @@ class SwarmAverages:
         shared: the facts that a newcomer gets; written in place.
         apply: applies the average of a fragment to the outer parameters; its arguments are the fragment and the number
             of members whose changes the average has. It is called by the thread that makes the calls.
-        compression: "float16", "bfloat16" or None.
+        compression: as of `swarm_sum`.
         timeout_s: the time limit of each call; None for that of the swarm.
 
     Attributes:
@@ -118,13 +117,8 @@ class SwarmAverages:
         compression: str | None,
         timeout_s: float | None,
     ) -> None:
-        if compression is not None and compression not in _NARROW:
-            raise UsageError(
-                f"compression={compression!r} needs an alltoall, which a swarm has not: pass one of "
-                f"{', '.join(_NARROW)}, or None"
-            )
+        self._sum = swarm_sum(compression)
         self._swarm, self._memories, self._shared, self._apply = swarm, memories, shared, apply
-        self._form = compression
         self.states = [{} if compression is None else {"residuals": np.zeros(x.size, np.float32)} for x in memories]
         self._timeout_s = timeout_s
         self._jobs: queue.SimpleQueue[tuple[Note, Future[None]] | None] = queue.SimpleQueue()
@@ -151,9 +145,14 @@ class SwarmAverages:
                 f"the other members train with other arguments or parameters: {shared.value['facts']}, and these are "
                 f"{self._shared.facts}"
             )
-        step = int(shared.revision)
-        if self._swarm.last_call is before:  # the others have begun before, and have made the call of `state`
+        own_step, step = step, int(shared.revision)
+        is_newcomer = self._swarm.last_call is before  # the others have begun before, and have made the call of `state`
+        if is_newcomer:
             step = self._follow(step)
+        if is_newcomer or step != own_step:  # the residuals are those of other parameters
+            for state in self.states:
+                for each in state.values():
+                    each[...] = 0
         self._thread.start()
         return step
 
@@ -254,15 +253,9 @@ class SwarmAverages:
     def _combine(self, index: int, weight: int) -> int:
         """Replace the change of a fragment by the average; return the sum of the weights."""
         memory = self._memories[index]
-        own = memory if weight else np.zeros_like(memory)
-        if self._form is not None:
-            wire = np.empty(memory.size, np.dtype(self._form))
-            to_wire(self._form, wire, own.astype(np.float32), self.states[index]["residuals"])
-            own = wire
-        weights = np.array([weight], np.float32)
-        accumulate = None if self._form is None else "float32"
-        total, count = self._swarm.allreduce([own, weights], "sum", timeout_s=self._timeout_s, accumulate=accumulate)
-        members = int(count[0])
+        change = memory if weight else np.zeros_like(memory)
+        residuals = self.states[index].get("residuals", _NO_RESIDUALS)
+        total, members = self._sum(self._swarm, change, residuals, weight, self._timeout_s)
         if members:
             np.divide(total.astype(memory.dtype), memory.dtype.type(members), out=memory)
         return members

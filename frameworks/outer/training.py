@@ -71,7 +71,7 @@ class DiLoCo:
         mixing: how far the parameters of a rank go to the outer parameters when a fragment arrives. 1 replaces them,
             and so drops the steps of the overlap. The α of the paper is 1 - mixing.
         compression: as of `GradientReducer`, for the changes on the wire, with error feedback; None for float32.
-            A swarm has "float16" and "bfloat16".
+            A swarm has all but "topk" and "powersgd".
         groups: the groups of ranks that average their gradients in every step: "hosts" for a group for each host, the
             number of groups, or the ranks of each group. None if each rank trains alone, as on a swarm.
         timeout_s: the time limit of each average; by default, the option `timeout_s`.
