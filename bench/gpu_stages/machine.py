@@ -13,8 +13,8 @@ from pathlib import Path
 
 from unisono.bench.gpu_stages.nccl import library_version
 from unisono.bench.gpu_stages.records import reason_of, tell
-from unisono.cli.checks import CHECKS, Finding, run_checks
-from unisono.cli.gpu_checks import gpu_findings
+from unisono.cli.machine.checks import CHECKS, Finding, run_checks
+from unisono.cli.machine.gpu_checks import gpu_findings
 from unisono.foundation.program import begin
 
 PACKAGES = (

@@ -16,7 +16,7 @@ from sphinx.util.docutils import SphinxDirective
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.drawing import rows
 from unisono.bench import curves
-from unisono.cli.schedule_picture import Panel, picture
+from unisono.cli.output.schedule_picture import Panel, picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 import unisono as un
 from unisono.bench import curves
 from unisono.bench.sizes import format_size
-from unisono.cli.schedule_picture import COLOURS
+from unisono.cli.output.schedule_picture import COLOURS
 from unisono.tuning.decide.choice import NO_STATE, Question, explain
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from unisono.bench.placement import cores_to_bind
 from unisono.bench.report import append, document, rows
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS, bus_bandwidth, median, p90, paired_ratio, slowest
-from unisono.cli.bench import PROGRAMS
+from unisono.cli.commands.bench import PROGRAMS
 from unisono.cli.main import main
 from unisono.errors import UsageError
 from unisono.transports.host.core_distance import UNKNOWN, Placement, measure

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.deadlines import DEADLINE_S
 
-from unisono.cli import doctor
-from unisono.cli.checks import CHECKS, PACKAGES, Check, Finding, Package, look_for, run_checks
-from unisono.cli.means import LAUNCHERS, STORES, TRANSPORTS, Means, judged
+from unisono.cli.commands import doctor
+from unisono.cli.machine.checks import CHECKS, PACKAGES, Check, Finding, Package, look_for, run_checks
+from unisono.cli.machine.means import LAUNCHERS, STORES, TRANSPORTS, Means, judged
 from unisono.options import FIELDS
 
 ABSENT = Package("absent_package", "import absent_package", "pip install absent-package")

@@ -22,7 +22,7 @@ from support.launched import by_variables
 from support.refused_calls import refused
 
 import unisono as un
-from unisono.cli.checks import CHECKS, ORDINARY, SHARED, Check
+from unisono.cli.machine.checks import CHECKS, ORDINARY, SHARED, Check
 
 Say = Callable[[Any], None]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
@@ -133,7 +133,7 @@ def test_rank_without_shared_memory_warns_once_and_is_reached_by_tcp(tmp_path: P
 @pytest.mark.parametrize(("name", "words"), CASES, ids=IDS)
 def test_doctor_names_the_missing_facility_and_its_consequence(name: str, words: Sequence[str]) -> None:
     program = (
-        "import dataclasses, json; from unisono.cli.checks import run_checks\n"
+        "import dataclasses, json; from unisono.cli.machine.checks import run_checks\n"
         "print(json.dumps([dataclasses.asdict(each) for each in run_checks()]))"
     )
     completed = subprocess.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.commands import unisono
 
-from unisono.cli.job_statistics import RankStatistics, straggler
+from unisono.cli.output.job_statistics import RankStatistics, straggler
 
 PROGRAM = """
 import os, signal, sys, time

@@ -17,7 +17,7 @@ import pytest
 from support.commands import unisono
 from support.deadlines import DEADLINE_S
 
-from unisono.cli import top
+from unisono.cli.commands import top
 from unisono.cli.main import main
 from unisono.transports.recorder.live_ranks import live_ranks
 

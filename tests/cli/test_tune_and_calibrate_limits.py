@@ -11,7 +11,7 @@ from support.commands import unisono
 from support.deadlines import DEADLINE_S
 
 import unisono as un
-from unisono.cli import calibrate, tune
+from unisono.cli.commands import calibrate, tune
 from unisono.tuning.decide.table import loaded
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, Parameters
@@ -49,7 +49,8 @@ def test_hanging_tune_inside_a_job_times_out_and_keeps_a_table(tmp_path: Path) -
     (tmp_path / "t.jsonl").write_text(line_of(KEPT) + "\n")
     (tmp_path / "program.py").write_text(
         "import sys, time\n"
-        "from unisono.cli import main, tune\n"
+        "from unisono.cli import main\n"
+        "from unisono.cli.commands import tune\n"
         "def measure(world, request, observe=None):\n"
         "    time.sleep(3 * world.rank)\n"
         "    world.barrier()\n"

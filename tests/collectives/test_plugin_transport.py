@@ -18,8 +18,8 @@ from support.native_ranks import Job
 from support.ports import free_port
 
 import unisono as un
-from unisono.cli.bench import _libraries as libraries
-from unisono.cli.checks import third_party
+from unisono.cli.commands.bench import _libraries as libraries
+from unisono.cli.machine.checks import third_party
 from unisono.postmortem.analysis import analyse
 from unisono.postmortem.loading import load
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import unisono as un
-from unisono.cli import test as judging
+from unisono.cli.commands import test as judging
 from unisono.foundation.deadlines import Deadline
 from unisono.transports.links.liveness import watch
 

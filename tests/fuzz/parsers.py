@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, cast
 from fuzz.bounds import bounded
 from fuzz.edits import edited
 
-from unisono.cli import job_statistics
+from unisono.cli.output import job_statistics
 from unisono.collectives.bootstrap import environment, launcher_variables, shared_settings
 from unisono.errors import RendezvousError, UnisonoError, UsageError
 from unisono.launchers import pool_protocol, root_cause, ssh_protocol

@@ -521,7 +521,7 @@ FAULTS = (
     ),
     Fault(
         "straggler_that_waits_itself",
-        "unisono/cli/job_statistics.py",
+        "unisono/cli/output/job_statistics.py",
         "net = {rank: seconds - own.get(rank, 0.0) for rank, seconds in waited_for.items()}",
         "net = dict(waited_for)",
         ("tests/cli/test_run_stats.py",),

@@ -22,7 +22,7 @@ from support.bit_patterns import assert_same_values, random_bits
 from support.deadlines import DEADLINE_S
 
 import unisono as un
-from unisono.cli.gpu_checks import gpu_findings
+from unisono.cli.machine.gpu_checks import gpu_findings
 from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError, InternalError, TransportUnavailableError, UsageError
 from unisono.operations import OPERATIONS, Lower, Op

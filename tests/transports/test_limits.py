@@ -19,7 +19,7 @@ from support.native_ranks import Job
 from support.refused_calls import refuse
 
 import unisono as un
-from unisono.cli import tables
+from unisono.cli.output import tables
 from unisono.collectives.calls.statistics import append_to
 from unisono.transports.rendezvous.file_store import FileStore
 from unisono.tuning.machine.parameters import PRIORS

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from support.measured_times import HERE, measurement_of
 
 import unisono as un
-from unisono.cli import calibrate, explain, tune
-from unisono.cli.calibrate import PredictedCall
+from unisono.cli.commands import calibrate, explain, tune
+from unisono.cli.commands.calibrate import PredictedCall
 from unisono.tuning.decide.table import loaded
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, Parameters, curve
@@ -152,6 +152,6 @@ def test_tune_again_replaces_measurements(
 
 def test_table_shows_whole_names_on_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr("unisono.cli.terminal._WIDTH_OF_PIPE", 60)
+    monkeypatch.setattr("unisono.cli.output.terminal._WIDTH_OF_PIPE", 60)
     Store(tmp_path / "t.jsonl").append([measurement_of("ring(segment_nbytes=65536)", 8, 1.0)])
     assert "ring(segment_nbytes=65536)" in run_tune(monkeypatch, tmp_path / "t.json").stdout

@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import click
 
@@ -21,32 +20,22 @@ from unisono.transports import CORE
 INTERRUPTED = 130
 
 
-class Subcommand(NamedTuple):
-    """A subcommand: the module that defines its `command`, and its line in the help."""
-
-    module: str
-    summary: str
-
-
+# The subcommands, with their lines in the help. Each is `command` in the module of its name in `unisono.cli.commands`.
 SUBCOMMANDS = {
-    "run": Subcommand("unisono.cli.run", "Run a program on several ranks."),
-    "swarm": Subcommand("unisono.cli.swarm", "Serve the place where the members of a swarm meet."),
-    "top": Subcommand("unisono.cli.top", "Show what the running jobs on this host do, and who waits for whom."),
-    "postmortem": Subcommand(
-        "unisono.cli.postmortem", "Say from the dumps of a failed or hanging job which rank did what wrong."
-    ),
-    "trace": Subcommand("unisono.cli.trace", "Merge the traces of a job's ranks."),
-    "doctor": Subcommand("unisono.cli.doctor", "Check what works on this machine, and say why the rest does not."),
-    "bench": Subcommand("unisono.cli.bench", "Measure collectives, next to other libraries, and much else."),
-    "explain": Subcommand("unisono.cli.explain", "Explain which algorithm a call uses, and why."),
-    "calibrate": Subcommand("unisono.cli.calibrate", "Measure the links and the memory of this machine."),
-    "tune": Subcommand("unisono.cli.tune", "Measure which algorithms are fastest here, and write a decision table."),
-    "simulate": Subcommand(
-        "unisono.cli.simulate", "Predict a collective on a described machine, at any number of ranks."
-    ),
-    "show": Subcommand("unisono.cli.show", "Show the schedule of an algorithm and its cost."),
-    "verify": Subcommand("unisono.cli.verify", "Prove the algorithms that a file registers, or all algorithms."),
-    "test": Subcommand("unisono.cli.test", "Run random calls of every collective, and check their results."),
+    "run": "Run a program on several ranks.",
+    "swarm": "Serve the place where the members of a swarm meet.",
+    "top": "Show what the running jobs on this host do, and who waits for whom.",
+    "postmortem": "Say from the dumps of a failed or hanging job which rank did what wrong.",
+    "trace": "Merge the traces of a job's ranks.",
+    "doctor": "Check what works on this machine, and say why the rest does not.",
+    "bench": "Measure collectives, next to other libraries, and much else.",
+    "explain": "Explain which algorithm a call uses, and why.",
+    "calibrate": "Measure the links and the memory of this machine.",
+    "tune": "Measure which algorithms are fastest here, and write a decision table.",
+    "simulate": "Predict a collective on a described machine, at any number of ranks.",
+    "show": "Show the schedule of an algorithm and its cost.",
+    "verify": "Prove the algorithms that a file registers, or all algorithms.",
+    "test": "Run random calls of every collective, and check their results.",
 }
 
 
@@ -61,7 +50,7 @@ class LazyGroup(SuggestingGroup):
         """Import and return the subcommand `cmd_name`; None if it does not exist."""
         if cmd_name not in SUBCOMMANDS:
             return None
-        command = importlib.import_module(SUBCOMMANDS[cmd_name].module).command
+        command = importlib.import_module(f"unisono.cli.commands.{cmd_name}").command
         assert isinstance(command, click.Command)
         command.name = cmd_name  # the functions that define the commands are all named `command`
         return command
@@ -69,7 +58,7 @@ class LazyGroup(SuggestingGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of subcommands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, subcommand.summary) for name, subcommand in SUBCOMMANDS.items()])
+            formatter.write_dl([*SUBCOMMANDS.items()])
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

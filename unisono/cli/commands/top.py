@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from unisono.cli.terminal import console
+from unisono.cli.output.terminal import console
 from unisono.postmortem.analysis import sentence
 from unisono.postmortem.culprits import Finding, live_findings, ranks_text
 from unisono.transports.recorder.activity import Activity, activity, seconds_text

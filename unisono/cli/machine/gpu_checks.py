@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
-from unisono.cli.checks import Finding
+from unisono.cli.machine.checks import Finding
 from unisono.errors import UnisonoError
 
 

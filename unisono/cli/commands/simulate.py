@@ -13,10 +13,10 @@ from unisono.algorithms.builders.arguments import check_ranks
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import algorithms_of, find
 from unisono.algorithms.composition.phases import Composition
-from unisono.cli.completion import algorithms as complete_algorithms, collectives as complete_collectives
-from unisono.cli.loading import load_option
-from unisono.cli.show import given_parameters
-from unisono.cli.terminal import add_names, console, progress
+from unisono.cli.commands.show import given_parameters
+from unisono.cli.options.completion import algorithms as complete_algorithms, collectives as complete_collectives
+from unisono.cli.options.loading import load_option
+from unisono.cli.output.terminal import add_names, console, progress
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import parse_nbytes
 from unisono.tuning.machine.parameters import LINKS

@@ -14,12 +14,12 @@ from rich.table import Table
 from unisono import __version__
 from unisono.algorithms.catalogue.variants import Variant
 from unisono.bench.sizes import format_size
-from unisono.cli.counts import numbers_of_ranks
 from unisono.cli.groups import SuggestingGroup
-from unisono.cli.load import MOST_OFF, Load, load_now
-from unisono.cli.loading import load_option, loaded_files
+from unisono.cli.machine.load import MOST_OFF, Load, load_now
 from unisono.cli.messages import tell
-from unisono.cli.terminal import console
+from unisono.cli.options.counts import numbers_of_ranks
+from unisono.cli.options.loading import load_option, loaded_files
+from unisono.cli.output.terminal import console
 from unisono.collectives.bootstrap.environment import detect
 from unisono.collectives.bootstrap.init import init
 from unisono.collectives.communicator import Communicator

@@ -15,10 +15,10 @@ from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.drawing import DrawnGroup, legend, lines, rows
 from unisono.algorithms.ir.plan import Plan
-from unisono.cli.completion import algorithms as complete_algorithms, collectives as complete_collectives
-from unisono.cli.loading import load_option
-from unisono.cli.outputs import PICTURE
-from unisono.cli.terminal import console
+from unisono.cli.options.completion import algorithms as complete_algorithms, collectives as complete_collectives
+from unisono.cli.options.loading import load_option
+from unisono.cli.options.outputs import PICTURE
+from unisono.cli.output.terminal import console
 from unisono.errors import UsageError
 
 SIDE_BY_SIDE = 16
@@ -122,6 +122,6 @@ def _facts(algorithm: Algorithm, size: int, params: dict[str, Any]) -> list[str]
 
 
 def _draw(path: Path, kind: str, title: str, plans: Sequence[Plan], schedule: Sequence[DrawnGroup]) -> None:
-    from unisono.cli.schedule_picture import Panel, picture
+    from unisono.cli.output.schedule_picture import Panel, picture
 
     picture([Panel(title, plans, schedule)]).savefig(path, format=kind, dpi=150)

@@ -11,8 +11,8 @@ from rich.box import ROUNDED
 from rich.markup import escape
 from rich.table import Table
 
-from unisono.cli.outputs import OutputFile, write_text
-from unisono.cli.terminal import console
+from unisono.cli.options.outputs import OutputFile, write_text
+from unisono.cli.output.terminal import console
 from unisono.postmortem.analysis import Report, analyse
 from unisono.postmortem.culprits import CallOfRanks, current, place
 from unisono.postmortem.loading import load

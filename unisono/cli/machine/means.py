@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from unisono.cli.checks import Finding
+from unisono.cli.machine.checks import Finding
 
 
 class Means(NamedTuple):

@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from unisono.cli.messages import tell
-from unisono.cli.terminal import console, progress
+from unisono.cli.output.terminal import console, progress
 from unisono.options import Options
 from unisono.testing import Case, CheckError, Summary
 from unisono.testing.cases import random_case

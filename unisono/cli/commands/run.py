@@ -269,8 +269,8 @@ def _placement(
 
 
 def _show_statistics(folder: Path, ranks: range, exits: Sequence[Exit]) -> None:
-    from unisono.cli import job_statistics
-    from unisono.cli.terminal import console
+    from unisono.cli.output import job_statistics
+    from unisono.cli.output.terminal import console
 
     statistics = job_statistics.read(folder, ranks)
     console(stderr=True).print(job_statistics.summary(statistics))

@@ -14,9 +14,9 @@ from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.catalogue.variants import is_rules
 from unisono.algorithms.composition.host_levels import Hosts
 from unisono.algorithms.ir.contracts import VECTOR_CALLS
-from unisono.cli.completion import algorithms as complete_algorithms, collectives as complete_collectives
-from unisono.cli.loading import load_option
-from unisono.cli.terminal import add_names, console
+from unisono.cli.options.completion import algorithms as complete_algorithms, collectives as complete_collectives
+from unisono.cli.options.loading import load_option
+from unisono.cli.output.terminal import add_names, console
 from unisono.dtypes import DTYPES
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import Options, parse_nbytes

@@ -17,7 +17,7 @@ from unisono.algorithms.catalogue.registry import ALGORITHMS, algorithms_of
 from unisono.algorithms.ir.drawing import ranges
 from unisono.algorithms.verifier.verify import Report
 from unisono.cli.messages import tell
-from unisono.cli.terminal import add_names, console, progress
+from unisono.cli.output.terminal import add_names, console, progress
 from unisono.collectives.bootstrap.user_algorithms import load
 from unisono.errors import PlanError, UsageError
 

@@ -13,9 +13,9 @@ from rich.table import Table as RichTable
 
 from unisono import __version__
 from unisono.bench.sizes import format_size
-from unisono.cli.loading import load_option
-from unisono.cli.outputs import PICTURES, OutputFile
-from unisono.cli.terminal import add_names, console
+from unisono.cli.options.loading import load_option
+from unisono.cli.options.outputs import PICTURES, OutputFile
+from unisono.cli.output.terminal import add_names, console
 from unisono.errors import UsageError
 from unisono.tuning.decide.lint import lint
 from unisono.tuning.decide.table import Table, compiled, differences, dumped, loaded, measured_when, to_json
@@ -152,7 +152,7 @@ def lint_(path: Path) -> int:
 @load_option
 def report_(path: Path, out: Path) -> None:
     """Draw a table and its measurements as one HTML page that works offline."""
-    from unisono.cli.tune_report import write
+    from unisono.cli.output.tune_report import write
 
     store, table = Store(path.with_suffix(".jsonl")), loaded(path)
     measurements = store.read() if store.path.exists() else []

@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from unisono import __version__
-from unisono.cli.checks import Finding, look_for, run_checks, third_party
-from unisono.cli.gpu_checks import gpu_findings
-from unisono.cli.means import LAUNCHERS, NCCL, STORES, TRANSPORTS, judged
+from unisono.cli.machine.checks import Finding, look_for, run_checks, third_party
+from unisono.cli.machine.gpu_checks import gpu_findings
+from unisono.cli.machine.means import LAUNCHERS, NCCL, STORES, TRANSPORTS, judged
 from unisono.collectives.bootstrap.environment import MPI_WORLD, detect, launchers
 from unisono.collectives.bootstrap.trust import trust_of
 from unisono.errors import UsageError

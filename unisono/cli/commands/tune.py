@@ -16,13 +16,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from unisono import __version__
 from unisono.bench.sizes import format_size, parse_sizes
-from unisono.cli.counts import numbers_of_ranks
-from unisono.cli.load import MOST_OFF, Load, load_now
-from unisono.cli.loading import load_option, loaded_files
+from unisono.cli.machine.load import MOST_OFF, Load, load_now
 from unisono.cli.messages import tell
-from unisono.cli.outputs import OutputFile
-from unisono.cli.tables import COMMANDS, compile_table, shown_table
-from unisono.cli.terminal import console, errors_console
+from unisono.cli.options.counts import numbers_of_ranks
+from unisono.cli.options.loading import load_option, loaded_files
+from unisono.cli.options.outputs import OutputFile
+from unisono.cli.output.tables import COMMANDS, compile_table, shown_table
+from unisono.cli.output.terminal import console, errors_console
 from unisono.collectives.bootstrap.environment import detect
 from unisono.collectives.bootstrap.init import init
 from unisono.collectives.communicator import Communicator

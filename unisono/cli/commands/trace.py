@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from unisono.cli.outputs import OutputFile
+from unisono.cli.options.outputs import OutputFile
 from unisono.errors import UsageError
 from unisono.foundation.json_checks import text_of_file
 from unisono.options import variable

@@ -23,10 +23,10 @@ from unisono.bench.report import append, circumstances, document, rows, table
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS
 from unisono.cli.groups import SuggestingGroup
-from unisono.cli.loading import load_option
 from unisono.cli.messages import tell
-from unisono.cli.outputs import PICTURE, OutputFile, write_text
-from unisono.cli.terminal import console, progress
+from unisono.cli.options.loading import load_option
+from unisono.cli.options.outputs import PICTURE, OutputFile, write_text
+from unisono.cli.output.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.options import parse_transports

@@ -1,0 +1,8 @@
+"""The subcommands of `unisono`: each module defines the `command` of its name.
+
+- `run.py`, `swarm.py`: start the ranks of a job, and the place where the members of a swarm meet.
+- `top.py`, `postmortem.py`, `trace.py`: show what running jobs do, why a job failed, and its traces.
+- `doctor.py`, `test.py`, `verify.py`: check the machine, the calls and the algorithms.
+- `bench.py`, `calibrate.py`, `tune.py`: measure.
+- `explain.py`, `simulate.py`, `show.py`: explain, predict and draw calls without running them.
+"""
