@@ -75,7 +75,7 @@ EXCEPTIONS = {
             [f"unisono.transports.reductions.wire_formats.{name}" for name in ("from_wire", "to_wire")], "as above"
         ),
     },
-    "frameworks/outer/swarm_averages.py": {
+    "frameworks/outer/swarm_sums.py": {
         "unisono.transports.reductions.wire_formats.to_wire": "as above",
     },
     "frameworks/gradients/on_device.py": {
