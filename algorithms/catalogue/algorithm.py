@@ -7,7 +7,7 @@ from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any, Literal, TypeAlias
 
-from unisono.algorithms.catalogue.host_crossing import Crossing, along
+from unisono.algorithms.catalogue.host_crossing import Crossing, RanksPerHost, along
 from unisono.algorithms.ir.plan import Plan
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.foundation.records import record
@@ -107,8 +107,8 @@ class Algorithm:
         chosen_far: whether the tuner may choose it nevertheless between hosts that are far apart. Messages to several
             ranks are under way at the same time there, so they cost one latency.
         supports: a function of the number of ranks that returns None, or the reason why the algorithm cannot run.
-        crossing: the part of the cost that lies between hosts, as a function of the number of ranks and of the number
-            of consecutive ranks on each host; see `catalogue.host_crossing`.
+        crossing: the part of the cost that lies between hosts, as a function of the number of consecutive ranks on each
+            host, and of those parameters of the builder that change it; see `catalogue.host_crossing`.
     """
 
     collective: str
@@ -129,7 +129,7 @@ class Algorithm:
     chosen_far: bool = False
     vendor: bool = False
     supports: Callable[[int], str | None] = lambda size: None
-    crossing: Callable[[int, int], Crossing] = along
+    crossing: Callable[..., Crossing] = along
 
     def check_supports(self, size: int) -> None:
         """Raise an error if the algorithm does not support `size` ranks.
@@ -161,10 +161,19 @@ class Algorithm:
         """Return the declared cost, or None if there is none. Parameters that do not change the cost are ignored."""
         if self.cost is None:
             return None
-        if not params:
-            return self.cost(size)
-        accepted = signature(self.cost).parameters
-        return self.cost(size, **{name: value for name, value in params.items() if name in accepted})
+        return self.cost(size, **_accepted(self.cost, params))
+
+    def crossing_of(self, ranks_per_host: RanksPerHost, params: Mapping[str, Any]) -> Crossing:
+        """Return the part of the cost that lies between hosts. Parameters that do not change it are ignored."""
+        return self.crossing(ranks_per_host, **_accepted(self.crossing, params))
+
+
+def _accepted(function: Callable[..., Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return those of `params` that a function has."""
+    if not params:
+        return params
+    accepted = signature(function).parameters
+    return {name: value for name, value in params.items() if name in accepted}
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from unisono.algorithms.builders.arguments import needs_even, needs_power_of_two
 from unisono.algorithms.catalogue import costs, host_crossing
 from unisono.algorithms.catalogue.references import (
@@ -23,7 +25,7 @@ from unisono.algorithms.catalogue.rows import MAPPED, row, table
 BROADCAST = table(
     "broadcast",
     row("binomial", "tree", costs.broadcast_binomial, CHAN, crossing=host_crossing.down_tree),
-    row("knomial", "tree", costs.broadcast_knomial, WILKINS, crossing=host_crossing.down_tree),
+    row("knomial", "tree", costs.broadcast_knomial, WILKINS, crossing=partial(host_crossing.down_tree, radix=4)),
     row("chain", "chain", costs.broadcast_chain, PJESIVAC),
     row("binary", "tree", costs.broadcast_binary, PJESIVAC),
     row("double_binary_tree", "double_tree", costs.broadcast_double_binary_tree, SANDERS),
@@ -57,6 +59,7 @@ ALLGATHER = table(
         "neighbour_exchange",
         costs.allgather_neighbour_exchange,
         CHEN,
+        crossing=host_crossing.neighbours,
         supports=needs_even,
         steady=True,
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from unisono.algorithms.catalogue import costs, host_crossing
 from unisono.algorithms.catalogue.references import (
     ARTEAGA,
@@ -50,7 +52,7 @@ ALLREDUCE = table(
         "multiplying",
         costs.allreduce_recursive_multiplying,
         RUEFENACHT,
-        crossing=host_crossing.doubling,
+        crossing=partial(host_crossing.doubling, radix=4),
         commutative_only=False,
         order="fixed",
         steady=True,
@@ -151,7 +153,7 @@ REDUCE = table(
         "tree",
         costs.reduce_knomial,
         WILKINS,
-        crossing=host_crossing.up_tree,
+        crossing=partial(host_crossing.up_tree, radix=4),
         commutative_only=False,
         order="fixed",
     ),
@@ -162,7 +164,7 @@ REDUCE = table(
         "rabenseifner",
         costs.reduce_rabenseifner,
         RABENSEIFNER,
-        crossing=host_crossing.near_most,
+        crossing=host_crossing.near_most_to_root,
         commutative_only=False,
         order="fixed",
     ),
@@ -282,7 +284,7 @@ EXSCAN = table(
         "scan",
         costs.exscan_recursive_doubling,
         HILLIS,
-        crossing=host_crossing.evenly,
+        crossing=host_crossing.after_one_shift,
         order="fixed",
     ),
     row(

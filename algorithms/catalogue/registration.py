@@ -45,7 +45,7 @@ def algorithm(
     mapped: bool = False,
     is_cost_exact: bool = True,
     by_name_only: bool = False,
-    crossing: Callable[[int, int], Crossing] = along,
+    crossing: Callable[..., Crossing] = along,
     replace: bool = False,
 ) -> Callable[[_Builder], _Builder]:
     """Return a decorator that proves a builder and registers it as algorithm `name` of `collective`.

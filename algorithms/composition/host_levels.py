@@ -38,6 +38,7 @@ class Levels:
         size: number of ranks.
         sizes: for each level, the numbers of parts of its hosts, without duplicates.
         widest: for each level, the number of ranks in the largest part of its hosts.
+        ranks_per_host: the number of ranks on each of `hosts`.
         is_ascending: whether every host has consecutive ranks and all ranks are named in ascending order.
         unequal: None if all hosts of a level have the same number of parts, else the reason to refuse the hosts in an
             algorithm that needs this.
@@ -47,6 +48,7 @@ class Levels:
     size: int
     sizes: tuple[frozenset[int], ...]
     widest: tuple[int, ...]
+    ranks_per_host: tuple[int, ...]
     is_ascending: bool
     unequal: str | None
 
@@ -97,7 +99,8 @@ def levels_of(hosts: Hosts | None, size: int) -> Levels:
         raise UsageError(
             f"the hosts must name each of the ranks 0 to {size - 1} once, and none may be empty: {outermost}"
         )
-    return Levels(outermost, size, sizes, _widest(nodes), is_ascending, unequal)
+    ranks_per_host = tuple([len(ranks_of(host)) for host in outermost])
+    return Levels(outermost, size, sizes, _widest(nodes), ranks_per_host, is_ascending, unequal)
 
 
 def _widest(nodes: list[Hosts]) -> tuple[int, ...]:

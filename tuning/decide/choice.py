@@ -410,7 +410,7 @@ def _candidate(
     phases: tuple[tuple[str, str], ...] = ()
     if not isinstance(algorithm, Composition):
         cost = algorithm.cost_of(question.size, params)
-        predicted = None if cost is None else _predicted_s(algorithm, cost, question, costs)
+        predicted = None if cost is None else _predicted_s(algorithm, cost, question, costs, params)
     elif refusal is None:
         phases, cost, predicted = _composed(algorithm, question, costs, params)
         predicted *= _composed_factor(algorithm, question, costs, params)
@@ -421,11 +421,13 @@ def _candidate(
     return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, variant_params)
 
 
-def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, costs: _Costs) -> float:
+def _predicted_s(
+    algorithm: Algorithm, cost: Cost, question: Question, costs: _Costs, params: Mapping[str, Any]
+) -> float:
     """Return the prediction for a flat algorithm, by measured rounds and calls of about as many ranks if there are."""
     rounds = costs.rounds
     if rounds is None:
-        return _by_links(algorithm, cost, question, costs)
+        return _by_links(algorithm, cost, question, costs, params)
     contract = CONTRACTS[question.collective]
     by_rounds_s = partial(
         predicted_by_rounds_s,
@@ -441,25 +443,25 @@ def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, costs: _C
     return seconds * factor_at(calls, partial(by_rounds_s, cost_there), question.nbytes)
 
 
-def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Costs) -> float:
+def _by_links(algorithm: Algorithm, cost: Cost, question: Question, costs: _Costs, params: Mapping[str, Any]) -> float:
     """Return the prediction for a flat algorithm by the costs of the links inside hosts and between them.
 
     All links are of one kind if the hosts are not known, or if there is only one.
     """
     if len(question.hosts) < 2:
         return predicted_s(cost, question.nbytes, costs.far, question.crowd, costs.reduce)
-    crossing = _crossing(algorithm, question)
+    crossing = _crossing(algorithm, question, params)
     inside, across = split(cost, crossing)
     inside_s = predicted_s(inside, question.nbytes, costs.near, question.crowd, costs.reduce)
     return inside_s + predicted_s(across, question.nbytes, costs.far, question.crowd, costs.reduce, crossing.at_once)
 
 
-def _crossing(algorithm: Algorithm, question: Question) -> Crossing:
+def _crossing(algorithm: Algorithm, question: Question, params: Mapping[str, Any]) -> Crossing:
     """Return the part of an algorithm's cost between several hosts: all of it if their ranks are not consecutive."""
     levels = levels_of(question.hosts, question.size)
     if not levels.is_ascending:
         return Crossing(1, 1, levels.widest[0])
-    return algorithm.crossing(question.size, levels.widest[0])
+    return algorithm.crossing_of(levels.ranks_per_host, params)
 
 
 def _composed(
