@@ -49,8 +49,8 @@ PACKAGE = "unisono.bench.gpu_stages"
 # The environment variable that forbids the double of the driver. Runs on a real GPU set it.
 REAL_GPU = "FAKE_CUDA_FORBIDDEN"
 # The environment variable that names the features, flags or graphs, that devices must not use
-# (`transports/cuda/driver.py`). Each check of `machine` or premise of `probes` in the table is needed for its feature.
-# Without flags, events order processes.
+# (`transports/cuda/driver_api/cuda_device.py`). Each check of `machine` or premise of `probes` in the table is needed
+# for its feature. Without flags, events order processes.
 WITHOUT = "BENCH_GPU_WITHOUT"
 NEEDED = (
     ("CUDA IPC", "flags"),

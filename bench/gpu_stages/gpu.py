@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from unisono.transports.cuda.device import LEGACY_STREAM, Allocation, Event, Stream
-from unisono.transports.cuda.driver import CudaDevice
-from unisono.transports.cuda.driver_errors import Driver
+from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
+from unisono.transports.cuda.driver_api.errors import Driver
 
 # All work is issued to the default stream of torch and CuPy.
 STREAM: Stream = LEGACY_STREAM

@@ -19,7 +19,7 @@ from unisono.bench.gpu_stages.gpu import MeasuredGpu
 from unisono.bench.gpu_stages.records import tell
 from unisono.bench.sizes import parse_sizes
 from unisono.transports.cuda.devices import replaced
-from unisono.transports.cuda.driver import CudaDevice
+from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 
 TIMEOUT_S = 20.0
 WAYS = {"programs": True, "Python": False}

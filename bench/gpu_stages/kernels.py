@@ -21,10 +21,10 @@ from unisono.bench.gpu_stages.records import reason_of, tell
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, Op
-from unisono.transports.cuda.cache import built, user_cache
-from unisono.transports.cuda.compiler import target_for
-from unisono.transports.cuda.driver_errors import Driver
-from unisono.transports.cuda.kernel_catalogue import reduction
+from unisono.transports.cuda.driver_api.errors import Driver
+from unisono.transports.cuda.kernels.cache import built, user_cache
+from unisono.transports.cuda.kernels.catalogue import reduction
+from unisono.transports.cuda.kernels.compiler import target_for
 from unisono.transports.reductions.definition import numpy_dtype, reduce_into
 
 SUM = OPERATIONS["sum"]

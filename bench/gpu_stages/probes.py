@@ -27,9 +27,9 @@ from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.errors import UnisonoError
 from unisono.operations import OPERATIONS
-from unisono.transports.cuda.context_fence import has_context_events
 from unisono.transports.cuda.device import Device, Event, Flags, Stream
-from unisono.transports.cuda.driver_errors import Driver
+from unisono.transports.cuda.driver_api.context_fence import has_context_events
+from unisono.transports.cuda.driver_api.errors import Driver
 from unisono.transports.cuda.issued_calls import Counters, IssuedCall, NextNumber
 
 HELD_S = 0.3
@@ -54,8 +54,8 @@ PREMISES = {
     CYCLIC: "device.py: numbers of flags in replays of graphs",
     GRAPHS: "driver.py: persistent calls are replayed as graphs",
     BESIDE: "ipc.py: side streams of a communicator beside the user's",
-    CAPTURES: "driver_errors.py: calls that are made in the relaxed mode",
-    FENCED: "context_fence.py: memory is released only after the work that uses it",
+    CAPTURES: "driver_api/errors.py: calls that are made in the relaxed mode",
+    FENCED: "driver_api/context_fence.py: memory is released only after the work that uses it",
     GONE: "nothing: memory returns to the pool by a stream of the pool's own",
     HANDED: "ipc.py: ranks that are processes order their streams by flags",
 }
@@ -295,7 +295,7 @@ def tell_cost(name: str, call: Callable[[], object], finish: Callable[[], object
 
 _GONE = """
 from unisono.errors import UnisonoError
-from unisono.transports.cuda.driver import CudaDevice
+from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 device = CudaDevice()
 for has_another in (False, True):
     stream = device.new_stream()

@@ -26,8 +26,8 @@ from unisono.foundation.program import begin
 from unisono.operations import OPERATIONS, Op
 from unisono.testing.quantisation import dequantised, with_feedback
 from unisono.transports.cuda.device import Extent
-from unisono.transports.cuda.driver_errors import Driver
-from unisono.transports.cuda.quantised_form import quantised_nbytes
+from unisono.transports.cuda.driver_api.errors import Driver
+from unisono.transports.cuda.kernels.quantised_form import quantised_nbytes
 from unisono.transports.reductions.definition import lift, reduce_into
 
 NAME = "compute-sanitizer"

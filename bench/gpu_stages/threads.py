@@ -25,8 +25,8 @@ from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 from unisono.transports.contracts.call import Extent, Signature
-from unisono.transports.cuda.driver import CudaDevice
-from unisono.transports.cuda.ipc import DeviceCollectives
+from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
+from unisono.transports.cuda.peers.collectives import DeviceCollectives
 from unisono.transports.executors.generic import GenericExecutor
 from unisono.transports.message.local import LocalNetwork
 

@@ -1,4 +1,4 @@
-"""Measures variants of the reduction kernels (`kernel_catalogue.VARIANTS`) in grids of several sizes.
+"""Measures variants of the reduction kernels (`kernels.catalogue.VARIANTS`) in grids of several sizes.
 
 A grid has at most so many blocks as the device runs at a time (1 wave), several waves of them, or one block for each
 tile that a block loads at a time. Records say which variant is kept, so that a faster one can take its place.
@@ -22,11 +22,11 @@ from unisono.bench.gpu_stages.records import reason_of, tell
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
-from unisono.transports.cuda.cache import built, user_cache
-from unisono.transports.cuda.compiler import target_for
-from unisono.transports.cuda.driver_errors import Driver
-from unisono.transports.cuda.kernel_catalogue import Kernel, reduction
-from unisono.transports.cuda.kernel_launcher import as_number, as_pointer, as_pointers
+from unisono.transports.cuda.driver_api.errors import Driver
+from unisono.transports.cuda.kernels.cache import built, user_cache
+from unisono.transports.cuda.kernels.catalogue import Kernel, reduction
+from unisono.transports.cuda.kernels.compiler import target_for
+from unisono.transports.cuda.kernels.launcher import as_number, as_pointer, as_pointers
 from unisono.transports.reductions.definition import numpy_dtype
 
 # The variants that can be faster, by operation.

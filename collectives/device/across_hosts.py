@@ -54,9 +54,9 @@ from unisono.transports.contracts.call import AnyArray, Extent, MemoryType, Sign
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Event, Extent as Copied, Stream
-from unisono.transports.cuda.message_run import MessageMemory, MessageRun
-from unisono.transports.cuda.peer_exchange import exchange
-from unisono.transports.cuda.staging import await_event
+from unisono.transports.cuda.executors.message_run import MessageMemory, MessageRun
+from unisono.transports.cuda.executors.staging import await_event
+from unisono.transports.cuda.peers.peer_exchange import exchange
 from unisono.transports.reductions.definition import numpy_dtype
 
 # Bytes of the whole vector that are in one segment.

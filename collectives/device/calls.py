@@ -51,7 +51,7 @@ from unisono.options import Options
 from unisono.transports.contracts.executor import Executor, Operation
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Event
-from unisono.transports.cuda.staging import await_event
+from unisono.transports.cuda.executors.staging import await_event
 from unisono.transports.nccl.collectives import NcclCollectives
 
 # How long `close` waits for the device.

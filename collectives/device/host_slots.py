@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from unisono.transports.cuda.device import Allocation, Device, Event
-from unisono.transports.cuda.staging import Pinned
+from unisono.transports.cuda.executors.staging import Pinned
 
 # Kernels and copies are fastest from multiples of this.
 _ALIGNMENT = 256

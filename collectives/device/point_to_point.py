@@ -35,8 +35,8 @@ from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray, MemoryType
 from unisono.transports.contracts.executor import Executor, Probe
 from unisono.transports.cuda.device import Device, Event, is_over
-from unisono.transports.cuda.pinned_pool import PinnedPool
-from unisono.transports.cuda.staging import await_event
+from unisono.transports.cuda.executors.staging import await_event
+from unisono.transports.cuda.memory.pinned_pool import PinnedPool
 
 # How long `close` waits for the device.
 _FAREWELL_S = 2.0

@@ -15,7 +15,7 @@ from unisono.collectives.device.result_array import DeviceArray, order_streams
 from unisono.errors import UsageError
 from unisono.transports.cuda.device import LEGACY_STREAM, Device, Stream
 from unisono.transports.cuda.devices import current_ordinal, device_of
-from unisono.transports.cuda.registered_memory import registry_of
+from unisono.transports.cuda.memory.registered import registry_of
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: str) -> Any:

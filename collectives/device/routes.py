@@ -26,12 +26,12 @@ from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
-from unisono.transports.cuda import staging
 from unisono.transports.cuda.device import Device, Event
-from unisono.transports.cuda.ipc import DeviceCollectives
-from unisono.transports.cuda.replays import Replays
-from unisono.transports.cuda.shown_arrays import Shown
-from unisono.transports.cuda.staging import Piece
+from unisono.transports.cuda.executors import staging
+from unisono.transports.cuda.executors.replays import Replays
+from unisono.transports.cuda.executors.staging import Piece
+from unisono.transports.cuda.peers.collectives import DeviceCollectives
+from unisono.transports.cuda.peers.shown_arrays import Shown
 from unisono.transports.reductions.definition import numpy_dtype
 from unisono.tuning.decide.choice import Explanation
 from unisono.tuning.decide.device_routes import LINK, routes_of

@@ -11,7 +11,7 @@ from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Stream
-from unisono.transports.cuda.ipc import DeviceCollectives
+from unisono.transports.cuda.peers.collectives import DeviceCollectives
 
 # Bytes of a slab of mapped memory.
 _SLAB_NBYTES = 4 << 20

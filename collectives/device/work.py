@@ -14,9 +14,9 @@ from unisono.errors import UsageError
 from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.executor import Operation
 from unisono.transports.cuda.device import Device, Event, Stream, is_over
-from unisono.transports.cuda.replays import Replays
-from unisono.transports.cuda.shown_arrays import Shown
-from unisono.transports.cuda.staging import await_event
+from unisono.transports.cuda.executors.replays import Replays
+from unisono.transports.cuda.executors.staging import await_event
+from unisono.transports.cuda.peers.shown_arrays import Shown
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,7 @@ from unisono.errors import CollectiveTimeoutError, UnisonoError
 from unisono.foundation.deadlines import Deadline
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda.device import Allocation, Device, Event, Extent, Stream, is_over
-from unisono.transports.cuda.staging import await_event
+from unisono.transports.cuda.executors.staging import await_event
 
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator

@@ -179,7 +179,7 @@ def test_gpu_stages_do_without_what_a_driver_is_wrong_about() -> None:
 
 
 HAS = """
-from unisono.transports.cuda.driver import CudaDevice
+from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 device = CudaDevice()
 print(device.has_flags(), device.has_graphs())
 """

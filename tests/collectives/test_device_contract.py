@@ -18,7 +18,7 @@ from unisono.operations import OPERATIONS, operation
 from unisono.testing.device_double import DeviceTrapError, Gpu
 from unisono.testing.device_gpu import LENIENCIES
 from unisono.transports.cuda.device import Extent
-from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS, dequantise, quantise, reduction, scaling
+from unisono.transports.cuda.kernels.catalogue import COPY_EXTENTS, dequantise, quantise, reduction, scaling
 
 DTYPE = DTYPES["float32"]
 

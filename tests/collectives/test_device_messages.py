@@ -23,7 +23,7 @@ from unisono.testing.device_arrays import DoubleArray, read
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import LEGACY_STREAM, Device, Stream
-from unisono.transports.cuda.staging import await_event
+from unisono.transports.cuda.executors.staging import await_event
 from unisono.transports.ucx import library
 
 pytestmark = pytest.mark.timeout(120)

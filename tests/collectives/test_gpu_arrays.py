@@ -27,8 +27,8 @@ from unisono.collectives.device import across_hosts
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM
-from unisono.transports.cuda.driver import CudaDevice
-from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS, dequantise, quantise, reduction
+from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
+from unisono.transports.cuda.kernels.catalogue import COPY_EXTENTS, dequantise, quantise, reduction
 
 pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
 pytestmark = pytest.mark.gpu

@@ -26,7 +26,7 @@ from unisono.testing.device_arrays import DoubleArray, device_double, read
 from unisono.testing.device_double import DeviceDouble, Gpu
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import LEGACY_STREAM, Stream
-from unisono.transports.cuda.registered_memory import Block, Registry
+from unisono.transports.cuda.memory.registered import Block, Registry
 
 pytestmark = pytest.mark.timeout(120)
 

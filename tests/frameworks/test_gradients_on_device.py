@@ -18,7 +18,7 @@ from unisono.collectives.device.workspace import Workspace
 from unisono.testing.device_arrays import DoubleArray, device_double, read
 from unisono.testing.quantisation import Quantised, dequantised, with_feedback
 from unisono.transports.cuda.device import Stream
-from unisono.transports.cuda.quantised_form import QUANTISED_BLOCK
+from unisono.transports.cuda.kernels.quantised_form import QUANTISED_BLOCK
 
 pytestmark = pytest.mark.timeout(120)
 

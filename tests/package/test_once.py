@@ -13,7 +13,7 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 from unisono.foundation.once import once_per_process
-from unisono.transports.cuda.process_token import process_token
+from unisono.transports.cuda.peers.process_token import process_token
 
 THREADS = 4
 

@@ -17,7 +17,7 @@ import pytest
 from support.deadlines import DEADLINE_S
 
 import unisono
-from unisono.transports.cuda.kernel_catalogue import KERNELS, SHARED_HEADERS
+from unisono.transports.cuda.kernels.catalogue import KERNELS, SHARED_HEADERS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
@@ -82,7 +82,8 @@ def check_wheel(wheel: Path) -> None:
         assert f"unisono/{folder}/__init__.py" in names
     assert [name for name in names if name.startswith("unisono/transports/_core.") and name.endswith(".so")]
     for_gpus = {
-        f"unisono/transports/cuda/kernels/{path.relative_to(KERNELS)}" for path in KERNELS.rglob("*") if path.is_file()
+        f"unisono/transports/cuda/kernels/{path.relative_to(KERNELS)}"
+        for path in [*KERNELS.glob("*.cuh"), *(KERNELS / "standard").iterdir()]
     }
     for_gpus |= {f"unisono/transports/native/core/kernels/{name}" for name in SHARED_HEADERS}
     assert for_gpus <= set(names)

@@ -15,8 +15,8 @@ from typing import Any
 
 from support.deadlines import DEADLINE_S
 
-from unisono.transports.cuda.compiler import defines
-from unisono.transports.cuda.kernel_catalogue import KERNELS, MOST_SOURCES, SHARED, Kernel, Macros
+from unisono.transports.cuda.kernels.catalogue import KERNELS, MOST_SOURCES, SHARED, Kernel, Macros
+from unisono.transports.cuda.kernels.compiler import defines
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "build" / "cuda_on_host"

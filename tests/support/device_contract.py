@@ -21,7 +21,7 @@ from unisono.testing.device_double import Gpu
 from unisono.testing.quantisation import dequantised, with_feedback
 from unisono.transports.cuda.device import Allocation, Device, Extent, Stream
 from unisono.transports.cuda.issued_calls import Counters, IssuedCall, NextNumber
-from unisono.transports.cuda.quantised_form import quantised_nbytes
+from unisono.transports.cuda.kernels.quantised_form import quantised_nbytes
 from unisono.transports.reductions.definition import lift, reduce_into
 
 PATIENCE_S = 20.0
@@ -102,7 +102,7 @@ class Bench:
 
 def driver_bench() -> Bench:
     """Return a bench over the GPU of this machine, or over the double of its driver."""
-    from unisono.transports.cuda.driver import CudaDevice
+    from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 
     return Bench(CudaDevice())
 

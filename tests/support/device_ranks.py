@@ -16,7 +16,7 @@ from unisono.operations import Op, operation
 from unisono.testing import oracles
 from unisono.testing.device_double import Gpu
 from unisono.transports.contracts.call import Extent, Signature
-from unisono.transports.cuda.ipc import DeviceCollectives
+from unisono.transports.cuda.peers.collectives import DeviceCollectives
 
 WAIT_S = 30.0
 GUARD_NBYTES = 64

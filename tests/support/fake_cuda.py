@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from support.cuda_on_host import COMPILER, ROOT, built_library, libraries_of
 
-from unisono.transports.cuda import kernel_launcher
-from unisono.transports.cuda.kernel_catalogue import Kernel
+from unisono.transports.cuda.kernels import launcher
+from unisono.transports.cuda.kernels.catalogue import Kernel
 
 SOURCE = ROOT / "tests" / "native" / "fake_libcuda.cpp"
 NAME = "libcuda.so.1"
@@ -88,4 +88,4 @@ def use(monkeypatch: pytest.MonkeyPatch, kernels: Sequence[Kernel] = (), exchang
         libraries = [*libraries_of(kernels), *libraries_of(exchanging, "-DUNISONO_WARPS")]
         monkeypatch.setenv(KERNELS, ":".join(map(str, libraries)))
         # The double runs kernels compiled for the host. So NVRTC need not compile them.
-        monkeypatch.setattr(kernel_launcher, "built", lambda kernel, target, folder: b"\x7fELF")
+        monkeypatch.setattr(launcher, "built", lambda kernel, target, folder: b"\x7fELF")

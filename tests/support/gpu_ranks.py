@@ -17,8 +17,8 @@ from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 from unisono.transports.contracts.call import Extent, Signature
-from unisono.transports.cuda import kernel_launcher
-from unisono.transports.cuda.ipc import DeviceCollectives
+from unisono.transports.cuda.kernels import launcher
+from unisono.transports.cuda.peers.collectives import DeviceCollectives
 
 MAPPED = [
     (collective, name)
@@ -33,14 +33,14 @@ def use_driver() -> None:
     """Let this rank use the GPU, or else the driver's double with the kernels that the test has compiled for it."""
     if not fake_cuda.has_gpu():
         ctypes.CDLL(str(fake_cuda.folder() / fake_cuda.NAME), ctypes.RTLD_GLOBAL)
-        kernel_launcher.built = lambda kernel, target, folder: b"\x7fELF"
+        launcher.built = lambda kernel, target, folder: b"\x7fELF"
 
 
 @contextlib.contextmanager
 def cuda_bench(*, native: bool = True) -> Iterator[Bench]:
     """Yield a bench over a `CudaDevice`."""
     use_driver()
-    from unisono.transports.cuda.driver import CudaDevice
+    from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 
     bench = Bench(CudaDevice(native=native))
     yield bench

@@ -11,7 +11,7 @@ from support.cuda_on_host import libraries_of
 from unisono.bench.gpu_stages import sanitizer, variants
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
-from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS, dequantise, quantise, reduction, scaling
+from unisono.transports.cuda.kernels.catalogue import COPY_EXTENTS, dequantise, quantise, reduction, scaling
 
 FLOAT, SUM = DTYPES["float32"], OPERATIONS["sum"]
 KERNELS = (

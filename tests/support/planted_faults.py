@@ -342,7 +342,7 @@ FAULTS = (
     ),
     Fault(
         "images_of_device_arrays_are_too_short",
-        "transports/cuda/layout.py",
+        "transports/cuda/executors/layout.py",
         "split(length, segments, 0)[1] * itemsize + _PACK",
         "itemsize",
         ("tests/transports/test_cuda_ipc.py",),

@@ -14,10 +14,9 @@ from support.sass import Instruction, disassembled, disassembler, loads_behind_s
 from unisono.dtypes import DTYPES
 from unisono.errors import InternalError, TransportUnavailableError
 from unisono.operations import OPERATIONS
-from unisono.transports.cuda import cache, compiler
-from unisono.transports.cuda.cache import built, user_cache
-from unisono.transports.cuda.compiler import MACHINES, Compiled, compile_kernel, fingerprint, target_for
-from unisono.transports.cuda.kernel_catalogue import (
+from unisono.transports.cuda.kernels import cache, compiler
+from unisono.transports.cuda.kernels.cache import built, user_cache
+from unisono.transports.cuda.kernels.catalogue import (
     COPY_EXTENTS,
     MOST_SOURCES,
     VARIANTS,
@@ -27,6 +26,7 @@ from unisono.transports.cuda.kernel_catalogue import (
     reduction,
     scaling,
 )
+from unisono.transports.cuda.kernels.compiler import MACHINES, Compiled, compile_kernel, fingerprint, target_for
 
 SMALL = reduction(DTYPES["int32"], OPERATIONS["sum"], 2)
 
@@ -249,8 +249,8 @@ def test_user_without_a_home_has_no_kernel_cache(monkeypatch: pytest.MonkeyPatch
 def test_nvrtc_is_loaded_from_packages_in_any_folder_of_sys_path(tmp_path: Path) -> None:
     # Without site, as after `pip install --target`: the folder is in PYTHONPATH, and no site folder of this Python.
     program = (
-        "from unisono.transports.cuda.compiler import compile_kernel, version\n"
-        "from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS\n"
+        "from unisono.transports.cuda.kernels.compiler import compile_kernel, version\n"
+        "from unisono.transports.cuda.kernels.catalogue import COPY_EXTENTS\n"
         "compile_kernel(COPY_EXTENTS, 'sm_90')\n"
         "print(version())"
     )

@@ -15,13 +15,13 @@ from support.cuda_on_host import Run, address, compiled
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.testing.quantisation import dequantised, quantised, with_feedback
-from unisono.transports.cuda.kernel_catalogue import (
+from unisono.transports.cuda.kernels.catalogue import (
     BLOCK_THREADS,
     COPY_EXTENTS,
     dequantise,
     quantise,
 )
-from unisono.transports.cuda.quantised_form import QUANTISED_BLOCK, quantised_nbytes, scales_offset
+from unisono.transports.cuda.kernels.quantised_form import QUANTISED_BLOCK, quantised_nbytes, scales_offset
 
 SOURCES = ["float16", "bfloat16", "float32"]
 CODES = ["int8", "float8_e4m3fn", "float8_e5m2"]

@@ -26,9 +26,6 @@ from unisono.cli.machine.gpu_checks import gpu_findings
 from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError, InternalError, TransportUnavailableError, UsageError
 from unisono.operations import OPERATIONS, Lower, Op
-from unisono.transports.cuda import kernel_launcher
-from unisono.transports.cuda.cache import built
-from unisono.transports.cuda.compiler import version
 from unisono.transports.cuda.device import (
     ALLOCATION_NBYTES,
     LEGACY_STREAM,
@@ -40,13 +37,16 @@ from unisono.transports.cuda.device import (
     is_over,
 )
 from unisono.transports.cuda.devices import current_ordinal, device_of
-from unisono.transports.cuda.host_memory import HostMemory
-from unisono.transports.cuda.ipc_probe import try_sharing
-from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, reduction, scaling
-from unisono.transports.cuda.kernel_launcher import require_suitable
+from unisono.transports.cuda.kernels import launcher
+from unisono.transports.cuda.kernels.cache import built
+from unisono.transports.cuda.kernels.catalogue import MOST_SOURCES, reduction, scaling
+from unisono.transports.cuda.kernels.compiler import version
+from unisono.transports.cuda.kernels.launcher import require_suitable
+from unisono.transports.cuda.memory.host import HostMemory
+from unisono.transports.cuda.peers.probe import try_sharing
 from unisono.transports.reductions.definition import lift, reduce_into
 
-driver = pytest.importorskip("unisono.transports.cuda.driver")
+driver = pytest.importorskip("unisono.transports.cuda.driver_api.cuda_device")
 pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
 
 pytestmark = pytest.mark.gpu
@@ -319,7 +319,7 @@ def test_ipc_handles_do_not_open_in_the_exporting_process(device: Any) -> None:
 
 def ring_of_processes(world: Any) -> list[int]:
     """Write into the next rank's memory; return the values that the previous rank has written into this rank's."""
-    from unisono.transports.cuda.driver import CudaDevice
+    from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 
     device, next_rank = CudaDevice(), (world.rank + 1) % world.size
     stream, memory, event = device.new_stream(), device.allocate(64), device.new_event(shared=True)
@@ -522,7 +522,7 @@ def test_driver_double_ends_a_process_that_misuses_memory_or_streams(misuse: str
 
 MISUSE = """
 import sys, time
-from unisono.transports.cuda.driver import CudaDevice
+from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 device = CudaDevice()
 stream, memory, flags = device.new_stream(), device.allocate(4096), device.new_flags(1)
 device.await_flag(flags, 0, 1, stream)
@@ -758,7 +758,7 @@ def output_of(program: str) -> str:
 
 FORKED_BEFORE = """
 import os
-from unisono.transports.cuda.driver import CudaDevice
+from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 for _ in range(2):
     if not os.fork():
         device = CudaDevice()
@@ -785,7 +785,7 @@ os.wait()
 """
 
 ENDS_WHILE_STUCK = """
-from unisono.transports.cuda.driver import CudaDevice
+from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 device = CudaDevice()
 device.free(device.allocate(1))
 """
@@ -842,7 +842,7 @@ def test_driver_loads_code_of_its_major_version_and_no_newer_ptx(
 def test_device_loads_and_launches_kernels_of_nvrtc(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: Any, stream: Stream
 ) -> None:
-    monkeypatch.setattr(kernel_launcher, "built", lambda kernel, target, _: built(kernel, target, tmp_path))
+    monkeypatch.setattr(launcher, "built", lambda kernel, target, _: built(kernel, target, tmp_path))
     memory = uploaded(device, np.full(64, 1.5, np.float32), stream)
     device.reduce(memory.pointer, [memory.pointer] * 2, 64, DTYPES["float32"], OPERATIONS["sum"], 1, stream)
     assert downloaded(device, memory.pointer, np.empty(64, np.float32), stream).tolist() == [3.0] * 64
@@ -851,7 +851,7 @@ def test_device_loads_and_launches_kernels_of_nvrtc(
 
 ATTEMPT = """
 from unisono.errors import TransportUnavailableError
-from unisono.transports.cuda.driver import CudaDevice
+from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 try:
     CudaDevice()
 except TransportUnavailableError as error:

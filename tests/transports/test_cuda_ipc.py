@@ -26,7 +26,7 @@ from unisono.dtypes import DTYPES
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.operations import OPERATIONS, Op
 from unisono.testing.device_double import Gpu
-from unisono.transports.cuda import ipc, peer_exchange
+from unisono.transports.cuda.peers import collectives as device_collectives, peer_exchange
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -505,8 +505,8 @@ def call_again(executor: Any) -> list[int]:
     runs = list[int]()
     with device_rank(executor, 6) as rank, pytest.MonkeyPatch.context() as patch:
         made = list[Any]()
-        run = ipc.SegmentRun
-        patch.setattr(ipc, "SegmentRun", lambda *args: made.append(run(*args)) or made[-1])
+        run = device_collectives.SegmentRun
+        patch.setattr(device_collectives, "SegmentRun", lambda *args: made.append(run(*args)) or made[-1])
         call, longer = DeviceCall(count=300, dtype="int64"), DeviceCall(count=1 << 19)
         operands, others = rank.operands(call), rank.operands(call)
         for number, on in enumerate((operands, operands, others, operands, None, operands, operands)):

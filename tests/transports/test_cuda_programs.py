@@ -19,9 +19,9 @@ from unisono.errors import AbortedError
 from unisono.operations import OPERATIONS, Op
 from unisono.transports import _core
 from unisono.transports.cuda.issued_calls import Counters, IssuedCall, NextNumber
-from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, reduction, scaling
+from unisono.transports.cuda.kernels.catalogue import MOST_SOURCES, reduction, scaling
 
-driver = pytest.importorskip("unisono.transports.cuda.driver")
+driver = pytest.importorskip("unisono.transports.cuda.driver_api.cuda_device")
 pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
 
 pytestmark = pytest.mark.gpu

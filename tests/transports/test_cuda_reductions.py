@@ -18,7 +18,7 @@ from support.cuda_on_host import BUILT, COMPILER, OPTIONS, Run, address, address
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import OPERATIONS, Op
-from unisono.transports.cuda.kernel_catalogue import BLOCK_THREADS, MOST_SOURCES, VARIANTS, reduction
+from unisono.transports.cuda.kernels.catalogue import BLOCK_THREADS, MOST_SOURCES, VARIANTS, reduction
 from unisono.transports.reductions.definition import reduce_into
 
 REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPERATIONS if DTYPES[dtype].kind in OPERATIONS[op].kinds]

@@ -20,8 +20,8 @@ from support.outcomes import error_of
 import unisono as un
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.testing.device_double import DeviceTrapError, Gpu
-from unisono.transports.cuda import replays
-from unisono.transports.cuda.replays import can_replay
+from unisono.transports.cuda.executors import replays
+from unisono.transports.cuda.executors.replays import can_replay
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -28,8 +28,8 @@ import unisono as un
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 from unisono.transports.contracts.call import Extent, Signature
-from unisono.transports.cuda.ipc import DeviceCollectives
-from unisono.transports.cuda.kernel_catalogue import reduction
+from unisono.transports.cuda.kernels.catalogue import reduction
+from unisono.transports.cuda.peers.collectives import DeviceCollectives
 
 pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
 pytestmark = pytest.mark.gpu

@@ -34,7 +34,7 @@ from unisono.collectives.arrays.dlpack import typestr
 from unisono.collectives.device import across_hosts
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, operation
-from unisono.transports.cuda.kernel_catalogue import COPY_EXTENTS, reduction
+from unisono.transports.cuda.kernels.catalogue import COPY_EXTENTS, reduction
 from unisono.transports.nccl import library
 from unisono.transports.nccl.collectives import SHARED_GPU_VARIABLE, refusal_of_all
 from unisono.transports.nccl.refusals import COLLECTIVES, refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.transports.cuda.peer_board import RING, Board, mark_of
+from unisono.transports.cuda.peers.peer_board import RING, Board, mark_of
 
 DIGEST = 0xFEDCBA9876543210
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.testing.device_double import Gpu
-from unisono.transports.cuda.pinned_pool import PinnedPool
+from unisono.transports.cuda.memory.pinned_pool import PinnedPool
 
 
 def test_pinned_memory_is_used_again_when_nothing_refers_to_it() -> None:

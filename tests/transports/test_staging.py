@@ -9,7 +9,7 @@ import pytest
 from unisono.errors import CollectiveTimeoutError, PeerLostError
 from unisono.foundation.deadlines import Deadline
 from unisono.testing.device_double import Gpu
-from unisono.transports.cuda.staging import StagedPart, Staging, await_event
+from unisono.transports.cuda.executors.staging import StagedPart, Staging, await_event
 
 N = 1000
 PATIENCE_S = 20.0

@@ -29,8 +29,8 @@ A stream raises a flag after its work, and a stream of the owner waits until the
 Devices with *graphs* keep work on one stream as a graph, and issue all of it again by one call. Its flags have the same
 numbers each time.
 
-`CudaDevice` (`driver.py`) is the real device. The tests use a hostile one on host memory: it does all work as late and
-in as bad an order as the rules allow, and reports every violation of them.
+`CudaDevice` (`driver_api/cuda_device.py`) is the real device. The tests use a hostile one on host memory: it does all
+work as late and in as bad an order as the rules allow, and reports every violation of them.
 """
 
 from __future__ import annotations

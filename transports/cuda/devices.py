@@ -14,13 +14,13 @@ Factory: TypeAlias = Callable[[int], Device]
 
 
 def _driver(ordinal: int) -> Device:
-    from unisono.transports.cuda.driver import CudaDevice
+    from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 
     return CudaDevice(ordinal)
 
 
 def _current_of_driver() -> int:
-    from unisono.transports.cuda.driver import current_ordinal
+    from unisono.transports.cuda.driver_api.cuda_device import current_ordinal
 
     return current_ordinal()
 

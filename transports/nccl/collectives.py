@@ -44,8 +44,8 @@ from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Stream, is_over
-from unisono.transports.cuda.ipc import Watch
-from unisono.transports.cuda.peer_exchange import exchange
+from unisono.transports.cuda.peers.collectives import Watch
+from unisono.transports.cuda.peers.peer_exchange import exchange
 from unisono.transports.executors.polling import pauses_of_polling
 from unisono.transports.nccl.library import Library, NcclComm, loaded, version_text
 from unisono.transports.nccl.refusals import BYTE, DTYPES, operation_number

@@ -16,7 +16,7 @@ from unisono.foundation.deadlines import Deadline
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import Device, Stream
-from unisono.transports.cuda.staging import await_event
+from unisono.transports.cuda.executors.staging import await_event
 
 _PATIENCE_S = 30.0
 

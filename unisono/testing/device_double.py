@@ -45,9 +45,9 @@ from unisono.transports.cuda.device import (
     PointerFacts,
     Stream,
 )
-from unisono.transports.cuda.host_memory import HANDLE_NBYTES
 from unisono.transports.cuda.issued_calls import IssuedCall, NextNumber, issue
-from unisono.transports.cuda.quantised_form import QUANTISED_BLOCK, quantised_nbytes, scales_offset
+from unisono.transports.cuda.kernels.quantised_form import QUANTISED_BLOCK, quantised_nbytes, scales_offset
+from unisono.transports.cuda.memory.host import HANDLE_NBYTES
 from unisono.transports.reductions.definition import lift, numpy_dtype, reduce_into
 
 __all__ = ["DeviceDouble", "DeviceTrapError", "Gpu"]

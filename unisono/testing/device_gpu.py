@@ -31,8 +31,8 @@ from unisono.transports.cuda.device import (
     PointerFacts,
     Stream,
 )
-from unisono.transports.cuda.host_memory import Handle
 from unisono.transports.cuda.issued_calls import IssuedCall
+from unisono.transports.cuda.memory.host import Handle
 
 LENIENCIES = {
     "eager": "work is done when it is issued",

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unisono.testing.device_clocks import AccessHistory, Clock, Words, load_clock, store_clock
-from unisono.transports.cuda.host_memory import Handle, HostMemory
+from unisono.transports.cuda.memory.host import Handle, HostMemory
 
 _FACTS_NBYTES = 1 << 16
 _MOST_OPENERS = 64

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.transports.cuda.quantised_form import QUANTISED_BLOCK
+from unisono.transports.cuda.kernels.quantised_form import QUANTISED_BLOCK
 
 GREATEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 

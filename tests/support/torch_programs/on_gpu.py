@@ -15,7 +15,7 @@ from unisono.foundation.deadlines import Deadline
 from unisono.frameworks.torch.backend import BASE
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices
-from unisono.transports.cuda.staging import await_event
+from unisono.transports.cuda.executors.staging import await_event
 
 
 class GpuTensor(torch.Tensor):

@@ -3,7 +3,7 @@
 // All functions are compiled for the device without marks (NVRTC's -default-device). Grids and blocks have one
 // dimension, and blocks have `block_threads` threads.
 //
-// Macros choose variants of kernels (`kernel_catalogue.py`). All of them compute the same bits.
+// Macros choose variants of kernels (`catalogue.py`). All of them compute the same bits.
 #pragma once
 
 #include <stdint.h>

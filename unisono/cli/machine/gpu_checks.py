@@ -11,7 +11,7 @@ from unisono.errors import UnisonoError
 
 
 def _driver(results: dict[str, Any]) -> str:
-    from unisono.transports.cuda.driver_errors import Driver
+    from unisono.transports.cuda.driver_api.errors import Driver
 
     results["driver"] = driver = Driver()
     devices = driver("cuDeviceGetCount")
@@ -19,13 +19,13 @@ def _driver(results: dict[str, Any]) -> str:
 
 
 def _compiler(results: dict[str, Any]) -> str:
-    from unisono.transports.cuda.compiler import version
+    from unisono.transports.cuda.kernels.compiler import version
 
     return "of CUDA {}.{}".format(*version())
 
 
 def _device(results: dict[str, Any]) -> str:
-    from unisono.transports.cuda.driver import CudaDevice
+    from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 
     results["device"] = device = CudaDevice()
     return f"{device.name}, {device.uuid}"
@@ -38,7 +38,7 @@ def _memory(results: dict[str, Any]) -> str:
 
 
 def _topology(results: dict[str, Any]) -> str:
-    from unisono.transports.cuda.driver import CudaDevice
+    from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 
     devices = [CudaDevice(ordinal) for ordinal in range(results["driver"]("cuDeviceGetCount"))]
     if len(devices) == 1:
@@ -50,7 +50,7 @@ def _topology(results: dict[str, Any]) -> str:
 
 
 def _sharing(results: dict[str, Any]) -> str:
-    from unisono.transports.cuda.ipc_probe import try_sharing
+    from unisono.transports.cuda.peers.probe import try_sharing
 
     way = try_sharing(results["device"])
     return f"another process opened the memory, and read the written data in the order of {way}"

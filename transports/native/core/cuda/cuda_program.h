@@ -2,7 +2,7 @@
 //!
 //! Theory of operation
 //! -------------------
-//! Python decides which calls a collective makes (`transports/cuda/executor.py`), and issues them once by itself. When
+//! Python decides which calls a collective makes (`transports/cuda/executors/executor.py`), and issues them once by itself. When
 //! the same collective is called again with the same arrays, the same calls issue it. Only the numbers of flags grow.
 //! So a program holds the calls, and for each flag the counter of its numbers.
 //!

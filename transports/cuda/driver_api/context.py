@@ -6,7 +6,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from unisono.transports.cuda.driver_errors import ContextLostError, Driver
+from unisono.transports.cuda.driver_api.errors import ContextLostError, Driver
 
 
 class CurrentContext:

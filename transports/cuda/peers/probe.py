@@ -147,7 +147,7 @@ class _Other:
     """The other process. It closes what it has opened when the body ends."""
 
     def __init__(self, ordinal: int, way: str) -> None:
-        command = python_command("from unisono.transports.cuda.ipc_probe import main; main()", str(ordinal), way)
+        command = python_command("from unisono.transports.cuda.peers.probe import main; main()", str(ordinal), way)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -187,7 +187,7 @@ def _wait(device: Device, event: Event) -> None:
 
 def main() -> None:
     """Run the other process."""
-    from unisono.transports.cuda.driver import CudaDevice
+    from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 
     device = CudaDevice(int(sys.argv[1]))
     stream, event = device.new_stream(), device.new_event()

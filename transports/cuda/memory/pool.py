@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from unisono.transports.cuda.context import CurrentContext
 from unisono.transports.cuda.device import Allocation, Stream
-from unisono.transports.cuda.driver_errors import ContextLostError, Driver
+from unisono.transports.cuda.driver_api.context import CurrentContext
+from unisono.transports.cuda.driver_api.errors import ContextLostError, Driver
 
 # So much memory that nobody uses is not returned to the system.
 KEPT_NBYTES = 256 << 20

@@ -21,12 +21,12 @@ from unisono.errors import TransportUnavailableError
 from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import Call, Extent, Signature
 from unisono.transports.contracts.executor import Executor
-from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device
-from unisono.transports.cuda.host_memory import Handle, HostMemory
-from unisono.transports.cuda.peer_board import CHANNELS, Board
-from unisono.transports.cuda.process_token import process_token
-from unisono.transports.cuda.replays import MOST_RANKS, GraphFlags
+from unisono.transports.cuda.executors.replays import MOST_RANKS, GraphFlags
+from unisono.transports.cuda.memory.host import Handle, HostMemory
+from unisono.transports.cuda.peers.channel import Channel
+from unisono.transports.cuda.peers.peer_board import CHANNELS, Board
+from unisono.transports.cuda.peers.process_token import process_token
 from unisono.transports.executors.polling import pauses_of_polling
 
 

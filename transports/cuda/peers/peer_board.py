@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono.transports.cuda.host_memory import Handle, HostMemory
+from unisono.transports.cuda.memory.host import Handle, HostMemory
 
 CHANNELS = 2
 # The number of records of a channel that peers may not have followed yet.

@@ -13,10 +13,10 @@ from unisono.dtypes import DType
 from unisono.operations import Op
 from unisono.transports import _core
 from unisono.transports.cuda.device import Event, Flags, Stream
-from unisono.transports.cuda.driver_errors import Driver
+from unisono.transports.cuda.driver_api.errors import Driver
 from unisono.transports.cuda.issued_calls import IssuedCall, NextNumber
-from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES
-from unisono.transports.cuda.kernel_launcher import Launcher, as_pointers, packed, reduction_launch
+from unisono.transports.cuda.kernels.catalogue import MOST_SOURCES
+from unisono.transports.cuda.kernels.launcher import Launcher, as_pointers, packed, reduction_launch
 
 
 class NativePrograms:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from unisono.errors import TransportUnavailableError
-from unisono.transports.cuda.registered_memory import Block, Registry
+from unisono.transports.cuda.memory.registered import Block, Registry
 
 # The addresses in this process of INPUT and OUTPUT of each rank; 0 for an array that is not shown.
 Shown: TypeAlias = "tuple[tuple[int, int], ...]"

@@ -17,9 +17,9 @@ import threading
 from typing import Any
 
 from unisono.errors import UsageError
-from unisono.transports.cuda.context import CurrentContext
 from unisono.transports.cuda.device import LEGACY_STREAM
-from unisono.transports.cuda.driver_errors import ContextLostError, Driver
+from unisono.transports.cuda.driver_api.context import CurrentContext
+from unisono.transports.cuda.driver_api.errors import ContextLostError, Driver
 
 # The first version of CUDA whose drivers record events of a context.
 _EVENTS_VERSION = (12, 5)

@@ -26,9 +26,6 @@ from unisono.errors import AbortedError, InternalError, TransportUnavailableErro
 from unisono.foundation.deadlines import Deadline
 from unisono.operations import Op
 from unisono.transports.contracts.call import AnyArray
-from unisono.transports.cuda.cache import user_cache
-from unisono.transports.cuda.context import CurrentContext
-from unisono.transports.cuda.context_fence import ContextFence, has_context_events
 from unisono.transports.cuda.device import (
     ALLOCATION_NBYTES,
     RELEASED,
@@ -41,12 +38,14 @@ from unisono.transports.cuda.device import (
     Stream,
     is_over,
 )
-from unisono.transports.cuda.device_tables import Tables
-from unisono.transports.cuda.driver_errors import ContextLostError, Driver
-from unisono.transports.cuda.host_memory import Handle, HostMemory
+from unisono.transports.cuda.driver_api.context import CurrentContext
+from unisono.transports.cuda.driver_api.context_fence import ContextFence, has_context_events
+from unisono.transports.cuda.driver_api.errors import ContextLostError, Driver
+from unisono.transports.cuda.driver_api.native_programs import NativePrograms
 from unisono.transports.cuda.issued_calls import IssuedCall, issue
-from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES
-from unisono.transports.cuda.kernel_launcher import (
+from unisono.transports.cuda.kernels.cache import user_cache
+from unisono.transports.cuda.kernels.catalogue import MOST_SOURCES
+from unisono.transports.cuda.kernels.launcher import (
     KernelLaunch,
     Launcher,
     as_number,
@@ -59,10 +58,11 @@ from unisono.transports.cuda.kernel_launcher import (
     reduction_launch,
     scaling_launch,
 )
-from unisono.transports.cuda.memory_pool import MemoryPool
-from unisono.transports.cuda.native_programs import NativePrograms
-from unisono.transports.cuda.process_token import TOKEN_NBYTES, process_token
-from unisono.transports.cuda.reaper import Reaper
+from unisono.transports.cuda.kernels.tables import Tables
+from unisono.transports.cuda.memory.host import Handle, HostMemory
+from unisono.transports.cuda.memory.pool import MemoryPool
+from unisono.transports.cuda.memory.reaper import Reaper
+from unisono.transports.cuda.peers.process_token import TOKEN_NBYTES, process_token
 from unisono.transports.executors.polling import pauses_of_polling
 from unisono.transports.reductions.definition import factor_of
 

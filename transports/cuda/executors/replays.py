@@ -23,11 +23,11 @@ from typing import Any
 
 from unisono.algorithms.ir.plan import Plan, Signal, Wait
 from unisono.algorithms.ir.walk import steps_as_run
-from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Flags, Graph, Stream
-from unisono.transports.cuda.executor import Bound
+from unisono.transports.cuda.executors.executor import Bound
 from unisono.transports.cuda.issued_calls import IssuedCall
-from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES
+from unisono.transports.cuda.kernels.catalogue import MOST_SOURCES
+from unisono.transports.cuda.peers.channel import Channel
 
 # The most persistent calls of a communicator that have flags for graphs, counted by array.
 MOST_CALLS = 64

@@ -30,7 +30,7 @@ from typing import Any
 from unisono.errors import InternalError
 from unisono.transports.cuda.device import ALLOCATION_NBYTES, Allocation, Device, Event, Flags, Stream
 from unisono.transports.cuda.issued_calls import Counters, NextNumber
-from unisono.transports.cuda.peer_board import RING, Board, Slab
+from unisono.transports.cuda.peers.peer_board import RING, Board, Slab
 
 
 class Channel:

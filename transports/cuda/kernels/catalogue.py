@@ -1,7 +1,7 @@
 """The kernels by operation and dtype, as C++ source.
 
 Each kernel is compiled by itself, so a program waits only for those that it uses. The parameters of kernels are
-declared in `kernels/` (`reduce.cuh`, `scale.cuh`, `extents.cuh`, `quantise.cuh`). Blocks and grids have one dimension,
+declared here (`reduce.cuh`, `scale.cuh`, `extents.cuh`, `quantise.cuh`). Blocks and grids have one dimension,
 and grids may have any size.
 
 Reductions have variants, which macros choose. All compute the same bits. `make gpu` measures them, so that the fastest
@@ -18,9 +18,9 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import OPERATIONS, Combine, Lower, Op
 
-KERNELS = Path(__file__).parent / "kernels"
+KERNELS = Path(__file__).parent
 # The arithmetic that GPUs and processors share.
-SHARED = Path(__file__).parents[1] / "native" / "core" / "kernels"
+SHARED = Path(__file__).parents[2] / "native" / "core" / "kernels"
 SHARED_HEADERS = ("kernel_operations.h", "narrow_floats.h", "unaligned.h")
 
 BLOCK_THREADS = 512  # the threads of a block, unless macros say otherwise

@@ -32,12 +32,12 @@ from unisono.errors import MismatchError, PeerLostError
 from unisono.operations import Lower, Op
 from unisono.transports.contracts.call import Call, Extent, Signature
 from unisono.transports.contracts.transport import Traffic
-from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Stream
+from unisono.transports.cuda.executors.layout import Layout, Place
 from unisono.transports.cuda.issued_calls import IssuedCall, Method
-from unisono.transports.cuda.layout import Layout, Place
-from unisono.transports.cuda.peer_board import mark_of
-from unisono.transports.cuda.shown_arrays import Shown
+from unisono.transports.cuda.peers.channel import Channel
+from unisono.transports.cuda.peers.peer_board import mark_of
+from unisono.transports.cuda.peers.shown_arrays import Shown
 from unisono.transports.executors.lane import Lane, Posted
 
 ABLE: tuple[type, ...] = (Copy, Reduce, Read, ReadReduce, Signal, Wait)

@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from unisono.transports.cuda.compiler import compile_kernel, fingerprint, is_ptx
-from unisono.transports.cuda.kernel_catalogue import Kernel
+from unisono.transports.cuda.kernels.catalogue import Kernel
+from unisono.transports.cuda.kernels.compiler import compile_kernel, fingerprint, is_ptx
 from unisono.transports.host.whole_file import whole_file
 
 

@@ -50,14 +50,14 @@ from unisono.errors import (
 from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.contracts.transport import Traffic
-from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Stream, is_over
-from unisono.transports.cuda.executor import ABLE, Bound, RepeatedCalls, SegmentRun, bind, load_kernels
+from unisono.transports.cuda.executors.executor import ABLE, Bound, RepeatedCalls, SegmentRun, bind, load_kernels
+from unisono.transports.cuda.executors.replays import Replays
 from unisono.transports.cuda.issued_calls import IssuedCall
-from unisono.transports.cuda.peer_exchange import PeerExchange, exchange
-from unisono.transports.cuda.registered_memory import registry_of
-from unisono.transports.cuda.replays import Replays
-from unisono.transports.cuda.shown_arrays import Piece, Shown, ShownArrays
+from unisono.transports.cuda.memory.registered import registry_of
+from unisono.transports.cuda.peers.channel import Channel
+from unisono.transports.cuda.peers.peer_exchange import PeerExchange, exchange
+from unisono.transports.cuda.peers.shown_arrays import Piece, Shown, ShownArrays
 from unisono.transports.executors.plan_checks import check_plan, check_reads
 from unisono.transports.executors.polling import pauses_of_polling, wait_by_polling
 

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, TypeAlias
 from unisono.dtypes import DType
 from unisono.errors import TransportUnavailableError
 from unisono.operations import Op
-from unisono.transports.cuda.cache import built
-from unisono.transports.cuda.compiler import is_ptx, target_for, version
 from unisono.transports.cuda.device import Extent
-from unisono.transports.cuda.driver_errors import INSTALL_DRIVER, Driver
-from unisono.transports.cuda.kernel_catalogue import (
+from unisono.transports.cuda.driver_api.errors import INSTALL_DRIVER, Driver
+from unisono.transports.cuda.kernels.cache import built
+from unisono.transports.cuda.kernels.catalogue import (
     BLOCK_THREADS,
     COPY_EXTENTS,
     MOST_SOURCES,
@@ -30,7 +29,8 @@ from unisono.transports.cuda.kernel_catalogue import (
     reduction,
     scaling,
 )
-from unisono.transports.cuda.quantised_form import quantised_nbytes, scales_offset
+from unisono.transports.cuda.kernels.compiler import is_ptx, target_for, version
+from unisono.transports.cuda.kernels.quantised_form import quantised_nbytes, scales_offset
 
 _PACK_NBYTES = 16
 # The first version of CUDA whose drivers load the code of a kernel by a call of its own.

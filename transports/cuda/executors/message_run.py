@@ -26,8 +26,8 @@ from unisono.operations import Lower
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.cuda.device import Allocation, Device, Stream
-from unisono.transports.cuda.layout import Layout, Place
-from unisono.transports.cuda.pinned_pool import PinnedPool
+from unisono.transports.cuda.executors.layout import Layout, Place
+from unisono.transports.cuda.memory.pinned_pool import PinnedPool
 from unisono.transports.executors.lane import Lane, Posted
 from unisono.transports.executors.plan_checks import check_plan
 from unisono.transports.executors.polling import pauses_of_polling

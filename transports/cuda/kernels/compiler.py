@@ -17,7 +17,7 @@ from typing import Any
 
 from unisono.errors import InternalError, TransportUnavailableError
 from unisono.foundation.installing import install_command
-from unisono.transports.cuda.kernel_catalogue import KERNELS, SHARED, SHARED_HEADERS, Kernel, Macros
+from unisono.transports.cuda.kernels.catalogue import KERNELS, SHARED, SHARED_HEADERS, Kernel, Macros
 
 _CAPABILITIES = {(8, 0): "80", (9, 0): "90", (10, 0): "100"}
 MACHINES = tuple(f"sm_{number}" for number in _CAPABILITIES.values())
