@@ -88,7 +88,8 @@ class GradientReducer:
             steps. So every gradient is returned once.
         warmup_fraction, cooldown_fraction: the parts of `total_steps` at the beginning and at the end that have no lag.
         total_steps: the number of all steps; only needed for these fractions.
-        op: "avg" or "sum".
+        op: "avg" or "sum". A gradient that was accumulated onto the sum of an earlier step counts that sum for each
+            rank. An average of an earlier step counts once.
         missing: "error" if a rank makes an error by passing no gradient of a name that another rank passes in that
             step; "zero" if its gradient counts as zeros.
         check_finite: whether an element that is infinite or not a number, on any rank, is a `NotFiniteError`.

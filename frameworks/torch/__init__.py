@@ -18,6 +18,7 @@ The backend:
 
 Training:
     optimizer: `DistributedOptimizer`.
+    applied_sums: sums that a step has applied and the program has not reset.
     outer: `DiLoCo`, `BlockMomentum` and `LocalSGD`.
     wrapped_optimizer: attributes of an optimizer that wraps another one.
     trainable: the parameters of an optimizer by name, and their gradients.

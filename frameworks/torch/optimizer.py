@@ -12,6 +12,7 @@ from unisono import Communicator, GradientReducer, UnisonoError, UsageError
 from unisono.data_parallel import HybridGroups, broadcast_parameters
 from unisono.frameworks.gradients.priorities import Arriving
 from unisono.frameworks.torch import sparse
+from unisono.frameworks.torch.applied_sums import is_applied, mark_applied, warn_if_kept
 from unisono.frameworks.torch.deferred_updates import DeferredUpdates, check_deferrable
 from unisono.frameworks.torch.dynamo_skip import skip_dynamo
 from unisono.frameworks.torch.tensors import array_of, tensor_of
@@ -36,6 +37,10 @@ class DistributedOptimizer(WrappedOptimizer):
     With a lag, with priorities or with ``op="sum"``, `step` waits for the averages, and not backward. Between backward
     and `step`, ``.grad`` may then hold the average or not: call `synchronize` before you read or change gradients. If a
     gradient was changed before that, `step` raises a `UsageError` on all ranks, and no rank applies it.
+
+    With ``op="sum"``, call `zero_grad` in each training step. After `step`, ``.grad`` holds the sum S of all n ranks. A
+    backward that adds the gradients g of the ranks to it leads to n S + ∑ g, because each rank passes S again. The
+    first such backward warns. With averages it leads to S + ∑ g / n, as in one process.
 
     Between two training steps, all ranks may unfreeze layers, and add or replace parameters in `param_groups`. `step`
     finds these parameters, and averages their first gradients too. With a lag, call `flush` and ``reducer.reset()``
@@ -120,6 +125,8 @@ class DistributedOptimizer(WrappedOptimizer):
         self._error: UnisonoError | None = None  # of a backward, for the next `step` or `synchronize` to raise
         self._steps = self._turns = 0  # steps, and how often gradients have been averaged since the last one
         self._trainable.hook(self._accumulated, self._parameters)
+        watched = () if self._averages else [item for item in self._trainable.own.items() if item[1].requires_grad][:1]
+        self._watches = [warn_if_kept(*item) for item in watched]
         self._seal()
 
     @contextlib.contextmanager
@@ -241,6 +248,8 @@ class DistributedOptimizer(WrappedOptimizer):
                 stack.callback(self.hybrid.close)
             stack.callback(self.reducer.close)
             self._trainable.close()
+            for watch in self._watches:
+                watch.remove()
             if self._deferred is not None:
                 self._deferred.close()
 
@@ -252,7 +261,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self.reducer.turn = 4 * (self._steps % 2) + self._turns % 4
         self._turns += 1
         own = self._trainable.own.items()
-        reduced = self._averager.reduce(name for name, parameter in own if not _is_applied(parameter.grad))
+        reduced = self._averager.reduce(name for name, parameter in own if not is_applied(parameter.grad))
         self._has_gradients = bool(reduced) or (self._is_prompt and self._deferred is None)
         return reduced
 
@@ -299,7 +308,7 @@ class DistributedOptimizer(WrappedOptimizer):
         """Apply gradients and, with the argument `groups`, exchange the changes with the other groups of ranks."""
         loss = self.optimizer.step(*closure)
         if not self._averages:
-            _mark_applied(parameter.grad for parameter in self._trainable.own.values())
+            mark_applied(parameter.grad for parameter in self._trainable.own.values())
         self._is_synchronized, self._averager.averaged = False, {}
         self._steps, self._turns = self._steps + 1, 0
         if self.hybrid is not None:
@@ -349,22 +358,6 @@ class DistributedOptimizer(WrappedOptimizer):
             return mean_loss(self._world, loss)
 
         return averaged
-
-
-def _mark_applied(gradients: Iterable[Any]) -> None:
-    """Mark sums that `step` has applied, as `_is_applied` knows them until they change."""
-    for gradient in gradients:
-        if gradient is not None and not gradient.is_inference():  # which counts no writes
-            gradient._unisono_applied = gradient._version
-
-
-def _is_applied(gradient: Any) -> bool:
-    """Return whether a gradient is still the sum of an earlier step, so that it must not be summed up again.
-
-    That is so if its parameter is frozen or was not used, and the program has not reset it.
-    """
-    version = getattr(gradient, "_unisono_applied", None)
-    return version is not None and version == gradient._version
 
 
 def _with_arrays(state: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:

@@ -312,6 +312,26 @@ def test_a_rank_that_is_lost_during_a_commit_is_an_internal_error(monkeypatch: p
         elastic.ObjectState(epoch=1).commit()
 
 
+def gradients_that_are_kept(hvd: Any) -> list[list[float]]:
+    """Return the gradients of three steps without `zero_grad`, by averages and by sums. Rank r passes r + 1."""
+    every: list[list[float]] = []
+    for op in (hvd.Average, hvd.Sum):
+        layer = torch.nn.Linear(1, 1, bias=False)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.1), op=op)
+        every.append([])
+        for _ in range(3):
+            layer(torch.tensor([[hvd.rank() + 1.0]])).sum().backward()
+            optimizer.step()
+            every[-1].append(layer.weight.grad.item())
+    return every
+
+
+def test_gradients_that_are_kept_count_once_in_averages_and_for_each_rank_in_sums(pool: Pool) -> None:
+    for averages, sums in on_ranks(pool, gradients_that_are_kept):
+        assert averages == [2.0, 4.0, 6.0]
+        assert sums == [6.0, RANKS * 6.0 + 6, RANKS * 24.0 + 6]
+
+
 # --- wrong arguments --------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -386,6 +387,45 @@ def test_every_training_loop_leads_to_the_parameters_of_one_process(two: Pool) -
     assert result == other
     for name, parameters in expected.items():
         assert result[name] == pytest.approx(parameters, abs=1e-5), name
+
+
+RESETS: dict[str, Callable[[Any, Any], None]] = {
+    "kept": lambda optimizer, gradient: None,
+    "zero_grad": lambda optimizer, gradient: optimizer.zero_grad(set_to_none=False),
+    "uncounted": lambda optimizer, gradient: gradient.data.zero_(),
+}
+
+
+def gradients_of_three_steps(world: Any) -> dict[tuple[str, str], tuple[list[float], list[str]]]:
+    """Return the gradients of three steps that begin without or with a reset, and the warnings. Rank r passes r + 1."""
+    result = {}
+    for op in ("avg", "sum"):
+        for name, reset in RESETS.items():
+            layer = torch.nn.Linear(1, 1, bias=False)
+            optimizer = un.torch.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.1), world, op=op)
+            values = []
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for step in range(3):
+                    if step:
+                        reset(optimizer, layer.weight.grad)
+                    layer(torch.tensor([[world.rank + 1.0]])).sum().backward()
+                    optimizer.step()
+                    values.append(layer.weight.grad.item())
+            optimizer.close()
+            result[op, name] = values, [str(each.message) for each in caught]
+    return result
+
+
+def test_sum_that_was_not_reset_counts_for_each_rank_and_warns_once_and_an_average_does_not(two: Pool) -> None:
+    for result in two.run(gradients_of_three_steps, timeout_s=DEADLINE_S):
+        assert result["avg", "kept"] == ([1.5, 3.0, 4.5], [])
+        for reset in ("zero_grad", "uncounted"):
+            assert result["avg", reset] == ([1.5] * 3, [])
+            assert result["sum", reset] == ([3.0] * 3, [])
+        values, (text,) = result["sum", "kept"]
+        assert values == [3.0, 2 * 3.0 + 3, 2 * 9.0 + 3]
+        assert "call zero_grad() before backward" in text
 
 
 def uneven_backwards(side: Side, optimizer: Any) -> None:

@@ -187,6 +187,8 @@ def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is a
             which also corrects what rounding has lost.
         backward_passes_per_step: how many backwards accumulate gradients before they are averaged.
         op: Average, Sum or Adasum. With Adasum each rank applies its own gradients, and `step` combines the changes.
+            With Sum, call `zero_grad` in each step: a sum that ``.grad`` still holds counts again for each rank, as in
+            Horovod.
         gradient_predivide_factor: gradients are divided by it before the sum, and multiplied by it after. For Average.
         num_groups: an old form of `groups`.
         groups: checked, and without effect: the reducer measures how large its buckets should be.
