@@ -275,16 +275,27 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
             raise UsageError(f"ranks must be different, but a rank occurs twice in {members}")
         if self.rank not in members:
             raise UsageError(f"rank {self.rank} is not among the ranks {members}: call subgroup only on these ranks")
-        return self._child(self._executor.subgroup(members), self._host_layout.of(members), self._options)
+        layout = self._host_layout.of(members)
+        hosts = [next(n for n, ranks in enumerate(self.hosts) if members[host[0]] in ranks) for host in layout.hosts]
+        return self._child(self._executor.subgroup(members), layout, self._options, self.tuner_state.among(hosts))
 
-    def _child(self, executor: Executor, host_layout: HostLayout, options: Options) -> Communicator:
-        """Return a communicator over `executor` that is closed together with this one."""
+    def _child(
+        self,
+        executor: Executor,
+        host_layout: HostLayout,
+        options: Options,
+        tuner_state: TunerState | None = None,
+    ) -> Communicator:
+        """Return a communicator over `executor` that is closed together with this one.
+
+        It has the tuner's state of this one, unless it is on other hosts.
+        """
         child = Communicator(
             executor,
             host_layout,
             options,
             lambda: self._children.remove(child),
-            self.tuner_state,
+            self.tuner_state if tuner_state is None else tuner_state,
             self._shrink,
             epoch=self.epoch,
             launch_ranks=self._of_launch,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from unisono.algorithms.catalogue.algorithm import Algorithm, suggestion
 from unisono.algorithms.catalogue.composed import COMPOSED
 from unisono.algorithms.catalogue.flat import FLAT, REGISTERED, load_installed
-from unisono.algorithms.catalogue.variants import SEGMENT, Variant
+from unisono.algorithms.catalogue.variants import ORDER, SEGMENT, Variant
 from unisono.algorithms.catalogue.vendors import VENDORS
 from unisono.errors import NoAlgorithmError, UsageError
 
@@ -82,7 +82,8 @@ def check_variant(collective: str, variant: Variant) -> None:
         NoAlgorithmError: there is no such algorithm.
         UsageError: the algorithm has no such parameter, or `segment_nbytes` is not a positive number.
     """
-    find(collective, variant.algorithm).check_parameters((name for name, _ in variant.params), also=[SEGMENT])
+    also = [SEGMENT, ORDER]
+    find(collective, variant.algorithm).check_parameters((name for name, _ in variant.params), also)
     size = dict(variant.params).get(SEGMENT, 1)
     if type(size) is not int or size < 1:
         raise UsageError(f"{SEGMENT} of {variant} must be a positive number of bytes")

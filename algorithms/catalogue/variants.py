@@ -6,8 +6,10 @@ import ast
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-# The one parameter of a variant that does not go to the builder: the bytes of a block that travel at once.
+# The parameter of every variant that goes to no builder: the bytes of a block that travel at once.
 SEGMENT = "segment_nbytes"
+# The parameter of every variant that `composition.rank_order` uses: the ranks in the order of their positions.
+ORDER = "order"
 
 
 class Variant(NamedTuple):

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from unisono.algorithms.catalogue.algorithm import Order
 from unisono.algorithms.catalogue.registry import candidates_of, check_known, find
 from unisono.algorithms.catalogue.variants import is_rules
 from unisono.algorithms.catalogue.vendors import BY_NCCL
+from unisono.algorithms.composition.rank_order import build_in_order
 from unisono.algorithms.ir.binding import Shape
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.collectives.calls.shapes import Layout, counts_of
@@ -269,6 +270,7 @@ class CallPlanner:
         algorithm: AlgorithmLike,
         varying: bool,
         arrays: int = 1,
+        root: int = 0,
     ) -> Question:
         """Return the question to the tuner about a call.
 
@@ -279,6 +281,7 @@ class CallPlanner:
             algorithm: the requested algorithm.
             varying: whether the shares have counts of rows.
             arrays: the number of arrays of the call.
+            root: its root, if it has one.
 
         Raises:
             UsageError: no collective has the algorithm of the options, or the request is impossible for the dtypes.
@@ -302,6 +305,7 @@ class CallPlanner:
                 for name, refusal in self._vendors.items()
             ),
             dtype="narrow" if any(dtype.accumulate != dtype.name for dtype, _ in reduced) else "plain",
+            root=root,
         )
 
     def explain_route(
@@ -371,9 +375,9 @@ class CallPlanner:
         spec, layout = specs[0], specs[0].layout
         extents = tuple(extent for each in specs if (extent := _extent(each)) is not None)
         choice = self._choice(specs, [(extent.dtype, extent.op) for extent in extents if extent.op is not None])
-        form = {"varying": True} if _varies(spec) else {}
+        form: dict[str, Any] = {"varying": True} if _varies(spec) else {}
         build = find(spec.collective, choice.algorithm).build
-        plan = build(self._size, self._rank, spec.root or 0, **form, **dict(choice.params))
+        plan = build_in_order(build, self._size, self._rank, spec.root or 0, **{**form, **dict(choice.params)})
         signature = _signature(specs, choice.shown, choice.segments)
         _log.debug(
             "%s: %s over %d segment(s), by tier %s, %s",
@@ -386,7 +390,9 @@ class CallPlanner:
     def _choice(self, specs: tuple[CallSpec, ...], reduced: Sequence[tuple[DType, Op]]) -> Choice:
         first = specs[0]
         nbytes = sum(spec.layout.whole * spec.dtype.itemsize if spec.layout and spec.dtype else 1 for spec in specs)
-        question = self.question(first.collective, nbytes, reduced, first.algorithm, _varies(first), len(specs))
+        question = self.question(
+            first.collective, nbytes, reduced, first.algorithm, _varies(first), len(specs), first.root or 0
+        )
         # Predicted times decide the choice, so they must have the same bits on all ranks.
         with _core.DefaultFloatEnvironment():
             return choose(question, self.tuner_state)

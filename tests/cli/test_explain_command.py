@@ -54,7 +54,10 @@ def test_explain_table_marks_the_choice(capsys: pytest.CaptureFixture[str]) -> N
         (["allreduce", "8", "--size", "8"], "given twice"),
         (["allreduce", "8", "--algorithm", "rnig"], "did you mean 'ring'"),
         (["allreduce", "many"], "'many' is not"),
-        (["allreduce", "8", "--algorithm", "ring(segmnt=4)"], "it has segment_nbytes; did you mean 'segment_nbytes'?"),
+        (
+            ["allreduce", "8", "--algorithm", "ring(segmnt=4)"],
+            "it has segment_nbytes, order; did you mean 'segment_nbytes'?",
+        ),
         (["allreduce", "8", "--per-host", "1", "--link", "shm"], "cannot use shm"),
         (["allreduce", "8", "--per-host", "2", "--topology", "t.toml"], "omit --per-host and --link"),
     ],

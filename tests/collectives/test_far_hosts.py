@@ -10,6 +10,7 @@ import numpy as np
 from support.hosts import HostsJob, needs_namespaces, needs_wide_area
 
 import unisono as un
+from unisono.algorithms.catalogue.variants import parsed
 from unisono.bench.namespaces import network
 from unisono.bench.wide_area import AccessLine, Area, NetworkWay, WideAreaNetwork
 
@@ -49,6 +50,52 @@ def test_ranks_on_far_hosts_have_the_same_map_of_the_network(
         for source, target in ((i, j), (j, i)):
             # The queue holds some bytes when a measurement begins, and a loaded machine makes it take longer.
             assert found.per_byte_s[source][target] > 0.8 * 8e-6 / MBIT_S[source]
+
+
+# Rank 0 follows on rank 1, and rank 2 on rank 3, over slow ways only.
+SLOW_PAIRS = ({0, 1}, {2, 3})
+WITH_SLOW_WAYS = Area(
+    (AccessLine(),) * 4,
+    {
+        (i, j): NetworkWay(mbit_s=8 if {i, j} in SLOW_PAIRS else 100, delay_ms=10)
+        for i in range(4)
+        for j in range(4)
+        if i != j
+    },
+)
+
+
+def call_in_order(world: un.Communicator, say: Say) -> None:
+    """Report the variant of a ring, after calls whose results do not depend on the order; and that of a half."""
+    x = np.arange(1 << 18, dtype=np.float32) + world.rank
+    ring = world.allreduce(x, algorithm="ring")
+    assert (ring == world.size * np.arange(1 << 18) + 6).all()
+    assert world.allgather(np.array([world.rank]), algorithm="ring").tolist() == [0, 1, 2, 3]
+    for root in (0, 2):
+        assert world.broadcast(np.array(world.rank), root=root, algorithm="binomial") == root
+    same = world.allreduce(x / 3, reproducible=True)
+    assert (same == world.allreduce(x / 3, algorithm="balanced_tree")).all()
+    half = world.subgroup([1, 3] if world.rank % 2 else [2, 0])
+    assert half.allreduce(np.array(world.rank)) == (4 if world.rank % 2 else 2)
+    (variant,) = {
+        row.algorithm for row in world.stats().calls if row.collective == "allreduce" and "ring" in row.algorithm
+    }
+    say((variant, half.tuner_state.network == world.tuner_state.network.among(half.world_ranks)))
+    world.barrier()
+
+
+@needs_wide_area
+def test_calls_of_ranks_take_the_order_of_hosts_that_avoids_slow_ways(
+    wide_area_of: Callable[[Area], WideAreaNetwork], tmp_path: Path
+) -> None:
+    hosts = wide_area_of(WITH_SLOW_WAYS).namespaces
+    with HostsJob(call_in_order, hosts, [1] * 4, tmp_path) as job:
+        results = job.hear_all()
+    assert results == [results[0]] * 4
+    variant, has_map = results[0]
+    assert has_map
+    order = parsed(variant).params[0][1]
+    assert not any({order[at - 1], order[at]} in SLOW_PAIRS for at in range(4))
 
 
 @needs_namespaces

@@ -2,6 +2,7 @@
 
 - `choice.py`: the tuner's choice for a question, with all candidates and their refusals.
 - `device_routes.py`: the choice for arrays on a GPU: CUDA IPC with one of its algorithms, or staged.
+- `host_order.py`: the order of far hosts in which an algorithm takes the least time.
 - `forced_rules.py`: rules that force algorithms by collective and size.
 - `lint.py`: finds suspicious decisions and times in a decision table.
 - `model.py`: predicts times by closed-form costs of algorithms.

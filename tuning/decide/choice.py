@@ -11,6 +11,7 @@ algorithm of each phase can be chosen on its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unisono.algorithms.catalogue.algorithm import Algorithm, Cost, Order
 from unisono.algorithms.catalogue.host_crossing import Crossing
 from unisono.algorithms.catalogue.registry import candidates_of, check_variant, find
-from unisono.algorithms.catalogue.variants import SEGMENT, Variant, parsed
+from unisono.algorithms.catalogue.variants import ORDER, SEGMENT, Variant, parsed
 from unisono.algorithms.catalogue.vendors import NEEDS
 from unisono.algorithms.composition.host_levels import Hosts, Levels, levels_of
 from unisono.algorithms.composition.phases import Composition, PhaseKind, total
+from unisono.algorithms.composition.rank_order import IN_RANK_ORDER, check_order
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.errors import NoAlgorithmError
 from unisono.foundation import log
@@ -69,9 +71,17 @@ class TunerState(NamedTuple):
         links = {**self.parameters.links, link: network.link(link)}
         return self._replace(parameters=self.parameters._replace(links=links), network=network)
 
+    def among(self, hosts: Sequence[int]) -> TunerState:
+        """Return the state for a communicator on these hosts, in this order."""
+        if self.network is None:
+            return self
+        return self._replace(network=self.network.among(hosts) if len(hosts) > 1 else None)
+
 
 NO_STATE = TunerState()
 
+# Predictions over a measured network that differ by less are alike.
+_ALIKE = 1.05
 _MOST_SHOWN = 8
 _MOST_NAMED = 4  # the most algorithms that an error suggests
 
@@ -97,6 +107,7 @@ class Question:
             None if it can.
         dtype: the class of dtypes: "narrow" if elements are combined in a wider type, else "plain".
         memory: where the arrays are, "host" or "device"; see `device_routes` for the latter.
+        root: the root of the collective; 0 if it has none.
     """
 
     collective: str
@@ -114,6 +125,7 @@ class Question:
     vendors: tuple[tuple[str, str | None], ...] = ()
     dtype: str = "plain"
     memory: str = "host"
+    root: int = 0
 
     @property
     def ranks_per_host(self) -> int:
@@ -138,6 +150,7 @@ class Candidate:
         phases: for a composition, the algorithm of each phase, by the parameter of the builder.
         measured_s: its seconds according to the decision table, or None.
         params: the parameters of the variant.
+        order: the order of ranks that a measured network suggests; empty for the order of ranks.
     """
 
     algorithm: str
@@ -147,11 +160,17 @@ class Candidate:
     phases: tuple[tuple[str, str], ...] = ()
     measured_s: float | None = None
     params: tuple[tuple[str, Any], ...] = ()
+    order: tuple[int, ...] = ()
 
     @property
     def variant(self) -> str:
         """The algorithm with its parameters."""
         return str(Variant(self.algorithm, self.params))
+
+    @property
+    def in_order(self) -> str:
+        """The variant as it runs: with the order of ranks, unless that is the usual one."""
+        return str(Variant(self.algorithm, self.params).having(**{ORDER: self.order or dict(self.params).get(ORDER)}))
 
 
 @record
@@ -212,9 +231,9 @@ class Explanation:
         for candidate in self.candidates:
             measured = "" if candidate.measured_s is None else f"measured {candidate.measured_s * 1e6:.1f} us, "
             verdict = candidate.refusal or f"{measured}{shown(candidate.predicted_s)}"
-            mark = "*" if candidate.variant == self.choice.variant else " "
+            mark = "*" if candidate.in_order == self.choice.variant else " "
             phases = ", ".join(f"{parameter}={name}" for parameter, name in candidate.phases)
-            lines.append(f" {mark} {candidate.variant:<20} {verdict}{phases and f' with {phases}'}")
+            lines.append(f" {mark} {candidate.in_order:<20} {verdict}{phases and f' with {phases}'}")
         for link in dict.fromkeys(self.links.values()):
             ranks = [rank for rank, link_of_rank in self.links.items() if link_of_rank == link]
             shown_ranks = ", ".join(map(str, ranks[:_MOST_SHOWN])) + (", …" if len(ranks) > _MOST_SHOWN else "")
@@ -237,12 +256,14 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
     named = [*([forced] if forced else []), *_variants_of(reading)]
     algorithms = {Variant(each.name): each for each in looked_at(question)}
     algorithms |= {variant: find(question.collective, variant.algorithm) for variant in named}
-    costs = _costs_for(question, state.parameters)
+    costs = _costs_for(question, state)
     candidates = [
         _candidate(algorithm, row.params, question, costs, times.get(str(row)) if times else None, row in named)
         for row, algorithm in algorithms.items()
     ]
     candidates.sort(key=candidate_key)
+    if costs.network is not None:
+        candidates = _fewest_rounds_first(candidates, question)
     best, tier = _best(candidates, forced, reading)
     if best.refusal is not None and forced:
         raise NoAlgorithmError(_why_not_forced(best, candidates, question))
@@ -250,9 +271,29 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
         refusals = "; ".join(f"{each.variant} {each.refusal}" for each in candidates if each.refusal)
         raise NoAlgorithmError(f"no algorithm carries out {question.collective} over {question.size} ranks: {refusals}")
     hosts = (("hosts", question.hosts),) if best.phases and question.hosts else ()
-    params = tuple({**dict(hosts), **dict(best.phases), **builder_params(best.params)}.items())
-    choice = Choice(best.algorithm, best.segments, tier, best.predicted_s, params, best.variant)
+    order = {ORDER: best.order} if best.order else {}
+    params = tuple({**dict(hosts), **dict(best.phases), **order, **builder_params(best.params)}.items())
+    choice = Choice(best.algorithm, best.segments, tier, best.predicted_s, params, best.in_order)
     return Explanation(question, tuple(candidates), choice, is_calibrated=bool(costs.far.step.nbytes))
+
+
+def _fewest_rounds_first(candidates: Sequence[Candidate], question: Question) -> list[Candidate]:
+    """Return sorted candidates of which the one with the fewest rounds comes first, among those that are alike.
+
+    They are alike if their simulated times differ by a few per cent. Between far hosts, jitter and lost packets hold up
+    each round, which the simulation does not know.
+    """
+    fastest = candidates[0]
+    most_s = _ALIKE * (fastest.predicted_s or 0.0)
+
+    def key(number: int) -> tuple[float, int]:
+        each = candidates[number]
+        cost = find(question.collective, each.algorithm).cost_of(question.size, dict(each.params))
+        is_alike = candidate_key(each)[:2] == candidate_key(fastest)[:2] and (each.predicted_s or math.inf) <= most_s
+        return cost.rounds if cost and is_alike else math.inf, number
+
+    first = min(range(len(candidates)), key=key)
+    return [candidates[first], *candidates[:first], *candidates[first + 1 :]]
 
 
 def _why_not_forced(forced: Candidate, candidates: Sequence[Candidate], question: Question) -> str:
@@ -288,7 +329,7 @@ def looked_at(question: Question) -> list[Algorithm]:
 
 
 def builder_params(params: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the parameters of a variant that go to its builder."""
+    """Return the parameters of a variant that go to `build_in_order`."""
     return {name: value for name, value in params if name != SEGMENT}
 
 
@@ -299,6 +340,8 @@ def _forced(question: Question) -> Variant:
     except ValueError:
         variant = Variant(question.algorithm)  # check_variant refuses it, and its error lists the algorithms
     check_variant(question.collective, variant)
+    if (order := dict(variant.params).get(ORDER)) is not None:
+        check_order(order, question.size)
     return variant
 
 
@@ -361,7 +404,7 @@ def candidate(
 ) -> Candidate:
     """Return a variant with its prediction and its refusal. `is_named`: the caller or the decision table names it."""
     algorithm = find(question.collective, row.algorithm)
-    return _candidate(algorithm, row.params, question, _costs_for(question, state.parameters), measured_s, is_named)
+    return _candidate(algorithm, row.params, question, _costs_for(question, state), measured_s, is_named)
 
 
 class _Costs(NamedTuple):
@@ -373,6 +416,7 @@ class _Costs(NamedTuple):
         alike: the same among ranks that share no core, by which compositions are corrected.
         reduce: the time of combining elements of the question's class of dtypes, by bytes.
         slower: the ratio of that time to the time of the dtypes by which `rounds` were measured.
+        network: the measured network between the hosts of the question, or None.
     """
 
     near: Link
@@ -381,9 +425,11 @@ class _Costs(NamedTuple):
     alike: RoundCosts | None
     reduce: Curve
     slower: float
+    network: NetworkMap | None
 
 
-def _costs_for(question: Question, parameters: Parameters) -> _Costs:
+def _costs_for(question: Question, state: TunerState) -> _Costs:
+    parameters, network = state.parameters, state.network
     reduce, plain = (parameters.reduce.get(_MEASURED[each], UNMEASURED) for each in (question.dtype, "plain"))
     ranks = question.link, question.size, question.ranks_per_host
     return _Costs(
@@ -393,6 +439,7 @@ def _costs_for(question: Question, parameters: Parameters) -> _Costs:
         parameters.rounds_of(*ranks),
         reduce,
         reduce.at(_LARGE) / plain.at(_LARGE) if reduce.nbytes and plain.nbytes else 1.0,
+        network if network is not None and network.hosts == len(question.hosts) else None,
     )
 
 
@@ -418,7 +465,55 @@ def _candidate(
         cost, predicted = None, None
     usual_nbytes = usual_segment_nbytes(algorithm, cost, question.nbytes, costs.far)
     parts = segments(algorithm, cost, question.nbytes, params.get(SEGMENT) or question.segment_nbytes or usual_nbytes)
-    return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, variant_params)
+    order: tuple[int, ...] = ()
+    if costs.network is not None and refusal is None and predicted is not None:
+        order, predicted = _over_network(algorithm, params, phases, question, costs.network, parts, predicted)
+    return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, variant_params, order)
+
+
+def _over_network(
+    algorithm: Algorithm,
+    params: Mapping[str, Any],
+    phases: tuple[tuple[str, str], ...],
+    question: Question,
+    network: NetworkMap,
+    segments: int,
+    predicted_s: float,
+) -> tuple[tuple[int, ...], float]:
+    """Return the order of ranks in which an algorithm takes the least time on a network, and that time.
+
+    The order is empty if it is the usual one, or if the caller has set one. The time is `predicted_s` if hosts have
+    several ranks.
+    """
+    from unisono.tuning.decide import host_order
+
+    across = host_order.ordered_across(algorithm, phases)
+    root_host = next(number for number, ranks in enumerate(question.hosts) if question.root in ranks)
+    usual = tuple(range(network.hosts))
+    hosts = usual
+    if across and ORDER not in params and _may_be_reordered(question):
+        hosts = host_order.best_order(question.collective, across, network, question.nbytes, segments, root_host)
+    order = tuple(rank for host in hosts for rank in question.hosts[host])
+    if question.size == network.hosts:
+        positions = params.get(ORDER, order)
+        predicted_s = host_order.simulated_s(
+            algorithm,
+            builder_params(tuple(params.items())),
+            network,
+            positions,
+            question.nbytes,
+            segments,
+            question.root,
+        )
+    return order if hosts != usual else (), predicted_s
+
+
+def _may_be_reordered(question: Question) -> bool:
+    """Return whether the order in which contributions are combined is left to the tuner."""
+    contract = CONTRACTS[question.collective]
+    return not contract.reduces or (
+        question.order is None and question.commutative and question.collective not in IN_RANK_ORDER
+    )
 
 
 def _predicted_s(

@@ -4,6 +4,7 @@
 - `gpu_inventory.py`: the GPUs of a machine and their NVLink connections.
 - `inventory.py`: what a machine has: processors, NUMA nodes, GPUs and network interfaces.
 - `levels.py`: the processors that share a core, a cache, a NUMA node or a socket, and the hosts that share a switch.
+- `map_topology.py`: the topology of hosts that are far apart, in many orders at once.
 - `network_map.py`: delays and rates between hosts that are far apart.
 - `parameters.py`: costs of links, rounds and memory, by priors or from a calibration.
 - `topology.py`: the paths of messages over levels of links, and the resources that they share.

@@ -7,6 +7,8 @@ choose alike by it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from unisono.tuning.machine.parameters import Link
@@ -17,8 +19,10 @@ Matrix = tuple[tuple[float, ...], ...]
 # because the kernel counts its own structures too, and a fraction, so that streams also share losses.
 _STREAM_NBYTES = 640 << 10
 _MOST_STREAMS = 16
-_OVERHEAD_S = 10e-6
+OVERHEAD_S = 10e-6
 _LEAST_SEGMENT_NBYTES = 256 << 10
+# Hosts are in different regions if their delay is more than this part of the longest.
+_APART = 3
 
 
 class NetworkMap(NamedTuple):
@@ -42,6 +46,30 @@ class NetworkMap(NamedTuple):
         """The number of hosts."""
         return len(self.delay_s)
 
+    def among(self, hosts: Sequence[int]) -> NetworkMap:
+        """Return the map of these hosts, which are numbered anew in this order."""
+        return NetworkMap(*(tuple(tuple(matrix[i][j] for j in hosts) for i in hosts) for matrix in self))
+
+    def regions(self) -> tuple[tuple[int, ...], ...]:
+        """Return the regions: hosts that are near each other, in the order of their lowest numbers.
+
+        All delays between hosts of a region are at most a third of the longest delay of all. The two regions with the
+        shortest delay between their hosts are joined first. If no two hosts can be joined, all are in one region.
+        """
+        most_s = max((self.delay_s[i][j] for i, j in self.pairs), default=0.0) / _APART
+        regions: list[tuple[int, ...]] = [(host,) for host in range(self.hosts)]
+
+        def longest_s(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> float:
+            return max(self.delay_s[i][j] for i in pair[0] for j in pair[1])
+
+        while len(regions) > 1:
+            nearest = min(combinations(regions, 2), key=longest_s)
+            if longest_s(nearest) > most_s:
+                break
+            joined = tuple(sorted(nearest[0] + nearest[1]))
+            regions = sorted([*(region for region in regions if region not in nearest), joined])
+        return (tuple(range(self.hosts)),) if len(regions) == self.hosts else tuple(regions)
+
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """All (from, to)."""
@@ -64,7 +92,7 @@ class NetworkMap(NamedTuple):
         return Link(
             name,
             latency_s=max(self.delay_s[i][j] for i, j in self.pairs),
-            overhead_s=_OVERHEAD_S,
+            overhead_s=OVERHEAD_S,
             per_byte_s=max(self.per_byte_s[i][j] for i, j in self.pairs),
             segment_nbytes=segment_nbytes,
             whole_nbytes=segment_nbytes,

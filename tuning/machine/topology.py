@@ -87,7 +87,10 @@ class Topology:
         names: the kinds of resources, as (first number, name); ascending.
         reduce, copy: seconds of combining and of copying, by bytes. Without knots, combining takes the rate of the
             innermost link, and copying takes no time.
+        is_eager: whether a message is under way before its receiver waits for it. If not, it is a rendezvous.
     """
+
+    is_eager = False
 
     def __init__(
         self, size: int, levels: Sequence[Level], *, reduce: Curve = UNMEASURED, copy: Curve = UNMEASURED

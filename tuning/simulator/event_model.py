@@ -2,7 +2,8 @@
 
 This engine follows the meaning of plans exactly. An instance (lane, group, segment) of a rank starts when these have
 ended: the group before it in its segment, the segment before it in its group, and the groups of other lanes that it
-waits for. A message starts when both its ranks have started their instances. It crosses each resource on its way as
+waits for. A message starts when both its ranks have started their instances, or on an eager
+topology when its sender has. It crosses each resource on its way as
 soon as earlier messages have crossed it. A rank does one thing at a time: it posts messages, and combines and copies
 arrived data.
 
@@ -127,7 +128,7 @@ class _EventRun:
             posted_s += move.work_s
             target = self._instance((move.peer, lane, group), segment)
             go: Callable[[], None] = partial(self._move, move, posted_s, instance, target, place, segment)
-            if move.kind in _ONE_SIDED or target.started_s >= 0:
+            if move.kind in _ONE_SIDED or target.started_s >= 0 or self._topology.is_eager:
                 go()
             else:
                 target.posted.append(go)

@@ -8,10 +8,10 @@ need not be in step. If a group waits for a group of another lane, it goes into 
 segments and such waits, this is exactly the meaning of plans. With them, the result may be slower than that of
 `event_model.py`, never faster.
 
-A message is a rendezvous, as in proofs of plans: it starts at time t, when both ranks have started the round. A rank
-sends its messages one after the other. Message i has been sent at t plus the work of i messages plus its part of the
-*transfer* of all of them. It arrives one latency later. The transfer of a single message takes the time of the link's
-step minus latency and work.
+A message is a rendezvous, as in proofs of plans: it starts at time t, when both ranks have started the round. On an
+eager topology, t is when its sender has. A rank sends its messages one after the other. Message i has been sent at t
+plus the work of i messages plus its part of the *transfer* of all of them. It arrives one latency later. The transfer
+of a single message takes the time of the link's step minus latency and work.
 
 Each resource is busy for the transfers of all messages that cross it in the round, divided by its capacity. The
 transfers of a rank take as long as the most loaded resource on any of their paths, and its own port is one of these. A
@@ -114,7 +114,7 @@ def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> Si
     busy_s = np.zeros(len(topology.capacities))
     for active, first, last in _intervals(rows):
         for round_, times in _rounds(rows, active, first, last, topology):
-            now = _repeated(round_, times, now)
+            now = _repeated(round_, times, now, topology.is_eager)
             level_nbytes += times * round_.nbytes
             messages += times * round_.messages
             busy_s += times * round_.busy_s
@@ -229,12 +229,13 @@ def _rounds(rows: _Rows, active: Ranks, first: int, last: int, topology: Topolog
         yield _round(_steps(changing._replace(peer=peer), np.flatnonzero(rest == 0)), topology), 1
 
 
-def _repeated(round_: _Round, times: int, now: Floats) -> Floats:
+def _repeated(round_: _Round, times: int, now: Floats, is_eager: bool) -> Floats:
     """Return when each rank has ended `times` equal rounds, if it can start at `now`."""
     source, target = round_.source, round_.target
     for done in range(1, times + 1):
         start = now[source]
-        start = np.where(round_.flags, start, np.maximum(start, now[target]))
+        if not is_eager:
+            start = np.where(round_.flags, start, np.maximum(start, now[target]))
         after = now + round_.own_s
         np.maximum.at(after, source, start + round_.sent_s)
         np.maximum.at(after, target, start + round_.arrives_s)

@@ -225,13 +225,13 @@ def _table(explanation: Explanation, collective: str, place: str) -> Table:
     table = Table(title=title)
     is_measured = any(each.measured_s is not None for each in explanation.candidates)
     table.add_column("")
-    add_names(table, "algorithm", [each.variant for each in explanation.candidates])
+    add_names(table, "algorithm", [each.in_order for each in explanation.candidates])
     for heading in (*(("measured µs",) if is_measured else ()), "predicted µs", "segments"):
         table.add_column(heading, justify="right")
     table.add_column("refused because")
     for candidate in explanation.candidates:
-        chosen = "*" if candidate.variant == choice.variant else ""
+        chosen = "*" if candidate.in_order == choice.variant else ""
         times = [candidate.measured_s, candidate.predicted_s] if is_measured else [candidate.predicted_s]
         shown = ["" if seconds is None else f"{seconds * 1e6:.1f}" for seconds in times]
-        table.add_row(chosen, candidate.variant, *shown, str(candidate.segments), candidate.refusal or "")
+        table.add_row(chosen, candidate.in_order, *shown, str(candidate.segments), candidate.refusal or "")
     return table
