@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from jax import tree_util
 
 from unisono import Communicator, UsageError
 from unisono.frameworks.outer import training
+
+if TYPE_CHECKING:
+    from unisono import Swarm
 
 Tree = TypeVar("Tree")
 
@@ -19,9 +22,9 @@ class DiLoCo:
     call `synchronize`. All else is that of `unisono.data_parallel.DiLoCo`. A context manager that closes itself.
 
     Args:
-        world: the ranks.
+        world: the ranks, or a swarm.
         parameters: a pytree of arrays of floats, with the same bits on all ranks. Leaves whose paths are equal up to
-            the last key form a layer.
+            the last key form a layer. On a swarm, begin with the attribute `parameters`.
         options: the other arguments of `unisono.data_parallel.DiLoCo`, such as `inner_steps`.
 
     Attributes:
@@ -33,7 +36,7 @@ class DiLoCo:
 
     _kind: ClassVar[type[training.DiLoCo]] = training.DiLoCo
 
-    def __init__(self, world: Communicator, parameters: Any, **options: Any) -> None:
+    def __init__(self, world: Communicator | Swarm, parameters: Any, **options: Any) -> None:
         named, self._structure = _named(parameters)
         self.outer = self._kind(world, named, **options)
 
@@ -43,6 +46,11 @@ class DiLoCo:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.outer.__exit__(kind, error, trace)
+
+    @property
+    def parameters(self) -> Any:
+        """The pytree with which training begins: on a swarm, the one that the members share. None after a step."""
+        return self._tree(self.outer.parameters) if self.outer.parameters else None
 
     def step(self, parameters: Tree) -> Tree:
         """Count a step of the inner optimizer, and return the parameters to continue with.

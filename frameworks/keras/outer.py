@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 
-from unisono import Communicator
+from unisono import Communicator, UsageError
 from unisono.data_parallel import broadcast_parameters
 from unisono.frameworks.outer import training
 from unisono.xla_programs import communicator_or_world
+
+if TYPE_CHECKING:
+    from unisono import Swarm
 
 
 class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]
@@ -19,19 +22,30 @@ class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]
     ranks. When it ends, all ranks get the same trainable weights. In between, they have `unisono.data_parallel.DiLoCo`.
     All ranks make the same number of batches.
 
+    On a swarm, training begins with the trainable weights that the members share. The other weights, such as the means
+    of batch normalization, stay those of each member. All members pass the same `steps`, and more epochs than that.
+
     Args:
-        comm: the ranks; by default the world that `unisono.init` has made.
+        comm: the ranks, or a swarm; by default the world that `unisono.init` has made.
+        steps: the number of batches after which training ends; on a newcomer of a swarm, with those that the others
+            have made before. By default, `model.fit` decides.
         options: the arguments of `unisono.data_parallel.DiLoCo`, such as `inner_steps`.
 
     Attributes:
         outer: the outer optimizer of the present or last training; None before it.
+
+    Raises:
+        UsageError: `comm` is a swarm, and there is no number of steps.
     """
 
     _kind: ClassVar[type[training.DiLoCo]] = training.DiLoCo
 
-    def __init__(self, *, comm: Communicator | None = None, **options: Any) -> None:
+    def __init__(self, *, comm: Communicator | Swarm | None = None, steps: int | None = None, **options: Any) -> None:
         super().__init__()
-        self._comm, self._options = communicator_or_world(comm), options
+        self._world = communicator_or_world(comm) if comm is None or isinstance(comm, Communicator) else comm
+        if steps is None and not isinstance(self._world, Communicator):
+            raise UsageError("members of a swarm begin at different times, and end together: pass steps")
+        self._steps, self._options = steps, options
         self.outer: training.DiLoCo | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -40,15 +54,21 @@ class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]
         Raises:
             UsageError, MismatchError: as for `unisono.data_parallel.DiLoCo`.
         """
-        weights = {f"weight {number}": each for number, each in enumerate(self.model.weights)}
-        broadcast_parameters(self._comm, weights)
-        self.outer = self._kind(self._comm, _named(self.model), **self._options)
+        if self.outer is not None:  # its training may have ended with an error
+            self.outer.close()
+        if isinstance(self._world, Communicator):
+            weights = {f"weight {number}": each for number, each in enumerate(self.model.weights)}
+            broadcast_parameters(self._world, weights)
+        self.outer = self._kind(self._world, _named(self.model), **self._options)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count a step, and join the changes that are due after it."""
         if self.outer is not None:
-            _fetch(self.model)
-            self.outer.step(_named(self.model))
+            if self._steps is None or self.outer.steps < self._steps:
+                _fetch(self.model)
+                self.outer.step(_named(self.model))
+            if self._steps is not None and self.outer.steps >= self._steps:
+                self.model.stop_training = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Average all trainable weights, and end."""

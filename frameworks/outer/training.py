@@ -62,6 +62,7 @@ class DiLoCo:
             returns after one average of the others. While this object is open, the program makes no calls on the swarm.
         parameters: arrays of floats by name, with the same bits on all ranks, as after `broadcast_parameters`. On a
             swarm, this call overwrites them by those that the members share, or by those of one member at the start.
+            It cannot write arrays of JAX: begin with those of the attribute `parameters`.
         inner_steps: the steps between two averages of a parameter; H in the paper.
         lr, momentum, nesterov: the outer optimizer, which is that of `torch.optim.SGD`. The defaults are the paper's.
             The momentum None stands for 1 - 1/n, if n changes are averaged.
@@ -81,6 +82,7 @@ class DiLoCo:
     Attributes:
         group: the communicator of this rank's group, over which the program averages gradients; None on a swarm.
         steps: the number of calls of `step`; on a newcomer of a swarm, that of the others.
+        parameters: the arrays by name with which training begins; none after the first step.
 
     Raises:
         UsageError: an argument has a value that it cannot have; nothing has been sent.
@@ -127,7 +129,7 @@ class DiLoCo:
         self._members = _groups_of(groups, world)
         named = dict(pairs_of(parameters))
         lent = flatten_all(named)
-        check_writable(lent, in_place=not isinstance(world, Communicator))
+        check_writable(lent)
         layers = layers_of(lent)
         check_schedule(self._schedule, layers)
         self._facts = repr((self._rule, self._schedule, mixing, compression, self._members))
@@ -139,6 +141,7 @@ class DiLoCo:
         for fragment, values in zip(self._fragments, self._values, strict=True):
             read(fragment, lent, values)
         self._world, self._weight = world, 1.0
+        self.parameters = named
         self.steps = 0
         self._due: dict[int, int] = {}  # by fragment on its way, the step after which its average is used
         self._is_here: set[int] = set()  # the fragments of these that have arrived
@@ -190,8 +193,7 @@ class DiLoCo:
         self._is_here.clear()
         for fragment, values in zip(self._fragments, self._values, strict=True):
             write(fragment, lent, values)
-        for each in lent.values():
-            each.put_back()
+        self.parameters = {**self.parameters, **{name: each.put_back() for name, each in lent.items()}}
 
     def __enter__(self) -> DiLoCo:
         return self
@@ -220,6 +222,7 @@ class DiLoCo:
         """
         named = parameters if isinstance(parameters, dict) else dict(pairs_of(parameters))
         self.steps += 1
+        self.parameters = {}
         due = [index for index, step in self._due.items() if step <= self.steps]
         leaving = self._schedule.leaving(self.steps)
         if not due and leaving is None:

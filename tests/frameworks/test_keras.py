@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.deadlines import DEADLINE_S
+from support.keras_swarm import PROGRAM as PROGRAM_OF_SWARM
 from support.ports import free_port
+from support.swarms import SwarmProcesses
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("keras") is None, reason="make keras and make tensorflow install it and run these tests"
@@ -66,3 +69,19 @@ def test_ranks_that_train_alone_by_keras_end_with_equal_weights(backend: str) ->
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "all was checked" in completed.stdout
+
+
+@pytest.mark.parametrize("backend", ["tensorflow"] if HAS_TENSORFLOW else ["torch", "jax"])
+def test_members_of_a_swarm_share_models_and_optimizers_of_keras_and_train_by_fit(tmp_path: Path, backend: str) -> None:
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed: make keras installs it")
+    environ = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with SwarmProcesses(tmp_path) as swarm:
+        swarm.start("a", PROGRAM_OF_SWARM, environ)
+        swarm.await_marks("a has it")
+        swarm.start("b", PROGRAM_OF_SWARM, environ)
+        one, other = swarm.output("a"), swarm.output("b")
+    assert "call optimizer.build(model.trainable_variables) before the call of state" in other
+    assert re.findall("^(?:state|trained) .*$", one, re.MULTILINE) == re.findall(
+        "^(?:state|trained) .*$", other, re.MULTILINE
+    )

@@ -207,7 +207,7 @@ def test_training_of_one_member_continues_from_a_saved_state_and_misuse_is_refus
         assert "has ended" in error_of(lambda: outer.synchronize(again))[1]
 
 
-def test_models_of_torch_train_on_a_swarm_and_arrays_of_jax_are_refused() -> None:
+def test_models_of_torch_train_on_a_swarm() -> None:
     torch = pytest.importorskip("torch", reason="make torch installs it")
     key = os.urandom(32)
     with (
@@ -225,9 +225,44 @@ def test_models_of_torch_train_on_a_swarm_and_arrays_of_jax_are_refused() -> Non
             optimizer.step()
         assert torch.equal(model.weight, before - 2)
         optimizer.close()
-        jax = pytest.importorskip("jax", reason="make jax installs it")
-        text = error_of(lambda: un.jax.DiLoCo(swarm, {"w": jax.numpy.zeros(2)}, inner_steps=2))[1]
-        assert "is immutable: pass an array of numpy or torch" in text
+
+
+JAX = """
+import jax.numpy as jnp
+from unisono.data_parallel import fingerprint
+
+parameters = {"a": [jnp.full(3, float(ord(name))), jnp.zeros(2)], "b": {"w": jnp.zeros((2, 2))}}
+with un.Swarm(places, **settings) as swarm:
+    with un.jax.LocalSGD(swarm, parameters, inner_steps=2, compression="int8") as outer:
+        begun = float(outer.parameters["a"][0][0])
+        parameters = outer.parameters
+        while outer.outer.steps % 2 or float(parameters["b"]["w"][0, 0]) < 3.0:
+            is_last = has_mark(folder, "b trains") and len(swarm.members) == 2
+            parameters["b"]["w"] += 4.0 * is_last
+            parameters["a"][0] += 1.0
+            parameters = outer.step(parameters)
+            assert outer.parameters is None
+            mark(f"{name} trains")
+            time.sleep(0.01)
+        parameters = outer.synchronize(parameters)
+        values = {"0": parameters["a"][0], "1": parameters["b"]["w"]}
+        print(begun > ord("a"), type(parameters["a"][0]).__name__, fingerprint(values))
+        mark(f"{name} ends")
+        await_mark("a ends", "b ends")
+"""
+
+
+def test_a_newcomer_begins_with_the_arrays_of_jax_that_the_others_share(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="make jax installs it")
+    with SwarmProcesses(tmp_path) as swarm:
+        swarm.start("a", JAX, {"JAX_PLATFORMS": "cpu"})
+        swarm.await_marks("a trains")
+        swarm.start("b", JAX, {"JAX_PLATFORMS": "cpu"})
+        outputs = {name: swarm.output(name).split() for name in "ab"}
+    assert outputs["a"][0] == "False", outputs
+    assert outputs["b"][0] == "True", outputs
+    assert outputs["a"][1:] == outputs["b"][1:], outputs
+    assert outputs["a"][1] == "ArrayImpl", outputs
 
 
 @pytest.mark.parametrize("fragments", [1, 5])

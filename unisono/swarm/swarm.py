@@ -332,8 +332,9 @@ class Swarm:
         which every member was lost resumes from the newest checkpoint that one of its processes has loaded.
 
         Args:
-            state: an array, a number, a text, None, or a list, tuple or dict of states. Or a module or an optimizer of
-                torch, or a model of Keras. On a newcomer, arrays that can be written are written in place.
+            state: an array, a number, a text, None, or a list, tuple, dict or pytree of JAX of states. Or a module or
+                optimizer of torch, or a model or a built optimizer of Keras. On a newcomer, arrays are written in place
+                if they can be.
             revision: the number of the step that the state belongs to.
             check_every: compare the states of all members in every so many calls; 0 compares none. It hashes the state.
             on_drift: "mend" lets members whose state differs from that of most get it from these. "end" lets them raise

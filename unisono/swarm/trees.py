@@ -1,11 +1,13 @@
 """The state of a program as arrays and a description: `described` takes it apart, and `restored` writes it back.
 
-A state is an array, a number, a text, None, or a list, tuple or dict of states. It may also be an object that has its
-state in one of the ways of `_HOLDERS`: a module or an optimizer of torch, or a model of Keras.
+A state is an array, a number, a text, None, or a list, tuple or dict of states. It may also be another node of a pytree
+of JAX, such as the tuples of optax, or an object that has its state in one of the ways of `_HOLDERS`: a module or an
+optimizer of torch, or a model or an optimizer of Keras.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,9 +34,25 @@ class _Holder(NamedTuple):
     put: Callable[[Any, Any], Any]
 
 
+def _put_variables(of: Any, values: Sequence[Any]) -> None:
+    variables = of.variables
+    if len(variables) != len(values):
+        raise UsageError(
+            f"the optimizer of Keras has {len(variables)} variables here, and {len(values)} on the other members: call "
+            "optimizer.build(model.trainable_variables) before the call of state"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
 _HOLDERS = (
     _Holder(("state_dict", "load_state_dict"), lambda of: of.state_dict(), lambda of, state: of.load_state_dict(state)),
     _Holder(("get_weights", "set_weights"), lambda of: of.get_weights(), lambda of, state: of.set_weights(state)),
+    _Holder(
+        ("apply_gradients", "load_own_variables"),  # an optimizer of Keras
+        lambda of: [sys.modules["keras"].ops.convert_to_numpy(variable) for variable in of.variables],
+        _put_variables,
+    ),
 )
 _MISSING = object()
 
@@ -60,8 +78,9 @@ def _described(state: Any, name: str, arrays: list[Any]) -> Any:
         if not all(type(key) in (str, int) for key in state):
             raise UsageError(f"{name} has a key that is neither a text nor a whole number")
         return {"items": [[key, _described(value, f"{name}[{key!r}]", arrays)] for key, value in state.items()]}
-    if type(state) in (list, tuple):
-        return {"list": [_described(value, f"{name}[{index}]", arrays) for index, value in enumerate(state)]}
+    sequence = _sequence_of(state)
+    if sequence is not None:
+        return {"list": [_described(value, f"{name}[{index}]", arrays) for index, value in enumerate(sequence.values)]}
     if type(state) in _PLAIN:
         if isinstance(state, float) and not np.isfinite(state):
             raise UsageError(f"{name} is {state}: pass it as an array")
@@ -96,7 +115,7 @@ def _collect(description: Any, found: dict[int, tuple[np.dtype[Any], tuple[int, 
         checked(description, {"array": int, "dtype": str, "shape": [int]})
         if description["dtype"] not in DTYPES or any(length < 0 for length in description["shape"]):
             raise ValueError("a description of a state names no array")
-        found[description["array"]] = np.dtype(description["dtype"]), tuple(description["shape"])
+        found[description["array"]] = _dtype(description["dtype"]), tuple(description["shape"])
     elif "value" not in description or type(description["value"]) not in _PLAIN:
         raise ValueError("a description of a state has a value that is none")
 
@@ -120,12 +139,14 @@ def _restored(state: Any, description: Any, arrays: Sequence[Any], like: Any) ->
         return state
     if "items" in description:
         own = state if isinstance(state, Mapping) else {}
-        return {key: _restored(own.get(key, _MISSING), value, arrays, like) for key, value in description["items"]}
+        items = {key: _restored(own.get(key, _MISSING), value, arrays, like) for key, value in description["items"]}
+        return items if own is not state or isinstance(state, dict) else type(state)(items)
     if "list" in description:
-        own = list(state) if type(state) in (list, tuple) else []
-        own += [_MISSING] * (len(description["list"]) - len(own))
-        values = [_restored(*pair, arrays, like) for pair in zip(own, description["list"], strict=False)]
-        return tuple(values) if type(state) is tuple else values
+        sequence = _sequence_of(state) or _Sequence([], list)
+        own = [*sequence.values, *[_MISSING] * (len(description["list"]) - len(sequence.values))]
+        return sequence.rebuilt(
+            [_restored(*pair, arrays, like) for pair in zip(own, description["list"], strict=False)]
+        )
     if "array" in description:
         return _written(state, arrays[description["array"]], like)
     return description["value"]
@@ -145,6 +166,31 @@ def _written(target: Any, array: Any, like: Any) -> Any:
     return adapter.wrap(array.copy(), target)
 
 
+class _Sequence(NamedTuple):
+    """The values in a list, a tuple or another node of a pytree, and the function that makes such a one of others."""
+
+    values: list[Any]
+    rebuilt: Callable[[list[Any]], Any]
+
+
+def _sequence_of(state: Any) -> _Sequence | None:
+    if type(state) in (list, tuple):
+        return _Sequence(list(state), type(state))
+    if isinstance(state, tuple) and hasattr(state, "_fields"):
+        return _Sequence(list(state), lambda values: type(state)(*values))
+    jax = sys.modules.get("jax")
+    if jax is None or type(state) in _PLAIN or state is _MISSING:
+        return None
+    values, form = jax.tree_util.tree_flatten(state, is_leaf=lambda each: each is not state)
+    return None if jax.tree_util.treedef_is_leaf(form) else _Sequence(values, form.unflatten)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name not in np.sctypeDict:
+        import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
+    return np.dtype(name)
+
+
 def _holder_of(state: Any) -> _Holder | None:
     return next((each for each in _HOLDERS if all(callable(getattr(state, name, None)) for name in each.methods)), None)
 
@@ -153,7 +199,5 @@ def _tensor_of(state: Any) -> Any:
     """Return a tensor of torch if an object of torch has the state, and None for others."""
     if type(state).__module__.partition(".")[0] == "keras" or not hasattr(state, "load_state_dict"):
         return None
-    import sys
-
     torch = sys.modules.get("torch")
     return None if torch is None else torch.empty(0)
