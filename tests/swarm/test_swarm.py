@@ -81,6 +81,47 @@ def test_members_enter_die_and_leave_while_the_others_go_on_without_code_for_it(
         assert "QuorumLostError: 1 of 2 members answer" in swarm.output("D", 1)
 
 
+# "B" is killed at revision 3. "A" enters again, and waits for "C", which brings an older state.
+AGAIN = """
+w, revision = np.zeros(2), {"A": 0, "B": 0, "C": 1}[name]
+with un.Swarm(places, min_size=2, **{**settings, "rendezvous_timeout_s": 4.0 if name == "A" else 60.0}) as swarm:
+    while revision < 6:
+        try:
+            revision = swarm.state({"w": w}, revision).revision
+            w += swarm.allreduce(np.ones(2))
+        except un.QuorumLostError:
+            while True:
+                try:
+                    swarm.enter()
+                    break
+                except un.RendezvousError as error:
+                    print(error)
+                    mark("A waits")
+            continue
+        revision += 1
+        if name == "B" and revision == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        swarm.enter()
+    except un.UsageError as error:
+        print(error)
+    print("end", revision, w.tolist())
+"""
+
+
+def test_a_member_that_has_lost_the_quorum_enters_again_and_keeps_the_newest_state(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        swarm.start("A", AGAIN)
+        swarm.start("B", AGAIN)
+        swarm.await_marks("A waits")
+        swarm.start("C", AGAIN)
+        outputs = {name: swarm.output(name) for name in "AC"}
+    assert "within 4 s" in outputs["A"]  # the first time, it waits in vain
+    for output in outputs.values():
+        assert "this process is a member already" in output
+        assert "end 6 [6.0, 6.0]" in output, outputs
+
+
 def test_the_members_that_stay_get_the_sum_that_one_of_them_has_from_it(tmp_path: Path) -> None:
     """C dies after the first phase. B has lost its result, which A has. So all know the call as one of three."""
     program = """

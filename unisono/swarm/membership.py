@@ -84,6 +84,7 @@ class Membership:
         is_frozen: whether this member has promised to begin no call in the present view.
         boundary: the id of the candidate that all members have passed in a second phase, or empty.
         gone: why this process is no member any more; empty as long as it is one, or has not been one.
+        has_lost_quorum: whether the last call has raised `QuorumLostError`.
         leaving, expelled, slow: the ids of members that leave, must leave, or are left behind because they are slow.
         suspects: the ids of members that calls of members have named as lost.
         has_result: the number of the last call of which this member has the result.
@@ -130,6 +131,7 @@ class Membership:
         self._candidates: dict[str, tuple[View, Communicator]] = {}
         self._switch = ""
         self._quorum_lost_at: float | None = None
+        self.has_lost_quorum = False
         self.peers = Peers(caller, self.heartbeat_s, self._question, self._on_pong, self._notify)
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "ping": self._ping,
@@ -159,6 +161,7 @@ class Membership:
             self.check()
             call.number = self.has_result + 1
             self.call, self.call_began, self._quorum_lost_at = call, time.monotonic(), None
+            self.has_lost_quorum = False
         try:
             while (view_and_comm := self._await_view(call, deadline)) is not None:
                 if self._attempt(call, *view_and_comm, deadline):
@@ -269,9 +272,8 @@ class Membership:
             return
         lost = self.peers.lost()
         answering = [member for member in view.members if member.id not in lost]
-        needed = quorum_of(len(view.members), self.min_size)
-        is_enough = len(answering) >= needed and len(answering) >= (self.min_size or 1)
-        if is_enough:
+        needed = self.quorum()
+        if len(answering) >= needed:
             self._quorum_lost_at = None
             return
         now = time.monotonic()
@@ -279,10 +281,16 @@ class Membership:
         if now - self._quorum_lost_at >= self._quorum_timeout_s:
             names = ", ".join(member.name for member in view.members if member.id in lost)
             silent = f": {names} did not answer for {self.heartbeat_s:g} s" if names else ""
+            self.has_lost_quorum = True
             raise QuorumLostError(
-                f"{len(answering)} of {len(view.members)} members answer, and {max(needed, self.min_size or 1)} are "
-                f"needed to go on{silent}"
+                f"{len(answering)} of {len(view.members)} members answer, and {needed} are needed to go on{silent}"
             )
+
+    def quorum(self) -> int:
+        """Return how many members of the present view must answer, so that it goes on."""
+        with self.changed:
+            least = self.min_size or 1
+            return least if self.view is None else max(least, quorum_of(len(self.view.members), self.min_size))
 
     def ids_of(self, comm: Communicator) -> tuple[str, ...]:
         """Return the ids of the members of the present view, by their ranks in its communicator."""

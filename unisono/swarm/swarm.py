@@ -138,6 +138,8 @@ class Swarm:
         self._stop = threading.Event()
         self._state: Membership | None = None
         self._exchange = StateExchange(self._caller, lambda: self._membership().has_result)
+        self._found_with = 1  # how many processes found a swarm
+        self._least = 1  # how many members there are when `enter` returns
         self._is_new = True  # it has not the state of the members
         self._has_state = False  # it has called `state`
         self._service: Service | None = None
@@ -197,17 +199,26 @@ class Swarm:
         return None if self._place is None else self._place.url
 
     def enter(self) -> None:
-        """Enter the swarm, again if this process has been left behind. It is then new to the others.
+        """Enter the swarm, again if this process has been left behind, or has lost the quorum. It is new to the others.
+
+        After a lost quorum, this process gives its place among the members up. It enters the swarm that goes on without
+        it, as soon as it can reach it. If none goes on, the processes that enter found a new one, once as many as the
+        quorum are there: at least `min_size`, or else a majority of the members before. Their newest state counts.
 
         Raises:
-            RendezvousError: the members have not admitted it in time, or refuse it.
+            RendezvousError: the members have not admitted it in time, or refuse it. The call may be made again.
             UsageError: it is a member, or the swarm is closed.
         """
         if self._is_closed:
             raise UsageError("this swarm is closed: make another one")
-        if self._state is not None and not self._state.gone:
-            raise UsageError("this process is a member already")
-        self._end()
+        before = self._state
+        self._found_with = self._least = self._min_size or 1
+        if before is not None and not before.gone:
+            if not before.has_lost_quorum:
+                raise UsageError("this process is a member already")
+            self._found_with = max(self._found_with, before.quorum())
+        if before is not None:
+            self._withdraw(before)
         deadline = Deadline(self._options.rendezvous_timeout_s)
         listening = listen_tcp(self._options.bind_address)
         host, port = listening.getsockname()[:2]
@@ -224,7 +235,11 @@ class Swarm:
             target=self._register, args=(state, self._proposer, self._stop), name="unisono-swarm-register", daemon=True
         )
         self._registering.start()
-        self._await_admission(state, deadline)
+        try:
+            self._await_admission(state, deadline)
+        except BaseException:
+            self._withdraw(state)
+            raise
 
     def allreduce(
         self,
@@ -249,7 +264,7 @@ class Swarm:
         Raises:
             UsageError: the call is wrong; nothing has been sent.
             MismatchError: this member passes other arrays than the others, which go on without it.
-            QuorumLostError: too few members answer. The call may be made again.
+            QuorumLostError: too few members answer. The call may be made again, or this process may `enter` again.
             LeftBehindError: the other members have gone on without this one.
             CollectiveTimeoutError: the call has not ended in time.
         """
@@ -452,6 +467,13 @@ class Swarm:
         if not state.gone:
             self._places.leave(state.me, state.heartbeat_s)
 
+    def _withdraw(self, state: Membership) -> None:
+        """Stop being a member, or waiting, and let the meeting places forget this process."""
+        self._end()
+        if self._registering is not None:
+            self._registering.join(state.heartbeat_s)
+        self._places.leave(state.me, state.heartbeat_s)
+
     def _end(self) -> None:
         """Stop being a member, or waiting."""
         self._stop.set()
@@ -490,7 +512,7 @@ class Swarm:
 
     def _await_admission(self, state: Membership, deadline: Deadline) -> None:
         with state.changed:
-            while state.view is None or len(state.view.members) < (self._min_size or 1):
+            while state.view is None or len(state.view.members) < self._least:
                 if self._problem is not None and not isinstance(self._problem, RendezvousError):
                     raise self._problem
                 if deadline.has_passed() or state.gone:
@@ -500,7 +522,7 @@ class Swarm:
     def _why_not(self, state: Membership) -> str:
         limit_s = self._options.rendezvous_timeout_s
         if state.view is not None:
-            return f"{len(state.view.members)} of {self._min_size} members came within {limit_s:g} s"
+            return f"{len(state.view.members)} of {self._least} members came within {limit_s:g} s"
         return f"the members of the swarm at {', '.join(self._urls)} did not admit this process within {limit_s:g} s"
 
     def _register(self, state: Membership, proposer: Proposer, stop: threading.Event) -> None:
@@ -512,7 +534,7 @@ class Swarm:
             view = state.view
             try:
                 news = self._places.register(
-                    state.me, 0 if view is None else view.number, state.heartbeat_s, self._min_size or 1
+                    state.me, 0 if view is None else view.number, state.heartbeat_s, self._found_with
                 )
                 self._problem = RendezvousError(f"no meeting place answers: {news.problem}") if news.problem else None
             except UnisonoError as error:
@@ -525,6 +547,7 @@ class Swarm:
             stop.wait(max(0.01, period_s - (time.monotonic() - began)))
 
     def _found(self, state: Membership) -> None:
+        self._least = self._found_with  # so that the newest state of all of them counts
         try:
             state.found()
         except UnisonoError as error:

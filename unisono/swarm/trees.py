@@ -140,7 +140,10 @@ def _restored(state: Any, description: Any, arrays: Sequence[Any], like: Any) ->
     if "items" in description:
         own = state if isinstance(state, Mapping) else {}
         items = {key: _restored(own.get(key, _MISSING), value, arrays, like) for key, value in description["items"]}
-        return items if own is not state or isinstance(state, dict) else type(state)(items)
+        if own is not state or isinstance(state, dict):
+            return items
+        kind: Callable[[dict[Any, Any]], Any] = type(state)
+        return kind(items)
     if "list" in description:
         sequence = _sequence_of(state) or _Sequence([], list)
         own = [*sequence.values, *[_MISSING] * (len(description["list"]) - len(sequence.values))]
