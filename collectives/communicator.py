@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from unisono.collectives.calls.programs import ProgramCalls
     from unisono.collectives.calls.statistics import Statistics
     from unisono.tuning.machine.inventory import Topology
+    from unisono.tuning.machine.network_map import NetworkMap
 
 # Makes the communicator of the survivors: `shrink` of `bootstrap.shrink`, which needs `Communicator` itself.
 Shrink: TypeAlias = "Callable[[Executor, Options, float], Communicator]"
@@ -139,6 +140,15 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
 
         host = next(index for index, ranks in enumerate(self.hosts) if self.rank in ranks)
         return Topology(self.hosts, host, machine())
+
+    @property
+    def network(self) -> NetworkMap | None:
+        """The measured network between the hosts, in the order of `hosts`; None if it is not measured.
+
+        Hosts measure it when their ranks meet, if they are far apart. `network.write(path)` makes a file for
+        ``unisono explain --map``.
+        """
+        return self.tuner_state.network
 
     @property
     def timeout_s(self) -> float:

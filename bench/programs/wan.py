@@ -99,6 +99,22 @@ def _show(title: str, results: Sequence[CallTimes]) -> None:
     Console().print(table)
 
 
+def _names(text: str) -> list[str]:
+    """Return the names in a list with commas between, of which those inside brackets belong to a name.
+
+    >>> _names("auto,ring(order=(1, 0)),direct")
+    ['auto', 'ring(order=(1, 0))', 'direct']
+    """
+    names, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and not depth:
+            names.append("")
+        else:
+            names[-1] += letter
+    return names
+
+
 def _end(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
@@ -116,6 +132,7 @@ def _end(number: int, frame: Any) -> None:
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Calls of each algorithm.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides about losses and jitter.")
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="File to append results to.")
+@click.option("--map", "map_file", type=click.Path(dir_okay=False), help="File for the map that the hosts measure.")
 @click.argument("command", nargs=-1)
 def main(
     hosts: int,
@@ -130,12 +147,19 @@ def main(
     rounds: int,
     seed: int,
     output: Path | None,
+    map_file: str | None,
     command: tuple[str, ...],
 ) -> None:
     """Measure allreduce across a wide-area network, or run COMMAND as one rank on each of its hosts. Needs root."""
     way = NetworkWay(delay_ms=rtt / 2, jitter_ms=jitter, loss=loss / 100)
     area = PRESETS[preset](hosts) if preset else uniform(hosts, AccessLine(rate, rate), way)
-    request = {"sizes": parse_sizes(sizes), "algorithms": algorithms.split(","), "rounds": rounds, "at_once": at_once}
+    request = {
+        "sizes": parse_sizes(sizes),
+        "algorithms": _names(algorithms),
+        "rounds": rounds,
+        "at_once": at_once,
+        "map": map_file,
+    }
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
     try:

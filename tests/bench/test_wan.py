@@ -5,6 +5,7 @@ Sockets of this process in the namespaces measure the network, because all of th
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -230,8 +231,11 @@ def test_benchmark_measures_calls_or_runs_a_command(tmp_path: Path) -> None:
     output = tmp_path / "wan.jsonl"
     base = [sys.executable, "-m", "unisono.bench.programs.wan", "--hosts", "3", "--rtt", "20"]
     measured = [*base, "--sizes", "8,256K", "--at-once", "2", "--rounds", "1", "--json", str(output)]
+    measured += ["--map", str(tmp_path / "map.json"), "--algorithms", "auto,ring(order=(0, 2, 1))"]
     assert subprocess.run(measured, capture_output=True, check=False).returncode == 0
     assert '"nbytes": 262144' in output.read_text()
+    assert '"chosen": "ring(order=(0, 2, 1))"' in output.read_text()
+    assert json.loads((tmp_path / "map.json").read_text())["delay_s"][0][2] >= 0.01
     program = "import unisono as un; print(un.init().size)"
     ran = subprocess.run([*base, "--", sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "3\n"), ran.stderr

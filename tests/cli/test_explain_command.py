@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,3 +92,57 @@ def test_explain_distinguishes_several_hosts_from_shared_cores(capsys: pytest.Ca
     out = capsys.readouterr().out
     assert "1000 ranks on 125 hosts, by shm inside them and by tcp between them" in out
     assert "ranks share" not in out
+
+
+# The ways between neighbours in the order of ranks are slow.
+SLOW = {
+    "format": 1,
+    "delay_s": [[0.01 * (i != j) for j in range(4)] for i in range(4)],
+    "per_byte_s": [
+        [0.0 if i == j else 4e-6 if {i, j} in ({0, 1}, {2, 3}) else 4e-8 for j in range(4)] for i in range(4)
+    ],
+}
+
+
+def test_explain_shows_hosts_links_and_the_chosen_ways_of_a_map(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "map.json").write_text(json.dumps(SLOW))
+    arguments = ["explain", "allreduce", "64M", "--map", str(tmp_path / "map.json"), "--algorithm", "ring"]
+    assert main([*arguments, "--json", "--svg", str(tmp_path / "map.svg")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    order, used = shown["network"]["order"], {tuple(way) for way in shown["network"]["used"]}
+    assert used == {(order[at - 1], order[at]) for at in range(4)}
+    assert not any({i, j} in ({0, 1}, {2, 3}) for i, j in used)
+    assert shown["network"]["regions"] == [[0, 1, 2, 3]]
+    assert shown["choice"]["variant"] == f"ring(order={tuple(order)})"
+    assert "<svg" in (tmp_path / "map.svg").read_text()
+    assert main([*arguments, "--per-host", "2"]) == 0
+    text = capsys.readouterr().out
+    assert f"order of hosts: {' '.join(map(str, order))}" in text
+    assert "8 ranks on 4 hosts" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--svg", "map.svg"], "--svg draws the map of a network: add --map"),
+        (["--map", "absent.json"], "the map absent.json cannot be read"),
+        (["--map", "map.json", "-n", "3"], "the map has 4 hosts, and so 4 ranks, not 3: omit -n"),
+        (["--map", "map.json", "--link", "tcp"], "--map already has hosts and links"),
+        (["--map", "map.json", "--root", "4"], "there is no rank 4 among 4 ranks"),
+        (["--map", "map.json", "--svg", "absent/map.svg"], "there is no folder"),
+    ],
+)
+def test_explain_refuses_a_map_that_cannot_be_shown(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "map.json").write_text(json.dumps(SLOW))
+    assert main(["explain", "allreduce", "8", *more]) != 0
+    assert message in capsys.readouterr().err

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from unisono.algorithms.catalogue.registry import find
+from unisono.errors import NoAlgorithmError
 from unisono.tuning.decide import host_order
 from unisono.tuning.decide.choice import NO_STATE, Explanation, Question, TunerState, explain
 from unisono.tuning.decide.host_order import best_order, by_regions, steps_of
@@ -154,6 +155,25 @@ def test_order_of_ranks_is_kept_for_calls_that_need_it(kept: dict[str, object]) 
     question = Question(hosts=tuple((rank,) for rank in range(6)), **fields)  # type: ignore[arg-type]
     choice = explained(question, slow_neighbours(6)).choice
     assert dict(choice.params).get("order", tuple(range(6))) == tuple(range(6))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "needs"),
+    [
+        ("reduce binomial", {"order": "canonical"}),
+        ("reduce binomial", {"commutative": False}),
+        ("scan linear", {}),
+        ("allreduce direct", {"order": "at_once"}),
+    ],
+)
+def test_forced_order_is_refused_for_calls_that_need_the_order_of_ranks(
+    algorithm: str, needs: dict[str, object]
+) -> None:
+    collective, name = algorithm.split()
+    fields = {"collective": collective, "nbytes": 8, "size": 3, "link": "tcp", **needs}
+    question = Question(algorithm=f"{name}(order=(2, 0, 1))", **fields)  # type: ignore[arg-type]
+    with pytest.raises(NoAlgorithmError, match="takes another order than that of ranks, which this call needs"):
+        explain(question)
 
 
 def test_ranks_of_a_host_stay_together_in_an_order_of_hosts() -> None:

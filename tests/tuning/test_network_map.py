@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from unisono.errors import UsageError
 from unisono.tuning.decide.choice import NO_STATE, Question, explain
 from unisono.tuning.machine.network_map import NetworkMap
 
@@ -45,3 +48,28 @@ def test_tuner_takes_the_fewest_rounds_between_far_hosts(hosts: int, nbytes: int
     far = explain(question, NO_STATE.over(network(hosts, 0.05, 200), LINK)).choice.algorithm
     assert far in FEWEST_ROUNDS[nbytes]
     assert near not in {"balanced_tree", "all_pairs"}
+
+
+def test_map_is_the_same_after_its_file(tmp_path: Path) -> None:
+    of_hosts = network(3, 0.05, 200)
+    of_hosts.write(tmp_path / "map.json")
+    assert NetworkMap.read(tmp_path / "map.json") == of_hosts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"format": 2, "delay_s": [[0, 1], [1, 0]], "per_byte_s": [[0, 1], [1, 0]]}',
+        '{"format": 1, "delay_s": [[0, 1], [1, 0]], "per_byte_s": [[0, 1]]}',
+        '{"format": 1, "delay_s": [[0, 1], [1, 0]], "per_byte_s": [[0, -1], [1, 0]]}',
+        '{"format": 1, "delay_s": [[0]], "per_byte_s": [[0]]}',
+        '{"format": 1, "delay_s": [[0, "a"], [1, 0]], "per_byte_s": [[0, 1], [1, 0]]}',
+        '{"format": 1, "delay_s": [[0, 1e999], [1, 0]], "per_byte_s": [[0, 1], [1, 0]]}',
+    ],
+)
+def test_file_without_a_map_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "map.json").write_text(text)
+    with pytest.raises(UsageError, match=r"the map .* (cannot be read|must have format 1)"):
+        NetworkMap.read(tmp_path / "map.json")

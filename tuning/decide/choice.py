@@ -453,7 +453,10 @@ def _candidate(
 ) -> Candidate:
     """Return an algorithm with these parameters as a candidate; see `candidate`."""
     is_possible = is_named or (algorithm.chosen_far and costs.far.is_far)
-    refusal, params = _refusal(algorithm, question, is_possible), dict(variant_params)
+    params = dict(variant_params)
+    refusal = _refusal(algorithm, question, is_possible)
+    if refusal is None and ORDER in params and not _may_be_reordered(question):
+        refusal = "takes another order than that of ranks, which this call needs"
     phases: tuple[tuple[str, str], ...] = ()
     if not isinstance(algorithm, Composition):
         cost = algorithm.cost_of(question.size, params)

@@ -6,11 +6,16 @@ choose alike by it.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import NamedTuple
 
+from unisono.errors import UsageError
+from unisono.foundation.json_checks import checked, parsed_json, text_of_file
 from unisono.tuning.machine.parameters import Link
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -21,6 +26,7 @@ _STREAM_NBYTES = 640 << 10
 _MOST_STREAMS = 16
 OVERHEAD_S = 10e-6
 _LEAST_SEGMENT_NBYTES = 256 << 10
+_FORMAT = 1
 # Hosts are in different regions if their delay is more than this part of the longest.
 _APART = 3
 
@@ -40,6 +46,27 @@ class NetworkMap(NamedTuple):
     def of(cls, round_trip_s: Matrix, per_byte_s: Matrix) -> NetworkMap:
         """Return the map of measured round trips and seconds of a byte."""
         return cls(tuple(tuple(seconds / 2 for seconds in row) for row in round_trip_s), per_byte_s)
+
+    @classmethod
+    def read(cls, path: Path) -> NetworkMap:
+        """Return the map in a file that `write` has written.
+
+        Raises:
+            UsageError: the file cannot be read, or has no map.
+        """
+        try:
+            content = parsed_json(text_of_file(path))
+            checked(content, {"format": int, "delay_s": [[float]], "per_byte_s": [[float]]})
+        except (OSError, ValueError) as error:
+            raise UsageError(f"the map {path} cannot be read: {error}") from None
+        network = cls(*(tuple(map(tuple, content[name])) for name in cls._fields))
+        if content["format"] != _FORMAT or not _is_map(network):
+            raise UsageError(f"the map {path} must have format {_FORMAT} and square matrices of positive numbers")
+        return network
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the map to a JSON file, for `unisono explain --map`; raises OSError if that is not possible."""
+        Path(path).write_text(json.dumps({"format": _FORMAT, **self._asdict()}, indent=1), encoding="utf-8")
 
     @property
     def hosts(self) -> int:
@@ -97,3 +124,17 @@ class NetworkMap(NamedTuple):
             segment_nbytes=segment_nbytes,
             whole_nbytes=segment_nbytes,
         )
+
+
+def _is_map(network: NetworkMap) -> bool:
+    """Return whether the matrices have one row and one column for each of 2 or more hosts, and possible values."""
+    hosts = network.hosts
+    rows = [row for matrix in network for row in matrix]
+    if hosts < 2 or len(network.per_byte_s) != hosts or any(len(row) != hosts for row in rows):
+        return False
+    return all(
+        0 < value < math.inf if i != j else value == 0
+        for matrix in network
+        for i, row in enumerate(matrix)
+        for j, value in enumerate(row)
+    )

@@ -1,8 +1,9 @@
 """One rank of `unisono bench wan`: makes allreduces that all ranks begin at the same moment, and prints their times.
 
-Run by path as ``wan_rank.py REQUEST``, a JSON object with `sizes`, `algorithms`, `rounds` and `at_once`. Unisono's
-variables say which rank this is. The ranks share a clock, because their hosts are on one machine. So the time of a call
-lasts from the moment for which it was arranged to its end on the last rank.
+Run by path as ``wan_rank.py REQUEST``, a JSON object with `sizes`, `algorithms`, `rounds` and `at_once`, and `map`, a
+file for the measured network, or null. Unisono's variables say which rank this is. The ranks share a clock, because
+their hosts are on one machine. So the time of a call lasts from the moment for which it was arranged to its end on the
+last rank.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     world = un.init()
+    if world.rank == 0 and request["map"]:
+        if world.network is None:
+            raise SystemExit("the hosts are too near each other to measure their network")
+        world.network.write(request["map"])
     rows = []
     comms = [world, *(world.subgroup(range(world.size)) for _ in range(1, request["at_once"]))]
     for nbytes in request["sizes"]:
@@ -63,8 +68,8 @@ def main() -> None:
             rounds = [timed(comms, arrays, algorithm, calls) for _ in range(request["rounds"])]
             if not all((array == world.size - 1).all() for array in arrays):
                 raise ValueError(f"{name} gives a wrong result")
-            chosen = name if algorithm else world.explain("allreduce", nbytes, op="max").choice.algorithm
-            rows.append([nbytes, name, str(chosen), rounds])
+            chosen = name if algorithm else world.explain("allreduce", nbytes, op="max").choice.shown
+            rows.append([nbytes, name, chosen, rounds])
     if world.rank == 0:
         sys.stdout.write(json.dumps(rows))
     world.close()

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from unisono.algorithms.catalogue.registry import find
@@ -16,6 +17,8 @@ from unisono.algorithms.composition.host_levels import Hosts
 from unisono.algorithms.ir.contracts import VECTOR_CALLS
 from unisono.cli.options.completion import algorithms as complete_algorithms, collectives as complete_collectives
 from unisono.cli.options.loading import load_option
+from unisono.cli.options.outputs import PICTURE
+from unisono.cli.output.network_map import draw_map, explained_map, map_table, order_text
 from unisono.cli.output.terminal import add_names, console
 from unisono.dtypes import DTYPES
 from unisono.errors import NoAlgorithmError, UsageError
@@ -24,6 +27,7 @@ from unisono.tuning.decide.choice import Candidate, Choice, Explanation, Questio
 from unisono.tuning.decide.device_routes import LINK, explain_route, routes_of
 from unisono.tuning.decide.forced_rules import forced
 from unisono.tuning.machine.fingerprint import fingerprint
+from unisono.tuning.machine.network_map import NetworkMap
 from unisono.tuning.machine.parameters import LINKS, at_level
 from unisono.tuning.machine.topology import Topology
 from unisono.tuning.measure.calibration_files import Origin, parameters_of, read
@@ -54,6 +58,14 @@ def _nbytes(context: click.Context, parameter: click.Parameter, text: str | None
 )
 @click.option("--topology", type=click.Path(dir_okay=False, path_type=Path), help="Simulate on a described machine.")
 @click.option(
+    "--map",
+    "network",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Map of far hosts, which `world.network.write` or `unisono bench wan --map` wrote.",
+)
+@click.option("--svg", type=PICTURE, help="Draw the map, and the ways that the call uses, into this file.")
+@click.option("--root", type=click.IntRange(min=0), default=0, show_default=True, help="Root of the collective.")
+@click.option(
     "--memory",
     type=click.Choice(["host", "device"]),
     default="host",
@@ -74,6 +86,9 @@ def command(
     algorithm: str | None,
     table: Path | None,
     topology: Path | None,
+    network: Path | None,
+    svg: Path | None,
+    root: int,
     memory: str,
     as_json: bool,
 ) -> None:
@@ -82,13 +97,24 @@ def command(
     It uses the same settings as a job started here: UNISONO_ALGORITHM, UNISONO_TABLE, the calibration of this machine,
     and the number of ranks for each core. All ranks are on one host unless --per-host is given. For a call with counts,
     such as allgatherv, BYTES is the sum of all ranks.
-    With --topology, the times of all candidates are simulated on the machine that the file describes.
+    With --topology, the times of all candidates are simulated on the machine that the file describes. With --map, they
+    are simulated on the hosts of the file, with one rank on each host or as many as --per-host says.
     """
     if nbytes is not None and vector is not None:
         raise UsageError("the bytes are given twice: use either BYTES or --size")
     if topology is not None and (per_host or link):
         raise UsageError("a topology already has hosts and links: omit --per-host and --link")
     length = next((each for each in (nbytes, vector) if each is not None), 1 if collective == "barrier" else 1 << 20)
+    if svg is not None and network is None:
+        raise UsageError("--svg draws the map of a network: add --map")
+    if network is not None and (topology or link or memory == "device"):
+        raise UsageError("--map already has hosts and links, and no GPUs: omit --topology, --link and --memory")
+    measured = None if network is None else NetworkMap.read(network)
+    if measured is not None:
+        per_host = per_host or 1
+        size = _size_on(measured, size, per_host)
+    if root >= size:
+        raise UsageError(f"there is no rank {root} among {size} ranks")
     options = Options.from_environment(os.environ)
     name = VECTOR_CALLS.get(collective, collective)
     requested = algorithm or options.algorithm
@@ -106,20 +132,39 @@ def command(
         crowd=max(1.0, max(map(len, hosts), default=1) / _cores()),
         dtype="plain" if DTYPES[dtype].accumulate == dtype else "narrow",
         memory=memory,
+        root=root,
     )
-    explanation, place, source = _explained(question, topology, str(table or options.table))
+    explanation, place, source = _explained(question, topology, str(table or options.table), measured)
+    of_map = None if measured is None else explained_map(explanation, measured)
+    if of_map is not None and svg is not None:
+        draw_map(svg, f"{collective} of {length} B: {explanation.choice.variant}", of_map)
     if as_json:
-        click.echo(json.dumps({**dataclasses.asdict(explanation), "source": source}, indent=2))
+        more = {} if of_map is None else {"network": of_map.as_json()}
+        click.echo(json.dumps({**dataclasses.asdict(explanation), "source": source, **more}, indent=2))
         return
     shown = console()
     shown.print(_table(explanation, collective, place))
     shown.print(source, highlight=False)
+    if of_map is not None:
+        shown.print(map_table(of_map))
+        shown.print(order_text(of_map), highlight=False)
     if topology is None and len(hosts) == 1 and question.crowd > 1:
         note = f"{size} ranks share {_cores()} cores here; for ranks on several hosts: --per-host"
         shown.print(note, highlight=False)
 
 
-def _explained(question: Question, topology: Path | None, table: str) -> tuple[Explanation, str, str]:
+def _size_on(network: NetworkMap, size: int, per_host: int) -> int:
+    """Return the number of ranks on the hosts of a map; raises UsageError if the caller has set another one."""
+    on_hosts = network.hosts * per_host
+    source = click.get_current_context().get_parameter_source("size")
+    if source is not ParameterSource.DEFAULT and size != on_hosts:
+        raise UsageError(f"the map has {network.hosts} hosts, and so {on_hosts} ranks, not {size}: omit -n")
+    return on_hosts
+
+
+def _explained(
+    question: Question, topology: Path | None, table: str, network: NetworkMap | None = None
+) -> tuple[Explanation, str, str]:
     """Return the explanation, the place of its ranks, and the source of its times."""
     if question.memory == "device":
         if topology is not None:
@@ -132,6 +177,9 @@ def _explained(question: Question, topology: Path | None, table: str) -> tuple[E
             f"on GPUs, {_place(on_device)}",
             "times on GPUs come from a table; without one, a rule decides",
         )
+    if topology is None and network is not None:
+        state = _tuner_state(Path(table) if table else None).over(network, at_level(question.link, question.level))
+        return explain(question, state), _place(question), "times are simulated on the map"
     if topology is None:
         explanation = explain(question, _tuner_state(Path(table) if table else None))
         return explanation, _place(question), _source(explanation)
