@@ -3,67 +3,111 @@
     (umask 077; head -c 32 /dev/urandom > key); export UNISONO_KEY_FILE=key
     python examples/swarm.py                     # in each terminal
 
-Each process fits a linear model to examples of its own. After each step the gradients of all current members are
-averaged. A process that is started later gets the parameters from the others. There is no code for losses. The first
-process on a machine also serves the meeting place, and another one takes over when it ends.
+Each process trains a network on examples of its own. After every `--inner-steps` steps, `DiLoCo` joins what the current
+members have learned. A process that is started later gets the parameters from the others. There is no code for losses.
+The first process on a machine also serves the meeting place, and another one takes over when it ends. Ctrl-C ends a
+process in order, and kill -9 in disorder: the others go on.
+
+With `--checkpoint`, the process saves the state. When all have ended, those that are started again begin with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import pickle
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import unisono as un
+from unisono.data_parallel import DiLoCo
 
-FEATURES, BATCH = 64, 32
-RATE = 0.05
+INPUTS, HIDDEN, BATCH = 2, 32, 64
+RATE = 0.2
+Model = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 
 def main() -> None:
     """Train as the command line asks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--place", default="tcp://127.0.0.1:29400", help="the address of the meeting place")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seconds", type=float, default=0.1, help="how long a step computes")
-    parser.add_argument("--checkpoint", type=Path, help="a file from which to resume when all processes are gone")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--inner-steps", type=int, default=50, help="the steps between two averages of a parameter")
+    parser.add_argument("--seconds", type=float, default=0.01, help="how long a step computes")
+    parser.add_argument("--checkpoint", type=Path, help="a file to save, and from which to begin")
     options = parser.parse_args()
-    swarm = un.Swarm(options.place, serve=True, min_size=1)
-    with swarm:
-        train(swarm, options)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with un.Swarm(options.place, serve=True, min_size=1) as swarm:
+            train(swarm, options)
+    except KeyboardInterrupt:
+        print("this process has left the swarm", flush=True)
 
 
 def train(swarm: un.Swarm, options: argparse.Namespace) -> None:
     """Take the steps that the swarm has not taken yet."""
     chance = np.random.default_rng(os.getpid())
-    truth = np.sin(np.arange(FEATURES))
-    weights, step = np.zeros(FEATURES), 0
-    if options.checkpoint is not None and options.checkpoint.exists():
-        with np.load(options.checkpoint) as saved:
-            weights, step = saved["weights"], int(saved["step"])
-    while step < options.steps:
-        step = swarm.state({"weights": weights}, step).revision
-        features = chance.normal(size=(BATCH, FEATURES))
-        errors = features @ (weights - truth)
-        averaged = swarm.allreduce({"gradient": features.T @ errors / BATCH, "loss": np.array(np.mean(errors**2))})
-        weights -= RATE * averaged["gradient"]
-        step += 1
-        if step % 10 == 0:
-            assert swarm.last_call is not None
-            names = ", ".join(member.name for member in swarm.last_call.contributors)
-            print(f"step {step}: loss {averaged['loss']:.4f} of {names}", flush=True)
-            save(options.checkpoint, weights, step)
-        time.sleep(options.seconds)  # stands for a larger model
+    model = new_model()
+    saved, losses = load(options.checkpoint), []
+    rule = {"inner_steps": options.inner_steps, "fragments": 2, "compression": "int8"}
+    with DiLoCo(swarm, model, state=saved, **rule) as outer:
+        print(f"step {outer.steps}: this process begins", flush=True)
+        while outer.steps < options.steps:
+            x = chance.uniform(-1, 1, size=(BATCH, INPUTS)).astype(np.float32)
+            losses.append(trained(model, x, np.sin(4 * x[:, :1]) * x[:, 1:]))
+            outer.step(model)
+            if outer.steps % options.inner_steps == 0:
+                names = ", ".join(member.name for member in swarm.members)
+                print(f"step {outer.steps}: loss {np.mean(losses):.4f} of {names}", flush=True)
+                losses.clear()
+                save(options.checkpoint, outer.state_dict())
+            time.sleep(options.seconds)  # stands for a larger model
+        outer.synchronize(model)
 
 
-def save(path: Path | None, weights: np.ndarray[tuple[int], np.dtype[np.float64]], step: int) -> None:
+def new_model() -> Model:
+    """Return a network of two layers."""
+    chance = np.random.default_rng(0)
+    return {
+        "first.weight": chance.normal(size=(INPUTS, HIDDEN)).astype(np.float32),
+        "first.bias": np.zeros(HIDDEN, np.float32),
+        "second.weight": (chance.normal(size=(HIDDEN, 1)) / HIDDEN**0.5).astype(np.float32),
+        "second.bias": np.zeros(1, np.float32),
+    }
+
+
+def trained(model: Model, x: Any, y: Any) -> float:
+    """Take a step of gradient descent, and return the mean squared error before it."""
+    hidden = np.tanh(x @ model["first.weight"] + model["first.bias"])
+    error = hidden @ model["second.weight"] + model["second.bias"] - y
+    slope = 2 * error / len(x)
+    inner = slope @ model["second.weight"].T * (1 - hidden**2)
+    for name, gradient in (
+        ("second.weight", hidden.T @ slope),
+        ("second.bias", slope.sum(axis=0)),
+        ("first.weight", x.T @ inner),
+        ("first.bias", inner.sum(axis=0)),
+    ):
+        model[name] -= RATE * gradient
+    return float(np.mean(error**2))
+
+
+def load(path: Path | None) -> dict[str, Any] | None:
+    """Return the state in the checkpoint, or None if there is no checkpoint."""
+    if path is None or not path.exists():
+        return None
+    state: dict[str, Any] = pickle.loads(path.read_bytes())
+    return state
+
+
+def save(path: Path | None, state: dict[str, Any]) -> None:
     """Replace the checkpoint, if there is one."""
     if path is not None:
-        with open(path.with_suffix(".new"), "wb") as file:
-            np.savez(file, weights=weights, step=step)
+        path.with_suffix(".new").write_bytes(pickle.dumps(state))
         path.with_suffix(".new").replace(path)
 
 
