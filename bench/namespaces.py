@@ -122,6 +122,7 @@ def run_ranks(
     before_killing: Callable[[], object] = lambda: None,
     *,
     bound: bool = False,
+    limit_s: float = RUN_LIMIT_S,
 ) -> bytes:
     """Run a command as every rank of a job, host by host, and return the standard output of rank 0.
 
@@ -132,6 +133,10 @@ def run_ranks(
         environ: more variables.
         before_killing: called when rank 0 has ended or failed, before the remaining ranks are killed.
         bound: whether each rank is bound to a core of its own, or in turn if there are more ranks than cores.
+        limit_s: seconds after which all ranks are killed.
+
+    Raises:
+        subprocess.TimeoutExpired: rank 0 had not ended in time.
     """
     processes: list[subprocess.Popen[bytes]] = []
     cores = sorted(os.sched_getaffinity(0))
@@ -147,7 +152,7 @@ def run_ranks(
                 on_core = ["taskset", "--cpu-list", str(cores[rank % len(cores)])] if bound else []
                 started = [*inside(namespaces[host]), *on_core, *command]
                 processes.append(subprocess.Popen(started, env=whole, stdout=output))
-            report, _ = processes[0].communicate(timeout=RUN_LIMIT_S)
+            report, _ = processes[0].communicate(timeout=limit_s)
         finally:
             before_killing()
             for process in processes:

@@ -40,6 +40,9 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "oneccl": ("oneccl==2022.1.2", "mpi4py==4.1.2"),
 }
 
+# Environments that also see the packages of the current one, such as torch and Unisono, with the packages beside them.
+SEEING: dict[str, tuple[str, ...]] = {"torchft": ("torchft==0.2.0",)}
+
 # The packages that are installed after these, because the MPI library's compiler compiles them.
 COMPILED = {"openmpi-jax": ("mpi4jax==0.9.1.post2",), "mpich-jax": ("mpi4jax==0.9.1.post2",)}
 
@@ -199,13 +202,15 @@ def peer(name: str) -> Library:
 
 
 def install(name: str) -> bool:
-    """Create the environment `name` from `ENVIRONMENTS`; return False if it already exists.
+    """Create an environment of `ENVIRONMENTS` or `SEEING`; return False if it already exists.
 
     Raises:
         UsageError: there is no such environment, or pip could not install its packages.
     """
+    if name in SEEING:
+        return make_environment(ROOT / name, SEEING[name], sees=sysconfig.get_path("purelib"))
     if name not in ENVIRONMENTS:
-        raise UsageError(f"there is no peer environment {name!r}: there are {', '.join(ENVIRONMENTS)}")
+        raise UsageError(f"there is no peer environment {name!r}: there are {', '.join([*ENVIRONMENTS, *SEEING])}")
     return make_environment(ROOT / name, (*BASE, *ENVIRONMENTS[name]), compiled=COMPILED.get(name, ()))
 
 
@@ -253,6 +258,10 @@ def make_environment(folder: Path, requirements: Sequence[str], sees: str = "", 
     shutil.rmtree(folder, ignore_errors=True)
     _run(folder.name, sys.executable, "-m", "venv", str(folder))
     python = str(folder / "bin" / "python")
+    if sees:  # before pip looks for what is missing
+        packages = _run(folder.name, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        # addsitedir instead of a plain path, so that editable installs in it work.
+        Path(packages, SEEN).write_text(f"import site; site.addsitedir({sees!r})\n")
     _run(folder.name, python, "-m", "pip", "install", "--quiet", *requirements)
     if compiled:
         programs = str(folder.absolute() / "bin")
@@ -260,10 +269,6 @@ def make_environment(folder: Path, requirements: Sequence[str], sees: str = "", 
         variables = (f"PATH={programs}{os.pathsep}{os.environ['PATH']}", f"CUDA_PATH={programs}")
         # Not from the cache of pip, which may have a package that another compiler has compiled.
         _run(folder.name, "env", *variables, python, "-m", "pip", "install", "--quiet", "--no-cache-dir", *compiled)
-    if sees:
-        packages = _run(folder.name, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-        # addsitedir instead of a plain path, so that editable installs in it work.
-        Path(packages, SEEN).write_text(f"import site; site.addsitedir({sees!r})\n")
     (folder / COMPLETE).write_text(recipe)
     return True
 
@@ -286,7 +291,7 @@ def peers() -> None:
 @click.pass_context
 def install_command(context: click.Context, names: tuple[str, ...]) -> None:
     """Install the peers NAMES (default: all), each in its own environment; continue if one fails."""
-    context.exit(_install_all(install, names or ENVIRONMENTS))
+    context.exit(_install_all(install, names or [*ENVIRONMENTS, *SEEING]))
 
 
 @peers.command("mpi")

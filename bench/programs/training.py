@@ -11,17 +11,21 @@ are those of a busy machine. They are the same for all methods.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
+from unisono.bench import peers
 from unisono.bench.namespaces import address, run_ranks
 from unisono.bench.wide_area import MOST_HOSTS, PRESETS, wide_area
 from unisono.errors import UsageError
@@ -30,13 +34,14 @@ from unisono.foundation.program import begin
 
 RANK = Path(__file__).resolve().parent / "ranks" / "training_rank.py"
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_PORT = 29511
 # For each model, the width of a layer; the transformer then has 1.3 million parameters.
 WIDTHS = {"transformer": 160, "digits": 128}
 
 
 def methods_of(inner_steps: int) -> dict[str, list[Any]]:
-    """Return all methods by name, in the form of `training_rank.TrainingRequest`."""
-    streaming = {"inner_steps": inner_steps, "fragments": 3, "overlap": min(5, inner_steps - 1), "mixing": 0.5}
+    """Return all methods by name, in the form of `TrainingRequest.method`."""
+    streaming = {"inner_steps": inner_steps, "fragments": 3, "overlap": min(5, inner_steps // 3 - 1), "mixing": 0.5}
     return {
         "synchronous": ["synchronous", "", {}],
         "int8": ["synchronous", "", {"compression": "int8"}],
@@ -48,28 +53,52 @@ def methods_of(inner_steps: int) -> dict[str, list[Any]]:
         "diloco": ["local", "DiLoCo", {"inner_steps": inner_steps}],
         "streaming": ["local", "DiLoCo", streaming],
         "streaming-int4": ["local", "DiLoCo", {**streaming, "compression": "int4"}],
+        "swarm": ["swarm", "DiLoCo", streaming],
+        "swarm-loss": ["swarm", "DiLoCo", {**streaming, "lost": True}],
         "ddp-gloo": ["ddp", "", {}],
+        "torchft": ["torchft", "", {"inner_steps": inner_steps}],
+        "torchft-streaming": ["torchft", "", streaming],
     }
 
 
+# The environments of `bench.peers` in which methods run that this one has not.
+ENVIRONMENTS = {"torchft": "torchft"}
+
+
 def chosen(names: str, inner_steps: int) -> dict[str, list[Any]]:
-    """Return the methods of these names, with commas between; all for "all".
+    """Return the methods of these names, with commas between; for "all", those whose libraries are installed.
 
     Raises:
-        UsageError: there is no such method.
+        UsageError: there is no such method, or its library is not installed.
     """
     every = methods_of(inner_steps)
     if names == "all":
-        return every
+        return {name: method for name, method in every.items() if not _missing(method)}
+    methods = {}
     for name in names.split(","):
         if name not in every:
             raise UsageError(f"there is no method {name!r}: choose from {', '.join(every)}{did_you_mean(name, every)}")
-    return {name: every[name] for name in names.split(",")}
+        methods[name] = every[name]
+        if _missing(every[name]):
+            raise UsageError(f"{name} needs {_missing(every[name])}: `unisono bench peers install torchft` installs it")
+    return methods
 
 
-def time_to(curve: list[tuple[float, float]], loss: float) -> float | None:
+def _missing(method: list[Any]) -> str:
+    """Return the name of the environment that a method lacks, or an empty text."""
+    name = ENVIRONMENTS.get(method[0], "")
+    return name if name and not (peers.ROOT / name / peers.COMPLETE).exists() else ""
+
+
+def _python(method: list[Any]) -> str:
+    """Return the Python in which a method runs."""
+    name = ENVIRONMENTS.get(method[0])
+    return sys.executable if name is None else str((peers.ROOT / name / "bin" / "python").absolute())
+
+
+def time_to(curve: list[list[float]], loss: float) -> float | None:
     """Return the seconds after which a loss was reached, to the next measured point; None if it was not reached."""
-    return next((seconds for seconds, reached in curve if reached <= loss), None)
+    return next((seconds for seconds, reached, _ in curve if reached <= loss), None)
 
 
 def _show(title: str, results: Mapping[str, Any], goal: float | None) -> None:
@@ -78,10 +107,32 @@ def _show(title: str, results: Mapping[str, Any], goal: float | None) -> None:
     table = Table("method", "loss", "s", f"s to {goal:.3f}", "sent MB", "worst stall s", title=title)
     for name, (curve, nbytes, stall_s) in results.items():
         reached = time_to(curve, goal)
-        seconds, loss = curve[-1]
+        seconds, loss, _ = curve[-1]
         wait = "-" if reached is None else f"{reached:.1f}"
         table.add_row(name, f"{loss:.4f}", f"{seconds:.1f}", wait, f"{nbytes / 1e6:.2f}", f"{stall_s:.2f}")
     Console().print(table)
+
+
+def drawn(title: str, results: Mapping[str, Any], path: Path) -> None:
+    """Draw the losses of all methods by seconds and by bytes into a file of SVG."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    from unisono.bench.curves import NO_METADATA, SVG
+
+    with mpl.rc_context(SVG):
+        figure = Figure(figsize=(10, 4.5), layout="constrained")
+        by_time, by_bytes = figure.subplots(1, 2, sharey=True)
+        for index, (name, (curve, _, _)) in enumerate(results.items()):
+            seconds, losses, nbytes = zip(*curve, strict=True)
+            style = {"label": name, "color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
+            by_time.plot(seconds, losses, **style)
+            by_bytes.plot([max(count, 1) / 1e6 for count in nbytes], losses, **style)
+        by_time.set(xlabel="seconds", ylabel="loss", xscale="log")
+        by_bytes.set(xlabel="MB that a host has sent", xscale="log")
+        by_bytes.legend(fontsize="small")
+        figure.suptitle(title)
+        figure.savefig(path, metadata=NO_METADATA)
 
 
 def _end(number: int, frame: Any) -> None:
@@ -99,7 +150,9 @@ def _end(number: int, frame: Any) -> None:
 @click.option("--methods", default="all", show_default=True, help="Names, with commas between.")
 @click.option("--loss", type=float, help="The loss whose time is shown; by default, 1.02 × that of the first method.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of losses and jitter of the network.")
+@click.option("--limit-s", type=click.FloatRange(min=1), default=3600.0, show_default=True, help="Of each method.")
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="File to append results to.")
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="File for a picture of the curves.")
 def main(
     hosts: int,
     preset: str,
@@ -111,29 +164,65 @@ def main(
     methods: str,
     loss: float | None,
     seed: int,
+    limit_s: float,
     output: Path | None,
+    svg: Path | None,
 ) -> None:
     """Compare methods of training by loss, time, bytes and stalls. Needs root, and torch."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
+    every = max(1, steps // 25)
+    settings = {"hosts": hosts, "preset": preset, "request": [model, width or WIDTHS[model], steps, batch, every]}
+    title = f"{model}, {hosts} hosts, {preset}, {steps} steps"
+    results: dict[str, Any] = {}
     try:
-        every = max(1, steps // 25)
-        request = [model, width or WIDTHS[model], steps, batch, every, chosen(methods, inner_steps), address(0)]
-        environ = {**_SINGLE, "GLOO_SOCKET_IFNAME": "eth0"}
+        compared = chosen(methods, inner_steps)
+        _check_outputs(output, svg)
+        errors = Console(stderr=True)
         with wide_area(PRESETS[preset](hosts), seed) as network:
-            report = run_ranks(network.namespaces, 1, [sys.executable, str(RANK), json.dumps(request)], environ)
+            for name, method in track(compared.items(), "training", console=errors, transient=True):
+                report = _measured(network.namespaces, [*settings["request"], method], limit_s)
+                if report is None:
+                    errors.print(f"{name}: the ranks failed, or had not ended after {limit_s:g} s")
+                    continue
+                results[name] = report
+                if output is not None:
+                    _append(output, {**settings, "inner_steps": inner_steps, "method": name}, report)
     except UsageError as error:
         raise click.ClickException(str(error)) from None
-    except subprocess.TimeoutExpired as error:
-        raise click.ClickException(f"the ranks had not ended after {error.timeout:.0f} s: train fewer steps") from None
-    if not report:
-        raise click.ClickException("the ranks failed")
-    results = json.loads(report)
-    _show(f"{model}, {hosts} hosts, {preset}, {steps} steps", results, loss)
-    if output is not None:
-        settings = {"hosts": hosts, "preset": preset, "request": request[:5], "inner_steps": inner_steps}
-        with output.open("a") as file:
-            file.write(json.dumps({"training": settings, "found": results}) + "\n")
+    if not results:
+        raise click.ClickException("no method has ended")
+    _show(title, results, loss)
+    if svg is not None:
+        drawn(title, results, svg)
+
+
+def _measured(namespaces: Sequence[str], request: list[Any], limit_s: float) -> Any:
+    """Return the result of a method on these hosts, or None if its ranks failed or did not end in time."""
+    hosts = [address(host) for host in range(len(namespaces))]
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder, "key")
+        with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            file.write(os.urandom(32))
+        environ = {**_SINGLE, "GLOO_SOCKET_IFNAME": "eth0", "UNISONO_KEY_FILE": str(key)}
+        command = [_python(request[-1]), str(RANK), json.dumps([*request, hosts, _PORT])]
+        try:
+            report = run_ranks(namespaces, 1, command, environ, limit_s=limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+    return json.loads(report) if report else None
+
+
+def _check_outputs(*paths: Path | None) -> None:
+    """Raise UsageError if a file cannot be written after the work, which takes long."""
+    for path in filter(None, paths):
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise UsageError(f"{str(path)!r} cannot be written: name a file in a folder that exists")
+
+
+def _append(path: Path, settings: Mapping[str, Any], report: Any) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps({"training": settings, "result": report}) + "\n")
 
 
 if __name__ == "__main__":

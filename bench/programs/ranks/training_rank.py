@@ -1,18 +1,25 @@
-"""One rank of `unisono.bench.programs.training`: trains a model by several methods, and prints the curves.
+"""One rank of `unisono.bench.programs.training`: trains a model by one method, and rank 0 prints the curve.
 
 Run by path with a `TrainingRequest` as JSON. Unisono's variables say which rank this is. Every method begins with the
 same model and the same data on each rank. Clocks stop while the loss is computed.
+
+The ranks of a swarm can lose one of them: with the option "lost", the process of the last rank kills itself after half
+of the steps, and some seconds later a new process takes its place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
+import os
 import signal
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,121 +28,49 @@ import torch
 import torch.distributed as dist
 
 import unisono as un
+from unisono.bench.programs.ranks.training_tasks import TASKS, TrainingRequest, TrainingTask, loss_of
 
 PR_SET_PDEATHSIG = 1
-_CONTEXT, _VOCABULARY = 64, 128
-_TEST_IMAGES, _CLASSES = 360, 10
-_PORT = 29511
-_NAMES = ("anna", "bela", "carl", "dora", "emil", "fred", "gina", "hugo")
-_THINGS = ("lamp", "book", "kite", "ring", "cake", "sled", "rope", "drum")
-_PLACES = ("yard", "barn", "hall", "lake")
-
-
-class TrainingRequest(NamedTuple):
-    """What to train: the model, its width, the steps, and the samples of a rank in a step.
-
-    The loss is computed after `every` steps, and `host` is the address of rank 0. A method is a list: "synchronous",
-    "local" or "ddp", the name of a class of `unisono.torch`, and its arguments.
-    """
-
-    model: str
-    width: int
-    steps: int
-    batch: int
-    every: int
-    methods: dict[str, list[Any]]
-    host: str
+# Seconds after which a process enters in place of the one that was lost, and the variable of the step of the loss.
+_ABSENT_S, _LAST_STEP = 5.0, "TRAINING_LAST_STEP"
 
 
 class Result(NamedTuple):
-    """What a method has reached on rank 0.
+    """The result of a method on rank 0.
 
     Attributes:
-        curve: the seconds of training and the loss on test data, from time to time.
+        curve: from time to time, the seconds of training, the loss on test data, and the bytes that this host has sent.
         sent_nbytes: the bytes that left the network device of the rank that sent most, with all headers.
         worst_stall_s: how much longer the longest step took than the median step without communication.
     """
 
-    curve: list[tuple[float, float]]
+    curve: list[tuple[float, float, int]]
     sent_nbytes: int
     worst_stall_s: float
 
 
-def text(random: np.random.Generator) -> Iterator[str]:
-    """Yield sentences for ever. The last word of each follows from earlier sentences, so it can be learned."""
-    place_of = {thing: str(random.choice(_PLACES)) for thing in _THINGS}
-    while True:
-        name, thing, place = (str(random.choice(words)) for words in (_NAMES, _THINGS, _PLACES))
-        if random.random() < 0.4:
-            place_of[thing] = place
-            yield f"{name} takes the {thing} to the {place}. "
-        else:
-            yield f"{name} finds the {thing} in the {place_of[thing]}. "
+class Training(NamedTuple):
+    """A method that has been set up.
 
-
-def sequences(seed: int, count: int) -> torch.Tensor:
-    """Return so many sequences of the characters of a text of their own seed."""
-    sentences, characters = text(np.random.default_rng(seed)), ""
-    while len(characters) < count * (_CONTEXT + 1):
-        characters += next(sentences)
-    codes = np.frombuffer(characters.encode(), np.uint8)[: count * (_CONTEXT + 1)].astype(np.int64)
-    return torch.from_numpy(codes.reshape(count, _CONTEXT + 1))
-
-
-class Language(torch.nn.Module):  # type: ignore[misc]
-    """A transformer of four layers that predicts the next character."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True)
-        self.embedding = torch.nn.Embedding(_VOCABULARY, width)
-        self.places = torch.nn.Parameter(torch.zeros(_CONTEXT, width))
-        self.body = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        self.head = torch.nn.Linear(width, _VOCABULARY)
-        self.register_buffer("mask", torch.nn.Transformer.generate_square_subsequent_mask(_CONTEXT), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the next character, the last dimension first after the batch."""
-        return self.head(self.body(self.embedding(x) + self.places, mask=self.mask)).transpose(1, 2)
-
-
-class TrainingTask(NamedTuple):
-    """A model to train. `batches` has the inputs and targets of this rank for each step, and `test` those of all."""
+    Attributes:
+        model: the model to call.
+        optimizer: its `step` is that of the method.
+        steps: returns the steps that have been made, also by others; None to count those of this rank.
+        finish: called after the last step, in its time.
+        most: returns the greatest of the numbers that the ranks pass.
+        close: called at the end.
+    """
 
     model: torch.nn.Module
-    batches: list[tuple[torch.Tensor, torch.Tensor]]
-    test: tuple[torch.Tensor, torch.Tensor]
+    optimizer: Any
+    steps: Callable[[], int] | None
+    finish: Callable[[], object]
+    most: Callable[[int], int]
+    close: Callable[[], object]
 
 
-def language(request: TrainingRequest, rank: int, size: int) -> TrainingTask:
-    """Return the task to predict characters of a text that this program makes."""
-    seen = sequences(1 + rank, request.steps * request.batch).split(request.batch)
-    test = sequences(0, 64)
-    return TrainingTask(Language(request.width), [(x[:, :-1], x[:, 1:]) for x in seen], (test[:, :-1], test[:, 1:]))
-
-
-def digits(request: TrainingRequest, rank: int, size: int) -> TrainingTask:
-    """Return the task to recognise the digits of scikit-learn; each rank has its own part of the images."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
-    pixels, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))
-    x, y = torch.from_numpy((pixels[order] / 16).astype(np.float32)), torch.from_numpy(labels[order])
-    own = np.arange(_TEST_IMAGES, len(y))[rank::size]
-    random = np.random.default_rng(1 + rank)
-    chosen = [torch.from_numpy(random.choice(own, request.batch)) for _ in range(request.steps)]
-    width = request.width
-    layers = [torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU()]
-    model = torch.nn.Sequential(*layers, torch.nn.Linear(width, _CLASSES))
-    return TrainingTask(model, [(x[each], y[each]) for each in chosen], (x[:_TEST_IMAGES], y[:_TEST_IMAGES]))
-
-
-TASKS: dict[str, Callable[[TrainingRequest, int, int], TrainingTask]] = {"transformer": language, "digits": digits}
-
-
-def loss_of(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return the mean cross entropy."""
-    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+def _nothing() -> None:
+    pass
 
 
 def sent_nbytes() -> int:
@@ -144,63 +79,207 @@ def sent_nbytes() -> int:
     return sum(int(fields[9]) for fields in lines if fields[0] != "lo")
 
 
-def wrapped(world: un.Communicator, method: list[Any], task: TrainingTask, host: str) -> tuple[torch.nn.Module, Any]:
-    """Return the model to call and the optimizer of a method."""
-    kind, name, options = method
-    inner = torch.optim.AdamW(task.model.parameters(), lr=1e-3)
-    if kind == "ddp":
-        if not dist.is_initialized():
-            dist.init_process_group("gloo", f"tcp://{host}:{_PORT}", rank=world.rank, world_size=world.size)
-        return torch.nn.parallel.DistributedDataParallel(task.model), inner
-    if kind == "synchronous":
-        named = list(task.model.named_parameters())
-        return task.model, un.torch.DistributedOptimizer(inner, world, named_parameters=named, **options)
-    return task.model, getattr(un.torch, name)(task.model, inner, world, **options)
+def _adamw(task: TrainingTask) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(task.model.parameters(), lr=1e-3)
 
 
-def trained(world: un.Communicator, request: TrainingRequest, method: list[Any]) -> Result:
-    """Train by one method, and return the losses and times."""
+def _met() -> tuple[un.Communicator, Callable[[int], int]]:
+    """Let all ranks meet, and return their communicator and the function `Training.most`."""
+    world = un.init()
+    world.barrier()
+    return world, lambda value: int(world.allreduce(np.array(value), "max"))
+
+
+def synchronous(task: TrainingTask, request: TrainingRequest) -> Training:
+    """Average the gradients in each step."""
+    world, most = _met()
+    named = list(task.model.named_parameters())
+    optimizer = un.torch.DistributedOptimizer(_adamw(task), world, named_parameters=named, **request.method[2])
+    return Training(task.model, optimizer, None, _nothing, most, world.close)
+
+
+def local(task: TrainingTask, request: TrainingRequest) -> Training:
+    """Train by a class of `unisono.torch` on a communicator."""
+    world, most = _met()
+    optimizer = getattr(un.torch, request.method[1])(task.model, _adamw(task), world, **request.method[2])
+
+    def close() -> None:
+        optimizer.close()
+        world.close()
+
+    return Training(task.model, optimizer, None, optimizer.synchronize, most, close)
+
+
+def on_swarm(task: TrainingTask, request: TrainingRequest) -> Training:
+    """Train by a class of `unisono.torch` on a swarm, which goes on if one rank is lost."""
+    options = {name: value for name, value in request.method[2].items() if name != "lost"}
+    rank = int(os.environ["UNISONO_RANK"])
+    place = f"tcp://{request.hosts[0]}:{request.port}"
+    address = request.hosts[rank]
+    least = max(1, len(request.hosts) - 1)
+    swarm = un.Swarm(place, name=f"rank {rank}", serve=rank == 0, min_size=least, bind_address=address)
+    optimizer = getattr(un.torch, request.method[1])(task.model, _adamw(task), swarm, **options)
+
+    def most(value: int) -> int:
+        optimizer.close()
+        return int(swarm.allreduce(np.array(value), "max"))
+
+    return Training(task.model, optimizer, lambda: optimizer.outer.steps, optimizer.synchronize, most, swarm.close)
+
+
+def ddp(task: TrainingTask, request: TrainingRequest) -> Training:
+    """Average the gradients in each step by torch's DistributedDataParallel over Gloo."""
+    world, most = _met()
+    dist.init_process_group("gloo", f"tcp://{request.hosts[0]}:{request.port}", rank=world.rank, world_size=world.size)
+    model = torch.nn.parallel.DistributedDataParallel(task.model)
+    return Training(model, _adamw(task), None, _nothing, most, world.close)
+
+
+def by_torchft(task: TrainingTask, request: TrainingRequest) -> Training:
+    """Train by torchft's DiLoCo. Each rank is a replica group of its own."""
+    import torchft
+    from torchft.local_sgd import DiLoCo
+
+    world, most = _met()
+    options = dict(request.method[2])
+    address, host = request.hosts[world.rank], request.hosts[0]
+    lighthouse = _lighthouse(f"{host}:{request.port + 2}", world.size) if world.rank == 0 else None
+    world.barrier()
+    store = dist.TCPStore(address, request.port + 1, is_master=True, wait_for_workers=False)
+    inner = _adamw(task)
+
+    def load(state: dict[str, Any]) -> None:
+        task.model.load_state_dict(state["model"])
+        inner.load_state_dict(state["inner"])
+
+    limit = timedelta(seconds=120)
+    os.environ["TORCHFT_LIGHTHOUSE"] = f"http://{host}:{request.port + 2}"
+    manager = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=limit),
+        load_state_dict=load,
+        state_dict=lambda: {"model": task.model.state_dict(), "inner": inner.state_dict()},
+        min_replica_size=world.size,
+        use_async_quorum=False,
+        timeout=limit,
+        quorum_timeout=limit,
+        rank=0,
+        world_size=1,
+        store_addr=address,
+        store_port=request.port + 1,
+        replica_id=f"rank{world.rank}",
+        hostname=address,
+    )
+    parts = _parts(task.model, options.pop("fragments", 1))
+    outer = [torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in parts]
+    stack = contextlib.ExitStack()
+    stack.callback(store.set, "end", "")
+    if lighthouse is not None:
+        stack.callback(lighthouse.kill)
+    stack.callback(manager.shutdown)
+    stack.enter_context(DiLoCo(manager, parts, inner, outer, sync_every=options["inner_steps"], **_delay(options)))
+
+    def close() -> None:
+        world.barrier()
+        stack.close()
+
+    return Training(task.model, inner, None, _nothing, most, close)
+
+
+def _lighthouse(address: str, size: int) -> subprocess.Popen[bytes]:
+    """Start the process in which the members of torchft meet."""
+    program = Path(sys.executable).with_name("torchft_lighthouse")
+    words = ["--bind", address, "--min_replicas", str(size), "--join_timeout_ms", "10000"]
+    return subprocess.Popen([program, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _delay(options: dict[str, Any]) -> dict[str, Any]:
+    """Return our options of streaming in torchft's names; its α is the share of the rank's own parameters."""
+    return {
+        "fragment_sync_delay": options.get("overlap", 0),
+        "fragment_update_alpha": 1 - options.get("mixing", 1.0),
+    }
+
+
+def _parts(model: torch.nn.Module, count: int) -> list[torch.nn.Module]:
+    """Return the layers of a model in so many parts of about equal size."""
+    if count == 1:
+        return [model]
+    layers = [part for child in model.children() for part in (getattr(child, "layers", None) or [child])]
+    sizes = [sum(x.numel() for x in layer.parameters()) for layer in layers]
+    parts: list[list[torch.nn.Module]] = [[] for _ in range(count)]
+    totals = [0] * count
+    for index in sorted(range(len(layers)), key=lambda index: -sizes[index]):
+        least = totals.index(min(totals))
+        parts[least].append(layers[index])
+        totals[least] += sizes[index]
+    return [torch.nn.ModuleList(part) for part in parts]
+
+
+KINDS: dict[str, Callable[[TrainingTask, TrainingRequest], Training]] = {
+    "synchronous": synchronous,
+    "local": local,
+    "swarm": on_swarm,
+    "ddp": ddp,
+    "torchft": by_torchft,
+}
+
+
+def trained(request: TrainingRequest, rank: int) -> Result:
+    """Train by the method, and return the losses and times."""
     torch.manual_seed(0)
-    task = TASKS[request.model](request, world.rank, world.size)
+    task = TASKS[request.model](request, rank, len(request.hosts))
     alone = []
     for batch in task.batches[:5]:
         began = time.monotonic()
         loss_of(task.model, batch).backward()
         alone.append(time.monotonic() - began)
     task.model.zero_grad()
-    model, optimizer = wrapped(world, method, task, request.host)
-    world.barrier()
-    sent, seconds, times, curve = sent_nbytes(), 0.0, [], []
-    for step, batch in enumerate(task.batches, 1):
+    sent = sent_nbytes()
+    training = KINDS[request.method[0]](task, request)
+    last_step = int(os.environ.get(_LAST_STEP, request.steps))
+    step, seconds, times, curve = 0, 0.0, [], []
+    while step < last_step:
         began = time.monotonic()
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()
-        optimizer.step()
-        if step == request.steps and hasattr(optimizer, "synchronize") and method[0] == "local":
-            optimizer.synchronize()
+        done = training.steps() if training.steps is not None else step
+        training.optimizer.zero_grad()
+        loss_of(training.model, task.batches[done]).backward()
+        training.optimizer.step()
+        step = training.steps() if training.steps is not None else step + 1
+        if step == request.steps:
+            training.finish()
         times.append(time.monotonic() - began)
         seconds += times[-1]
         if step % request.every == 0 or step == request.steps:
             with torch.no_grad():
-                curve.append((seconds, float(loss_of(task.model, task.test))))
-    most = int(world.allreduce(np.array(sent_nbytes() - sent), "max"))
-    if hasattr(optimizer, "close"):
-        optimizer.close()
+                curve.append((seconds, float(loss_of(task.model, task.test)), sent_nbytes() - sent))
+    if last_step < request.steps:
+        os.kill(os.getpid(), signal.SIGKILL)
+    most = training.most(sent_nbytes() - sent)
+    training.close()
     return Result(curve, most, max(times) - statistics.median(alone))
 
 
+def lost_and_replaced(request: TrainingRequest) -> None:
+    """Train in a process that is lost after half of the steps, and then in another one."""
+    for last_step in (request.steps // 2, request.steps):
+        environ = {**os.environ, _LAST_STEP: str(last_step)}
+        subprocess.run([sys.executable, *sys.argv], env=environ, check=False)
+        time.sleep(_ABSENT_S)
+
+
 def main() -> None:
-    """Train by all methods. Rank 0 prints the results by method as JSON."""
+    """Train. Rank 0 prints its result as JSON."""
     request = TrainingRequest(*json.loads(sys.argv[1]))
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
-    world = un.init()
-    results = {name: trained(world, request, method) for name, method in request.methods.items()}
-    if world.rank == 0:
-        sys.stdout.write(json.dumps(results))
+    rank = int(os.environ["UNISONO_RANK"])
+    if request.method[2].get("lost") and rank == len(request.hosts) - 1 and _LAST_STEP not in os.environ:
+        lost_and_replaced(request)
+        return
+    result = trained(request, rank)
+    if rank == 0:
+        sys.stdout.write(json.dumps(result))
         sys.stdout.flush()
-    world.barrier()
-    world.close()
 
 
 if __name__ == "__main__":
