@@ -118,6 +118,7 @@ class Swarm:
         if settings:
             options = Options(**settings) if options is None else dataclasses.replace(options, **settings)
         self._options = _with_tls((options or Options()).resolved(os.environ))
+        log.configure(self._options.log)
         self._key = checked_key(key)
         self._job = job_of_key(self._key)
         self._name = _checked_name(name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import signal
 import statistics
@@ -31,6 +32,8 @@ import unisono as un
 from unisono.bench.programs.ranks.training_tasks import TASKS, TrainingRequest, TrainingTask, loss_of
 
 PR_SET_PDEATHSIG = 1
+# All hosts share the cores of this machine, so a member may answer late.
+_HEARTBEAT_S, _ENTRY_S = 20.0, 120.0
 # Seconds after which a process enters in place of the one that was lost, and the variable of the step of the loss.
 _ABSENT_S, _LAST_STEP = 5.0, "TRAINING_LAST_STEP"
 
@@ -117,7 +120,15 @@ def on_swarm(task: TrainingTask, request: TrainingRequest) -> Training:
     place = f"tcp://{request.hosts[0]}:{request.port}"
     address = request.hosts[rank]
     least = max(1, len(request.hosts) - 1)
-    swarm = un.Swarm(place, name=f"rank {rank}", serve=rank == 0, min_size=least, bind_address=address)
+    swarm = un.Swarm(
+        place,
+        name=f"rank {rank}",
+        serve=rank == 0,
+        min_size=least,
+        bind_address=address,
+        heartbeat_timeout_s=_HEARTBEAT_S,
+        rendezvous_timeout_s=_ENTRY_S,
+    )
     optimizer = getattr(un.torch, request.method[1])(task.model, _adamw(task), swarm, **options)
 
     def most(value: int) -> int:
@@ -153,6 +164,7 @@ def by_torchft(task: TrainingTask, request: TrainingRequest) -> Training:
         inner.load_state_dict(state["inner"])
 
     limit = timedelta(seconds=120)
+    logging.getLogger("torchft").setLevel(logging.ERROR)
     os.environ["TORCHFT_LIGHTHOUSE"] = f"http://{host}:{request.port + 2}"
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=limit),
@@ -168,6 +180,7 @@ def by_torchft(task: TrainingTask, request: TrainingRequest) -> Training:
         store_port=request.port + 1,
         replica_id=f"rank{world.rank}",
         hostname=address,
+        init_sync=False,  # the parameters are equal; a checkpoint's address would be this machine's name
     )
     parts = _parts(task.model, options.pop("fragments", 1))
     outer = [torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in parts]
@@ -234,8 +247,8 @@ def trained(request: TrainingRequest, rank: int) -> Result:
         loss_of(task.model, batch).backward()
         alone.append(time.monotonic() - began)
     task.model.zero_grad()
-    sent = sent_nbytes()
     training = KINDS[request.method[0]](task, request)
+    sent = sent_nbytes()
     last_step = int(os.environ.get(_LAST_STEP, request.steps))
     step, seconds, times, curve = 0, 0.0, [], []
     while step < last_step:
