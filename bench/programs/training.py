@@ -172,7 +172,8 @@ def main(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
     every = max(1, steps // 25)
-    settings = {"hosts": hosts, "preset": preset, "request": [model, width or WIDTHS[model], steps, batch, every]}
+    request = [model, width or WIDTHS[model], steps, batch, every]
+    settings = {"hosts": hosts, "preset": preset, "request": request, "inner_steps": inner_steps}
     title = f"{model}, {hosts} hosts, {preset}, {steps} steps"
     results: dict[str, Any] = {}
     try:
@@ -181,13 +182,13 @@ def main(
         errors = Console(stderr=True)
         with wide_area(PRESETS[preset](hosts), seed) as network:
             for name, method in track(compared.items(), "training", console=errors, transient=True):
-                report = _measured(network.namespaces, [*settings["request"], method], limit_s)
+                report = _measured(network.namespaces, [*request, method], limit_s)
                 if report is None:
                     errors.print(f"{name}: the ranks failed, or had not ended after {limit_s:g} s")
                     continue
                 results[name] = report
                 if output is not None:
-                    _append(output, {**settings, "inner_steps": inner_steps, "method": name}, report)
+                    _append(output, {**settings, "method": name}, report)
     except UsageError as error:
         raise click.ClickException(str(error)) from None
     if not results:
