@@ -205,7 +205,7 @@ def _of_torch(x: Any, name: str) -> FlatArray:
 @functools.cache
 def _stage_type() -> Any:
     """Return `CallTensors`; torch is imported."""
-    from unisono.frameworks.torch.tensors import CallTensors
+    from unisono.frameworks.torch.calls.tensors import CallTensors
 
     return CallTensors
 

@@ -47,6 +47,6 @@ def autoload() -> None:
 
 
 def _create(facts: Any, options: Any) -> Any:
-    from unisono.frameworks.torch.creation import create
+    from unisono.frameworks.torch.process_groups.creation import create
 
     return create(facts, options)

@@ -31,7 +31,7 @@ Decode = Callable[[Any], Any]
 
 
 class Trainable(Protocol):
-    """The parameters of an optimizer in one framework, by name: see `unisono.frameworks.torch.trainable`."""
+    """The parameters of an optimizer in one framework, by name: see `unisono.frameworks.torch.training.trainable`."""
 
     named: dict[str, Any]
 

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono import GradientReducer
 from unisono.data_parallel import broadcast_parameters
-from unisono.frameworks.torch.trainable import Trainable, mean_loss, weak
+from unisono.frameworks.torch.training.trainable import Trainable, mean_loss, weak
 from unisono.frameworks.training.averager import Averager
 from unisono.frameworks.transparent.changes import Changes
 

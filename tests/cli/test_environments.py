@@ -153,7 +153,7 @@ def test_doctor_names_the_missing_facility_and_its_consequence(name: str, words:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="make torch installs what this test needs")
 def test_fsdp_takes_ordinary_memory_without_memfds() -> None:
     program = (
-        "import torch; from unisono.frameworks.torch.fsdp import AllGather\n"
+        "import torch; from unisono.frameworks.torch.training.fsdp import AllGather\n"
         "tensor = AllGather().allocate((100_000,), dtype=torch.float32, device=torch.device('cpu'))\n"
         "tensor.fill_(2); print(float(tensor.sum()))"
     )

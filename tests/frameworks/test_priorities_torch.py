@@ -18,7 +18,7 @@ from unisono.launchers.launch import Pool
 
 torch = pytest.importorskip("torch", reason="make torch installs what these tests need")
 
-from unisono.frameworks.torch.deferred_updates import DeferredUpdates  # noqa: E402  (it needs torch)
+from unisono.frameworks.torch.training.deferred_updates import DeferredUpdates  # noqa: E402  (it needs torch)
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ class Ended:
 
 
 def test_future_ends_with_an_error_when_the_result_cannot_be_copied() -> None:
-    from unisono.frameworks.torch.work import Work, WorkKeeper
+    from unisono.frameworks.torch.calls.work import Work, WorkKeeper
 
     def fail() -> None:
         raise RuntimeError("no memory left")
@@ -141,7 +141,7 @@ def test_work_held_by_cpp_still_answers_after_python_has_dropped_it(elements: in
     import torch
     import torch.distributed as dist
 
-    from unisono.frameworks.torch.work import Work, WorkKeeper
+    from unisono.frameworks.torch.calls.work import Work, WorkKeeper
 
     keeper, tensor = WorkKeeper(), torch.ones(elements)
 
@@ -165,7 +165,7 @@ def test_work_held_by_cpp_still_answers_after_python_has_dropped_it(elements: in
 
 
 def test_kept_works_can_be_added_and_dropped_by_many_threads() -> None:
-    from unisono.frameworks.torch.work import WorkKeeper
+    from unisono.frameworks.torch.calls.work import WorkKeeper
 
     class Endless:
         def is_completed(self) -> bool:

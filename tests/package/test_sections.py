@@ -38,7 +38,7 @@ SECTIONS = _script()
         ("algorithms/ir/plan.py", set()),
         ("transports/native/core/plan/plan.cpp", SECTIONS.NATIVE | {"device", "fabrics", "hosts"}),
         ("tests/native/hot_paths.json", SECTIONS.NATIVE),
-        ("frameworks/torch/backend.py", SECTIONS.FRAMEWORKS | {"frameworks"}),
+        ("frameworks/torch/process_groups/backend.py", SECTIONS.FRAMEWORKS | {"frameworks"}),
         ("collectives/device/routes.py", {"device"}),
         ("unisono/launchers/ray.py", {"engines", "hosts"}),
         ("README.md", {"docs", "examples"}),

@@ -17,7 +17,7 @@ from support.torch_programs.meeting import meet
 from torch._C._distributed_c10d import FlightRecorderHook, _dump_fr_trace_json
 
 import unisono as un
-from unisono.frameworks.torch.backend import BASE
+from unisono.frameworks.torch.process_groups.backend import BASE
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 RANK, SIZE = 0, 1

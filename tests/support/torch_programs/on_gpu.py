@@ -12,7 +12,7 @@ from meeting import meet
 
 import unisono as un
 from unisono.foundation.deadlines import Deadline
-from unisono.frameworks.torch.backend import BASE
+from unisono.frameworks.torch.process_groups.backend import BASE
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.executors.staging import await_event
@@ -82,7 +82,7 @@ class HostFuture(torch.futures.Future):  # type: ignore[type-arg]
 
 def check_future() -> None:
     """A future knows the devices of its results. torch without CUDA has no such future, so its class is a double."""
-    with mock.patch("unisono.frameworks.torch.work.Future", HostFuture):
+    with mock.patch("unisono.frameworks.torch.calls.work.Future", HostFuture):
         for x in (on_gpu(torch.ones(2)), torch.ones(2)):
             dist.all_reduce(x, async_op=True).get_future().wait()
     assert HostFuture.all_devices == [[torch.device("cuda", 0)], []]
@@ -96,7 +96,7 @@ def check_ddp_hook(rank: int) -> None:
             for value in (2.0, 4.0):
                 gradients = on_gpu(torch.full((4,), rank * value))
                 bucket = mock.Mock(buffer=mock.Mock(return_value=gradients), index=mock.Mock(return_value=0))
-                with mock.patch("unisono.frameworks.torch.work.Future", HostFuture):
+                with mock.patch("unisono.frameworks.torch.calls.work.Future", HostFuture):
                     result = hook(None, bucket).wait()
                 assert values_of(result) == [value / 2] * 4, values_of(result)
 

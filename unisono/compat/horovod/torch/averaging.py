@@ -12,7 +12,7 @@ from unisono.compat.horovod.process_sets import ProcessSet
 from unisono.compat.horovod.reducers import JobReducer
 from unisono.compat.horovod.torch.calls import sparse_allreduce_async
 from unisono.errors import UnisonoError
-from unisono.frameworks.torch.trainable import Trainable, weak
+from unisono.frameworks.torch.training.trainable import Trainable, weak
 from unisono.frameworks.training.averager import Averager, Decode, Form
 
 

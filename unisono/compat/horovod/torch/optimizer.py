@@ -16,7 +16,7 @@ from unisono.compat.horovod.torch.averaging import Averaging
 from unisono.compat.horovod.torch.calls import grouped_allreduce_async, synchronize
 from unisono.compat.horovod.torch.compression import Compression
 from unisono.errors import UsageError
-from unisono.frameworks.torch.trainable import Trainable
+from unisono.frameworks.torch.training.trainable import Trainable
 from unisono.frameworks.training.averager import Form
 
 

@@ -11,7 +11,7 @@ from unisono.compat.horovod.errors import ArgumentError
 from unisono.compat.horovod.requests import ReadyCall
 from unisono.errors import UsageError
 from unisono.frameworks.arrays import Array
-from unisono.frameworks.torch.tensors import CallTensors
+from unisono.frameworks.torch.calls.tensors import CallTensors
 
 _DEVICES = ("cpu", "cuda")
 

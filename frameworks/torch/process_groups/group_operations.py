@@ -19,14 +19,14 @@ import torch.distributed.distributed_c10d as c10d
 
 import unisono
 from unisono import Communicator, UnisonoError
-from unisono.frameworks.torch.collectives import Collectives
+from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.calls.errors import CallError, torch_error
+from unisono.frameworks.torch.calls.work import THREADS, WorkKeeper
 from unisono.frameworks.torch.constants import NAME
-from unisono.frameworks.torch.dynamo_skip import skip_dynamo
-from unisono.frameworks.torch.errors import CallError, torch_error
-from unisono.frameworks.torch.fsdp import Memory
-from unisono.frameworks.torch.options import Options
-from unisono.frameworks.torch.point_to_point import PointToPoint
-from unisono.frameworks.torch.work import THREADS, WorkKeeper
+from unisono.frameworks.torch.process_groups.collectives import Collectives
+from unisono.frameworks.torch.process_groups.options import Options
+from unisono.frameworks.torch.process_groups.point_to_point import PointToPoint
+from unisono.frameworks.torch.training.fsdp import Memory
 
 # How long `shutdown` waits for callbacks of futures. There is a limit, because a callback may wait for `shutdown`.
 _CALLBACKS_S = 2.0

@@ -30,8 +30,8 @@ from torch.futures import Future
 
 from unisono import UnisonoError
 from unisono.frameworks.pending import Pending
-from unisono.frameworks.torch.dynamo_skip import skip_dynamo
-from unisono.frameworks.torch.errors import torch_error
+from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.calls.errors import torch_error
 
 _NO_LIMIT = timedelta(0)
 # How many works a keeper holds that nobody has waited for, and how many that Python has dropped.

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.frameworks.torch.backend import Backend
-from unisono.frameworks.torch.collectives import Collectives
 from unisono.frameworks.torch.constants import NAME
-from unisono.frameworks.torch.options import Options
-from unisono.frameworks.torch.point_to_point import PointToPoint
+from unisono.frameworks.torch.process_groups.backend import Backend
+from unisono.frameworks.torch.process_groups.collectives import Collectives
+from unisono.frameworks.torch.process_groups.options import Options
+from unisono.frameworks.torch.process_groups.point_to_point import PointToPoint
 
 _CALLS = [name for calls in (Collectives, PointToPoint) for name in vars(calls) if not name.startswith("_")]
 

@@ -10,8 +10,8 @@ import torch
 from unisono import Communicator
 from unisono.data_parallel import broadcast_parameters
 from unisono.frameworks.outer import training
-from unisono.frameworks.torch.dynamo_skip import skip_dynamo
-from unisono.frameworks.torch.wrapped_optimizer import WrappedOptimizer
+from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.training.wrapped_optimizer import WrappedOptimizer
 
 if TYPE_CHECKING:
     from unisono import Swarm

@@ -24,8 +24,8 @@ import torch
 
 from unisono import UnisonoError, UsageError
 from unisono.frameworks.gradients.priorities import Arriving
-from unisono.frameworks.torch.parameter_watch import owned, watch
-from unisono.frameworks.torch.tensors import like
+from unisono.frameworks.torch.calls.tensors import like
+from unisono.frameworks.torch.training.parameter_watch import owned, watch
 
 # Classes of torch.optim that update each parameter by itself.
 _ONE_BY_ONE = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from unisono import ANY_SOURCE, Communicator
-from unisono.frameworks.torch.collectives import check_gpu, torch_call
-from unisono.frameworks.torch.dynamo_skip import skip_dynamo
-from unisono.frameworks.torch.tensors import GpuStage
-from unisono.frameworks.torch.work import AnySourceReceive, Work, WorkKeeper
+from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.calls.tensors import GpuStage
+from unisono.frameworks.torch.calls.work import AnySourceReceive, Work, WorkKeeper
+from unisono.frameworks.torch.process_groups.collectives import check_gpu, torch_call
 
 
 @skip_dynamo

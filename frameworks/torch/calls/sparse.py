@@ -11,9 +11,9 @@ import torch
 
 from unisono import Communicator, UsageError
 from unisono.frameworks.arrays import same_bits
-from unisono.frameworks.torch.operations import operation
-from unisono.frameworks.torch.tensors import CallTensors
-from unisono.frameworks.torch.work import JoinedCalls, Work, WorkKeeper
+from unisono.frameworks.torch.calls.operations import operation
+from unisono.frameworks.torch.calls.tensors import CallTensors
+from unisono.frameworks.torch.calls.work import JoinedCalls, Work, WorkKeeper
 
 
 def allreduce(communicator: Communicator, tensor: Any, opts: Any, keeper: WorkKeeper) -> Work:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from unisono import Communicator, UsageError
-from unisono.frameworks.torch.tensors import like
+from unisono.frameworks.torch.calls.tensors import like
 
 
 class Trainable:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from unisono.frameworks.torch.backend import BASE, Backend
-from unisono.frameworks.torch.direct_group import DirectGroup, devices_of_direct_group
-from unisono.frameworks.torch.options import Options
-from unisono.frameworks.torch.process_group import ProcessGroup
+from unisono.frameworks.torch.process_groups.backend import BASE, Backend
+from unisono.frameworks.torch.process_groups.direct_group import DirectGroup, devices_of_direct_group
+from unisono.frameworks.torch.process_groups.options import Options
+from unisono.frameworks.torch.process_groups.process_group import ProcessGroup
 
 
 def create(facts: Any, options: Any) -> Backend | dist.ProcessGroup:

@@ -14,13 +14,13 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.calls.errors import CallError
+from unisono.frameworks.torch.calls.work import Work
 from unisono.frameworks.torch.constants import NAME
-from unisono.frameworks.torch.dynamo_skip import skip_dynamo
-from unisono.frameworks.torch.errors import CallError
-from unisono.frameworks.torch.group_operations import GroupOperations
-from unisono.frameworks.torch.monitored_barrier import wait_for_all
-from unisono.frameworks.torch.options import Options
-from unisono.frameworks.torch.work import Work
+from unisono.frameworks.torch.process_groups.group_operations import GroupOperations
+from unisono.frameworks.torch.process_groups.monitored_barrier import wait_for_all
+from unisono.frameworks.torch.process_groups.options import Options
 
 # The names that torch has exported c10d's `Backend` by, the newest first. `dist.Backend` is a list of names instead.
 _BASES = ("BackendBase", "_Backend")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from unisono import Op, UsageError
-from unisono.frameworks.torch.tensors import ONLY_MOVED
+from unisono.frameworks.torch.calls.tensors import ONLY_MOVED
 
 _Kind = dist.ReduceOp.RedOpType
 

@@ -24,12 +24,12 @@ import torch.distributed.distributed_c10d as c10d
 from torch.profiler import record_function
 
 from unisono import Communicator, Op, UnisonoError, UsageError
+from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.calls.errors import torch_error
+from unisono.frameworks.torch.calls.operations import operation
+from unisono.frameworks.torch.calls.tensors import CallTensors, FlatMemory, GpuStage, address_of, disjoint, plain_memory
+from unisono.frameworks.torch.calls.work import Work, WorkKeeper
 from unisono.frameworks.torch.constants import NAME
-from unisono.frameworks.torch.dynamo_skip import skip_dynamo
-from unisono.frameworks.torch.errors import torch_error
-from unisono.frameworks.torch.operations import operation
-from unisono.frameworks.torch.tensors import CallTensors, FlatMemory, GpuStage, address_of, disjoint, plain_memory
-from unisono.frameworks.torch.work import Work, WorkKeeper
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -151,7 +151,7 @@ class Collectives:
             self._communicator.allreduce(plain, op, out=plain, **self._limits(opts), **rounding)
             return None
         if tensor.is_sparse:
-            from unisono.frameworks.torch import sparse
+            from unisono.frameworks.torch.calls import sparse
 
             self._collectives += 1
             work = sparse.allreduce(self._communicator, tensor, opts, self._keeper)

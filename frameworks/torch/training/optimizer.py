@@ -11,13 +11,13 @@ import torch
 from unisono import Communicator, GradientReducer, UnisonoError, UsageError
 from unisono.data_parallel import HybridGroups, broadcast_parameters
 from unisono.frameworks.gradients.priorities import Arriving
-from unisono.frameworks.torch import sparse
-from unisono.frameworks.torch.applied_sums import is_applied, mark_applied, warn_if_kept
-from unisono.frameworks.torch.deferred_updates import DeferredUpdates, check_deferrable
-from unisono.frameworks.torch.dynamo_skip import skip_dynamo
-from unisono.frameworks.torch.tensors import array_of, tensor_of
-from unisono.frameworks.torch.trainable import Trainable, mean_loss
-from unisono.frameworks.torch.wrapped_optimizer import WrappedOptimizer
+from unisono.frameworks.torch.calls import sparse
+from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.calls.tensors import array_of, tensor_of
+from unisono.frameworks.torch.training.applied_sums import is_applied, mark_applied, warn_if_kept
+from unisono.frameworks.torch.training.deferred_updates import DeferredUpdates, check_deferrable
+from unisono.frameworks.torch.training.trainable import Trainable, mean_loss
+from unisono.frameworks.torch.training.wrapped_optimizer import WrappedOptimizer
 from unisono.frameworks.training.averager import Averager
 
 

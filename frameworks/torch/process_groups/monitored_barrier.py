@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from unisono.frameworks.torch.group_operations import GroupOperations, operations_of
+from unisono.frameworks.torch.process_groups.group_operations import GroupOperations, operations_of
 
 _PASSED = b"passed"
 _PAUSE_S = 0.001

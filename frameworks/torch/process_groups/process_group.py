@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unisono.frameworks.torch.calls.dynamo_skip import skip_dynamo
+from unisono.frameworks.torch.calls.work import Work
 from unisono.frameworks.torch.constants import DEVICES
-from unisono.frameworks.torch.dynamo_skip import skip_dynamo
-from unisono.frameworks.torch.group_operations import GroupOperations
-from unisono.frameworks.torch.options import Options
-from unisono.frameworks.torch.work import Work
+from unisono.frameworks.torch.process_groups.group_operations import GroupOperations
+from unisono.frameworks.torch.process_groups.options import Options
 
 
 @skip_dynamo

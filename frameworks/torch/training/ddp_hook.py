@@ -16,8 +16,8 @@ from unisono.frameworks.arrays import Array
 from unisono.frameworks.gradients.bucket_comms import BucketComms, DeviceAverages, resolved_teams
 from unisono.frameworks.gradients.compression import compression_of
 from unisono.frameworks.gradients.layout import Piece, columns_of
-from unisono.frameworks.torch.tensors import CallTensors, GpuStage
-from unisono.frameworks.torch.work import Work, WorkKeeper
+from unisono.frameworks.torch.calls.tensors import CallTensors, GpuStage
+from unisono.frameworks.torch.calls.work import Work, WorkKeeper
 
 
 def ddp_hook(communicator: Communicator, compression: str | None = None) -> Callable[[Any, Any], Any]:
