@@ -106,50 +106,50 @@ _SMALL_PROCESSES = ("--libraries", "unisono,unisono plans", "--sizes", "1K", "--
 
 def _threads(ranks: int) -> RunStage:
     of_ranks = ("--ranks", str(ranks))
-    return RunStage(f"threads-{ranks}", 15, "threads", of_ranks, (*of_ranks, *_SMALL_THREADS))
+    return RunStage(f"threads-{ranks}", 15, "speeds.threads", of_ranks, (*of_ranks, *_SMALL_THREADS))
 
 
 def _routes(ranks: int) -> RunStage:
     of_ranks = ("--ranks", str(ranks))
-    return RunStage(f"routes-{ranks}", 30, "routes", of_ranks, (*of_ranks, *_SMALL_ROUTES))
+    return RunStage(f"routes-{ranks}", 30, "speeds.routes", of_ranks, (*of_ranks, *_SMALL_ROUTES))
 
 
 def _processes(ranks: int, budget_s: float, libraries: str, name: str = "processes") -> RunStage:
     """Return a stage that measures libraries among processes. Each library takes seconds to start."""
     of_ranks = ("--ranks", str(ranks))
     arguments = (*of_ranks, "--libraries", libraries)
-    return RunStage(f"{name}-{ranks}", budget_s, "processes", arguments, (*of_ranks, *_SMALL_PROCESSES))
+    return RunStage(f"{name}-{ranks}", budget_s, "speeds.processes", arguments, (*of_ranks, *_SMALL_PROCESSES))
 
 
 # A first run on a GPU, in the order of what must be known before the rest means anything.
 FIRST = (
-    RunStage("machine", 20, "machine"),
-    RunStage("probes", 40, "probes", (), _SMALL_PROBES),
-    RunStage("tests", 80, "suite", (*TESTS, *_OF_TESTS), (*_SMALL_TESTS, "--workers", "2")),
-    RunStage("arrays", 80, "suite", (*_tests(_ARRAYS), *_OF_TESTS), _SMALL_ARRAYS),
-    RunStage("kernels", 45, "kernels", _KERNELS, _SMALL_KERNELS),
-    RunStage("issue", 15, "issue", (), ("--sizes", "1K", "--calls", "3")),
+    RunStage("machine", 20, "checks.machine"),
+    RunStage("probes", 40, "checks.probes", (), _SMALL_PROBES),
+    RunStage("tests", 80, "checks.suite", (*TESTS, *_OF_TESTS), (*_SMALL_TESTS, "--workers", "2")),
+    RunStage("arrays", 80, "checks.suite", (*_tests(_ARRAYS), *_OF_TESTS), _SMALL_ARRAYS),
+    RunStage("kernels", 45, "speeds.kernels", _KERNELS, _SMALL_KERNELS),
+    RunStage("issue", 15, "speeds.issue", (), ("--sizes", "1K", "--calls", "3")),
     _threads(2),
     _routes(2),
     _processes(2, 70, "unisono,unisono plans,gloo,symm_mem two-shot"),
-    RunStage("ddp", 45, "ddp", ("--cupy", _CUPY), ("--cupy", _CUPY, *_SMALL_DDP)),
-    RunStage("sanitizer", 40, "sanitizer", (), _SMALL_SANITIZER),
+    RunStage("ddp", 45, "speeds.ddp", ("--cupy", _CUPY), ("--cupy", _CUPY, *_SMALL_DDP)),
+    RunStage("sanitizer", 40, "checks.sanitizer", (), _SMALL_SANITIZER),
 )
 REST = (
-    RunStage("kernels-more", 40, "kernels", ("--sources", "3,5,6,7"), _SMALL_KERNELS),
-    RunStage("variants", 30, "variants", (), _SMALL_VARIANTS),
+    RunStage("kernels-more", 40, "speeds.kernels", ("--sources", "3,5,6,7"), _SMALL_KERNELS),
+    RunStage("variants", 30, "speeds.variants", (), _SMALL_VARIANTS),
     _threads(4),
     _threads(8),
     _routes(4),
-    RunStage("hosts-4", 30, "hosts", (), ("--sizes", "1K,4K", "--rounds", "2")),
+    RunStage("hosts-4", 30, "speeds.hosts", (), ("--sizes", "1K,4K", "--rounds", "2")),
     _processes(4, 55, "unisono,unisono plans,gloo,symm_mem two-shot"),
     _processes(8, 40, "unisono,gloo"),
     _processes(2, 45, "unisono,symm_mem one-shot,MPI staged", "rivals"),
 )
 # With the NCCL of the machine, or with one that is loaded before.
 NCCL = (
-    RunStage("nccl-1", 20, "nccl_alone", (), ("--sizes", "1K")),
-    RunStage("nccl-tests", 50, "suite", (*_tests(_NCCL), *_OF_TESTS), _SMALL_NCCL),
+    RunStage("nccl-1", 20, "checks.nccl_alone", (), ("--sizes", "1K")),
+    RunStage("nccl-tests", 50, "checks.suite", (*_tests(_NCCL), *_OF_TESTS), _SMALL_NCCL),
     _processes(2, 60, "unisono,unisono plans,nccl,nccl.native", "nccl"),
 )
 STAGES = (*FIRST, *REST, *NCCL)
@@ -392,18 +392,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not is_good:
             run.folder = ROOT
         # The stage that describes the machine runs in any case; it needs no build.
-        for stage in chosen if is_good else [stage for stage in chosen if stage.module == "machine"]:
-            environ |= refuted(run.document["records"]) if stage.module != "probes" else {}
+        for stage in chosen if is_good else [stage for stage in chosen if stage.name == "machine"]:
+            environ |= refuted(run.document["records"]) if stage.name != "probes" else {}
             words = stage.small if options.small else stage.arguments
             command = [python, "-m", f"{PACKAGE}.{stage.module}", *words]
             budget_s = stage.budget_s * (SMALL_TIMES if options.small else 1)
             has_passed = run.stage(stage.name, budget_s, command, environ)
             is_good &= has_passed
-            if stage.module == "machine" and not has_passed:
+            if stage.name == "machine" and not has_passed:
                 has_gpu = False
                 break
         shown = subprocess.run(
-            [python, "-m", f"{PACKAGE}.report", out],
+            [python, "-m", f"{PACKAGE}.results.report", out],
             cwd=run.folder,
             env=environ,
             timeout=REPORT_S,

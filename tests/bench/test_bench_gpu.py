@@ -21,19 +21,11 @@ from support.gpu_stages import use_double
 
 from unisono.bench import gpu
 from unisono.bench.driver import Sample, Settings
-from unisono.bench.gpu_stages import (
-    kernels,
-    machine,
-    nccl,
-    probes,
-    processes,
-    report,
-    routes,
-    suite,
-    targets,
-    variants,
-)
+from unisono.bench.gpu_stages import nccl
+from unisono.bench.gpu_stages.checks import machine, probes, suite
 from unisono.bench.gpu_stages.gpu import windows
+from unisono.bench.gpu_stages.results import report, targets
+from unisono.bench.gpu_stages.speeds import kernels, processes, routes, variants
 from unisono.dtypes import DTYPES
 from unisono.errors import TransportUnavailableError
 from unisono.transports.host.core_distance import Placement
@@ -221,7 +213,7 @@ def test_outcomes_of_tests_survive_the_deadline_of_their_stage(tmp_path: Path) -
     file, lines = tmp_path / "test_outcomes.py", tmp_path / "records.jsonl"
     file.write_text(OUTCOMES)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
-    command = [sys.executable, "-m", "unisono.bench.gpu_stages.suite", str(file)]
+    command = [sys.executable, "-m", "unisono.bench.gpu_stages.checks.suite", str(file)]
     with lines.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + DEADLINE_S

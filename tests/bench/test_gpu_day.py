@@ -14,7 +14,9 @@ import pytest
 from support.gpu_stages import use_double
 
 from unisono.bench import gpu
-from unisono.bench.gpu_stages import ddp_rank, machine, probes, targets
+from unisono.bench.gpu_stages.checks import machine, probes
+from unisono.bench.gpu_stages.results import targets
+from unisono.bench.gpu_stages.speeds import ddp_rank
 from unisono.tuning.decide.table import loaded
 
 SCRIPT = gpu.ROOT / "scripts" / "gpu_day.sh"
@@ -156,7 +158,7 @@ def test_first_run_records_all_that_its_stages_find(
 
 ALONE = """
 import sys
-from unisono.bench.gpu_stages import ddp_rank
+from unisono.bench.gpu_stages.speeds import ddp_rank
 
 def alone(place):
     model = place.model()

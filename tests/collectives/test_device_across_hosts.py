@@ -22,7 +22,7 @@ from support.outcomes import error_of
 
 import unisono as un
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
-from unisono.bench.gpu_stages.hosts import on_hosts
+from unisono.bench.gpu_stages.speeds.hosts import on_hosts
 from unisono.bench.namespaces import network
 from unisono.collectives.device import across_hosts
 from unisono.collectives.device.host_phases import PHASES

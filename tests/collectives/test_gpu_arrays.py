@@ -22,7 +22,7 @@ from support.device_contract import Bench
 from support.gpu_ranks import InterfaceArray, cuda_bench
 
 import unisono as un
-from unisono.bench.gpu_stages.hosts import on_hosts
+from unisono.bench.gpu_stages.speeds.hosts import on_hosts
 from unisono.collectives.device import across_hosts
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS

@@ -117,42 +117,42 @@ EXCEPTIONS = {
     "bench/gpu_stages/gpu.py": {
         "unisono.transports.cuda": "kernels are what is measured, of which the public names tell nothing",
     },
-    "bench/gpu_stages/hosts.py": {
+    "bench/gpu_stages/speeds/hosts.py": {
         "unisono.collectives.calls.planning.HostLayout": "no public name makes ranks count as those of several hosts",
     },
-    "bench/gpu_stages/issue.py": {
+    "bench/gpu_stages/speeds/issue.py": {
         "unisono.transports.cuda": "no public name switches off the native code that is measured",
     },
-    "bench/gpu_stages/kernels.py": {
+    "bench/gpu_stages/speeds/kernels.py": {
         "unisono.transports.cuda": "as above",
         "unisono.transports.reductions.definition": "what results of kernels are compared with",
     },
-    "bench/gpu_stages/machine.py": {
+    "bench/gpu_stages/checks/machine.py": {
         "unisono.cli": "it describes a machine without a calibration as `unisono doctor` does",
     },
-    "bench/gpu_stages/routes.py": {
+    "bench/gpu_stages/speeds/routes.py": {
         "unisono.algorithms.catalogue.on_devices": "the ways that are measured",
         "unisono.algorithms.catalogue.vendors.NCCL_NATIVE": "as above",
         "unisono.transports.nccl.collectives.SHARED_GPU_VARIABLE": "NCCL refuses ranks that share a GPU without it",
         "unisono.tuning": "the stage writes a decision table, which no public name does",
     },
-    "bench/gpu_stages/nccl_alone.py": {
+    "bench/gpu_stages/checks/nccl_alone.py": {
         "unisono.algorithms.catalogue.vendors.NCCL_NATIVE": "the name of what carries out the calls",
     },
-    "bench/gpu_stages/probes.py": {
+    "bench/gpu_stages/checks/probes.py": {
         "unisono.transports.cuda": "the driver is what is asked",
     },
-    "bench/gpu_stages/sanitizer.py": {
+    "bench/gpu_stages/checks/sanitizer.py": {
         "unisono.transports.cuda": "kernels are what is run",
         "unisono.transports.reductions.definition": "what results of kernels are compared with",
     },
-    "bench/gpu_stages/threads.py": {
+    "bench/gpu_stages/speeds/threads.py": {
         "unisono.transports.contracts": "what the transport takes",
         "unisono.transports.cuda": "ranks that are threads of one process share a GPU; a launcher makes only processes",
         "unisono.transports.executors.generic": "as above",
         "unisono.transports.message.local": "as above",
     },
-    "bench/gpu_stages/variants.py": {
+    "bench/gpu_stages/speeds/variants.py": {
         "unisono.transports.cuda": "kernels are what is measured",
         "unisono.transports.reductions.definition": "the dtypes of the arrays on which they run",
     },

@@ -8,7 +8,8 @@ import pytest
 from support import fake_cuda
 from support.cuda_on_host import libraries_of
 
-from unisono.bench.gpu_stages import sanitizer, variants
+from unisono.bench.gpu_stages.checks import sanitizer
+from unisono.bench.gpu_stages.speeds import variants
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda.kernels.catalogue import COPY_EXTENTS, dequantise, quantise, reduction, scaling

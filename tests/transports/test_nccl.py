@@ -29,7 +29,7 @@ from support.outcomes import error_of
 import unisono as un
 from unisono.bench.adapters import unisono_cuda_nccl
 from unisono.bench.gpu_stages import nccl
-from unisono.bench.gpu_stages.hosts import on_hosts
+from unisono.bench.gpu_stages.speeds.hosts import on_hosts
 from unisono.collectives.arrays.dlpack import typestr
 from unisono.collectives.device import across_hosts
 from unisono.dtypes import DTYPES

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, STREAM, DeviceClock, MeasuredGpu
-from unisono.bench.gpu_stages.kernels import PATTERN, REPETITIONS, Stack
-from unisono.bench.gpu_stages.records import reason_of, tell
+from unisono.bench.gpu_stages.results.records import reason_of, tell
+from unisono.bench.gpu_stages.speeds.kernels import PATTERN, REPETITIONS, Stack
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS

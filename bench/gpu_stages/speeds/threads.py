@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unisono.bench.gpu_stages.gpu import DeviceClock, MeasuredGpu, windows
-from unisono.bench.gpu_stages.records import tell
+from unisono.bench.gpu_stages.results.records import tell
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS

@@ -15,7 +15,7 @@ import numpy as np
 import unisono as un
 from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.bench.gpu_stages.gpu import MeasuredGpu
-from unisono.bench.gpu_stages.records import reason_of, tell
+from unisono.bench.gpu_stages.results.records import reason_of, tell
 from unisono.bench.sizes import parse_sizes
 
 TIMEOUT_S = 18.0

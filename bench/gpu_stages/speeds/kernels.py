@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, DeviceClock, GpuVector, MeasuredGpu, windows
-from unisono.bench.gpu_stages.records import reason_of, tell
+from unisono.bench.gpu_stages.results.records import reason_of, tell
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, Op

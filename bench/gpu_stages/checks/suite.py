@@ -12,13 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from unisono.bench.gpu_stages.outcomes import VARIABLE
-from unisono.bench.gpu_stages.records import tell
+from unisono.bench.gpu_stages.checks.outcomes import VARIABLE
+from unisono.bench.gpu_stages.results.records import tell
 from unisono.foundation.program import begin
 
 # Pytest plugins that are installed by chance are not loaded.
 ONLY = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-PLUGINS = ("-p", "pytest_timeout", "-p", "no:cacheprovider", "-p", "unisono.bench.gpu_stages.outcomes")
+PLUGINS = ("-p", "pytest_timeout", "-p", "no:cacheprovider", "-p", "unisono.bench.gpu_stages.checks.outcomes")
 SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -21,8 +21,8 @@ import numpy as np
 
 import unisono as un
 from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, STREAM, DeviceClock, MeasuredGpu
-from unisono.bench.gpu_stages.kernels import compile_all
-from unisono.bench.gpu_stages.records import reason_of, tell
+from unisono.bench.gpu_stages.results.records import reason_of, tell
+from unisono.bench.gpu_stages.speeds.kernels import compile_all
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.errors import UnisonoError

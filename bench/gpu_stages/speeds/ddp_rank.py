@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import unisono as un
-from unisono.bench.gpu_stages.records import reason_of, tell
+from unisono.bench.gpu_stages.results.records import reason_of, tell
 
 CLASSES, BATCH = 10, 64
 WARM_UP = 2  # steps that are not timed

@@ -20,7 +20,7 @@ import ml_dtypes  # noqa: F401  (gives numpy the name bfloat16)
 import numpy as np
 
 from unisono.bench.gpu_stages.gpu import STREAM, DeviceClock, GpuVector, MeasuredGpu
-from unisono.bench.gpu_stages.records import tell
+from unisono.bench.gpu_stages.results.records import tell
 from unisono.dtypes import DTYPES
 from unisono.foundation.program import begin
 from unisono.operations import OPERATIONS, Op
@@ -56,7 +56,7 @@ def run_under(tool: str, arguments: list[str]) -> None:
     if tool != PLAIN and path is None:
         tell("sanitizer", tool=tool, failure=f"{NAME} is not installed")
         return
-    command = [*under, sys.executable, "-m", "unisono.bench.gpu_stages.sanitizer", "--tool", "", *arguments]
+    command = [*under, sys.executable, "-m", "unisono.bench.gpu_stages.checks.sanitizer", "--tool", "", *arguments]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -16,7 +16,7 @@ import numpy as np
 
 import unisono as un
 from unisono.bench.gpu_stages.gpu import MeasuredGpu
-from unisono.bench.gpu_stages.records import tell
+from unisono.bench.gpu_stages.results.records import tell
 from unisono.bench.sizes import parse_sizes
 from unisono.collectives.calls.planning import HostLayout
 

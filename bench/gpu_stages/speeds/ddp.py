@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 import unisono as un
-from unisono.bench.gpu_stages.ddp_rank import GLOO, WAYS
-from unisono.bench.gpu_stages.machine import FORBIDDEN
-from unisono.bench.gpu_stages.records import reason_of, tell
+from unisono.bench.gpu_stages.checks.machine import FORBIDDEN
+from unisono.bench.gpu_stages.results.records import reason_of, tell
+from unisono.bench.gpu_stages.speeds.ddp_rank import GLOO, WAYS
 
 RANKS = 2
 SLOW = ("FSDP2", "DDP of a compiled model")
@@ -50,7 +50,7 @@ def run_ranks(timeout_s: int, *command: str) -> str:
 
 def train(ways: Sequence[str], timeout_s: int, arguments: Sequence[str]) -> bool:
     """Train in these ways; return whether the ranks have ended well."""
-    module = ("-m", "unisono.bench.gpu_stages.ddp_rank")
+    module = ("-m", "unisono.bench.gpu_stages.speeds.ddp_rank")
     reason = run_ranks(timeout_s, *module, "--ways", "; ".join(ways), *arguments)
     if reason:
         tell("training", way=", ".join(ways), device="", ranks=RANKS, failure=reason)

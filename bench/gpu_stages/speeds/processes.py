@@ -10,7 +10,7 @@ import sys
 
 from unisono.bench.driver import Driver, Settings
 from unisono.bench.gpu_stages import nccl
-from unisono.bench.gpu_stages.records import tell
+from unisono.bench.gpu_stages.results.records import tell
 from unisono.bench.peers import AS_ROOT, UNISONO_RUN, Library
 from unisono.bench.report import LibraryTimes, rows
 from unisono.bench.sizes import parse_sizes

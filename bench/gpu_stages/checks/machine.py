@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from unisono.bench.gpu_stages.nccl import library_version
-from unisono.bench.gpu_stages.records import reason_of, tell
+from unisono.bench.gpu_stages.results.records import reason_of, tell
 from unisono.cli.machine.checks import CHECKS, Finding, run_checks
 from unisono.cli.machine.gpu_checks import gpu_findings
 from unisono.foundation.program import begin

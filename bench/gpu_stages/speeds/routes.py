@@ -25,7 +25,7 @@ import unisono as un
 from unisono.algorithms.catalogue.on_devices import STAGED, mapped_names
 from unisono.algorithms.catalogue.vendors import NCCL_NATIVE
 from unisono.bench.gpu_stages.gpu import DeviceClock, MeasuredGpu
-from unisono.bench.gpu_stages.records import tell
+from unisono.bench.gpu_stages.results.records import tell
 from unisono.bench.sizes import parse_sizes
 from unisono.transports.nccl.collectives import SHARED_GPU_VARIABLE
 from unisono.tuning.decide.device_routes import LINK
@@ -104,7 +104,7 @@ def as_measurement(ranks: int, name: str, nbytes: int, times_s: list[float]) -> 
 
 def _default_folder() -> Path:
     """Return the folder that the variable OUT names, or else the folder of results."""
-    return Path(os.environ.get("OUT") or Path(__file__).parents[1] / "results")
+    return Path(os.environ.get("OUT") or Path(__file__).parents[2] / "results")
 
 
 def main() -> int:

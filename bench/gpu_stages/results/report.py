@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unisono.bench.gpu_stages.targets import Record, outcomes
+from unisono.bench.gpu_stages.results.targets import Record, outcomes
 from unisono.bench.sizes import format_size
 from unisono.foundation.program import begin
 
