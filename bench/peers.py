@@ -64,7 +64,7 @@ class Library:
 
     Attributes:
         name: its name in tables.
-        adapter: its module in `bench.adapters`.
+        adapter: its file in `adapters/`, without the suffix.
         launch: the command that starts all ranks, with the placeholders {ranks}, {bin} (the environment's programs),
             {python} and {worker} (which stands for several words).
         rank_variable: the environment variable in which the launcher tells a process its rank.
@@ -170,8 +170,8 @@ PEERS: dict[str, Library] = {
         ),
         Library("mpi4jax-mpich", "jax_programs", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich-jax", MPI4JAX_RANKS),
         # Not libraries, but limits: the memory bandwidth, and one socket between two processes of a few lines of C.
-        Library("bare-copy", "bare_copy", UNISONO_RUN, "UNISONO_RANK"),
-        Library("bare-tcp", "bare_tcp", UNISONO_RUN, "UNISONO_RANK"),
+        Library("bare-copy", "bounds/bare_copy", UNISONO_RUN, "UNISONO_RANK"),
+        Library("bare-tcp", "bounds/bare_tcp", UNISONO_RUN, "UNISONO_RANK"),
     )
 }
 

@@ -27,6 +27,6 @@ An adapter has:
   `unisono_cuda_nccl.py`: calls on arrays of a GPU that NCCL carries out.
 - `mpi.py`, `mpi_cuda.py`, `oneccl.py`, `torch_distributed.py`, `torch_cuda.py`: the peers.
 - `jax_programs.py`: allreduces in programs of JAX, by Unisono, Gloo and mpi4jax.
-- `bare_copy.py`, `bare_tcp.py`: bounds that no library can be below.
+- `bounds/`: bounds that no library can be below.
 - `worker.py`: one rank of a measured library, which runs the commands of the driver.
 """
