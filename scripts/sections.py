@@ -44,7 +44,9 @@ BY_PATH = {
     "transports/links/*": {"hosts"},
     "transports/host/*": {"hosts"},
     "transports/rendezvous/*": {"hosts"},
+    "unisono/swarm/*": {"hosts"},
     "tests/*/test_*hosts.py": {"hosts"},
+    "tests/*/test_cut_network.py": {"hosts"},
     # Arrays of a GPU, UCX and MPI.
     "collectives/*": {"device"},
     "transports/cuda/*": {"device"},
@@ -55,6 +57,7 @@ BY_PATH = {
     "*gpu*": {"device"},
     "tests/*/test_*cuda*": {"device"},
     "tests/*/test_nccl.py": {"device"},
+    "tests/*/test_registered_arrays.py": {"device"},
     "transports/tagged/*": {"fabrics"},
     "transports/ucx/*": {"fabrics"},
     "transports/mpi/*": {"fabrics"},

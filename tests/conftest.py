@@ -38,6 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups.mark(items)
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures start ranks
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    forked_ranks.prepare_for(item.path)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def signals_are_as_usual() -> None:
     """Reset ignored signals, because ranks inherit them: a shell starts background jobs with SIGINT ignored."""
@@ -59,7 +64,7 @@ def nothing_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 @pytest.fixture(autouse=True, scope="session")
 def forked_ranks_of_pools(nothing_left_behind: None, nothing_from_outside: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "start", forked_ranks.server().start)
+        patch.setattr(process, "start", lambda *words: forked_ranks.server().start(*words))
         yield
     for server in forked_ranks.SERVERS:
         server.close()

@@ -4,19 +4,23 @@ The reason is time: most tests of a rank take a tenth of the time that its impor
 
 Theory of operation
 -------------------
-Each process that runs tests starts one fork server, which has no threads. A request to the server has the words of a
-command line, ``python -m MODULE …`` or ``python -c CODE …``. The server forks, and the child runs that module or code
-with the requested environment, descriptors and folder. For each rank there is a pipe, into which the server writes the
-rank's process id and, when the rank has ended, its exit code.
+Each process that runs tests starts a fork server, which has no threads. It starts a second one for the tests of files
+that name torch or sklearn, which imports these: a rank that is forked with torch takes twice the time of another one.
+A request to a server has the words of a command line, ``python -m MODULE …`` or ``python -c CODE …``. The server
+forks, and the child runs that module or code with the requested environment, descriptors and folder. For each rank
+there is a pipe, into which the server writes the rank's process id and, when the rank has ended, its exit code.
 
 The kernel kills the ranks if the server dies, and the server if the process that runs tests dies.
 
-A forked rank differs from a started one in one respect: all ranks of a server hash strings alike. Tests of how ranks
-start, and ranks whose loader must find other libraries, start real processes instead.
+A forked rank differs from a started one in two respects. All ranks of a server hash strings alike. And a rank that
+ends well runs its exit functions, but does not take its interpreter down, which would write to all pages that it
+shares with the server. Tests of how ranks start and end, and ranks whose loader must find other libraries, start real
+processes instead.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -55,7 +59,7 @@ PRELOADED = (
     *("cloudpickle", "hypothesis.extra.numpy", "ml_dtypes", "numpy.random", "numpy.testing", "pytest"),
     *("support.executor_contract", "support.harness", "support.native_ranks", "numpy.linalg"),
 )
-# These modules take longer to import. Ranks need them only if the process that runs tests has imported them.
+# These modules take longer to import, and make each rank larger. Only ranks of tests whose files name them need them.
 PRELOADED_IF_USED = ("torch", "torch._dynamo", "sklearn.datasets")
 # The system's loader reads these variables only when a process starts.
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
@@ -123,13 +127,15 @@ Started: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
 
 # The servers of this process.
 SERVERS: list[ForkServer] = []
+# The modules of PRELOADED_IF_USED that the file of the current test names.
+used_by_test: tuple[str, ...] = ()
 
 
 class ForkServer:
     """A fork server, as the process that runs tests uses it.
 
     Args:
-        modules: the modules that it imports before the first rank; by default those of most tests.
+        modules: the modules that it imports before the first rank.
     """
 
     def __init__(self, *modules: str) -> None:
@@ -188,9 +194,7 @@ class ForkServer:
         cores: Sequence[int] = (),
         is_session: bool = False,
     ) -> int:
-        used = [name for name in PRELOADED_IF_USED if name in sys.modules]
-        preloaded = self._modules or (*PRELOADED, *used)
-        request = _Request(command, dict(environ), os.getcwd(), cores, is_session, preloaded)
+        request = _Request(command, dict(environ), os.getcwd(), cores, is_session, self._modules)
         status_pipe, status_end = os.pipe()
         data = pickle.dumps(request)
         try:
@@ -211,12 +215,30 @@ def import_path() -> str:
     return os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
 
 
-@cache
-def server(*modules: str) -> ForkServer:
-    """Return the server of this process that imports these modules, and start it at the first call.
+def prepare_for(file: Path) -> None:
+    """Let the ranks of the tests in a file be forked from a process that has imported the modules that the file names.
 
-    The kernel kills the server when the thread of the first call ends, so that thread must live as long as the server.
+    Modules that this process has not imported do not count, because they may not be installed. The main thread calls
+    this function, because the kernel kills a server when the thread that started it ends.
     """
+    global used_by_test  # noqa: PLW0603  (pools start ranks by a function that has no further argument)
+    text = _text_of(file)
+    used_by_test = tuple(name for name in PRELOADED_IF_USED if name in text and name in sys.modules)
+    server()
+
+
+def server(*modules: str) -> ForkServer:
+    """Return the server of this process that imports these modules; by default those of the current test."""
+    return _server(modules or (*PRELOADED, *used_by_test))
+
+
+@cache
+def _text_of(file: Path) -> str:
+    return file.read_text()
+
+
+@cache
+def _server(modules: tuple[str, ...]) -> ForkServer:
     SERVERS.append(ForkServer(*modules))
     return SERVERS[-1]
 
@@ -342,10 +364,29 @@ def _run_rank(request: _Request, descriptors: Sequence[int], of_server: Sequence
     random.seed()
     _, option, module_or_code, *arguments = request.command.argv
     sys.argv = ["-", *arguments]
-    if option == "-m":
-        runpy.run_module(module_or_code, run_name="__main__", alter_sys=True)
-    else:
-        exec(module_or_code, {"__name__": "__main__"})
+    code: Any = 0
+    try:
+        if option == "-m":
+            runpy.run_module(module_or_code, run_name="__main__", alter_sys=True)
+        else:
+            exec(module_or_code, {"__name__": "__main__"})
+    except SystemExit as end:
+        code = end.code or 0
+    if not isinstance(code, int):
+        sys.exit(code)  # the interpreter writes a text
+    _end_quickly(code)
+
+
+def _end_quickly(code: int) -> None:
+    """End this process as the interpreter does, but leave its modules and objects to the kernel.
+
+    With torch, taking the interpreter down takes five times the processor time of a short rank.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _die_with_parent() -> None:
