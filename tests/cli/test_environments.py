@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
 from support.hosts import PrefixedJob
-from support.launched import by_variables
+from support.programs import by_variables
 from support.refused_calls import refused
 
 import unisono as un

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.faulty_backends import Broken, other_element
-from support.harness import LocalRanks, run_program
+from support.harness import LocalRanks
 from support.native_ranks import NativeRanks
+from support.programs import by_launcher
 
 import unisono as un
 from unisono.cli.main import main
@@ -166,7 +167,7 @@ def test_check_collectives_detects_swapped_operands_of_a_function(tmp_path: Path
     assert right == {"allreduce": 40}
     assert program is not None
     assert "op='composition'" in program
-    assert run_program(program, tmp_path, ranks=3).returncode == 0  # the program runs on the right communicator
+    assert by_launcher(program, tmp_path, ranks=3).returncode == 0  # the program runs on the right communicator
 
 
 def test_check_collectives_uses_only_the_named_ops() -> None:
@@ -232,10 +233,10 @@ def test_all_ranks_report_a_communicator_that_fails() -> None:
 
 def test_program_of_a_check_error_reproduces_the_call(tmp_path: Path) -> None:
     case = Case("allreduce", op="premul_sum", rows=3, arrays=2, wait=False)
-    completed = run_program(source("check_case", case, 2), tmp_path)
+    completed = by_launcher(source("check_case", case, 2), tmp_path)
     assert (completed.returncode, completed.stderr) == (0, "")
 
-    completed = run_program(
+    completed = by_launcher(
         source("check_case", case, 2, backend=Backend("support.faulty_backends", "wrong_allreduce")), tmp_path
     )
     assert completed.returncode != 0
@@ -386,7 +387,7 @@ def test_unisono_test_fails_with_the_simplest_failing_program(
     assert text in reported["message"]
     backend = Backend("support.faulty_backends", fault)
     assert reported["program"] == source("check_case", simplest, 2, backend=backend, timeout_s=timeout_s)
-    completed = run_program(reported["program"], tmp_path)
+    completed = by_launcher(reported["program"], tmp_path)
     assert completed.returncode != 0
     assert error in completed.stderr
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, precondition, rule, run_state_machine_as_test
 from support.collective_calls import COLLECTIVES, cases
-from support.harness import LocalRanks, run_program
+from support.harness import LocalRanks
+from support.programs import by_launcher
 
 import unisono as un
 from unisono.collectives.calls.planning import HostLayout
@@ -207,7 +208,7 @@ def test_backend_that_confuses_calls_is_caught_with_a_short_program(tmp_path: Pa
     program = raised.value.program
     assert program is not None
     assert program.count("Make(Case(") == 2
-    completed = run_program(program, tmp_path)
+    completed = by_launcher(program, tmp_path)
     assert completed.returncode != 0
     assert "CheckError: step" in completed.stderr
 

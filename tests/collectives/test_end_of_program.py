@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-from support.deadlines import DEADLINE_S
+from support.programs import completed
 
 PROGRAM = """
 import sys, threading
@@ -40,18 +39,7 @@ KINDS = ("small", "large", "recv", "wait", "callback")
 def test_exit_code_is_kept_when_threads_are_inside_calls(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "unisono", "run", "-n", "2", "program.py"]
-    jobs = {
-        (kind, turn): subprocess.Popen(
-            [*command, kind], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        for kind in KINDS
-        for turn in range(3)
-    }
-    try:
-        ends = {key: (job.communicate(timeout=DEADLINE_S)[1], job.returncode) for key, job in jobs.items()}
-    finally:
-        for job in jobs.values():
-            job.kill()
-            job.wait()
-    assert {key: code for key, (_, code) in ends.items() if code != 3} == {}, ends
-    assert [errors for errors, _ in ends.values() if "terminate called" in errors] == []
+    jobs = [(kind, turn) for kind in KINDS for turn in range(3)]
+    ends = dict(zip(jobs, completed([[*command, kind] for kind, _ in jobs], folder=tmp_path), strict=True))
+    assert {job: end.returncode for job, end in ends.items() if end.returncode != 3} == {}, ends
+    assert [end.stderr for end in ends.values() if "terminate called" in end.stderr] == []

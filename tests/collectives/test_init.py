@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S, eventually
 from support.harness import message_algorithms
-from support.launched import by_variables
 from support.native_ranks import Job
 from support.ports import free_port
+from support.programs import by_variables
 
 import unisono as un
 from unisono.algorithms.catalogue.registry import algorithms_of

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.deadlines import DEADLINE_S
 from support.float_modes import MODES, mode
-from support.outcomes import survivors_of_rank_1
+from support.programs import survivors_of_rank_1
 
 import unisono as un
 from unisono.frameworks.data_parallel.sync_check import SyncCheck

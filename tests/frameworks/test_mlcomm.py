@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.deadlines import DEADLINE_S
-from support.harness import run_program
 from support.native_ranks import NativeRanks
+from support.programs import by_launcher
 
 import unisono as un
 
@@ -257,7 +257,7 @@ print("mean", mean[0][0])
 
 
 def test_mlcomm_is_finalized_at_exit_of_a_program_that_ends_early(tmp_path: Path) -> None:
-    completed = run_program(PROGRAM, tmp_path, 2)
+    completed = by_launcher(PROGRAM, tmp_path, 2)
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.count("mean 1.0") == 2
     assert len(re.findall(r"mlcomm: step 3 of 6: \S+ ms a step, of which \S+ ms waiting", completed.stdout)) == 1
@@ -267,7 +267,7 @@ FAILING = PROGRAM.replace("for step", "if mc.get_rank() == 1: raise KeyError('mi
 
 
 def test_mlcomm_rank_that_raises_makes_the_others_fail(tmp_path: Path) -> None:
-    completed = run_program(FAILING, tmp_path, 2)
+    completed = by_launcher(FAILING, tmp_path, 2)
     assert completed.returncode != 0
     assert "KeyError: 'mine'" in completed.stderr
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.deadlines import DEADLINE_S
-from support.outcomes import survivors_of_rank_1
+from support.programs import survivors_of_rank_1
 
 import unisono as un
 from unisono.frameworks.gradients.priorities import Arriving

@@ -16,7 +16,7 @@ pytest.importorskip("torch.distributed", reason="make torch installs what these 
 
 import torch
 from support.ports import free_port
-from support.torch_ranks import PROGRAMS, lines_of, run, started
+from support.torch_ranks import PROGRAMS, ended, lines_of, run
 from torch.distributed.fsdp import FSDPModule
 
 # Whether torch takes a backend of c10d that is written in Python, as it does from 2.14 on.
@@ -102,11 +102,10 @@ def test_torch_backend_errors_name_their_cause(tmp_path: Path) -> None:
 
 
 def test_torch_survivors_name_a_rank_that_dies_in_backward(tmp_path: Path) -> None:
-    with started("failures", 3, tmp_path, "death") as ranks:
-        written = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0, 0, 3], written
-    for output, _ in written[:2]:
-        kinds, _, text, _ = next(line for line in output.splitlines() if line.startswith("death|")).split("|")[1:]
+    ranks = ended("failures", 3, tmp_path, "death")
+    assert [rank.returncode for rank in ranks] == [0, 0, 3], ranks
+    for rank in ranks[:2]:
+        kinds, _, text, _ = next(line for line in rank.stdout.splitlines() if line.startswith("death|")).split("|")[1:]
         assert "RuntimeError" in kinds.split(",")
         assert "rank 2 died" in text
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from support.deadlines import DEADLINE_S
-from support.launched import by_variables
 from support.ports import free_port
+from support.programs import by_variables
 from support.torch_ranks import PROGRAMS
 from support.torchrun import torchrun
 

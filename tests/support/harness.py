@@ -1,15 +1,11 @@
-"""Runs executors in tests: calls for them, ranks as threads (`LocalRanks`), and programs under ``unisono run``."""
+"""Runs executors in tests: calls for them, and ranks as threads (`LocalRanks`)."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from support.deadlines import DEADLINE_S
@@ -117,16 +113,6 @@ class LocalRanks:
     def _transports(self, network: LocalNetwork) -> Iterator[MessageTransport]:
         for transport in network.transports:
             yield transport if self.faults is None else FaultyTransport(transport, self.faults)
-
-
-def run_program(text: str, directory: Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
-    """Write a program to `directory` and run it by ``unisono run``. It can import `support`."""
-    file = directory / "program.py"
-    file.write_text(text)
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), str(file)]
-    env = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
 
 
 def _join_until(threads: list[threading.Thread], deadline: float) -> list[int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from support.deadlines import DEADLINE_S
+from support.programs import completed, import_path
 
 ROOT = Path(__file__).parents[2] / ".mpi"
 LIBRARIES = ("openmpi", "mpich")
@@ -50,19 +49,10 @@ def run(
         python: the Python that runs it; by default the one of the library's environment.
         options: options of mpiexec, in addition to the usual ones.
         variables: environment variables of the ranks, in addition to those of this process.
-        deadline_s: seconds after which all processes are killed, and the test fails.
+        deadline_s: seconds after which all processes are killed.
     """
     command = [*launcher(library, *options), "-n", str(ranks)]
     command += [str(python or environment_of(library) / "bin" / "python"), "-c", program]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     # With buffering, a rank writes each of its lines at once, so that the lines of several ranks do not mix.
-    env = {**os.environ, **AS_ROOT, "PYTHONUNBUFFERED": "", "PYTHONPATH": path, **(variables or {})}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=deadline_s)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+    environ = {**AS_ROOT, "PYTHONUNBUFFERED": "", "PYTHONPATH": import_path(), **(variables or {})}
+    return completed([command], [environ], deadline_s=deadline_s)[0]

@@ -1,15 +1,11 @@
-"""The errors of calls, and the output of ranks that survive another one."""
+"""The errors of calls."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from support.deadlines import DEADLINE_S
 
 import unisono as un
 
@@ -41,22 +37,3 @@ def summed(world: un.Communicator, value: int) -> int:
     assert (total == world.allgather(np.array([value])).sum()).all()
     world.barrier()
     return int(total[0])
-
-
-def survivors_of_rank_1(program: str, *words: str) -> list[str]:
-    """Run a program on three ranks, of which rank 1 kills itself. Return the standard output of ranks 0 and 2.
-
-    The arguments of the program are its rank and `words`. Ranks 0 and 2 must end with exit code 0.
-    """
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", program, str(rank), *words], stdout=subprocess.PIPE, text=True)
-        for rank in range(3)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL, 0]
-    return [outputs[0], outputs[2]]

@@ -1,16 +1,12 @@
-"""Starts ranks of torch.distributed in tests, as processes that meet in a file."""
+"""Runs ranks of torch.distributed in tests, as processes that meet in a file."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from support.deadlines import DEADLINE_S
+from support.programs import Completed, completed, import_path
 
 PROGRAMS = Path(__file__).parent / "torch_programs"
 # Warnings of torch are errors, except two of versions before 2.13, which concern torch itself.
@@ -21,53 +17,22 @@ WARNINGS = (
 )
 
 
-@contextlib.contextmanager
-def started(program: str, ranks: int, folder: Path, *words: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start the ranks of a program of `torch_programs`; kill ranks that still run at the end of the with-block.
+def ended(program: str, ranks: int, folder: Path, *words: str) -> list[Completed]:
+    """Run the ranks of a program of `torch_programs`; return their exit codes and outputs.
 
     `folder` is the current folder of the ranks. They meet in a file there (`torch_programs.meeting`).
     """
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for rank in range(ranks):
-            place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, *WARNINGS, str(PROGRAMS / f"{program}.py"), *words],
-                    env={**os.environ, **place},
-                    cwd=folder,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    command = [sys.executable, *WARNINGS, str(PROGRAMS / f"{program}.py"), *words]
+    shared = {"WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PYTHONPATH": import_path()}
+    return completed([command] * ranks, [{**shared, "RANK": str(rank)} for rank in range(ranks)], folder)
 
 
 def run(program: str, ranks: int, folder: Path, *words: str) -> list[str]:
-    """Run a program on `ranks` ranks; return the standard output of each rank. All must end with exit code 0.
-
-    A rank that still runs at the deadline is killed. Then the assertion shows the standard error of all ranks.
-    """
-    deadline = time.monotonic() + DEADLINE_S
-    with started(program, ranks, folder, *words) as processes:
-        outputs = [_output_until(deadline, process) for process in processes]
-        codes = [process.returncode for process in processes]
-    assert codes == [0] * ranks, "\n".join(f"rank {rank}: {errors}" for rank, (_, errors) in enumerate(outputs))
-    return [output for output, _ in outputs]
-
-
-def _output_until(deadline: float, process: subprocess.Popen[str]) -> tuple[str, str]:
-    try:
-        return process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.communicate()
+    """Run a program as `ended` does; return the standard output of each rank. All must end with exit code 0."""
+    of_ranks = ended(program, ranks, folder, *words)
+    errors = "\n".join(f"rank {rank}: {process.stderr}" for rank, process in enumerate(of_ranks))
+    assert [process.returncode for process in of_ranks] == [0] * ranks, errors
+    return [process.stdout for process in of_ranks]
 
 
 def lines_of(outputs: Sequence[str]) -> list[list[str]]:

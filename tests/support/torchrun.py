@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from support.deadlines import DEADLINE_S
 from support.ports import free_port
+from support.programs import import_path
 
 # The agent of torchrun ends its ranks when it gets SIGTERM. The kernel sends it when the parent has died.
 _AGENT = (
@@ -77,8 +78,7 @@ def _options(ranks: int, agents: int, restarts: int) -> list[str]:
 
 
 def _started(command: Sequence[str], agents: int, folder: Path) -> list[subprocess.Popen[str]]:
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     return [subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True) for _ in range(agents)]
 

@@ -22,6 +22,7 @@ import pytest
 from support.deadlines import DEADLINE_S
 from support.hosts import PrefixedJob
 from support.ports import free_port
+from support.programs import completed
 from support.refused_calls import refused
 
 import unisono as un
@@ -252,13 +253,7 @@ def test_ranks_of_different_users_use_tcp(tmp_path: Path) -> None:
         "world.barrier()\n"
     )
     commands = [[*words, sys.executable, "-c", program, str(rank)] for rank, words in enumerate([[], prefix])]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    try:
-        outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [text.startswith("tcp ") for text in outputs] == [True, True]
-    assert "rank 1: tcp (another user: 23456, here 0)" in outputs[0]
-    assert "rank 0: tcp (another user: 0, here 23456)" in outputs[1]
+    ranks = completed(commands)
+    assert [rank.stdout.startswith("tcp ") for rank in ranks] == [True, True], ranks
+    assert "rank 1: tcp (another user: 23456, here 0)" in ranks[0].stdout
+    assert "rank 0: tcp (another user: 0, here 23456)" in ranks[1].stdout

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from support import fabric_ranks
 from support.deadlines import DEADLINE_S
-from support.harness import run_program
 from support.hosts import HostsJob, needs_namespaces
 from support.native_ranks import NativeRanks
+from support.programs import by_launcher
 
 import unisono as un
 from unisono.bench.namespaces import address, network
@@ -123,7 +123,7 @@ def test_ranks_warn_when_settings_make_ucx_listen(
     fabric_ranks.require("ucx")
     monkeypatch.setenv("UCX_TLS", "tcp")
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
-    done = run_program(TOLD.format(transports=transports), tmp_path)
+    done = by_launcher(TOLD.format(transports=transports), tmp_path)
     assert done.stdout.count("ports 2") == 2, done.stderr
     assert done.stderr.count("UCX listens on 127.0.0.1:") == 2
     assert "does not check who connects" in done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.deadlines import DEADLINE_S
+from support.programs import completed
 from support.redis_server import redis_server
 
 from unisono.errors import RendezvousError, UsageError
@@ -626,16 +627,8 @@ def test_join_works_between_processes(server):
         "roster = join(store, rank, 3, me, 20, settings={})\n"
         "print([member.addresses.tcp_port for member in roster.members])\n"
     )
-    processes = [
-        subprocess.Popen([sys.executable, "-c", script, server.url, str(rank)], stdout=subprocess.PIPE, text=True)
-        for rank in range(3)
-    ]
-    try:
-        assert [process.communicate(timeout=DEADLINE_S)[0] for process in processes] == ["[1, 2, 3]\n"] * 3
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    ranks = completed([[sys.executable, "-c", script, server.url, str(rank)] for rank in range(3)])
+    assert [rank.stdout for rank in ranks] == ["[1, 2, 3]\n"] * 3, ranks
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from support.call_strategies import allreduce_cases
 from support.deadlines import DEADLINE_S
 from support.executor_contract import Case
 from support.fabric_ranks import MpiRanks
-from support.harness import message_algorithms, run_program
+from support.harness import message_algorithms
 from support.mpi_ranks import launcher
 from support.native_ranks import Job, NativeRanks
+from support.programs import by_launcher
 
 import unisono as un
 
@@ -206,7 +207,7 @@ with un.init(un.Options(transports={transports!r})) as world:
 
 
 def mixed_results(tmp_path: Path, transports: str) -> list[Any]:
-    done = run_program(MIXED.format(transports=transports), tmp_path, ranks=3)
+    done = by_launcher(MIXED.format(transports=transports), tmp_path, ranks=3)
     results = [json.loads(line.partition("result ")[2]) for line in done.stdout.splitlines() if "result " in line]
     assert len(results) == 3, done.stderr
     return results

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from support import fabric_ranks
 from support.deadlines import DEADLINE_S
-from support.harness import run_program
 from support.native_ranks import Job
+from support.programs import by_launcher
 
 import unisono as un
 from unisono.transports.links import preference
@@ -46,13 +46,13 @@ except un.UnisonoError as error:
 
 def test_ucx_transport_works_with_ucx_py(tmp_path: Path) -> None:
     fabric_ranks.require("ucx")
-    done = run_program(BY_UCX_PY.format(with_handles=True), tmp_path)
+    done = by_launcher(BY_UCX_PY.format(with_handles=True), tmp_path)
     assert done.stdout.count("3 3 ['ucx']") == 2, done.stderr
 
 
 def test_ucx_without_handles_is_used_through_its_python_interface(tmp_path: Path) -> None:
     fabric_ranks.require("ucx")
-    done = run_program(BY_UCX_PY.format(with_handles=False), tmp_path)
+    done = by_launcher(BY_UCX_PY.format(with_handles=False), tmp_path)
     assert done.stdout.count("3 3 ['ucx_core']") == 2, done.stderr
     assert "the native core cannot enter the UCX of ucp (handle)" in done.stderr
 
@@ -196,7 +196,7 @@ def test_unavailable_ucx_transports_are_an_error_that_names_the_setting(
         pytest.skip("this UCX has rc")
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    done = run_program(TELL.format(transports=name), tmp_path)
+    done = by_launcher(TELL.format(transports=name), tmp_path)
     lines = [line for line in done.stdout.splitlines() if "REPORT" in line]
     assert len(lines) == 2, done.stderr
     for line in lines:
@@ -208,7 +208,7 @@ def test_unavailable_ucx_transports_are_an_error_that_names_the_setting(
 def test_rank_unreachable_by_ucx_is_an_error_on_all_ranks(tmp_path: Path, name: str) -> None:
     fabric_ranks.require("ucx")
     alone = "import os\nif os.environ['UNISONO_RANK'] == '1': os.environ['UCX_TLS'] = 'self'\n"
-    done = run_program(alone + TELL.format(transports=name), tmp_path, ranks=3)
+    done = by_launcher(alone + TELL.format(transports=name), tmp_path, ranks=3)
     lines = [line for line in done.stdout.splitlines() if "REPORT" in line]
     assert len(lines) == 3, done.stderr
     for line in lines:
@@ -232,7 +232,7 @@ with un.init(un.Options(transports="ucx,tcp")) as world:
 @pytest.mark.parametrize("alone", [0, 1])
 def test_rank_unreachable_by_ucx_is_reached_by_the_next_transport(tmp_path: Path, alone: int) -> None:
     fabric_ranks.require("ucx")
-    done = run_program(CARRIED.format(alone=alone), tmp_path)
+    done = by_launcher(CARRIED.format(alone=alone), tmp_path)
     assert done.stdout.count("carried ['tcp']") == 2, done.stderr
 
 
