@@ -45,43 +45,46 @@ def same_bits(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return run
 
 
-class OnGpu(NamedTuple):
-    """An array on a GPU, and the function that returns the streams on which the program uses it now."""
-
-    array: Any
-    streams: Callable[[], Sequence[Any]]
-
-
 class FlatArray(NamedTuple):
     """The elements of an array, flat, and the way to put changed elements back.
 
     Attributes:
+        array: the array.
         flat: the elements in C order, contiguous; in the memory of the array if possible.
         shape: the shape of the array.
         writable: whether `put_back` works.
-        put_back: writes the elements of `flat` to the array and returns the array. If the library's arrays cannot be
-            written, it returns a new array of that library.
+        copied_back: writes the elements of `flat` to the array and returns the array, or a new one; None if `flat` is
+            the memory of the array.
         in_place: whether `put_back` changes the array itself. Arrays of JAX and a ``tf.Tensor`` never change.
         changed: returns whether the program has written the array since; None if the library does not count writes, as
             numpy. A write through ``tensor.data`` or ``tensor.numpy()`` is not counted either.
-        on_gpu: the array itself, if it is on a GPU; else None. Then `flat` is at the address on the device, so its
-            elements may not be used, and `put_back` issues a copy on the current stream of the program.
+        streams: returns the streams on which the program uses the array now, if it is on a GPU; else None. On a GPU,
+            `flat` is at the address on the device, so its elements may not be used, and `put_back` issues a copy on
+            the current stream of the program.
     """
 
+    array: Any
     flat: Array
     shape: tuple[int, ...]
-    writable: bool
-    put_back: Callable[[], Any]
+    writable: bool = True
+    copied_back: Callable[[], Any] | None = None
     in_place: bool = True
     changed: Callable[[], bool] | None = None
-    on_gpu: OnGpu | None = None
+    streams: Callable[[], Sequence[Any]] | None = None
+
+    def put_back(self) -> Any:
+        """Write the elements of `flat` to the array and return it.
+
+        If the library's arrays cannot be written, return a new array of that library.
+        """
+        return self.array if self.copied_back is None else self.copied_back()
 
     def with_elements(self, elements: Array) -> Any:
         """Write `elements` to the array, and return it. If it is read-only, return a numpy copy of `elements`."""
         if not self.writable:
             return elements.reshape(self.shape).copy()
         self.flat[...] = elements.reshape(-1)  # copies nothing if `elements` is this memory
-        return self.put_back()
+        return self.array if self.copied_back is None else self.copied_back()
 
     def described(self) -> str:
         """Return dtype and shape, such as ``float32[2,3]``."""
@@ -161,14 +164,14 @@ def _of_numpy(x: Array, name: str) -> FlatArray:
         _check_dtype(x.dtype, name)
     flags = x.flags
     if flags.c_contiguous:
-        return FlatArray(x.reshape(-1), x.shape, flags.writeable, lambda: x)
+        return FlatArray(x, x.reshape(-1), x.shape, flags.writeable)
     flat = np.ascontiguousarray(x).reshape(-1)
 
-    def put_back() -> Array:
+    def copied_back() -> Array:
         x[...] = flat.reshape(x.shape)
         return x
 
-    return FlatArray(flat, x.shape, flags.writeable, put_back)
+    return FlatArray(x, flat, x.shape, flags.writeable, copied_back)
 
 
 def _of_protocol(x: Any, name: str) -> FlatArray:
@@ -180,7 +183,9 @@ def _of_protocol(x: Any, name: str) -> FlatArray:
     # A scalar of numpy, like many objects, returns a new array each time. Writes to that would be lost.
     is_shared = not array.size or np.may_share_memory(array, np.asarray(x))
     return flat_array._replace(
-        writable=flat_array.writable and is_shared, put_back=lambda: (flat_array.put_back(), x)[1]
+        array=x,
+        writable=flat_array.writable and is_shared,
+        copied_back=None if flat_array.copied_back is None else lambda: (flat_array.put_back(), x)[1],
     )
 
 
@@ -191,15 +196,13 @@ def _of_torch(x: Any, name: str) -> FlatArray:
     except UsageError as error:
         raise UsageError(f"{name} cannot be used: {error.message}") from None
 
-    def put_back() -> Any:
-        stage.finish()
-        return x
-
+    copied_back = (lambda: (stage.finish(), x)[1]) if stage.has_copies else None
+    lent = FlatArray(x, flat, tuple(x.shape), copied_back=copied_back)
     try:
         version = x._version
     except RuntimeError:  # torch does not count the writes of a tensor that was made in inference mode
-        return FlatArray(flat, tuple(x.shape), True, put_back)
-    return FlatArray(flat, tuple(x.shape), True, put_back, changed=lambda: x._version != version)
+        return lent
+    return lent._replace(changed=lambda: x._version != version)
 
 
 @functools.cache
@@ -214,8 +217,7 @@ def _of_jax(x: Any, name: str) -> FlatArray:
     import jax
 
     array = np.array(x, order="C")
-    _check_dtype(array.dtype, name)
-    return FlatArray(array.reshape(-1), array.shape, True, lambda: jax.device_put(array, x.sharding), in_place=False)
+    return _copied(x, array, name, lambda: jax.device_put(array, x.sharding), in_place=False)
 
 
 def _of_variable(x: Any, name: str) -> FlatArray:
@@ -223,8 +225,7 @@ def _of_variable(x: Any, name: str) -> FlatArray:
         array = np.array(x.numpy(), order="C")
     except NotImplementedError:
         raise traced_by_tensorflow(name) from None
-    _check_dtype(array.dtype, name)
-    return FlatArray(array.reshape(-1), array.shape, True, lambda: (x.assign(array), x)[1])
+    return _copied(x, array, name, lambda: (x.assign(array), x)[1])
 
 
 def _of_tensorflow(x: Any, name: str) -> FlatArray:
@@ -233,8 +234,13 @@ def _of_tensorflow(x: Any, name: str) -> FlatArray:
     if not hasattr(x, "numpy"):
         raise traced_by_tensorflow(name)
     array = np.array(x.numpy(), order="C")
+    return _copied(x, array, name, lambda: tf.convert_to_tensor(array), in_place=False)
+
+
+def _copied(x: Any, array: Array, name: str, copied_back: Callable[[], Any], *, in_place: bool = True) -> FlatArray:
+    """Return the flat array of `x` by a copy of its elements, `array`, in C order."""
     _check_dtype(array.dtype, name)
-    return FlatArray(array.reshape(-1), array.shape, True, lambda: tf.convert_to_tensor(array), in_place=False)
+    return FlatArray(x, array.reshape(-1), array.shape, copied_back=copied_back, in_place=in_place)
 
 
 def _check_dtype(dtype: np.dtype[Any], name: str) -> None:

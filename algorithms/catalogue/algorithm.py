@@ -161,17 +161,19 @@ class Algorithm:
         """Return the declared cost, or None if there is none. Parameters that do not change the cost are ignored."""
         if self.cost is None:
             return None
-        return self.cost(size, **_accepted(self.cost, params))
+        return self.cost(size, **_accepted(self.cost, params)) if params else self.cost(size)
 
     def crossing_of(self, ranks_per_host: RanksPerHost, params: Mapping[str, Any]) -> Crossing:
         """Return the part of the cost that lies between hosts. Parameters that do not change it are ignored."""
-        return self.crossing(ranks_per_host, **_accepted(self.crossing, params))
+        return (
+            self.crossing(ranks_per_host, **_accepted(self.crossing, params))
+            if params
+            else self.crossing(ranks_per_host)
+        )
 
 
 def _accepted(function: Callable[..., Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return those of `params` that a function has."""
-    if not params:
-        return params
     accepted = signature(function).parameters
     return {name: value for name, value in params.items() if name in accepted}
 

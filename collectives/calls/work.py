@@ -93,7 +93,7 @@ class Work(Generic[Result]):
             except UnisonoError as error:
                 self._error = self._error or error
             self._operation = None
-            self._works.drop(self)
+            self._works.kept.pop(self, None)
         if self._error is not None:
             raise self._error
         value, convert = self._result
@@ -179,11 +179,15 @@ class Work(Generic[Result]):
 
 
 class Works:
-    """The works of one communicator, which it keeps alive until their calls have ended."""
+    """The works of one communicator, which it keeps alive until their calls have ended.
+
+    Attributes:
+        kept: the works that are kept, the oldest first. A work that has been waited for removes itself.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._kept: dict[Work[Any], None] = {}
+        self.kept: dict[Work[Any], None] = {}
         self._lock = threading.Lock()  # protects the two attributes below
         self._awaited: dict[Work[Any], list[Callable[[Any], object]]] = {}
         self._thread: threading.Thread | None = None
@@ -214,22 +218,18 @@ class Works:
 
     def keep(self, work: AnyWork) -> AnyWork:
         """Keep a work until it has ended, and return it."""
-        for oldest in list(itertools.islice(self._kept, 2)):
-            self.drop(oldest)
+        for oldest in list(itertools.islice(self.kept, 2)):
+            self.kept.pop(oldest, None)
             if not oldest.done():
-                self._kept[oldest] = None  # moves to the end, so that later calls check the others first
-        self._kept[work] = None
+                self.kept[oldest] = None  # moves to the end, so that later calls check the others first
+        self.kept[work] = None
         return work
-
-    def drop(self, work: Work[Any]) -> None:
-        """Stop keeping a work."""
-        self._kept.pop(work, None)
 
     def drop_ended(self) -> None:
         """Stop keeping the works whose calls have ended."""
-        for work in list(self._kept):
+        for work in list(self.kept):
             if work.done():
-                self.drop(work)
+                self.kept.pop(work, None)
 
     def await_end(self, work: Work[Any], callback: Callable[[Any], object]) -> bool:
         """Register `callback` for the end of the call and return True; return False if the call has ended."""

@@ -225,20 +225,19 @@ class DeviceAverages:
         place = lent.flat.ctypes.data, lent.flat.size
         workspace = self._where.workspace
         assert workspace is not None, "a gradient on a device opens it"
-        assert lent.on_gpu is not None, "it was taken as one on a device"
         self._comms.open(workspace)
         before = self._started.get(index)
         if before is None or before[0] != place:  # torch may allocate a bucket anew
             has_residual = before is not None and before[0][1] == place[1]
             residual = before[1] if before and has_residual else workspace.zeros(place[1], np.float32)
-            memory = workspace.at(*place, lent.flat.dtype, lent.on_gpu.array)
+            memory = workspace.at(*place, lent.flat.dtype, lent.array)
             self._started[index] = place, residual, self._comms.reduction(0, 0, memory, {"residuals": residual})
         return self._started[index][2]()
 
     def _deliver(self, lent: FlatArray) -> None:
         assert self._where.workspace is not None, "a reduction has been started there"
-        assert lent.on_gpu is not None, "it has been started there"
-        for stream in lent.on_gpu.streams():
+        assert lent.streams is not None, "it has been started there"
+        for stream in lent.streams():
             self._where.workspace.order(stream, self._where.workspace.stream)
 
 

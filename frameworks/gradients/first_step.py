@@ -35,7 +35,7 @@ class _Recorded(NamedTuple):
 
 def _checksum(lent: FlatArray) -> int:
     """Return the checksum of the elements; 0 on a device, where a checksum would wait for it."""
-    return checksum(lent.flat) if lent.on_gpu is None else 0
+    return checksum(lent.flat) if lent.streams is None else 0
 
 
 class FirstStep:

@@ -75,7 +75,7 @@ def _misfit(memory: StepMemory, gradient: Gradient) -> Complaint:
 def complain_if_not_finite(memory: StepMemory, name: str, lent: FlatArray) -> None:
     """Complain of a gradient with an element that is infinite or not a number. On a device none is looked at."""
     flat = lent.flat
-    if lent.on_gpu is not None:
+    if lent.streams is not None:
         text = f"{name!r} is on a GPU, where check_finite=True is not possible: check the results of finish()"
         memory.complain(Complaint("UsageError", text))
     elif flat.dtype.kind not in "biu" and not np.isfinite(flat).all():

@@ -30,7 +30,7 @@ from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.workspace import Vector, Workspace
 from unisono.dtypes import DTYPES
 from unisono.errors import TransportUnavailableError
-from unisono.frameworks.arrays import FlatArray, OnGpu, flattening_of
+from unisono.frameworks.arrays import FlatArray, flattening_of
 from unisono.frameworks.gradients.compression import COMPRESSIONS, compression_of
 from unisono.frameworks.gradients.layout import Gradient
 from unisono.frameworks.pending import Pending
@@ -128,18 +128,18 @@ class GradientMemory:
         version = getattr(array, "_version", None)
         packed = memory.owners[-1] if operand.is_packed else None
 
-        def put_back() -> Any:
-            if packed is not None:
-                array[...] = packed
+        def unpacked() -> Any:
+            array[...] = packed
             return array
 
         return FlatArray(
+            array,
             operand.flat,
             operand.shape,
             operand.flat.flags.writeable,
-            put_back,
+            None if packed is None else unpacked,
             changed=lambda: getattr(array, "_version", None) != version,
-            on_gpu=OnGpu(array, memory.streams),
+            streams=memory.streams,
         )
 
 
@@ -171,18 +171,18 @@ class DeviceBuckets:
 
     def write_back(self, lent: FlatArray, reduced: Vector) -> Any:
         """Note a result for `deliver` to unpack; return the array that will hold it."""
-        if lent.on_gpu is None or not lent.writable:
+        if not lent.writable:
             return reduced.copy()
         self._unpacks.append(Extent(lent.flat.ctypes.data, reduced.pointer, reduced.nbytes))
         self._delivered.append(lent)
-        return lent.on_gpu.array
+        return lent.array
 
     def deliver(self) -> None:
         """Issue the kernel that unpacks the results, and let the streams of the program wait for it."""
         delivered, self._delivered = self._delivered, []
         self._workspace.copy_extents(self._unpacks)
         self._unpacks = []
-        for stream in dict.fromkeys(stream for lent in delivered if lent.on_gpu for stream in lent.on_gpu.streams()):
+        for stream in dict.fromkeys(stream for lent in delivered if lent.streams for stream in lent.streams()):
             self._workspace.order(stream, self._workspace.stream)
         for lent in delivered:
             lent.put_back()

@@ -115,6 +115,7 @@ class StepMemory(Slots):
         self._on_device = None if workspace is None else DeviceBuckets(workspace)
         self.layout, self.start_order = layout, start_order
         self.buckets_of = layout.buckets_of()
+        self._counts = [len(bucket.names) for bucket in layout.buckets]
         self.starts = [self._start_of(index, reduction(index, memory)) for index, memory in enumerate(self.buckets)]
         self.flags = np.zeros(3, np.int64)
         self.start_flags: Callable[[], Pending] | None = None
@@ -131,7 +132,7 @@ class StepMemory(Slots):
         self.new: dict[str, FlatArray] = {}
         if self._on_device is not None:
             self._on_device.begin()
-        self.lacking = [len(bucket.names) for bucket in self.layout.buckets]
+        self.lacking = list(self._counts)
         self.full: list[int] = []
         self.absent: frozenset[str] = frozenset()
         self.complaint: Complaint | None = None
@@ -181,7 +182,7 @@ class StepMemory(Slots):
     def put(self, name: str, lent: FlatArray) -> None:
         """Copy a gradient of the right shape and dtype to its slot, on a device when its bucket is started."""
         self.received[name] = lent
-        if lent.on_gpu is None:
+        if lent.streams is None:
             slot = self.flat[name]
             slot[...] = lent.flat  # numpy copies nothing if the gradient lies in its slot
         elif self._on_device is not None:
@@ -204,7 +205,7 @@ class StepMemory(Slots):
         lent = self.received.get(name)
         if lent is None:
             return reduced.copy()
-        if lent.on_gpu is None:
+        if lent.streams is None:
             return lent.with_elements(reduced)
         assert self._on_device is not None, "gradients on a device have a workspace"
         return self._on_device.write_back(lent, reduced)
@@ -212,7 +213,7 @@ class StepMemory(Slots):
     def write_zeros(self) -> None:
         """Write zeros into the arrays that the program has passed."""
         for lent in self.received.values():
-            if lent.on_gpu is None:
+            if lent.streams is None:
                 lent.with_elements(np.zeros_like(lent.flat))
             elif self._workspace is not None and self._on_device is not None:
                 self._on_device.write_back(lent, self._workspace.zeros(lent.flat.size, lent.flat.dtype))
@@ -351,10 +352,7 @@ class StepMemoryPool:
 
     def spans(self) -> list[BucketSpan]:
         """Return a record for each bucket of a training step, in which all times are 0."""
-        return [
-            BucketSpan(bucket, algorithm)
-            for bucket, algorithm in zip(self.layout.buckets, self._algorithms, strict=True)
-        ]
+        return list(map(BucketSpan, self.layout.buckets, self._algorithms))
 
     def copy_state(self, kind: str) -> dict[str, Array]:
         """Return copies of a kind of state, by name; it is empty if there is no state of this kind."""

@@ -104,6 +104,11 @@ class CallTensors:
             self._copies = (*self._copies, *copies)
         return self._array(joined)
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether `finish` copies results."""
+        return bool(self._copies)
+
     def finish(self) -> None:
         """Copy the results to the tensors. Call it when the call has ended; several threads may do so."""
         if self._copies:
