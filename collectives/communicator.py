@@ -467,6 +467,28 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
         limit_s = self._options.rendezvous_timeout_s if timeout_s is None else self._limit_s(timeout_s)
         return self._shrink(self._executor, self._options, limit_s)
 
+    def measure_network(self, *, timeout_s: float | None = None) -> NetworkMap | None:
+        """Measure the network between the hosts again, because a link has changed; return the map that is now known.
+
+        All ranks call it, on the communicator of all ranks, while no other call is in progress. Each pair of hosts
+        exchanges data for some round trips, up to a few seconds in all. Later calls on this communicator, and on
+        communicators that are made from it later, follow the new map. Communicators and persistent calls that exist
+        keep their choices, and connections keep their number of streams. If the hosts are near each other, or if one of
+        them fails or is late in measuring, the map stays as it is.
+
+        Raises:
+            UsageError: this is not the communicator of all ranks, or no TCP leads from host to host.
+            PeerLostError, CollectiveTimeoutError, AbortedError: as in `allgather`.
+        """
+        self._check_alone()
+        from unisono.collectives.bootstrap.measuring import measured_again
+
+        limit_s = self._options.rendezvous_timeout_s if timeout_s is None else self._limit_s(timeout_s)
+        state = measured_again(self, self._executor, len(self.hosts), self._host_layout.link, limit_s)
+        if state is not None:
+            self._follow(state)
+        return self.network
+
     def grow(self, count: int | None = None, *, timeout_s: float | None = None) -> Communicator:
         """Return a communicator of these ranks and of processes that join the job; if none joins, this communicator.
 

@@ -6,6 +6,7 @@
 - `decision.py`: the cost of the decision at call time.
 - `regret.py`, `regret_rank.py`, `replay.py`, `selection.py`, `mixture.py`: how good the tuner's choices are.
   `judgement.py` scores choices.
+- `host_orders.py`: the order of far hosts against all orders, simulated and across a wide-area network.
 - `scaling.py`: published scaling studies, repeated by the simulator.
 - `horovod_itself.py`: training steps of Horovod. `mpi_ring.py`: our ring over the messages of MPI.
 """

@@ -83,6 +83,11 @@ class Dispatcher:
         """The decision table and the calibration by which the tuner chooses; rank 0 has read them for all ranks."""
         return self._planner.tuner_state
 
+    def _follow(self, tuner_state: TunerState) -> None:
+        """Plan later calls by another state of the tuner. All ranks do so between the same two calls."""
+        self._planner.follow(tuner_state)
+        self._cache.forget()
+
     def _dispatch(
         self, collective: str, x: Any, out: Any, target: Any, *, wait: bool = True, **arguments: Unpack[Arguments]
     ) -> Any:

@@ -211,6 +211,12 @@ class CallPlanner:
         """The ranks of each host."""
         return self._host_layout.hosts
 
+    def follow(self, tuner_state: TunerState) -> None:
+        """Plan later calls by another state of the tuner; all ranks do so between the same two calls."""
+        self.tuner_state = tuner_state
+        self._calls.clear()
+        self._announcing.clear()
+
     def find(self, *specs: CallSpec) -> Call:
         """Return the call of this spec. Several specs, which differ only in arrays and ops, become one fused call.
 

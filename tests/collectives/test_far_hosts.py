@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from support.deadlines import DEADLINE_S
 from support.hosts import HostsJob, needs_namespaces, needs_wide_area
 
 import unisono as un
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.bench.namespaces import network
 from unisono.bench.wide_area import AccessLine, Area, NetworkWay, WideAreaNetwork
+from unisono.foundation.deadlines import Deadline
 
 Say = Callable[[object], None]
 DELAY_MS = {(0, 1): 50, (0, 2): 20, (1, 2): 30}
@@ -21,6 +24,13 @@ FAR = Area(
     tuple(AccessLine(up_mbit_s=rate) for rate in MBIT_S.values()),
     {way: NetworkWay(delay_ms=ms) for (i, j), ms in DELAY_MS.items() for way in ((i, j), (j, i))},
 )
+
+
+def measure_in_vain(world: un.Communicator, say: Say) -> None:
+    """Measure hosts that are near each other; then do the same as `reduce_and_tell`."""
+    reduce_and_tell(world, say)
+    say(world.measure_network())
+    world.barrier()
 
 
 def reduce_and_tell(world: un.Communicator, say: Say) -> None:
@@ -95,11 +105,63 @@ def test_calls_of_ranks_take_the_order_of_hosts_that_avoids_slow_ways(
     variant, has_map = results[0]
     assert has_map
     order = parsed(variant).params[0][1]
-    assert not any({order[at - 1], order[at]} in SLOW_PAIRS for at in range(4))
+    assert not any(way in SLOW_PAIRS for way in ways_of(order))
+
+
+def ways_of(order: Sequence[int]) -> list[set[int]]:
+    return [{order[at - 1], order[at]} for at in range(len(order))]
+
+
+def every_second(order: Sequence[int]) -> list[set[int]]:
+    return ways_of(order)[::2]
+
+
+def measure_until_the_order_changes(world: un.Communicator, say: Say) -> None:
+    """Report the order of a ring before and after the slow ways have moved, and whether results are right."""
+    x = np.full(1 << 18, world.rank, np.float32)
+
+    def order() -> tuple[int, ...]:
+        assert (world.allreduce(x, algorithm="ring") == 6).all()
+        rows = [row.algorithm for row in world.stats().calls if row.algorithm.startswith("ring")]
+        shown = world.explain("allreduce", x.nbytes)
+        ring = next(each for each in shown.candidates if each.algorithm == "ring")
+        assert str(ring.in_order) in rows
+        return ring.order
+
+    first = last = order()
+    say(first)
+    deadline = Deadline(DEADLINE_S)
+    # The ways change after the ranks have said the first order, of which every second way becomes slow.
+    while any(way in every_second(first) for way in ways_of(last)) and not deadline.has_passed():
+        before = world.network
+        found = world.measure_network()
+        assert found is world.network
+        assert before is not None
+        last = order()
+    with pytest.raises(un.UsageError, match="only the communicator of all ranks"):
+        world.subgroup([world.rank]).measure_network()
+    say(last)
+    world.barrier()
+
+
+@needs_wide_area
+def test_ranks_measure_again_when_links_have_changed(
+    wide_area_of: Callable[[Area], WideAreaNetwork], tmp_path: Path
+) -> None:
+    running = wide_area_of(WITH_SLOW_WAYS)
+    with HostsJob(measure_until_the_order_changes, running.namespaces, [1] * 4, tmp_path) as job:
+        before = job.hear_all()
+        slow = every_second(before[0])
+        for i, j in running.area.ways:
+            running.set_way(i, j, NetworkWay(mbit_s=8 if {i, j} in slow else 100, delay_ms=10))
+        after = job.hear_all()
+    assert before == [before[0]] * 4
+    assert after == [after[0]] * 4
+    assert not any(way in slow for way in ways_of(after[0]))
 
 
 @needs_namespaces
 def test_ranks_on_near_hosts_keep_what_is_known_about_their_link(tmp_path: Path) -> None:
-    with network(2) as hosts, HostsJob(reduce_and_tell, hosts, [2, 1], tmp_path) as job:
-        results = job.hear_all()
-    assert results == [(None, 1)] * 3
+    with network(2) as hosts, HostsJob(measure_in_vain, hosts, [2, 1], tmp_path) as job:
+        results = [job.hear_all() for _ in range(2)]
+    assert results == [[(None, 1)] * 3, [None] * 3]

@@ -17,6 +17,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from io import FileIO
 from typing import TYPE_CHECKING, Any
@@ -276,6 +277,19 @@ class Session:
             return measure(self.identity.rank, leaders, self._probes, dial_to_measure, terms)
         finally:
             self._listener.loop.submit(dialer.close)  # a host that did not answer is not dialled any more
+
+    @contextlib.contextmanager
+    def probing(self) -> Iterator[Callable[[Appointment], Network | None]]:
+        """Accept the connections by which hosts measure their network, and yield the function that measures.
+
+        All ranks must be here before one of them calls it. It returns the network on rank 0, and None elsewhere or if a
+        host fails or is late.
+        """
+        self._probes = ProbeConnections()
+        try:
+            yield self._measure
+        finally:
+            self._probes.close()
 
     def _leaders(self) -> list[int]:
         """Return the first rank of each host."""

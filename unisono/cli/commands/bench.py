@@ -105,6 +105,7 @@ PROGRAMS = {
         "decision": "The cost of the choice of an algorithm at each call.",
         "faults": "Which sources name the culprit of a planted fault.",
         "horovod_itself": "Training steps of Horovod itself.",
+        "host_orders": "The order of far hosts against all orders.",
         "joins": "The time in which a process joins a job.",
         "leaks": "What long use leaves behind.",
         "mixture": "Decision tables with algorithms of an MPI library.",
