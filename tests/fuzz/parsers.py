@@ -22,12 +22,15 @@ from base64 import b85decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 from fuzz.bounds import bounded
 from fuzz.edits import edited
 
 from unisono.cli.output import job_statistics
 from unisono.collectives.bootstrap import environment, launcher_variables, shared_settings
 from unisono.errors import RendezvousError, UnisonoError, UsageError
+from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
+from unisono.foundation.json_checks import parsed_json
 from unisono.launchers import pool_protocol, root_cause, ssh_protocol
 from unisono.launchers.process import Share
 from unisono.launchers.ssh_job import SshJob
@@ -37,6 +40,8 @@ from unisono.postmortem.analysis import analyse
 from unisono.postmortem.culprits import live_findings
 from unisono.postmortem.loading import JobDumps
 from unisono.postmortem.page import html
+from unisono.swarm import links, proposer, state, streams, views
+from unisono.swarm.trees import arrays_in, described, restored
 from unisono.transports.contracts.call import Argument, Signature
 from unisono.transports.contracts.transport import Identity
 from unisono.transports.host.host_discovery import Surroundings
@@ -53,6 +58,7 @@ from unisono.transports.links.handshake import (
 )
 from unisono.transports.links.joiners import Invitation, JoinRequest, _parsed_answer
 from unisono.transports.links.listener import Addresses
+from unisono.transports.links.network_probes import Appointment, Network
 from unisono.transports.links.survivors import Arrivals, Search
 from unisono.transports.message import framed
 from unisono.transports.message.plugin import Bootstrap
@@ -526,6 +532,67 @@ def take_signature(data: bytes) -> None:
     take_frames(frame + bytes(8))
 
 
+# --- swarms and the measured network -------------------------------------------------------------------------------
+
+MEMBER = {"id": "0123456789abcdef", "name": "h:1", "host": "10.0.0.1", "port": 9}
+BALLOT = {"number": 1, "proposer": MEMBER["id"]}
+VIEW = {
+    "id": "v",
+    "number": 2,
+    "base": "u",
+    "next_call": 3,
+    "members": [MEMBER, {**MEMBER, "id": "1" * 16}],
+    "barred": ["h:2"],
+}
+PROMISE = {"is_given": True, "has_result": 2, "highest": BALLOT, "accepted": {"ballot": BALLOT, "view": VIEW}}
+MANIFEST = state.Manifest(3, described({"w": np.zeros(3), "n": 1})[0], 24, ("00",))._asdict()
+NETWORK = {"round_trip_s": [[0.0, 0.1], [0.1, 0.0]], "per_byte_s": [[0.0, 1e-9], [1e-9, 0.0]]}
+APPOINTMENT = {"turn_s": 0.1, "limit_s": 5.0}
+
+
+def read_network(data: bytes) -> None:
+    network = Network.of(parsed_json(data))
+    hosts = len(network.round_trip_s)
+    assert all(len(row) == hosts for matrix in network for row in matrix)
+
+
+def read_appointment(data: bytes) -> None:
+    terms = Appointment.of(parsed_json(data))
+    assert all(0 < value < LONGEST_WAIT_S for value in terms)
+
+
+def read_view(data: bytes) -> None:
+    view = views.view_of(parsed_json(data))
+    assert views.view_of(views.view_fields(view)) == view
+
+
+def read_promise(data: bytes) -> None:
+    proposer._promise_of(parsed_json(data))
+
+
+def read_manifest(data: bytes) -> None:
+    """Read a manifest, and write a small state of which it is, as a newcomer does."""
+    manifest = state.Manifest.parse(data)
+    assert manifest.digest
+    if manifest.nbytes < 1 << 20:
+        arrays = [np.zeros(shape, dtype) for dtype, shape in arrays_in(manifest.description)]
+        restored({"w": np.ones(3), "n": 2}, manifest.description, arrays)
+
+
+def take_stream(data: bytes) -> None:
+    """Read the first message of a stream."""
+
+    def onward(*_: object) -> socket.socket:
+        raise OSError("there is no way")
+
+    streams.StreamServer("me", onward, 1.0).serve(cast(Any, Received(data)), may_park=False)
+
+
+def take_request(data: bytes) -> None:
+    """Read a request of a swarm, and the bytes behind it."""
+    links._received(cast(Any, Received(data)), Deadline(LONGEST_WAIT_S))
+
+
 # --- files ---------------------------------------------------------------------------------------------------------
 
 CONTEXT = measurement_log.Context("m", "allreduce", "shm", "plain", 2, 2)
@@ -749,6 +816,20 @@ PARSERS: dict[str, Parser] = {
     "H": Parser(hear, (ssh_protocol.ProtocolError,), FROM_AGENT),
     "b": Parser(collect_message, (), [pool_protocol.encoded("a"), b"\xff" * 8 + b"a"]),
     "E": Parser(read_environment, (), ENVIRONMENTS),
+    "N": Parser(read_network, (ValueError,), [NETWORK]),
+    "A": Parser(read_appointment, (ValueError,), [APPOINTMENT]),
+    "V": Parser(read_view, (ValueError,), [VIEW]),
+    "P": Parser(read_promise, (ValueError,), [PROMISE]),
+    "M": Parser(read_manifest, (ValueError, UsageError), [MANIFEST]),
+    "k": Parser(
+        take_stream,
+        (),
+        [
+            streams._FRAMING.framed(b'{"do": "connect", "member": "me", "port": 9}'),
+            streams._FRAMING.framed(b'{"do": "park", "member": "me"}'),
+        ],
+    ),
+    "K": Parser(take_request, (ValueError, OSError), [struct.pack("!I", 13) + b'{"nbytes": 3}abc']),
     "y": Parser(write_torch_layout, (), [DUMP, QUIET_DUMP]),
 }
 _LETTERS = list(PARSERS)

@@ -186,6 +186,10 @@ def test_a_member_that_differs_ends_and_the_others_go_on(tmp_path: Path) -> None
             swarm.allreduce(np.array([1]), "sum")
     except un.LeftBehindError as error:
         print("left", error)
+    try:
+        swarm.enter()
+    except un.RendezvousError as error:
+        print("barred:", error)
     """
     with SwarmProcesses(tmp_path) as swarm:
         members = SUMS.replace("**settings", "patience_s=6.0, **{**settings, 'warn_after_s': 3.0}").replace(
@@ -211,7 +215,7 @@ def test_a_member_that_differs_ends_and_the_others_go_on(tmp_path: Path) -> None
         swarm.start("slow", slow)
         assert "left" in swarm.output("slow")
         swarm.start("expelled", expelled)
-        assert "expelled this process" in swarm.output("expelled")
+        assert "barred: the members have expelled this process" in swarm.output("expelled")
         (tmp_path / "mark A with AB").unlink()
         swarm.await_marks("A with AB")
         for name in "AB":

@@ -12,11 +12,12 @@ import errno
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UnisonoError
 from unisono.foundation.deadlines import Deadline
@@ -40,7 +41,27 @@ _URGENT_S = 0.25
 _MOST_AT_ONCE = 2
 # A network that fails for a moment may have no route. If the peer's host is lost, heartbeats say so before this time.
 _NO_ROUTE_S = 10.0
+# How long one attempt may take to get a connection through other processes.
+_WAY_S = 10.0
 _NO_ROUTE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
+
+
+class Ways(Protocol):
+    """The ways to ranks of which some do not listen where this rank can dial them. Several threads may use it."""
+
+    def is_direct(self, peer: int) -> bool:
+        """Return whether this rank dials a peer at its address, as far as is known now."""
+
+    def connect(self, peer: int, port: int, timeout_s: float) -> socket.socket | None:
+        """Return a connection to the listener of a peer at a port, or None if this rank must dial it.
+
+        Raises:
+            ConnectionRefusedError: the peer has ended.
+            OSError: there is no way to it now.
+        """
+
+    def shown(self, peer: int) -> str:
+        """Return the way to a peer in words; empty if it is direct."""
 
 
 @record
@@ -71,6 +92,7 @@ class DialingRank:
         key: the job's key, which it proves to hold.
         job, epoch, rank: its job, the generation of its membership, and its number.
         tls: which of its connections use TLS.
+        ways: the ways to ranks that it cannot dial; None if it dials all.
     """
 
     key: bytes
@@ -78,10 +100,33 @@ class DialingRank:
     epoch: int
     rank: int
     tls: TlsPolicy = field(default_factory=TlsPolicy)
+    ways: Ways | None = None
+
+    def dials(self, target: Target) -> bool:
+        """Return whether this rank dials a target at its address."""
+        return target.use_unix or self.ways is None or self.ways.is_direct(target.peer)
+
+    def connected(self, target: Target, timeout_s: float) -> socket.socket | None:
+        """Return a connection to a target that this rank does not dial; None if it must dial it after all.
+
+        Raises:
+            PeerLostError: the target has ended, or there is no way to it now.
+            TransportUnavailableError: this rank cannot reach it.
+        """
+        assert self.ways is not None
+        try:
+            return self.ways.connect(target.peer, target.addresses.tcp_port, timeout_s)
+        except OSError as error:
+            raise _error_of(self, target, error) from error
 
 
 class Connection:
     """One attempt to connect and to run the handshake. It never blocks.
+
+    Args:
+        caller: this rank.
+        target: the rank that must answer.
+        sock: a connection to the target; by default it is dialled.
 
     Attributes:
         sock: the nonblocking socket. Call `advance` when it can be written while `is_connecting`, and later when it can
@@ -92,11 +137,15 @@ class Connection:
         UnisonoError: the same errors as `advance`.
     """
 
-    def __init__(self, caller: DialingRank, target: Target) -> None:
+    def __init__(self, caller: DialingRank, target: Target, sock: socket.socket | None = None) -> None:
         self._caller, self._target = caller, target
         self._handshake: DialerHandshake | None = None
         self._tls: TlsHandshake | None = None
         self.is_connecting = True
+        if sock is not None:
+            sock.setblocking(False)
+            self.sock = sock
+            return
         address: Any
         family, address = _address_of(target)
         try:
@@ -170,22 +219,29 @@ class Connection:
         return handshake
 
     def _error(self, error: OSError | HandshakeError) -> UnisonoError:
-        peer = shown(self._target)
-        facts: dict[str, Any] = {"rank": self._caller.rank, "peer": self._target.peer}
-        if isinstance(error, HandshakeError):
-            return TransportUnavailableError(f"{peer} refused: {error.message}", **facts)
-        if isinstance(error, ConnectionError):
-            return PeerLostError(f"{peer} is gone: {error.strerror or error}", **facts)
-        return unavailable(f"{peer} cannot be reached by rank {self._caller.rank}", error, **facts)
+        return _error_of(self._caller, self._target, error)
 
 
-def dial(caller: DialingRank, target: Target, timeout_s: float) -> tuple[socket.socket, Hello]:
+def _error_of(caller: DialingRank, target: Target, error: OSError | HandshakeError) -> UnisonoError:
+    peer = shown(target)
+    facts: dict[str, Any] = {"rank": caller.rank, "peer": target.peer}
+    if isinstance(error, HandshakeError):
+        return TransportUnavailableError(f"{peer} refused: {error.message}", **facts)
+    if isinstance(error, ConnectionError):
+        return PeerLostError(f"{peer} is gone: {error.strerror or error}", **facts)
+    return unavailable(f"{peer} cannot be reached by rank {caller.rank}", error, **facts)
+
+
+def dial(
+    caller: DialingRank, target: Target, timeout_s: float, sock: socket.socket | None = None
+) -> tuple[socket.socket, Hello]:
     """Connect to a rank; return the blocking socket and the peer's agreed HELLO.
 
     Args:
         caller: this rank.
         target: the rank that must answer.
         timeout_s: seconds until the handshake must be complete.
+        sock: a connection to the target, which is closed on an error; by default it is dialled.
 
     Raises:
         CollectiveTimeoutError: the peer did not answer in time.
@@ -193,7 +249,7 @@ def dial(caller: DialingRank, target: Target, timeout_s: float) -> tuple[socket.
     """
     deadline = Deadline(timeout_s)
     try:
-        connection = _begun(caller, target, deadline)
+        connection = _begun(caller, target, deadline) if sock is None else Connection(caller, target, sock)
         try:
             while (hello := _next(connection, deadline)) is None:
                 pass
@@ -251,8 +307,27 @@ class Dialer:
         if self._closed or attempts.over or (attempts.count and self._gives_up()):
             return
         attempts.count += 1
+        if self._caller.dials(attempts.target):
+            self._start(attempts, None)
+        else:
+            threading.Thread(target=self._connect, args=(attempts,), name="unisono-way", daemon=True).start()
+
+    def _connect(self, attempts: _Attempts) -> None:
+        """Get a connection to a target that this rank does not dial, in a thread of its own."""
         try:
-            connection = Connection(self._caller, attempts.target)
+            sock = self._caller.connected(attempts.target, _WAY_S)
+        except UnisonoError as error:
+            self._loop.submit(partial(self._failed, attempts, error))
+        else:
+            self._loop.submit(partial(self._start, attempts, sock))
+
+    def _start(self, attempts: _Attempts, sock: socket.socket | None) -> None:
+        if self._closed or attempts.over:
+            if sock is not None:
+                sock.close()
+            return
+        try:
+            connection = Connection(self._caller, attempts.target, sock)
         except BlockingIOError:
             self._loop.call_after(_PAUSE_S, partial(self._begin, attempts))
             return
@@ -369,6 +444,8 @@ class _Attempts:
 
 
 def _begun(caller: DialingRank, target: Target, deadline: Deadline) -> Connection:
+    if not caller.dials(target):
+        return Connection(caller, target, caller.connected(target, deadline.checked_remaining_s()))
     while True:
         try:
             return Connection(caller, target)

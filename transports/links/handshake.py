@@ -76,6 +76,11 @@ class Purpose(enum.IntEnum):
     JOIN = 10
     SWARM = 11
     PROBE = 12
+    STREAM = 13
+
+
+# A stream carries another connection, which has a handshake and TLS of its own.
+_WITHOUT_TLS = frozenset({Purpose.STREAM})
 
 
 class HandshakeError(TransportUnavailableError):
@@ -166,6 +171,10 @@ class Admission:
     purposes: Container[Purpose]
     versions: tuple[int, int] = WIRE_VERSIONS
     features: int = 0
+
+    def serving(self, purpose: Purpose) -> Admission:
+        """Return the admission of connections with this purpose, of which some never use TLS."""
+        return dataclasses.replace(self, features=0) if purpose in _WITHOUT_TLS else self
 
     def objection(self, hello: Hello) -> str | None:
         """Return the reason to refuse a connection with this HELLO, as text; None to accept it."""
@@ -350,13 +359,14 @@ class AcceptorHandshake(_Handshake):
 
     def _on_hello(self, message: bytes) -> bytes:
         hello = Hello.unpack(message)
-        answer = self._admission.answer(hello, self._nonce)
+        admission = self._admission.serving(hello.purpose)
+        answer = admission.answer(hello, self._nonce)
         transcript = message + answer.pack()
         reply = answer.pack() + _proof(self._key, b"acceptor", transcript)
-        objection = self._admission.objection(hello)
+        objection = admission.objection(hello)
         if objection:
             # A process of this job learns the reason; a process of another job learns nothing.
-            raise HandshakeError(objection, reply if hello.job == self._admission.job else b"")
+            raise HandshakeError(objection, reply if hello.job == admission.job else b"")
         self._agreed = dataclasses.replace(hello, versions=answer.versions, features=answer.features)
         self._expected_proof = _proof(self._key, b"dialer", transcript)
         self._secret = _proof(self._key, b"tls", transcript)

@@ -130,14 +130,15 @@ class HandshakeServer:
 
     def watch(self, listening: socket.socket) -> None:
         """Accept connections on `listening`, which the caller closes."""
-        Acceptor(self._loop, listening, self._accept, self._drop_oldest)
+        Acceptor(self._loop, listening, self.take, self._drop_oldest)
 
     def close(self) -> None:
         """Drop all connections whose handshake is not complete."""
         for sock in list(self._pending):
             self._drop(sock, "the listener is closed")
 
-    def _accept(self, sock: socket.socket) -> None:
+    def take(self, sock: socket.socket) -> None:
+        """Begin the handshake on a nonblocking connection, which it then owns. Called in the loop's thread."""
         if not _same_user(sock):
             _log.debug("refused a connection of another user")
             sock.close()

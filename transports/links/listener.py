@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from unisono.errors import UsageError
 from unisono.foundation.forks import closed_in_child
@@ -23,7 +24,7 @@ from unisono.transports.tcp.tls import TlsPolicy
 _PENDING_LIMIT = 64
 _PENDING_PER_RANK = 4
 # The store, the first rank of a host, a process that waits to join and a member of a swarm have listeners of their own.
-_OF_OTHER_LISTENERS = {Purpose.STORE, Purpose.HOST, Purpose.JOIN, Purpose.SWARM}
+_OF_OTHER_LISTENERS = {Purpose.STORE, Purpose.HOST, Purpose.JOIN, Purpose.SWARM, Purpose.STREAM}
 
 
 @record
@@ -125,6 +126,14 @@ class Listener:
             self._closed = True
             self.loop.close(stop)
             self._refuse()
+
+    def take(self, sock: socket.socket) -> None:
+        """Take over a connection that another process has made, and close it once this listener is closed."""
+        with self._closing:
+            if not self._closed:
+                self.loop.submit(partial(self._handshakes.take, sock))
+                return
+        sock.close()
 
     def _break_down(self, error: Exception) -> None:
         """Refuse later connections, so that ranks that dial get an error instead of no answer."""

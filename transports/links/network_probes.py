@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from unisono.errors import UnisonoError
 from unisono.foundation import log
-from unisono.foundation.deadlines import Deadline
+from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.foundation.json_checks import checked
 from unisono.transports.links.handshake import Hello
 from unisono.transports.links.link_messages import receive, send
@@ -76,6 +76,8 @@ class Network(NamedTuple):
         checked(message, {"round_trip_s": [[float]], "per_byte_s": [[float]]})
         network = cls(*(tuple(map(tuple, message[name])) for name in cls._fields))
         hosts = len(network.round_trip_s)
+        if hosts > _MOST_HOSTS:
+            raise ValueError("the network has too many hosts")
         for matrix in network:
             if len(matrix) != hosts or any(len(row) != hosts for row in matrix):
                 raise ValueError("a matrix of the network is not square")
@@ -99,7 +101,10 @@ class Appointment(NamedTuple):
     def of(cls, message: Any) -> Appointment:
         """Return the appointment in a message of rank 0; raises ValueError if it is none."""
         checked(message, dict.fromkeys(cls._fields, float))
-        return cls(*(message[name] for name in cls._fields))
+        terms = cls(*(message[name] for name in cls._fields))
+        if not 0 < terms.turn_s <= _MOST_TURN_S or not 0 < terms.limit_s < LONGEST_WAIT_S:
+            raise ValueError("an appointment is out of range")
+        return terms
 
 
 def appointment(round_trips_s: Sequence[float], hosts: int, remaining_s: float) -> Appointment | None:

@@ -39,7 +39,7 @@ from unisono.transports.host.host_discovery import HostDiscovery, Surroundings
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.channel_kinds import dials_tcp
 from unisono.transports.links.channels import ChannelHooks, Channels
-from unisono.transports.links.dialer import Dialer, DialingRank, Target, dial
+from unisono.transports.links.dialer import Dialer, DialingRank, Target, Ways, dial
 from unisono.transports.links.event_loop import Callback
 from unisono.transports.links.failures import ERRORS, kind_of
 from unisono.transports.links.handshake import Hello, Purpose
@@ -109,6 +109,7 @@ class Session:
         identity: the identity of this rank.
         options: the settings of this rank. Another rank on this host may take `rendezvous_timeout_s` to answer, because
             it may have to wait for its core.
+        ways: the ways to ranks that this one cannot dial; None if it dials all.
 
     Attributes:
         recorder: the flight recorder of this rank.
@@ -117,7 +118,7 @@ class Session:
         network: the delays and rates between the hosts, if `meet` has measured them.
     """
 
-    def __init__(self, identity: RankIdentity, options: Options) -> None:
+    def __init__(self, identity: RankIdentity, options: Options, ways: Ways | None = None) -> None:
         self.identity = identity
         self.latest_epoch = identity.epoch
         self._heartbeat_timeout_s = options.heartbeat_timeout_s
@@ -169,7 +170,7 @@ class Session:
             if recorded_calls:
                 offer_stacks()
             opened.pop_all()
-        self._caller = DialingRank(identity.key, identity.job, identity.epoch, identity.rank, tls)
+        self._caller = DialingRank(identity.key, identity.job, identity.epoch, identity.rank, tls, ways)
         self._dialer = Dialer(self._listener.loop, self._caller, self.control.failed)
         hooks = ChannelHooks(self._is_local, self._why_apart, self._target, self._fail)
         self.channels = Channels(identity.rank, identity.epoch, self._listener.loop, self._dialer, hooks)
@@ -186,6 +187,10 @@ class Session:
     def addresses(self) -> Addresses:
         """The addresses of this rank's listener."""
         return self._listener.addresses
+
+    def take(self, sock: socket.socket) -> None:
+        """Take over a nonblocking connection to this rank's listener, which another process has made."""
+        self._listener.take(sock)
 
     def meet(
         self,
@@ -401,7 +406,9 @@ class Session:
         return is_same_host or (machine != "" and machine == self.surroundings.machine)
 
     def _why_apart(self, peer: int) -> str:
-        return self.surroundings.apart_from(self._members[peer].surroundings)
+        why = self.surroundings.apart_from(self._members[peer].surroundings)
+        way = "" if self._caller.ways is None else self._caller.ways.shown(peer)
+        return f"{why}, {way}" if way else why
 
     def _target(self, peer: int, purpose: Purpose, communicator: int, lane: int) -> Target:
         use_unix = self._is_local(peer) and not dials_tcp(purpose)

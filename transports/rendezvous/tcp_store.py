@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -145,6 +146,14 @@ class StoreServer:
         with self._closing:
             if not self._closed:
                 self._loop.submit(partial(self._fail, reason))
+
+    def take(self, sock: socket.socket) -> None:
+        """Serve a nonblocking connection that another process has made, and close it once this server is closed."""
+        with self._closing:
+            if not self._closed and self._handshakes is not None:
+                self._loop.submit(partial(self._handshakes.take, sock))
+                return
+        sock.close()
 
     def close(self, *, linger_s: float = 0.0, clients: int = 0) -> None:
         """Stop serving; clients that still wait get `RendezvousError`. May be called twice.
@@ -296,6 +305,7 @@ class TcpStore:
             waits for its end.
         is_served: whether the server has certainly started. Then a refused connection is an error at once.
         tls: whether the connection uses TLS; by default it does not.
+        connect: (seconds) → a connection to the server, or None to dial it. By default the client dials it.
 
     Raises:
         RendezvousError: no server answers, or it belongs to another job.
@@ -312,8 +322,10 @@ class TcpStore:
         prefix: str = "",
         is_served: bool = False,
         tls: TlsPolicy | None = None,
+        connect: Callable[[float], socket.socket | None] = lambda _: None,
     ) -> None:
         self._address = host, port
+        self._connect = connect
         self._tls = tls or TlsPolicy()
         self._url = _url(host, port)
         self._key = key
@@ -350,7 +362,9 @@ class TcpStore:
         """Return a new connection to the server, which may start, and may be slow, until the deadline."""
         while True:
             try:
-                sock = _connect(*self._address, self._deadline, self._key is None, self._is_served)
+                sock = self._connect(self._deadline.remaining_s()) or _connect(
+                    *self._address, self._deadline, self._key is None, self._is_served
+                )
             except OSError as error:
                 raise _unreachable(self._url, self._timeout_s, error) from None
             try:

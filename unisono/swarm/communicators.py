@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import socket
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from unisono.collectives.bootstrap.init import join_world
 from unisono.collectives.bootstrap.rendezvous import Rendezvous, SingleRank, StoreRendezvous
 from unisono.foundation.deadlines import Deadline
 from unisono.options import Options
-from unisono.swarm.views import View
+from unisono.swarm.routes import Routes
+from unisono.swarm.views import Member, View
 from unisono.transports.links.handshake import JOB_NBYTES
 from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.rendezvous import host_and_port
@@ -43,14 +46,24 @@ def serve_store(host: str, view: View, key: bytes, job: bytes) -> StoreServer | 
 
 
 def meet(
-    view: View, me: str, store_url: str, key: bytes, job: bytes, options: Options, deadline: Deadline
+    view: View,
+    me: str,
+    proposer: Member,
+    store_url: str,
+    routes: Routes,
+    key: bytes,
+    job: bytes,
+    options: Options,
+    deadline: Deadline,
 ) -> Communicator:
     """Meet the other members of a view, and return the communicator of all of them. Its caller closes it.
 
     Args:
         view: the view, which has not been chosen yet.
         me: the id of this process.
+        proposer: the process that serves the store.
         store_url: the URL of the store; not used if this is the only member.
+        routes: the ways to the members and to the proposer.
         key: the key of the swarm's job.
         job: the id of that job.
         options: the options of the communicator.
@@ -61,11 +74,14 @@ def meet(
     """
     rank, size, own_job = view.ids.index(me), len(view.members), job_of_view(job, view)
     with contextlib.ExitStack() as opened:
-        session = Session(RankIdentity(key, own_job, 0, rank, size, 0, rank), options)
+        session = Session(RankIdentity(key, own_job, 0, rank, size, 0, rank), options, routes.of(view.members))
         opened.callback(session.close, _FAREWELL)
+        routes.listen(session.addresses.tcp_port, session.take)
         rendezvous: Rendezvous = SingleRank()
         if size > 1:
-            rendezvous = _at_store(store_url, rank, size, key, own_job, options, deadline)
+            port = host_and_port(store_url)[1]
+            connect = partial(routes.connect, proposer, port)
+            rendezvous = _at_store(store_url, rank, size, key, own_job, options, deadline, connect)
             opened.callback(rendezvous.close)
         world = join_world(session, rendezvous, options, None, deadline)
         opened.pop_all()
@@ -73,7 +89,14 @@ def meet(
 
 
 def _at_store(
-    url: str, rank: int, size: int, key: bytes, job: bytes, options: Options, deadline: Deadline
+    url: str,
+    rank: int,
+    size: int,
+    key: bytes,
+    job: bytes,
+    options: Options,
+    deadline: Deadline,
+    connect: Callable[[float], socket.socket | None],
 ) -> StoreRendezvous:
     host, port = host_and_port(url)
     limit_s = deadline.remaining_s()
@@ -85,6 +108,7 @@ def _at_store(
         timeout_s=min(limit_s, _ANSWER_S),
         is_served=True,
         tls=TlsPolicy(options.tls),
+        connect=connect,
     )
     return StoreRendezvous(store, rank, size, key, limit_s)
 

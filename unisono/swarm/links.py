@@ -13,14 +13,16 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from unisono.errors import UnisonoError
 from unisono.foundation import log
 from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.foundation.json_checks import checked
 from unisono.foundation.wire import more
-from unisono.transports.links.dialer import DialingRank, Target, dial
+from unisono.swarm.views import Member
+from unisono.transports.links import dialer
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, Admission, Hello, Purpose
 from unisono.transports.links.handshake_io import HandshakeServer
@@ -46,6 +48,10 @@ NOTHING = b""
 Answer = Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 
+# A process to ask: a member, or the host and the port to dial.
+Target = Member | tuple[str, int]
+
+
 class RefusedError(Exception):
     """The other process has answered a request with an error. The message is its text."""
 
@@ -58,16 +64,28 @@ class Service:
         key, job: the key and the id of the job.
         tls: which connections use TLS.
         answer: called with each request and the bytes behind it. A ValueError becomes the reply ``{"error": text}``.
+        stream: called with each stream (streams.py), which it then owns, in a thread of its own; by default there are
+            none.
     """
 
-    def __init__(self, listening: socket.socket, key: bytes, job: bytes, tls: TlsPolicy, answer: Answer) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        key: bytes,
+        job: bytes,
+        tls: TlsPolicy,
+        answer: Answer,
+        stream: Callable[[socket.socket], object] | None = None,
+    ) -> None:
         self._listening = listening
         self._answer = answer
+        self._stream = stream
         self._lock = threading.Lock()
         self._links: set[socket.socket] = set()
         self._is_closed = False
+        purposes = frozenset({Purpose.SWARM} if stream is None else {Purpose.SWARM, Purpose.STREAM})
         try:
-            admission = Admission(job, _NO_EPOCH, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.SWARM}))
+            admission = Admission(job, _NO_EPOCH, NO_RANK, frozenset({NO_RANK}), purposes)
             self._loop = EventLoop("unisono-swarm", lambda _: listening.close())
             self._handshakes = HandshakeServer(self._loop, key, admission, _PENDING_LIMIT, self._admit, tls)
             self._handshakes.watch(listening)
@@ -75,6 +93,14 @@ class Service:
         except BaseException:
             listening.close()
             raise
+
+    def take(self, link: socket.socket) -> None:
+        """Answer on a nonblocking connection that another process has made, and close it once this one is closed."""
+        with self._lock:
+            if not self._is_closed:
+                self._loop.submit(partial(self._handshakes.take, link))
+                return
+        link.close()
 
     def close(self) -> None:
         """Stop answering, and close all connections. May be called twice."""
@@ -89,13 +115,15 @@ class Service:
         for link in links:
             _hang_up(link)
 
-    def _admit(self, _: Hello, link: socket.socket) -> None:
+    def _admit(self, hello: Hello, link: socket.socket) -> None:
         with self._lock:
             if self._is_closed or len(self._links) >= _MOST_CONNECTIONS:
                 link.close()
                 return
-            self._links.add(link)
-        threading.Thread(target=self._serve, args=(link,), name="unisono-swarm-link", daemon=True).start()
+            if hello.purpose is Purpose.SWARM:
+                self._links.add(link)
+        serve = self._serve if hello.purpose is Purpose.SWARM else self._stream
+        threading.Thread(target=serve, args=(link,), name="unisono-swarm-link", daemon=True).start()
 
     def _serve(self, link: socket.socket) -> None:
         try:
@@ -114,24 +142,44 @@ class Service:
             link.close()
 
 
+class MemberWays(Protocol):
+    """The ways to members of which some cannot be dialled (routes.py)."""
+
+    def connect(self, member: Member, port: int, timeout_s: float) -> socket.socket | None:
+        """Return a connection to the listener of a member at a port; None to dial it. Raises OSError."""
+
+    def forget(self, member: Member) -> None:
+        """Look for another way to a member from now on."""
+
+
 class Caller:
     """Makes requests to the services of other processes. Several threads may do so at once.
 
     Args:
         key, job: the key and the id of the job.
         tls: which connections use TLS.
+
+    Attributes:
+        ways: the ways to members; None to dial all.
     """
 
     def __init__(self, key: bytes, job: bytes, tls: TlsPolicy) -> None:
-        self._caller = DialingRank(key, job, _NO_EPOCH, NO_RANK, tls)
+        self._caller = dialer.DialingRank(key, job, _NO_EPOCH, NO_RANK, tls)
         self._lock = threading.Lock()
-        self._idle: defaultdict[tuple[str, int], list[socket.socket]] = defaultdict(list)
+        self._idle: defaultdict[Target, list[socket.socket]] = defaultdict(list)
+        self.ways: MemberWays | None = None
         self._threads = ThreadPoolExecutor(_AT_ONCE, "unisono-swarm-ask")
 
     def ask(
-        self, host: str, port: int, request: Mapping[str, Any], timeout_s: float, payload: bytes = NOTHING
+        self, target: Target, request: Mapping[str, Any], timeout_s: float, payload: bytes = NOTHING
     ) -> tuple[dict[str, Any], bytes]:
         """Return the reply to a request, and the bytes behind it.
+
+        Args:
+            target: a member, which is reached by its way; or the host and the port to dial.
+            request: the message, with `payload` behind it.
+            timeout_s: seconds until the reply must be complete.
+            payload: bytes.
 
         Raises:
             RefusedError: the other process refuses the request.
@@ -140,9 +188,9 @@ class Caller:
             TransportUnavailableError: it has another key, another job or another wire version.
         """
         deadline = Deadline(timeout_s)
-        link = self._taken((host, port))
+        link = self._taken(target)
         is_fresh = link is None
-        link = link or self._dialled(host, port, deadline)
+        link = link or self._connected(target, deadline)
         try:
             _send(link, request, payload)
             reply, following = _received(link, deadline)
@@ -150,18 +198,18 @@ class Caller:
             link.close()
             if is_fresh or isinstance(error, TimeoutError):
                 raise error if isinstance(error, OSError) else ConnectionAbortedError(str(error)) from None
-            return self.ask(host, port, request, deadline.remaining_s(), payload)  # an idle connection had ended
-        self._give_back((host, port), link)
+            return self.ask(target, request, deadline.remaining_s(), payload)  # an idle connection had ended
+        self._give_back(target, link)
         if "error" in reply:
             raise RefusedError(str(reply["error"]))
         return reply, following
 
     def ask_all(
-        self, requests: Mapping[Any, tuple[str, int, Mapping[str, Any]]], timeout_s: float
+        self, requests: Mapping[Any, tuple[Target, Mapping[str, Any]]], timeout_s: float
     ) -> dict[Any, dict[str, Any] | Exception]:
         """Make several requests side by side; return the reply or the error of each, by its name."""
 
-        def attempt(request: tuple[str, int, Mapping[str, Any]]) -> dict[str, Any] | Exception:
+        def attempt(request: tuple[Target, Mapping[str, Any]]) -> dict[str, Any] | Exception:
             try:
                 return self.ask(*request, timeout_s)[0]
             except (OSError, RefusedError, UnisonoError) as error:
@@ -182,22 +230,36 @@ class Caller:
         for link in links:
             link.close()
 
-    def _taken(self, address: tuple[str, int]) -> socket.socket | None:
+    def _taken(self, target: Target) -> socket.socket | None:
         with self._lock:
-            idle = self._idle.get(address)
+            idle = self._idle.get(target)
             return idle.pop() if idle else None
 
-    def _give_back(self, address: tuple[str, int], link: socket.socket) -> None:
+    def _give_back(self, target: Target, link: socket.socket) -> None:
         with self._lock:
-            if len(self._idle[address]) < _MOST_IDLE:
-                self._idle[address].append(link)
+            if len(self._idle[target]) < _MOST_IDLE:
+                self._idle[target].append(link)
                 return
         link.close()
 
-    def _dialled(self, host: str, port: int, deadline: Deadline) -> socket.socket:
-        target = Target(NO_RANK, Addresses("", "", host, port, 0), False, Purpose.SWARM)
+    def _connected(self, target: Target, deadline: Deadline) -> socket.socket:
+        if not isinstance(target, Member):
+            return self._dialled(*target, None, deadline)
+        ways = self.ways
+        link = None if ways is None else ways.connect(target, target.port, deadline.remaining_s())
         try:
-            return dial(self._caller, target, deadline.remaining_s())[0]
+            return self._dialled(target.host, target.port, link, deadline)
+        except ConnectionRefusedError:
+            raise
+        except OSError:
+            if ways is not None:
+                ways.forget(target)
+            raise
+
+    def _dialled(self, host: str, port: int, link: socket.socket | None, deadline: Deadline) -> socket.socket:
+        service = dialer.Target(NO_RANK, Addresses("", "", host, port, 0), False, Purpose.SWARM)
+        try:
+            return dialer.dial(self._caller, service, deadline.remaining_s(), link)[0]
         except UnisonoError as error:
             if isinstance(error, TimeoutError):
                 raise TimeoutError(error.message) from None

@@ -31,7 +31,7 @@ from unisono.foundation import log
 from unisono.foundation.forks import closed_in_child
 from unisono.foundation.json_checks import checked
 from unisono.swarm.links import NOTHING, Caller, RefusedError, Service
-from unisono.swarm.views import Member, member_of
+from unisono.swarm.views import MOST_MEMBERS, Member, member_of
 from unisono.transports.host.bind_address import lookup
 from unisono.transports.links.handshake import KEY_NBYTES
 from unisono.transports.links.handshake_io import BACKLOG
@@ -60,6 +60,7 @@ class News(NamedTuple):
     Attributes:
         answered: how many places have answered.
         waiting: the processes that wait to enter, in the order in which they came.
+        members: the members of a swarm, for a process that waits.
         has_members: whether a member of a swarm is registered.
         may_found: whether the asking process founds the swarm.
         problem: why a place did not answer, as text; empty if one did.
@@ -67,6 +68,7 @@ class News(NamedTuple):
 
     answered: int
     waiting: tuple[Member, ...]
+    members: tuple[Member, ...]
     has_members: bool
     may_found: bool
     problem: str
@@ -124,15 +126,17 @@ class MeetingPlace:
             self._entries = {id_: entry for id_, entry in self._entries.items() if entry.ends > now}
             if request.get("leaves"):
                 self._entries.pop(member.id, None)
-                return {"waiting": [], "has_members": False, "may_found": False}, NOTHING
+                return {"waiting": [], "members": [], "has_members": False, "may_found": False}, NOTHING
             if member.id not in self._entries and len(self._entries) >= _MOST_PROCESSES:
                 raise ValueError("too many processes are registered")
             self._entries[member.id] = _Entry(member, request["view"], now + _FORGOTTEN * heartbeat_s)
             waiting = [entry.member for entry in self._entries.values() if not entry.view]
-            has_members = len(waiting) < len(self._entries)
+            members = [entry.member for entry in self._entries.values() if entry.view]
+            has_members = bool(members)
             may_found = not has_members and self._may_found(member, waiting, request["found_with"], heartbeat_s)
         return {
             "waiting": [other._asdict() for other in waiting],
+            "members": [] if request["view"] else [other._asdict() for other in members[:MOST_MEMBERS]],
             "has_members": has_members,
             "may_found": may_found,
         }, NOTHING
@@ -195,14 +199,22 @@ class Places:
             except RefusedError as error:
                 raise RendezvousError(f"the meeting place at {address[0]} refuses this process: {error}") from None
         waiting = {other.id: other for reply in replies for other in map(member_of, reply["waiting"])}
+        members = {other.id: other for reply in replies for other in map(member_of, reply["members"])}
         has_members = any(reply["has_members"] for reply in replies)
         may_found = bool(replies) and not has_members and replies[0]["may_found"]
-        return News(len(replies), tuple(waiting.values()), has_members, may_found, "" if replies else problem)
+        return News(
+            len(replies),
+            tuple(waiting.values()),
+            tuple(members.values()),
+            has_members,
+            may_found,
+            "" if replies else problem,
+        )
 
     def _ask(self, host: str, port: int, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         numeric = str(socket.getaddrinfo(lookup(host), port, type=socket.SOCK_STREAM)[0][4][0])
-        reply, _ = self._caller.ask(numeric, port, request, timeout_s)
-        shape = {"waiting": [dict], "has_members": bool, "may_found": bool}
+        reply, _ = self._caller.ask((numeric, port), request, timeout_s)
+        shape = {"waiting": [dict], "members": [dict], "has_members": bool, "may_found": bool}
         fields: dict[str, Any] = checked(reply, shape, "the answer of a meeting place")
         return fields
 

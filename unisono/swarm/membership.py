@@ -4,6 +4,7 @@ Theory of operation
 -------------------
 All members are equal. Each answers requests in threads of its own, also while its program computes:
 
+    who       which process answers at this address? way   how far is a third process? (routes.py)
     ping      are you there? The reply has the view, the last call that has begun, and the last one with a result
     meet      meet the other members of a candidate for the next view, and keep its communicator
     switch    pass this candidate in the second phase of your calls (calls.py)
@@ -12,7 +13,7 @@ All members are equal. Each answers requests in threads of its own, also while i
     accept    accept a view (agreement.py)
     commit    this view has been chosen: install it
     drop      close the communicator of this candidate
-    failed    a call has failed; leave, expel   a member leaves, or must
+    failed    a call has failed; leave, expel   a member leaves, or must; barred   the receiver may not enter again
 
 A member *proposes* (proposer.py) if the present view must change. So the order of a change is meet, prepare, adopt,
 accept, commit. A candidate has met before it is chosen, and each of its members has the results of all calls before the
@@ -32,7 +33,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,8 @@ from unisono.swarm.calls import SwarmCall, second_phase
 from unisono.swarm.communicators import close_quietly, meet
 from unisono.swarm.links import Caller, RefusedError
 from unisono.swarm.peers import Peers
-from unisono.swarm.views import Member, View, ballot_of, new_id, view_fields, view_of
+from unisono.swarm.routes import Routes
+from unisono.swarm.views import Member, View, ballot_of, member_of, new_id, view_fields, view_of
 
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator
@@ -64,6 +66,7 @@ _log = log.get("rendezvous")
 
 _MOST_CANDIDATES = 8
 _LEFT_BEHIND = "the other members have gone on without this one"
+_EXPELLED = "the members have expelled this process"
 
 
 class Membership:
@@ -72,6 +75,7 @@ class Membership:
     Args:
         me: this process.
         caller: makes requests to other members.
+        routes: the ways to other members.
         key, job: the key and the id of the job.
         options: the options of the communicators.
         min_size: the least number of members; None for a majority of the view before.
@@ -86,6 +90,7 @@ class Membership:
         gone: why this process is no member any more; empty as long as it is one, or has not been one.
         has_lost_quorum: whether the last call has raised `QuorumLostError`.
         leaving, expelled, slow: the ids of members that leave, must leave, or are left behind because they are slow.
+        barred: the names of processes that may not enter again.
         suspects: the ids of members that calls of members have named as lost.
         has_result: the number of the last call of which this member has the result.
         uses_state: whether the program has called `Swarm.state`. Then newcomers enter only after a call of it.
@@ -98,6 +103,7 @@ class Membership:
         self,
         me: Member,
         caller: Caller,
+        routes: Routes,
         key: bytes,
         job: bytes,
         options: Options,
@@ -106,6 +112,7 @@ class Membership:
     ) -> None:
         self.me = me
         self.caller = caller
+        self.routes = routes
         self.key, self.job = key, job
         self.options = options
         self.min_size = min_size
@@ -120,6 +127,7 @@ class Membership:
         self.leaving: set[str] = set()
         self.expelled: set[str] = set()
         self.slow: set[str] = set()
+        self.barred: set[str] = set()
         self.suspects: set[str] = set()
         self.has_result = 0
         self.uses_state = False
@@ -132,8 +140,10 @@ class Membership:
         self._switch = ""
         self._quorum_lost_at: float | None = None
         self.has_lost_quorum = False
-        self.peers = Peers(caller, self.heartbeat_s, self._question, self._on_pong, self._notify)
+        self.peers = Peers(caller, self.heartbeat_s, self.question, self._on_pong, self._notify)
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "who": lambda _: {"member": self.me.id},
+            "way": routes.answer,
             "ping": self._ping,
             "meet": self._meet,
             "switch": self._on_switch,
@@ -145,6 +155,7 @@ class Membership:
             "failed": self._on_failed,
             "leave": self._on_leave,
             "expel": self._on_expel,
+            "barred": self._on_barred,
         }
 
     # Calls of the program.
@@ -223,7 +234,8 @@ class Membership:
             is_first, self.failure = not self.failure, self.failure or error.message
             self.changed.notify_all()
         if is_first:
-            self.tell(view, {"do": "failed", "view": view.id, "why": error.message, "suspects": sorted(self.suspects)})
+            facts = {"view": view.id, "why": error.message, "suspects": sorted(self.suspects)}
+            self.tell(view.members, {"do": "failed", **facts})
             self.peers.look()
         if isinstance(error, CollectiveTimeoutError) and deadline.has_passed():
             raise error
@@ -236,7 +248,7 @@ class Membership:
             view = self.view
             self.gone = f"this process has left the swarm after an error: {error.message}"
         if view is not None:
-            self.tell(view, {"do": "expel", "member": self.me.id})
+            self.tell(view.members, {"do": "expel", "member": self.me.id})
 
     def _await_view(self, call: SwarmCall, deadline: Deadline) -> tuple[View, Communicator] | None:
         """Return the view in which to make a call, and its communicator; None if the call has a result.
@@ -304,10 +316,13 @@ class Membership:
     def found(self) -> None:
         """Make the first view, of this process alone."""
         view = View(new_id(), 1, "", 1, (self.me,))
-        comm = meet(view, self.me.id, "", self.key, self.job, self.options, Deadline(self.heartbeat_s))
+        comm = self._met(view, self.me, "", Deadline(self.heartbeat_s))
         with self.changed:
             self._candidates[view.id] = view, comm
         self.install(view)
+
+    def _met(self, view: View, proposer: Member, store_url: str, limit: Deadline) -> Communicator:
+        return meet(view, self.me.id, proposer, store_url, self.routes, self.key, self.job, self.options, limit)
 
     def install(self, view: View) -> None:
         """Go on in a view that has been chosen, unless it is no news."""
@@ -320,7 +335,7 @@ class Membership:
                     is_leaving = self.me.id in self.leaving
                     self.gone = "this process has left the swarm" if is_leaving else _LEFT_BEHIND
                     if self.me.id in self.expelled:
-                        self.gone = "the members have expelled this process"
+                        self.gone = _EXPELLED
                 self._end_view()
                 self.changed.notify_all()
                 return
@@ -340,6 +355,7 @@ class Membership:
             self.leaving &= set(view.ids)
             self.expelled &= set(view.ids)
             self.suspects &= set(view.ids)
+            self.barred |= set(view.barred)
             self.slow.clear()
             self.peers.follow(member for member in view.members if member.id != self.me.id)
             self.changed.notify_all()
@@ -372,21 +388,24 @@ class Membership:
             raise ValueError("there is no such request")
         return handler(request)
 
-    def tell(self, view: View, message: dict[str, Any]) -> None:
-        """Send a message to the other members of a view, without waiting."""
-        for member in view.members:
+    def tell(self, members: Sequence[Member], message: dict[str, Any]) -> None:
+        """Send a message to other processes, without waiting."""
+        for member in members:
             if member.id != self.me.id:
                 in_background(partial(self._tell, member, message))
 
     def _tell(self, member: Member, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError, RefusedError, UnisonoError):
-            self.caller.ask(member.host, member.port, message, self.heartbeat_s)
+            self.caller.ask(member, message, self.heartbeat_s)
 
-    def _question(self) -> dict[str, Any]:
+    def question(self) -> dict[str, Any]:
+        """Return the ping of this member."""
         with self.changed:
-            return {"do": "ping", "view": 0 if self.view is None else self.view.number}
+            number = 0 if self.view is None else self.view.number
+        return {"do": "ping", "view": number, "from": self.me._asdict()}
 
     def _on_pong(self, member: Member, reply: dict[str, Any]) -> None:
+        self.routes.note(member, reply)
         with self.changed:
             view = self.view
         if reply.get("record") is not None:
@@ -400,7 +419,8 @@ class Membership:
             self.changed.notify_all()
 
     def _ping(self, request: dict[str, Any]) -> dict[str, Any]:
-        known = checked(request, {"view": int})["view"]
+        known = checked(request, {"view": int, "from": dict})["view"]
+        can_dial = self.routes.reaches(member_of(request["from"]))
         with self.changed:
             view = self.view
             number = 0 if view is None else view.number
@@ -412,11 +432,12 @@ class Membership:
                 "may_enter": self.may_enter,
                 "call": 0 if self.call is None else self.call.number,
                 "gone": bool(self.gone),
+                "can_dial": can_dial,
             }
 
     def _meet(self, request: dict[str, Any]) -> dict[str, Any]:
-        checked(request, {"candidate": dict, "store": str, "limit_s": float})
-        candidate = view_of(request["candidate"])
+        checked(request, {"candidate": dict, "store": str, "proposer": dict, "limit_s": float})
+        candidate, proposer = view_of(request["candidate"]), member_of(request["proposer"])
         self._catch_up(request)
         with self.changed:
             self._require(candidate.base)
@@ -424,7 +445,7 @@ class Membership:
             raise ValueError("this process is not in the candidate")
         limit = Deadline(min(request["limit_s"], self.options.rendezvous_timeout_s))
         try:
-            comm = meet(candidate, self.me.id, request["store"], self.key, self.job, self.options, limit)
+            comm = self._met(candidate, proposer, request["store"], limit)
         except (UnisonoError, OSError, RuntimeError) as error:
             raise ValueError(f"{self.me.name} could not meet the others: {error}") from None
         with self.changed:
@@ -524,7 +545,19 @@ class Membership:
         return self._remove(request, self.leaving)
 
     def _on_expel(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("for_good") is True:
+            with self.changed:
+                id_ = checked(request, {"member": str})["member"]
+                members = () if self.view is None else self.view.members
+                self.barred |= {member.name for member in members if member.id == id_}
         return self._remove(request, self.expelled)
+
+    def _on_barred(self, _: dict[str, Any]) -> dict[str, Any]:
+        with self.changed:
+            if self.view is None:
+                self.gone = _EXPELLED
+                self.changed.notify_all()
+        return {}
 
     def _remove(self, request: dict[str, Any], members: set[str]) -> dict[str, Any]:
         id_ = checked(request, {"member": str})["member"]

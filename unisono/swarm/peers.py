@@ -93,7 +93,7 @@ class Peers:
         while peer.is_followed:
             try:
                 limit_s = max(self._timeout_s / _ASKED, peer.heard + self._timeout_s - time.monotonic())
-                reply, _ = self._caller.ask(member.host, member.port, self._question(), limit_s)
+                reply, _ = self._caller.ask(member, self._question(), limit_s)
             except (OSError, RefusedError, UnisonoError) as error:
                 refusals = refusals + 1 if isinstance(error, ConnectionRefusedError) else 0
                 is_silent = time.monotonic() - peer.heard >= self._timeout_s

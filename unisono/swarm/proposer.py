@@ -19,7 +19,8 @@ from unisono.swarm.agreement import Promise, proposal, quorum_of
 from unisono.swarm.communicators import serve_store
 from unisono.swarm.links import RefusedError
 from unisono.swarm.membership import Membership, logged
-from unisono.swarm.views import Ballot, Member, View, ballot_of, new_id, view_fields, view_of
+from unisono.swarm.views import MOST_BARRED, Ballot, Member, View, ballot_of, new_id, view_fields, view_of
+from unisono.transports.rendezvous import host_and_port
 
 _log = log.get("rendezvous")
 
@@ -71,8 +72,10 @@ class Proposer:
     def offer(self, waiting: Sequence[Member]) -> None:
         """Note the processes that wait to enter."""
         with self._state.changed:
-            self._waiting = tuple(waiting)
+            barred = [joiner for joiner in waiting if joiner.name in self._state.barred]
+            self._waiting = tuple(joiner for joiner in waiting if joiner not in barred)
             self._state.changed.notify_all()
+        self._state.tell(barred, {"do": "barred"})
 
     def _run(self) -> None:
         while not self._is_closed:
@@ -156,7 +159,8 @@ class Proposer:
         joiners = () if need.is_urgent else self._answering(need.joiners)
         if not (need.is_urgent or joiners):
             return False
-        candidate = View(new_id(), view.number + 1, view.id, 0, need.staying + joiners)
+        barred = tuple(sorted(self._state.barred)[:MOST_BARRED])
+        candidate = View(new_id(), view.number + 1, view.id, 0, need.staying + joiners, barred)
         if not self._meet(view, candidate, need.staying):
             self._drop(candidate)
             return False
@@ -177,10 +181,13 @@ class Proposer:
 
     def _answering(self, joiners: Sequence[Member]) -> tuple[Member, ...]:
         """Return those processes that wait and answer."""
-        replies = self._ask(joiners, {"do": "ping", "view": 0}, limit_s=self._state.heartbeat_s / 2)
+        replies = self._ask(joiners, self._state.question(), limit_s=self._state.heartbeat_s / 2)
         for joiner in joiners:
-            if isinstance(replies[joiner.id], Exception):
+            reply = replies[joiner.id]
+            if isinstance(reply, Exception):
                 self._refused[joiner.id] = time.monotonic() + self._state.heartbeat_s
+            else:
+                self._state.routes.note(joiner, reply)
         return tuple(joiner for joiner in joiners if not isinstance(replies[joiner.id], Exception))
 
     def _meet(self, view: View, candidate: View, staying: Sequence[Member]) -> bool:
@@ -188,6 +195,8 @@ class Proposer:
         state = self._state
         limit_s = max(_MEETING_S, 2 * state.heartbeat_s)
         server = serve_store(state.me.host, candidate, state.key, state.job)
+        if server is not None:
+            state.routes.listen(host_and_port(server.url)[1], server.take)
         over = threading.Event()
         try:
             if server is not None:
@@ -198,6 +207,7 @@ class Proposer:
                 "candidate": view_fields(candidate),
                 "base": view_fields(view),
                 "store": "" if server is None else server.url,
+                "proposer": state.me._asdict(),
                 "limit_s": limit_s,
             }
             replies = self._ask(candidate.members, request, limit_s=limit_s + _REPLY_GRACE_S)
@@ -241,7 +251,7 @@ class Proposer:
                 asked = time.monotonic()
                 if len(self._answering(joiners)) < len(joiners):
                     return False
-                replies = self._ask(view.members, {"do": "ping", "view": view.number})
+                replies = self._ask(view.members, state.question())
                 facts = [reply for reply in replies.values() if not isinstance(reply, Exception)]
                 are_idle = len(facts) == len(view.members) and not any(reply.get("call") for reply in facts)
                 may_enter = all(reply.get("may_enter") for reply in facts)
@@ -326,7 +336,7 @@ class Proposer:
         mine = threading.Thread(target=answer_myself, daemon=True)
         if len(others) < len(members):
             mine.start()
-        requests = {member.id: (member.host, member.port, request) for member in others}
+        requests = {member.id: (member, request) for member in others}
         asked = state.caller.ask_all(requests, state.heartbeat_s if limit_s is None else limit_s)
         if len(others) < len(members):
             mine.join()
@@ -344,6 +354,7 @@ def _promise_of(reply: Reply) -> Promise | None:
     try:
         checked(reply, {"is_given": bool, "has_result": int})
         accepted = reply.get("accepted")
+        checked(accepted, (dict, type(None)))
         pair = None if accepted is None else (ballot_of(accepted.get("ballot")), view_of(accepted.get("view")))
         return Promise(reply["is_given"], ballot_of(reply.get("highest")), pair, reply["has_result"])
     except ValueError:

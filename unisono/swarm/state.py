@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import queue
 import threading
 from collections import Counter
@@ -101,7 +102,7 @@ class Manifest(NamedTuple):
         """Return the manifest in a reply; raises ValueError if it is none."""
         fields = checked(parsed_json(data), {"revision": int, "description": dict, "nbytes": int, "chunks": [str]})
         manifest = cls(fields["revision"], fields["description"], fields["nbytes"], tuple(fields["chunks"]))
-        nbytes = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in arrays_in(manifest.description))
+        nbytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays_in(manifest.description))
         if manifest.nbytes != nbytes or len(manifest.chunks) != -(-nbytes // CHUNK_NBYTES):
             raise ValueError("a manifest does not fit its arrays")
         return manifest
@@ -202,7 +203,7 @@ class StateExchange:
         data = self._chunks(manifest, call, serving, deadline)
         arrays, offset = [], 0
         for dtype, shape in arrays_in(manifest.description):
-            count = int(np.prod(shape))
+            count = math.prod(shape)
             part = data[offset : offset + count * dtype.itemsize]
             arrays.append(np.frombuffer(part, np.uint8).view(dtype).reshape(shape))
             offset += count * dtype.itemsize
@@ -217,7 +218,7 @@ class StateExchange:
                 while not deadline.has_passed():
                     request = {"do": "state", "call": call, "chunk": -1}
                     limit_s = min(deadline.remaining_s(), _WAIT_S + _CHUNK_S)
-                    reply, data = self._caller.ask(member.host, member.port, request, limit_s)
+                    reply, data = self._caller.ask(member, request, limit_s)
                     if reply.get("is_ready") is True:
                         with lock:
                             manifests.append((member, Manifest.parse(data)))
@@ -248,7 +249,7 @@ class StateExchange:
                 try:
                     request = {"do": "state", "call": call, "chunk": index}
                     limit_s = min(deadline.remaining_s(), _CHUNK_S)
-                    _, chunk = self._caller.ask(member.host, member.port, request, limit_s)
+                    _, chunk = self._caller.ask(member, request, limit_s)
                     if _hash(chunk) != manifest.chunks[index]:
                         raise ValueError("a chunk has another hash than in the manifest")
                 except (OSError, RefusedError, UnisonoError, ValueError) as error:

@@ -25,8 +25,9 @@ from unisono.swarm.links import NOTHING, Caller, Service
 from unisono.swarm.meeting_place import MeetingPlace, Places, checked_key
 from unisono.swarm.membership import Membership
 from unisono.swarm.proposer import Proposer
+from unisono.swarm.routes import Routes, Way
 from unisono.swarm.state import Offer, StateExchange, StateSummary, check_drift, checked_revision, ranks_with_state
-from unisono.swarm.views import Member, View, new_id
+from unisono.swarm.views import MOST_NAME, Member, View, new_id
 from unisono.transports.host.fd_limit import lift_limit_of_files
 from unisono.transports.links.listener import listen_tcp
 from unisono.transports.tcp.tls import TlsPolicy
@@ -39,7 +40,6 @@ _log = log.get("rendezvous")
 Arrays = TypeVar("Arrays")
 
 _DESCRIPTORS = 1024
-_MOST_NAME = 64
 # A member that leaves waits for the others for so many heartbeats.
 _LEAVING = 4.0
 
@@ -144,6 +144,7 @@ class Swarm:
         self._is_new = True  # it has not the state of the members
         self._has_state = False  # it has called `state`
         self._service: Service | None = None
+        self._routes: Routes | None = None
         self._proposer: Proposer | None = None
         self._problem: UnisonoError | None = None
         self._registering: threading.Thread | None = None
@@ -195,6 +196,11 @@ class Swarm:
         return self._membership().has_result + 1
 
     @property
+    def ways(self) -> tuple[Way, ...]:
+        """The ways to the other members that this process knows: which it dials, and who relays to the rest."""
+        return () if self._routes is None else self._routes.ways(self.members)
+
+    @property
     def place(self) -> str | None:
         """The address of the meeting place that this process serves; None if it serves none."""
         return None if self._place is None else self._place.url
@@ -227,10 +233,12 @@ class Swarm:
         self._problem, self._stop = None, threading.Event()
         self._is_new, self._has_state = True, False
         self._exchange.offer(None)
+        routes = self._routes = Routes(me, self._key, self._job, self._caller, self._options.heartbeat_timeout_s)
         state = self._state = Membership(
-            me, self._caller, self._key, self._job, self._options, self._min_size, self._quorum_timeout_s
+            me, self._caller, routes, self._key, self._job, self._options, self._min_size, self._quorum_timeout_s
         )
-        self._service = Service(listening, self._key, self._job, self._tls, self._answer)
+        self._service = Service(listening, self._key, self._job, self._tls, self._answer, routes.admit)
+        routes.listen(port, self._service.take)
         self._proposer = Proposer(state, self._patience_s)
         self._registering = threading.Thread(
             target=self._register, args=(state, self._proposer, self._stop), name="unisono-swarm-register", daemon=True
@@ -420,7 +428,8 @@ class Swarm:
     def expel(self, rank: int) -> None:
         """Let the members go on without the member `rank`, which raises `LeftBehindError` in its next call.
 
-        It returns at once. A process that holds the key can enter again: to keep it out, begin anew with another key.
+        It returns at once. No process of the same name may enter again, as long as the swarm lives. A hostile process
+        that holds the key can take another name: to keep it out, begin anew with another key.
 
         Raises:
             UsageError: there is no such rank, or it is this one.
@@ -430,11 +439,11 @@ class Swarm:
             raise UsageError(f"rank must be one of the {len(members)} members; got {rank!r}")
         if members[rank].id == state.me.id:
             raise UsageError("a member does not expel itself: call close()")
-        request = {"do": "expel", "member": members[rank].id}
+        request = {"do": "expel", "member": members[rank].id, "for_good": True}
         view = self._view()
         assert view is not None
         state.answer(dict(request))
-        state.tell(view, request)
+        state.tell(view.members, request)
 
     def close(self) -> None:
         """Leave the swarm. The others go on at once; a call of theirs in progress is repeated without this member."""
@@ -458,7 +467,7 @@ class Swarm:
             return
         request = {"do": "leave", "member": state.me.id}
         state.answer(dict(request))
-        state.tell(view, request)
+        state.tell(view.members, request)
         deadline = Deadline(_LEAVING * state.heartbeat_s)
         with state.changed:
             # If all leave, nobody is there to choose a view without them.
@@ -484,6 +493,8 @@ class Swarm:
             self._state.close()
         if self._service is not None:
             self._service.close()
+        if self._routes is not None:
+            self._routes.close()
 
     def _membership(self) -> Membership:
         if self._state is None:
@@ -522,6 +533,8 @@ class Swarm:
 
     def _why_not(self, state: Membership) -> str:
         limit_s = self._options.rendezvous_timeout_s
+        if state.gone:
+            return state.gone
         if state.view is not None:
             return f"{len(state.view.members)} of {self._least} members came within {limit_s:g} s"
         return f"the members of the swarm at {', '.join(self._urls)} did not admit this process within {limit_s:g} s"
@@ -541,6 +554,7 @@ class Swarm:
             except UnisonoError as error:
                 self._problem = error
             else:
+                state.routes.greet(news.waiting if view is not None else news.members)
                 if view is not None:
                     proposer.offer(news.waiting)
                 elif news.may_found and not stop.is_set():
@@ -594,9 +608,9 @@ def _with_tls(options: Options) -> Options:
 
 def _checked_name(name: str | None) -> str:
     if name is None:
-        return f"{socket.gethostname()[: _MOST_NAME - 12]}:{os.getpid()}"
-    if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME or not name.isprintable():
-        raise UsageError(f"name must be a printable text of 1 to {_MOST_NAME} characters; got {name!r}")
+        return f"{socket.gethostname()[: MOST_NAME - 12]}:{os.getpid()}"
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or not name.isprintable():
+        raise UsageError(f"name must be a printable text of 1 to {MOST_NAME} characters; got {name!r}")
     return name
 
 

@@ -7,6 +7,7 @@ optimizer of torch, or a model or an optimizer of Keras.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -55,6 +56,8 @@ _HOLDERS = (
     ),
 )
 _MISSING = object()
+# The limits of numpy.
+_MOST_DIMENSIONS, _MOST_NBYTES = 32, 1 << 62
 
 
 def described(state: Any) -> tuple[Any, list[Any]]:
@@ -95,7 +98,10 @@ def _described(state: Any, name: str, arrays: list[Any]) -> Any:
 def arrays_in(description: Any) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
     """Return dtype and shape of each array in a description from another process; raises ValueError if it is none."""
     found: dict[int, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-    _collect(description, found)
+    try:
+        _collect(description, found)
+    except RecursionError:
+        raise ValueError("a description of a state is nested too deeply") from None
     if sorted(found) != list(range(len(found))):
         raise ValueError("a description of a state does not number its arrays")
     return [found[index] for index in range(len(found))]
@@ -106,16 +112,21 @@ def _collect(description: Any, found: dict[int, tuple[np.dtype[Any], tuple[int, 
     if "of" in description:
         _collect(description["of"], found)
     elif "items" in description:
-        for _, value in checked(description["items"], [list]):
-            _collect(value, found)
+        for pair in checked(description["items"], [list]):
+            if len(pair) != 2 or type(pair[0]) not in (str, int):
+                raise ValueError("a description of a state has a key that is none")
+            _collect(pair[1], found)
     elif "list" in description:
         for value in checked(description["list"], list):
             _collect(value, found)
     elif "array" in description:
         checked(description, {"array": int, "dtype": str, "shape": [int]})
-        if description["dtype"] not in DTYPES or any(length < 0 for length in description["shape"]):
+        dtype, shape = description["dtype"], tuple(description["shape"])
+        if dtype not in DTYPES or len(shape) > _MOST_DIMENSIONS or any(length < 0 for length in shape):
             raise ValueError("a description of a state names no array")
-        found[description["array"]] = _dtype(description["dtype"]), tuple(description["shape"])
+        if _dtype(dtype).itemsize * math.prod(max(1, length) for length in shape) >= _MOST_NBYTES:
+            raise ValueError("a description of a state names an array that is too large")
+        found[description["array"]] = _dtype(dtype), shape
     elif "value" not in description or type(description["value"]) not in _PLAIN:
         raise ValueError("a description of a state has a value that is none")
 

@@ -10,12 +10,14 @@ import os
 from typing import Any, NamedTuple
 
 from unisono.foundation.json_checks import checked
+from unisono.transports.host.bind_address import is_numeric
 
 _ID_NBYTES = 8
 MOST_MEMBERS = 256
-_MOST_NAME = 64
+MOST_NAME = 64
+MOST_BARRED = 256
 _MEMBER = {"id": str, "name": str, "host": str, "port": int}
-_VIEW = {"id": str, "number": int, "base": str, "next_call": int, "members": list}
+_VIEW = {"id": str, "number": int, "base": str, "next_call": int, "members": list, "barred": [str]}
 
 
 class Member(NamedTuple):
@@ -24,7 +26,7 @@ class Member(NamedTuple):
     Attributes:
         id: its number, which no other process has. A process that enters again has a new one.
         name: its name, for people.
-        host, port: where it answers requests.
+        host, port: the numeric address and the port at which it answers requests.
     """
 
     id: str
@@ -45,6 +47,7 @@ class View(NamedTuple):
         base: the id of the view before it; empty for the first one.
         next_call: the number of the first call that its members make. All calls before it have ended.
         members: in the order of their ranks.
+        barred: the names of processes that were expelled for good.
     """
 
     id: str
@@ -52,6 +55,7 @@ class View(NamedTuple):
     base: str
     next_call: int
     members: tuple[Member, ...]
+    barred: tuple[str, ...] = ()
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -83,7 +87,8 @@ def member_of(fields: Any) -> Member:
     """Return the member in a value from another process; raises ValueError if it is none."""
     checked(fields, _MEMBER, "a member")
     member = Member(**{name: fields[name] for name in _MEMBER})
-    if not 0 < member.port < 1 << 16 or len(member.name) > _MOST_NAME or len(member.id) != 2 * _ID_NBYTES:
+    is_named = 0 < len(member.name) <= MOST_NAME and len(member.id) == 2 * _ID_NBYTES
+    if not (is_named and 0 < member.port < 1 << 16 and is_numeric(member.host)):
         raise ValueError("a member is out of range")
     return member
 
@@ -92,7 +97,8 @@ def view_of(fields: Any) -> View:
     """Return the view in a value from another process; raises ValueError if it is none."""
     checked(fields, _VIEW, "a view")
     members = tuple(member_of(member) for member in fields["members"][: MOST_MEMBERS + 1])
-    view = View(**{**{name: fields[name] for name in _VIEW}, "members": members})
+    barred = tuple(name[:MOST_NAME] for name in fields["barred"][:MOST_BARRED])
+    view = View(**{**{name: fields[name] for name in _VIEW}, "members": members, "barred": barred})
     if not 0 < len(members) <= MOST_MEMBERS or len(set(view.ids)) < len(members) or view.number < 1:
         raise ValueError("a view is out of range")
     return view
@@ -100,7 +106,11 @@ def view_of(fields: Any) -> View:
 
 def view_fields(view: View) -> dict[str, Any]:
     """Return a view in the form for other processes."""
-    return {**view._asdict(), "members": [member._asdict() for member in view.members]}
+    return {
+        **view._asdict(),
+        "members": [member._asdict() for member in view.members],
+        "barred": list(view.barred),
+    }
 
 
 def ballot_of(fields: Any) -> Ballot:

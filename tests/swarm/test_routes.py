@@ -1,0 +1,94 @@
+"""Tests of swarms whose members cannot all dial each other. The hosts are network namespaces.
+
+A member *at home* listens at an address of its own host. The others have no route to it, or packets to it are lost. So
+it dials, and nobody can dial it.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from support.hosts import needs_namespaces
+from support.swarms import SwarmProcesses
+
+from unisono.bench.namespaces import address, inside, ip, network
+
+PROGRAM = """
+from support.deadlines import eventually
+settings["heartbeat_timeout_s"] = 3.0
+one = {name: 10 ** index for index, name in enumerate("ABCD")}
+
+def sockets():
+    names = []
+    for each in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{each}"))
+        except FileNotFoundError:
+            pass
+    return [name for name in names if name.startswith("socket")]
+
+with un.Swarm(places, serve=name in "AB", quorum_timeout_s=2.0, **settings) as swarm:
+    while not has_mark(folder, "end"):
+        try:
+            total = int(swarm.allreduce(np.full(1 << 16, one[name]), "sum")[-1])
+        except un.QuorumLostError:
+            continue
+        except un.LeftBehindError:
+            mark(f"{name} was left behind")
+            swarm.enter()
+            continue
+        names = sorted(member.name for member in swarm.last_call.contributors)
+        assert total == sum(one[each] for each in names)
+        for way in swarm.ways:
+            mark(f"{name} to {way.member} {way.kind}{f' by {way.relay}' if way.relay else ''}")
+        when = next((f" {word}" for word in ("killed", "mended", "cut") if has_mark(folder, word)), "")
+        mark(f"{name} with {''.join(names)}{when}")
+        time.sleep(0.01)
+assert eventually(lambda: not sockets()), sockets()
+"""
+
+
+def home(host: int) -> str:
+    """Return an address that only the processes of a host can dial."""
+    return f"192.168.{host + 1}.5"
+
+
+def move_home(hosts: list[str], host: int, *, is_silent: bool) -> None:
+    """Add the address of a home to its host. Other hosts have no route to it; or packets to it are lost silently."""
+    ip("addr", "add", f"{home(host)}/32", "dev", "lo", namespace=hosts[host])
+    for other in hosts if is_silent else ():
+        if other != hosts[host]:
+            ip("route", "add", f"{home(host)}/32", "dev", "eth0", namespace=other)
+            lost = ("lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+            ip("neigh", "add", home(host), *lost, namespace=other)
+
+
+@needs_namespaces
+def test_members_at_home_dial_or_are_relayed_and_another_relay_takes_over_from_one_that_is_lost(tmp_path: Path) -> None:
+    places = f"tcp://{address(0)}:29400,tcp://{address(1)}:29400"
+    with network(4) as hosts, SwarmProcesses(tmp_path, places) as swarm:
+        switch = hosts[0].rpartition("-")[0] + "-switch"
+        move_home(hosts, 2, is_silent=True)
+        move_home(hosts, 3, is_silent=False)
+        for host, name in enumerate("ABCD"):
+            bound = home(host) if name in "CD" else address(host)
+            swarm.start(name, PROGRAM, {"UNISONO_BIND_ADDRESS": bound}, inside(hosts[host]))
+        swarm.await_marks(*(f"{name} with ABCD" for name in "ABCD"))
+        swarm.await_marks("A to C called back", "C to A direct", "B to D called back", "D to B direct")
+        first = next(name for name in "AB" if (tmp_path / f"mark C to D relayed by {name}").exists())
+        second = "AB".replace(first, "")
+        rest = f"{second}CD"
+        ip("link", "set", f"port{'AB'.index(first)}", "down", namespace=switch)
+        swarm.mark("cut")
+        swarm.await_marks(f"D to C relayed by {second}", *(f"{name} with {rest} cut" for name in rest))
+        ip("link", "set", f"port{'AB'.index(first)}", "up", namespace=switch)
+        swarm.mark("mended")
+        swarm.await_marks(f"{first} was left behind", *(f"{name} with ABCD mended" for name in "ABCD"))
+        swarm.processes[second].kill()
+        swarm.output(second, -signal.SIGKILL)
+        swarm.mark("killed")
+        swarm.await_marks(f"D to C relayed by {first}", *(f"{name} with {first}CD killed" for name in f"{first}CD"))
+        swarm.mark("end")
+        for name in f"{first}CD":
+            swarm.output(name)
