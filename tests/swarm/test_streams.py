@@ -19,7 +19,7 @@ from support.deadlines import DEADLINE_S, eventually
 from support.ports import free_port
 
 from unisono.foundation.deadlines import Deadline
-from unisono.swarm import streams
+from unisono.swarm import routes, streams
 from unisono.swarm.links import NOTHING, Caller, Service
 from unisono.swarm.routes import Routes
 from unisono.swarm.views import Member, new_id
@@ -29,9 +29,15 @@ from unisono.transports.links.listener import listen_tcp
 from unisono.transports.tcp.tls import TlsPolicy
 
 KEY, JOB = bytes(range(32)), b"j" * 16
-HEARTBEAT_S = 20.0
+HEARTBEAT_S = 60.0
 SECRET = b"the weights of the model " * 100
 DIALLER = DialingRank(KEY, JOB, 0, NO_RANK)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a busy machine take long to answer those that dial."""
+    monkeypatch.setattr(routes, "_DIAL_S", HEARTBEAT_S)
 
 
 class Process:

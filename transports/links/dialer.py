@@ -276,6 +276,7 @@ class Dialer:
         self._caller = caller
         self._gives_up = gives_up
         self._connections: dict[Connection, Timer] = {}  # each with the end of its time
+        self._closing = threading.Lock()
         self._closed = False
 
     def dial(
@@ -299,7 +300,8 @@ class Dialer:
 
     def close(self) -> None:
         """Drop all connections whose handshake is not complete. Called in the loop's thread."""
-        self._closed = True
+        with self._closing:
+            self._closed = True
         for connection in list(self._connections):
             self._drop(connection)
 
@@ -318,8 +320,13 @@ class Dialer:
             sock = self._caller.connected(attempts.target, _WAY_S)
         except UnisonoError as error:
             self._loop.submit(partial(self._failed, attempts, error))
-        else:
-            self._loop.submit(partial(self._start, attempts, sock))
+            return
+        with self._closing:  # a loop that is closed runs no callback, which would close the connection
+            if not self._closed:
+                self._loop.submit(partial(self._start, attempts, sock))
+                return
+        if sock is not None:
+            sock.close()
 
     def _start(self, attempts: _Attempts, sock: socket.socket | None) -> None:
         if self._closed or attempts.over:

@@ -167,6 +167,7 @@ class Caller:
         self._caller = dialer.DialingRank(key, job, _NO_EPOCH, NO_RANK, tls)
         self._lock = threading.Lock()
         self._idle: defaultdict[Target, list[socket.socket]] = defaultdict(list)
+        self._is_closed = False
         self.ways: MemberWays | None = None
         self._threads = ThreadPoolExecutor(_AT_ONCE, "unisono-swarm-ask")
 
@@ -222,9 +223,10 @@ class Caller:
         return dict(zip(requests, replies, strict=True))
 
     def close(self) -> None:
-        """Close all idle connections."""
+        """Close all idle connections, and the others once they have their reply."""
         self._threads.shutdown(wait=False)
         with self._lock:
+            self._is_closed = True
             links = [link for idle in self._idle.values() for link in idle]
             self._idle.clear()
         for link in links:
@@ -237,7 +239,7 @@ class Caller:
 
     def _give_back(self, target: Target, link: socket.socket) -> None:
         with self._lock:
-            if len(self._idle[target]) < _MOST_IDLE:
+            if not self._is_closed and len(self._idle[target]) < _MOST_IDLE:
                 self._idle[target].append(link)
                 return
         link.close()
