@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,6 +183,20 @@ def test_ranks_of_a_host_stay_together_in_an_order_of_hosts() -> None:
     order = dict(explained(question, slow_neighbours(6)).choice.params)["order"]
     of_hosts = [hosts.index(tuple(order[at : at + 2])) for at in range(0, 12, 2)]
     assert all(abs(of_hosts[at] - of_hosts[at - 1]) in (2, 3, 4) for at in range(6))
+
+
+def test_choice_for_a_very_long_vector_simulates_few_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments: list[int] = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        segments.append(options["segments"])
+        return simulate(*arguments, **options)
+
+    monkeypatch.setattr(host_order, "simulate", noted)
+    question = Question("allreduce", 4 << 30, 3, "tcp", hosts=((0,), (1,), (2,)))
+    explanation = explained(question, random_map(3, 1))
+    assert max(each.segments for each in explanation.candidates) > 100
+    assert 1 < max(segments) <= 32
 
 
 def test_state_of_a_communicator_on_some_hosts_has_their_map() -> None:

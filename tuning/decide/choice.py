@@ -495,7 +495,7 @@ def _over_network(
     usual = tuple(range(network.hosts))
     hosts = usual
     if across and ORDER not in params and _may_be_reordered(question):
-        hosts = host_order.best_order(question.collective, across, network, question.nbytes, segments, root_host)
+        hosts = host_order.best_order(question.collective, across, network, question.nbytes, root_host)
     order = tuple(rank for host in hosts for rank in question.hosts[host])
     if question.size == network.hosts:
         positions = params.get(ORDER, order)

@@ -55,34 +55,33 @@ _ALL_ORDERS, _MOST_ROUNDS = 9, 6_000_000
 _SHUFFLES = 6
 # An order replaces the order of ranks if it takes less than this part of its time, because measured maps differ a bit.
 _BETTER = 0.98
+# The most segments of a simulation, because its time grows with them. With more segments, a pipeline of a few hosts
+# takes hardly less time. A search simulates one segment.
+_MOST_SEGMENTS = 32
 # Of two orders that take equally long, the one that occupies the ways for less time is better. So the search leaves
 # orders that share a bottleneck.
 _BUSY = 0.01
 
 
-def best_order(
-    collective: str, algorithm: str, network: NetworkMap, nbytes: int, segments: int = 1, first: int = 0
-) -> tuple[int, ...]:
+def best_order(collective: str, algorithm: str, network: NetworkMap, nbytes: int, first: int = 0) -> tuple[int, ...]:
     """Return the order of hosts, beginning with `first`, in which an algorithm of `ORDERED` takes the least time.
 
     Of more than 9 hosts it need not be the best one, but no single change improves it.
     """
-    return _searched(collective, algorithm, network, _size_class(nbytes), segments, first)
+    return _searched(collective, algorithm, network, _size_class(nbytes), first)
 
 
 @lru_cache(maxsize=512)
-def _searched(
-    collective: str, algorithm: str, network: NetworkMap, nbytes: int, segments: int, first: int
-) -> tuple[int, ...]:
+def _searched(collective: str, algorithm: str, network: NetworkMap, nbytes: int, first: int) -> tuple[int, ...]:
     steps = steps_of(collective, algorithm, network.hosts)
     others = [host for host in range(network.hosts) if host != first]
 
     def values(orders: Ranks) -> Floats:
-        times = times_of(steps, network, orders, nbytes, segments)
+        times = times_of(steps, network, orders, nbytes)
         return times.seconds + _BUSY / network.hosts * times.busy_s
 
     of_ranks = np.array([first, *others])
-    if _can_try_all(steps, segments):
+    if _can_try_all(steps):
         orders = np.array([(first, *order) for order in permutations(others)])  # the order of ranks comes first
     else:
         chance = random.Random(0)
@@ -94,8 +93,8 @@ def _searched(
     return tuple(orders[at if found[at] < _BETTER * found[0] else 0].tolist())
 
 
-def _can_try_all(steps: Schedule, segments: int) -> bool:
-    rounds = sum(steps.groups) + segments - 1
+def _can_try_all(steps: Schedule) -> bool:
+    rounds = sum(steps.groups)
     orders = np.prod(np.arange(1.0, steps.size))
     return steps.size <= _ALL_ORDERS and bool(orders * steps.size * rounds <= _MOST_ROUNDS)
 
@@ -167,4 +166,5 @@ def simulated_s(
     """Return the simulated seconds of an algorithm with one rank on each host, in this order of hosts."""
     topology, at_positions = MapTopology(network, [order]), {name: params[name] for name in params if name != ORDER}
     position = list(order).index(root)
-    return simulate(algorithm, nbytes, topology, segments=segments, root=position, params=at_positions).seconds
+    parts = min(segments, _MOST_SEGMENTS)
+    return simulate(algorithm, nbytes, topology, segments=parts, root=position, params=at_positions).seconds
