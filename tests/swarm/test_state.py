@@ -180,6 +180,25 @@ def test_a_newcomer_gets_modules_and_optimizers_of_torch_trees_of_jax_and_dicts_
         assert swarm.output("a") == swarm.output("b")
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "text"),
+    [
+        ([np.zeros(2)], [np.zeros(3)], r"state\[0\] is float64\[2\] on this member, and float64\[3\] on the others"),
+        ({"w": np.zeros(2, np.int8)}, {"w": np.zeros(2)}, r"state\['w'\] is int8\[2\] on this member"),
+    ],
+)
+def test_a_state_of_other_shapes_or_dtypes_is_refused(own: Any, other: Any, text: str) -> None:
+    with pytest.raises(un.MismatchError, match=text):
+        restored(own, *described(other))
+
+
+def test_a_module_of_other_layers_is_refused() -> None:
+    torch = pytest.importorskip("torch", reason="make torch installs it")
+    one, other = torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2))
+    with pytest.raises(un.MismatchError, match="state does not take the state of the other members"):
+        restored(one, *described(other))
+
+
 def test_a_call_of_state_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
     key = os.urandom(32)
     with (

@@ -224,6 +224,93 @@ def test_a_member_that_differs_ends_and_the_others_go_on(tmp_path: Path) -> None
         assert any("member slow has not begun call" in output for output in outputs)
 
 
+# "A" and "B" go on whatever the others bring. "slow" computes ten times as long as they do.
+GOING_ON = """
+w, step, names = np.zeros(3), 0, set()
+with un.Swarm(places, min_size=2, patience_s=2.0, **{**settings, "warn_after_s": 30.0}) as swarm:
+    is_over = False
+    while not is_over:
+        step = swarm.state({"w": w}, step).revision
+        total = swarm.allreduce(np.array([1.0, has_mark(folder, "end")]), "sum")
+        is_over = total[1] > 0
+        step += 1
+        names |= {member.name for member in swarm.last_call.contributors}
+        mark(f"{name} with {len(swarm.last_call.contributors)}")
+        time.sleep(0.1)
+    print(sorted(names))
+"""
+BAD = {
+    "shape": """
+with un.Swarm(places, **settings) as swarm:
+    try:
+        swarm.state({"w": np.zeros(4)}, 0)
+    except un.MismatchError as error:
+        print(error)
+    try:
+        swarm.barrier()
+    except un.LeftBehindError as error:
+        print(error)
+""",
+    "release": """
+from unisono.swarm import meeting_place
+meeting_place.release = lambda: "Unisono 0.0.1"
+try:
+    un.Swarm(places, **{**settings, "rendezvous_timeout_s": 1000.0})
+except un.RendezvousError as error:
+    print(error)
+""",
+    "clock": """
+real = time.time
+time.time = lambda: real() + 400 * 86400
+with un.Swarm(places, **settings) as swarm:
+    w = np.zeros(3)
+    step = swarm.state({"w": w}, 0).revision
+    print("total", swarm.allreduce(np.zeros(2), "sum")[0], step > 0)
+""",
+    "disk": """
+with un.Swarm(places, **settings) as swarm:
+    swarm.state({"w": np.zeros(3)}, 0)
+    with open("/dev/full", "w") as file:
+        file.write("a checkpoint")
+""",
+    "slow": """
+with un.Swarm(places, **settings) as swarm:
+    w = np.zeros(3)
+    try:
+        for count in range(1000):
+            step = swarm.state({"w": w}, 0).revision
+            time.sleep(1.0 if count < 14 else 15.0)
+            swarm.allreduce(np.zeros(2), "sum")
+    except un.LeftBehindError as error:
+        print("left", error)
+""",
+}
+
+
+def test_members_go_on_when_a_process_of_another_model_release_clock_disk_or_speed_enters(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "AB":
+            swarm.start(name, GOING_ON)
+        swarm.await_marks("A with 2", "B with 2")
+        for name, program in BAD.items():
+            swarm.start(name, program)
+            output = swarm.output(name, int(name == "disk"))
+            text = {
+                "shape": "state['w'] is float64[4] on this member, and float64[3] on the others",
+                "release": "refuses this process: this process runs Unisono 0.0.1, and the meeting place",
+                "clock": "total 2.0 True",
+                "disk": "OSError: [Errno 28]",
+                "slow": "left the other members have gone on without this one",
+            }[name]
+            assert text in output, output
+            (tmp_path / "mark A with 2").unlink()
+            swarm.await_marks("A with 2")
+        swarm.mark("end")
+        outputs = [swarm.output(name) for name in "AB"]
+    assert any("member slow takes " in output for output in outputs), outputs
+    assert any("member slow has not begun call" in output for output in outputs), outputs
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

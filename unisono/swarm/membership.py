@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 _log = log.get("rendezvous")
 
 _MOST_CANDIDATES = 8
+# The share of the newest pause in the pace, which says little before so many pauses.
+_PACE_SHARE, _LEAST_PAUSES = 0.2, 10
 _LEFT_BEHIND = "the other members have gone on without this one"
 _EXPELLED = "the members have expelled this process"
 
@@ -89,6 +91,7 @@ class Membership:
         boundary: the id of the candidate that all members have passed in a second phase, or empty.
         gone: why this process is no member any more; empty as long as it is one, or has not been one.
         has_lost_quorum: whether the last call has raised `QuorumLostError`.
+        obstacle: why this process could not meet the others the last time; empty if it could.
         leaving, expelled, slow: the ids of members that leave, must leave, or are left behind because they are slow.
         barred: the names of processes that may not enter again.
         suspects: the ids of members that calls of members have named as lost.
@@ -140,6 +143,10 @@ class Membership:
         self._switch = ""
         self._quorum_lost_at: float | None = None
         self.has_lost_quorum = False
+        self.obstacle = ""
+        self._pace_s = 0.0
+        self._call_ended: float | None = None
+        self._pauses = 0
         self.peers = Peers(caller, self.heartbeat_s, self.question, self._on_pong, self._notify)
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "who": lambda _: {"member": self.me.id},
@@ -171,7 +178,12 @@ class Membership:
         with self.changed:
             self.check()
             call.number = self.has_result + 1
-            self.call, self.call_began, self._quorum_lost_at = call, time.monotonic(), None
+            now = time.monotonic()
+            if self._call_ended is not None:
+                pause_s = now - self._call_ended
+                self._pace_s += (_PACE_SHARE if self._pauses else 1.0) * (pause_s - self._pace_s)
+                self._pauses += 1
+            self.call, self.call_began, self._quorum_lost_at = call, now, None
             self.has_lost_quorum = False
         try:
             while (view_and_comm := self._await_view(call, deadline)) is not None:
@@ -179,7 +191,7 @@ class Membership:
                     return
         finally:
             with self.changed:
-                self.call = None
+                self.call, self._call_ended = None, time.monotonic()
 
     def check(self) -> None:
         """Raise `LeftBehindError` if this process is no member any more."""
@@ -223,7 +235,7 @@ class Membership:
                 return
         is_of_view = isinstance(error, (AbortedError, PeerLostError, CollectiveTimeoutError, TransportUnavailableError))
         if not is_of_view and (error.peer in (None, comm.rank) or len(view.members) == 1):
-            self._leave_for(error)
+            self.leave_for(error)
             raise error
         suspect = view.ids[error.peer] if error.peer is not None and 0 <= error.peer < len(view.ids) else ""
         with self.changed:
@@ -240,7 +252,7 @@ class Membership:
         if isinstance(error, CollectiveTimeoutError) and deadline.has_passed():
             raise error
 
-    def _leave_for(self, error: UnisonoError) -> None:
+    def leave_for(self, error: UnisonoError) -> None:
         """Leave the swarm after an error of this member alone, so that the others go on."""
         if isinstance(error, UsageError):
             return  # nothing has been sent
@@ -297,6 +309,11 @@ class Membership:
             raise QuorumLostError(
                 f"{len(answering)} of {len(view.members)} members answer, and {needed} are needed to go on{silent}"
             )
+
+    def pace_s(self) -> float:
+        """Return the time between two calls of the program, as a moving average; 0 before there were enough calls."""
+        with self.changed:
+            return self._pace_s if self._pauses >= _LEAST_PAUSES else 0.0
 
     def quorum(self) -> int:
         """Return how many members of the present view must answer, so that it goes on."""
@@ -433,6 +450,7 @@ class Membership:
                 "call": 0 if self.call is None else self.call.number,
                 "gone": bool(self.gone),
                 "can_dial": can_dial,
+                "pace_s": self.pace_s(),
             }
 
     def _meet(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -447,7 +465,9 @@ class Membership:
         try:
             comm = self._met(candidate, proposer, request["store"], limit)
         except (UnisonoError, OSError, RuntimeError) as error:
-            raise ValueError(f"{self.me.name} could not meet the others: {error}") from None
+            self.obstacle = f"{self.me.name} could not meet the others: {error}"
+            raise ValueError(self.obstacle) from None
+        self.obstacle = ""
         with self.changed:
             is_wanted = not self.gone and (self.view is None or self.view.id == candidate.base)
             if is_wanted:

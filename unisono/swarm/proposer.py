@@ -7,6 +7,7 @@ proposes if the view has not changed by then. Two members that propose at once o
 from __future__ import annotations
 
 import random
+import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ _LOOK_S = 0.05
 _MEETING_S = 10.0
 _MOST_PAUSE_S = 2.0
 _REPLY_GRACE_S = 2.0
+# A member is slow if it takes so many times as long between calls as the others, and at least so long.
+_SLOW, _LEAST_PACE_S = 4.0, 0.05
 
 Reply = dict[str, Any] | Exception
 
@@ -60,6 +63,7 @@ class Proposer:
         self._needed_since: float | None = None
         self._is_closed = False
         self._named: set[tuple[int, str]] = set()
+        self._known_as_slow: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="unisono-swarm-proposer", daemon=True)
         self._thread.start()
 
@@ -90,6 +94,7 @@ class Proposer:
             view = state.view
             if view is None or state.gone:
                 return
+            self._note_late(view)
             self._note_slow(view)
             need = self._need(view)
             if need is None:
@@ -131,12 +136,30 @@ class Proposer:
         return Need(staying, joiners, is_urgent)
 
     def _note_slow(self, view: View) -> None:
+        """Name the members that take several times as long between calls as the others."""
+        replies, names = self._state.peers.replies(), {member.id: member.name for member in view.members}
+        given = {id_: reply.get("pace_s") for id_, reply in replies.items() if id_ in names}
+        given[self._state.me.id] = self._state.pace_s()
+        paces = {id_: pace_s for id_, pace_s in given.items() if isinstance(pace_s, float) and pace_s > 0}
+        usual = statistics.median_low(paces.values() or [0.0])
+        slow = {id_ for id_, pace_s in paces.items() if pace_s > max(_SLOW * usual, _LEAST_PACE_S)}
+        for id_ in slow - self._known_as_slow:
+            _log.warning(
+                "member %s takes %.2g s between calls, and most others %.2g s: patience_s leaves slow members behind",
+                names[id_],
+                paces[id_],
+                usual,
+            )
+            self._known_as_slow.add(id_)
+
+    def _note_late(self, view: View) -> None:
         """Name the members that have not begun a call for which this one waits; leave them behind if asked."""
         state = self._state
         if state.call is None:
             return
         waited_s, number = time.monotonic() - state.call_began, state.call.number
-        if waited_s < max(1.0, state.options.warn_after_s) or state.call.has_result:
+        warn_after_s, patience_s = max(1.0, state.options.warn_after_s), self._patience_s
+        if waited_s < min(warn_after_s, patience_s or warn_after_s) or state.call.has_result:
             return
         replies, lost = state.peers.replies(), state.peers.lost()
         for member in view.members:
@@ -151,7 +174,7 @@ class Proposer:
                     number,
                     waited_s,
                 )
-            if self._patience_s is not None and waited_s >= self._patience_s:
+            if patience_s is not None and waited_s >= patience_s:
                 state.slow.add(member.id)
 
     def _change(self, view: View, need: Need) -> bool:

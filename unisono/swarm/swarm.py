@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from unisono.collectives.arrays import adapters
 from unisono.collectives.bootstrap.environment import job_of_key
-from unisono.errors import PeerLostError, RendezvousError, UnisonoError, UsageError
+from unisono.errors import MismatchError, PeerLostError, RendezvousError, UnisonoError, UsageError
 from unisono.foundation import log
 from unisono.foundation.deadlines import Deadline, checked_timeout_s
 from unisono.foundation.uncopyable import uncopyable
@@ -88,7 +88,8 @@ class Swarm:
             goes on. If `min_size` is at most half of the members, both parts of a cut network may go on.
         quorum_timeout_s: seconds for which a call waits if too few members answer.
         patience_s: seconds for which a call waits for a member that has not begun it. Such a member is then left
-            behind. None waits for the option `timeout_s`.
+            behind. None waits for the option `timeout_s`. The log names members that are late by `warn_after_s`, or
+            that take several times as long between calls as the others.
         options: as of `unisono.init`. `heartbeat_timeout_s` is the time after which a silent member is lost, and
             `timeout_s` limits each call with all its repetitions. TLS is "on" unless `tls` is set.
         settings: fields of `Options`, such as ``heartbeat_timeout_s=5``.
@@ -147,6 +148,7 @@ class Swarm:
         self._routes: Routes | None = None
         self._proposer: Proposer | None = None
         self._problem: UnisonoError | None = None
+        self._is_refused = False  # by a meeting place, so that waiting is in vain
         self._registering: threading.Thread | None = None
         try:
             self.enter()
@@ -230,7 +232,7 @@ class Swarm:
         listening = listen_tcp(self._options.bind_address)
         host, port = listening.getsockname()[:2]
         me = Member(new_id(), self._name, host, port)
-        self._problem, self._stop = None, threading.Event()
+        self._problem, self._is_refused, self._stop = None, False, threading.Event()
         self._is_new, self._has_state = True, False
         self._exchange.offer(None)
         routes = self._routes = Routes(me, self._key, self._job, self._caller, self._options.heartbeat_timeout_s)
@@ -369,7 +371,9 @@ class Swarm:
             The state and its revision, which are those of the other members on a newcomer.
 
         Raises:
-            UsageError: the state cannot be passed on, or has another form than on the other members.
+            UsageError: the state cannot be passed on, or an optimizer of Keras is not built.
+            MismatchError: the state of this member has other shapes or dtypes than that of the others, which go on
+                without it.
             PeerLostError: the others could not pass their state to this member.
             CorruptionError: the state of this member has drifted, and `on_drift` is "end".
             QuorumLostError, LeftBehindError, CollectiveTimeoutError: as of `allreduce`.
@@ -384,7 +388,7 @@ class Swarm:
         call = member.has_result
         if self._is_new and call:
             others = [other for other in self.members if other.id != member.me.id]
-            fetched = self._exchange.fetch(state, call, others, limit)
+            fetched = self._fetched(state, call, others, limit)
             if fetched is not None:
                 return self._shared(*fetched, call)
         return self._compared(state, number, check_every, on_drift == "end", limit)
@@ -415,10 +419,17 @@ class Swarm:
         if me in right:
             self._is_new, self._has_state = False, True
             return SharedState(state, revision)
-        fetched = self._exchange.fetch(state, number, [call.contributors[rank] for rank in right], limit)
+        fetched = self._fetched(state, number, [call.contributors[rank] for rank in right], limit)
         if fetched is None:
             raise PeerLostError("no other member could pass its state on to this one")
         return self._shared(*fetched, number)
+
+    def _fetched(self, state: Any, call: int, members: Sequence[Member], limit: Deadline) -> tuple[Any, int] | None:
+        try:
+            return self._exchange.fetch(state, call, members, limit)
+        except MismatchError as error:
+            self._membership().leave_for(error)
+            raise
 
     def _shared(self, state: Any, revision: int, call: int) -> SharedState[Any]:
         self._is_new, self._has_state = False, True
@@ -525,7 +536,7 @@ class Swarm:
     def _await_admission(self, state: Membership, deadline: Deadline) -> None:
         with state.changed:
             while state.view is None or len(state.view.members) < self._least:
-                if self._problem is not None and not isinstance(self._problem, RendezvousError):
+                if self._problem is not None and self._is_refused:
                     raise self._problem
                 if deadline.has_passed() or state.gone:
                     raise self._problem or RendezvousError(self._why_not(state))
@@ -537,7 +548,10 @@ class Swarm:
             return state.gone
         if state.view is not None:
             return f"{len(state.view.members)} of {self._least} members came within {limit_s:g} s"
-        return f"the members of the swarm at {', '.join(self._urls)} did not admit this process within {limit_s:g} s"
+        why = f": {state.obstacle}" if state.obstacle else ""
+        return (
+            f"the members of the swarm at {', '.join(self._urls)} did not admit this process within {limit_s:g} s{why}"
+        )
 
     def _register(self, state: Membership, proposer: Proposer, stop: threading.Event) -> None:
         """Register at the meeting places again and again, and found the swarm if they say so."""
@@ -552,7 +566,7 @@ class Swarm:
                 )
                 self._problem = RendezvousError(f"no meeting place answers: {news.problem}") if news.problem else None
             except UnisonoError as error:
-                self._problem = error
+                self._problem, self._is_refused = error, True
             else:
                 state.routes.greet(news.waiting if view is not None else news.members)
                 if view is not None:

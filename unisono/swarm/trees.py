@@ -16,7 +16,7 @@ import numpy as np
 
 from unisono.collectives.arrays import adapters
 from unisono.dtypes import DTYPES
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UnisonoError, UsageError
 from unisono.foundation.json_checks import checked
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -134,50 +134,66 @@ def _collect(description: Any, found: dict[int, tuple[np.dtype[Any], tuple[int, 
 def restored(state: Any, description: Any, arrays: Sequence[Any]) -> Any:
     """Write arrays into a state, which had been described on another process, and return it.
 
-    Arrays that can be written and have the same shape and dtype are written in place. Others are replaced by new ones
-    of their library. Values that `state` lacks, such as the moments of a new optimizer, are made.
+    Arrays that can be written are written in place. Others are replaced by new ones of their library. Values that
+    `state` lacks, such as the moments of a new optimizer, are made.
+
+    Raises:
+        MismatchError: an array of `state` has another shape or dtype, or an object does not take its state.
+        UsageError: an optimizer of Keras is not built.
     """
-    return _restored(state, description, arrays, None)
+    return _restored(state, description, arrays, None, "state")
 
 
-def _restored(state: Any, description: Any, arrays: Sequence[Any], like: Any) -> Any:
+def _restored(state: Any, description: Any, arrays: Sequence[Any], like: Any, name: str) -> Any:
     if "of" in description:
         holder = _holder_of(state)
         if holder is None:
-            raise UsageError("the state of the other members has an object where this member has none")
-        own = holder.get(state)
-        holder.put(state, _restored(own, description["of"], arrays, _tensor_of(state)))
+            raise MismatchError(f"{name}: the other members have an object here, and this member has none")
+        values = _restored(holder.get(state), description["of"], arrays, _tensor_of(state), name)
+        try:
+            holder.put(state, values)
+        except UnisonoError:
+            raise
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise MismatchError(f"{name} does not take the state of the other members: {error}") from error
         return state
     if "items" in description:
         own = state if isinstance(state, Mapping) else {}
-        items = {key: _restored(own.get(key, _MISSING), value, arrays, like) for key, value in description["items"]}
+        values = {
+            key: _restored(own.get(key, _MISSING), value, arrays, like, f"{name}[{key!r}]")
+            for key, value in description["items"]
+        }
         if own is not state or isinstance(state, dict):
-            return items
+            return values
         kind: Callable[[dict[Any, Any]], Any] = type(state)
-        return kind(items)
+        return kind(values)
     if "list" in description:
         sequence = _sequence_of(state) or _Sequence([], list)
-        own = [*sequence.values, *[_MISSING] * (len(description["list"]) - len(sequence.values))]
+        items = [*sequence.values, *[_MISSING] * (len(description["list"]) - len(sequence.values))]
         return sequence.rebuilt(
-            [_restored(*pair, arrays, like) for pair in zip(own, description["list"], strict=False)]
+            [
+                _restored(*pair, arrays, like, f"{name}[{index}]")
+                for index, pair in enumerate(zip(items, description["list"], strict=False))
+            ]
         )
     if "array" in description:
-        return _written(state, arrays[description["array"]], like)
+        return _written(state, arrays[description["array"]], like, name)
     return description["value"]
 
 
-def _written(target: Any, array: Any, like: Any) -> Any:
+def _written(target: Any, array: Any, like: Any, name: str) -> Any:
     if target is _MISSING or target is None or type(target) in _PLAIN:
         return array.copy() if like is None else adapters.adapter_of(like, "the state").wrap(array.copy(), like)
-    adapter = adapters.adapter_of(target, "the state")
+    adapter = adapters.adapter_of(target, name)
+    own = adapter.view(target, name)
+    here, there = (f"{each.dtype.name}{list(each.shape)}" for each in (own, array))
+    if here != there:
+        raise MismatchError(f"{name} is {here} on this member, and {there} on the others")
     try:
-        own = adapter.view_to_write(target, "the state")
-        if own.shape == array.shape and own.dtype == array.dtype:
-            own[...] = array
-            return target
+        adapter.view_to_write(target, name)[...] = array
+        return target
     except UsageError:  # it cannot be written
-        pass
-    return adapter.wrap(array.copy(), target)
+        return adapter.wrap(array.copy(), target)
 
 
 class _Sequence(NamedTuple):
