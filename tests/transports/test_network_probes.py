@@ -75,7 +75,7 @@ def test_hosts_measure_for_some_round_trips_and_for_few_seconds_in_all() -> None
     terms = appointment([0.02, FAR_S, 0.0], 4, 60)
     assert terms is not None
     assert 6 * FAR_S <= terms.turn_s <= 1.4
-    assert terms.limit_s < 10
+    assert terms.limit_s < 15
     longest = appointment([3.0], 16, 1000)
     assert longest is not None
     assert longest.turn_s <= 2

@@ -3,9 +3,10 @@
 Theory of operation. Rank 0 decides whether the hosts measure, once all control links have arrived and before any rank
 begins. The kernel has measured their round trips. If the longest takes 5 ms or more, rank 0 sends an appointment over
 the links, and the first rank of each host takes part. Such a rank dials the hosts before it, all at the same time. Each
-pair of hosts then has one turn. Both send zeros to each other, and each measures the rate at which it receives.
-Pairs without a common host have the same turn, so 4 hosts need 3 turns. At last each host sends its measurements to
-rank 0, which passes the network to all ranks.
+pair of hosts then has a turn each way. The sender sends zeros, and the receiver measures their rate. At the same time,
+the acknowledgements of a fast way would wait behind the data of a slow way back. Pairs without a common host have the
+same turns, so 4 hosts need 3 for each direction. At last each host sends its measurements to rank 0, which passes the
+network to all ranks.
 
 No call is involved, so no rank counts or records anything. A turn takes 12 round trips, because a connection begins
 slowly, and 2 s at most. If a host fails or is late, it closes its connections, and rank 0 gets no network from it. The
@@ -44,10 +45,13 @@ _LEAST_TURN_S, _MOST_TURN_S, _SHARED_S = 0.1, 2.0, 4.0
 # The time for dialling and for hosts that have to wait for a core.
 _GRACE_S = 3.0
 _MOST_NBYTES = 64 << 20  # in a turn, each way
-_CHUNK_NBYTES = 256 << 10
+_CHUNK_NBYTES = 128 << 10
 _ZEROS = bytes(_CHUNK_NBYTES)
 _LOOK_MS = 10.0
 _READY = b"!"
+# How long a host waits for the rest of the data before it sends, as a part of a turn, and when it has come.
+_DRAIN, _QUIET_S = 0.5, 0.05
+_TCP_NOTSENT_LOWAT = 25  # of <linux/tcp.h>
 
 # What a host dials for; the HELLO carries it in its field `lane`.
 _TO_MEASURE, _TO_REPORT = 0, 1
@@ -90,7 +94,7 @@ class Appointment(NamedTuple):
     """The decision of rank 0 that the hosts measure.
 
     Attributes:
-        turn_s: the seconds of each turn.
+        turn_s: the seconds of each turn, for one direction.
         limit_s: the seconds after which every host gives up.
     """
 
@@ -116,7 +120,7 @@ def appointment(round_trips_s: Sequence[float], hosts: int, remaining_s: float) 
     turn_s = min(
         _ROUND_TRIPS * longest_s + _LEAST_TURN_S, max(_SHARED_S / count, _FEW_ROUND_TRIPS * longest_s), _MOST_TURN_S
     )
-    limit_s = count * (turn_s + longest_s) + _ROUND_TRIPS * longest_s + _GRACE_S
+    limit_s = count * ((2 + _DRAIN) * turn_s + longest_s) + _ROUND_TRIPS * longest_s + _GRACE_S
     return Appointment(turn_s, limit_s) if 2 * limit_s < remaining_s else None
 
 
@@ -229,7 +233,8 @@ def _measured(
         for pair in pairs:
             if me in pair:
                 peer = sum(pair) - me
-                row[peer] = list(_pair(probes.take(_TO_MEASURE, leaders[peer], deadline), terms.turn_s, deadline))
+                sock = probes.take(_TO_MEASURE, leaders[peer], deadline)
+                row[peer] = list(_pair(sock, terms.turn_s, deadline, sends_first=me < peer))
     if me:
         with probes.take(_TO_REPORT, 0, deadline) as link:
             send(link, {"row": row})
@@ -254,8 +259,8 @@ def _network(rows: Sequence[Sequence[Sequence[float]]]) -> Network:
     )
 
 
-def _pair(sock: socket.socket, turn_s: float, deadline: Deadline) -> tuple[float, float]:
-    """Exchange zeros with a host for a turn; return the least round trip, and the seconds of a byte from there.
+def _pair(sock: socket.socket, turn_s: float, deadline: Deadline, *, sends_first: bool) -> tuple[float, float]:
+    """Send zeros to a host for a turn, and receive for one; return the least round trip, and the seconds of a byte.
 
     The connection is reset at the end, so that nothing of it delays the next turn.
     """
@@ -269,27 +274,52 @@ def _pair(sock: socket.socket, turn_s: float, deadline: Deadline) -> tuple[float
             raise ConnectionAbortedError("another host has stopped measuring")
         sock.setblocking(False)  # with a time limit, `recv` would wait for data, and `send` for room
         round_trip_s = least_round_trip_s(sock)
-        per_byte_s = _per_byte_s(_arrivals(sock, min(turn_s, deadline.checked_remaining_s())))
+        # Data that the kernel has not sent yet at the end of a turn would hold up the way back.
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _CHUNK_NBYTES)
+        if sends_first:
+            _send(sock, min(turn_s, deadline.checked_remaining_s()))
+        longest_s = turn_s * (1 + _DRAIN * sends_first)  # the other host has to wait for the data of this one
+        arrivals = _arrivals(sock, min(longest_s, deadline.checked_remaining_s()))
+        if not sends_first:
+            _drain(sock, _DRAIN * turn_s)
+            _send(sock, min(turn_s, deadline.checked_remaining_s()))
+        per_byte_s = _per_byte_s(arrivals)
         return min(round_trip_s, least_round_trip_s(sock) or round_trip_s), per_byte_s
 
 
-def _arrivals(sock: socket.socket, turn_s: float) -> list[tuple[float, int]]:
-    """Send and receive for a turn; return how many bytes have arrived at which times."""
+def _send(sock: socket.socket, turn_s: float) -> None:
+    """Send zeros for a turn."""
     poll = select.poll()
-    end_s = time.monotonic() + turn_s
-    sent, arrivals = 0, [(time.monotonic(), 0)]
+    poll.register(sock, select.POLLOUT)
+    end_s, sent = time.monotonic() + turn_s, 0
     with contextlib.suppress(ConnectionError):  # the other host ended its turn a moment before
-        while (now_s := time.monotonic()) < end_s and min(sent, arrivals[-1][1]) < _MOST_NBYTES:
-            poll.register(sock, select.POLLIN | (select.POLLOUT if sent < _MOST_NBYTES else 0))
-            poll.poll(min(_LOOK_MS, 1e3 * (end_s - now_s)))
-            if sent < _MOST_NBYTES:
+        while (now_s := time.monotonic()) < end_s and sent < _MOST_NBYTES:
+            if poll.poll(min(_LOOK_MS, 1e3 * (end_s - now_s))):
                 with contextlib.suppress(BlockingIOError):
                     sent += sock.send(_ZEROS)
-            with contextlib.suppress(BlockingIOError):
-                data = sock.recv(_CHUNK_NBYTES)
-                if not data:
-                    break
-                arrivals.append((time.monotonic(), arrivals[-1][1] + len(data)))
+
+
+def _drain(sock: socket.socket, most_s: float) -> None:
+    """Receive what is still under way, until nothing comes for a moment."""
+    end_s = time.monotonic() + most_s
+    while time.monotonic() < end_s and select.select([sock], [], [], _QUIET_S)[0]:
+        if not sock.recv(_CHUNK_NBYTES):
+            break
+
+
+def _arrivals(sock: socket.socket, turn_s: float) -> list[tuple[float, int]]:
+    """Receive for a turn; return how many bytes have arrived at which times."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    end_s, arrivals = time.monotonic() + turn_s, [(time.monotonic(), 0)]
+    with contextlib.suppress(ConnectionError):  # the other host ended its turn a moment before
+        while (now_s := time.monotonic()) < end_s and arrivals[-1][1] < _MOST_NBYTES:
+            if not poll.poll(min(_LOOK_MS, 1e3 * (end_s - now_s))):
+                continue
+            data = sock.recv(_CHUNK_NBYTES)
+            if not data:
+                break
+            arrivals.append((time.monotonic(), arrivals[-1][1] + len(data)))
     return arrivals
 
 
