@@ -20,7 +20,7 @@ ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.val
 
 
 def cases(algorithms: list[Algorithm]) -> list[Any]:
-    return [pytest.param(each, id=f"{each.collective}_{each.name}") for each in algorithms]
+    return [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in algorithms]
 
 
 EVERY_ALGORITHM = cases(ALL)
@@ -79,7 +79,9 @@ def test_builder_refuses_unsupported_size_with_the_declared_reason(
 
 
 def test_only_three_algorithms_refuse_five_or_six_ranks() -> None:
-    refusing = {(each.collective, each.name) for each in ALL if each.supports(6) or each.supports(5)}
+    refusing = {
+        (algorithm.collective, algorithm.name) for algorithm in ALL if algorithm.supports(6) or algorithm.supports(5)
+    }
     assert refusing == {
         ("broadcast", "scatter_doubling"),
         ("allgather", "recursive_doubling"),

@@ -22,9 +22,9 @@ ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.val
 
 def cases(*orders: Order) -> list[Any]:
     return [
-        pytest.param(each, id=f"{each.collective}_{each.name}")
-        for each in ALL
-        if each.order in orders and CONTRACTS[each.collective].reduces
+        pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}")
+        for algorithm in ALL
+        if algorithm.order in orders and CONTRACTS[algorithm.collective].reduces
     ]
 
 
@@ -50,7 +50,9 @@ def lowered_later(plan: Plan) -> Plan:
 
 
 def test_only_reducing_algorithms_declare_an_order() -> None:
-    assert {each.name for each in ALL if (each.order == "none") == CONTRACTS[each.collective].reduces} == set()
+    assert {
+        algorithm.name for algorithm in ALL if (algorithm.order == "none") == CONTRACTS[algorithm.collective].reduces
+    } == set()
 
 
 @pytest.mark.parametrize("algorithm", cases("rank", "at_once", "canonical"))
@@ -96,7 +98,9 @@ def test_ring_combines_a_block_in_the_order_in_which_it_travels(
     ],
 )
 def test_expected_collectives_have_an_algorithm_for_each_order(order: Order, collectives: set[str]) -> None:
-    assert {each.collective for each in ALL if each.order == order and not each.mapped} == collectives
+    assert {
+        algorithm.collective for algorithm in ALL if algorithm.order == order and not algorithm.mapped
+    } == collectives
 
 
 def test_canonical_order_is_one_balanced_tree() -> None:

@@ -38,7 +38,7 @@ from unisono.collectives.communicator import Communicator
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import Options
 
-ALL = [each for by_name in COMPOSED.values() for each in by_name.values() if isinstance(each, Composition)]
+ALL = [row for by_name in COMPOSED.values() for row in by_name.values() if isinstance(row, Composition)]
 
 
 def cases(algorithms: Sequence[Algorithm]) -> list[Any]:
@@ -47,8 +47,8 @@ def cases(algorithms: Sequence[Algorithm]) -> list[Any]:
 
 EVERY_ALGORITHM = cases(ALL)
 BY_SHARES = cases([COMPOSED[collective]["hierarchical"] for collective in ("allgather", "reduce_scatter")])
-LED = cases([each for each in ALL if each.name == "hierarchical" and each.needs is not needs_runs])
-SCANS = cases([each for each in ALL if each.collective in {"scan", "exscan"}])
+LED = cases([row for row in ALL if row.name == "hierarchical" and row.needs is not needs_runs])
+SCANS = cases([row for row in ALL if row.collective in {"scan", "exscan"}])
 IN_LANES = cases([find("allreduce", "full_lane")])
 EXACT = cases([find("allreduce", "full_lane"), find("alltoall", "two_level")])
 
@@ -184,9 +184,11 @@ IN_EQUAL_BLOCKS = {
 def parts_of_phases(phase: tuple[str, str, str, str]) -> list[str]:
     """Return the names of the algorithms that can be `phase`."""
     return [
-        each.name
-        for each in ALGORITHMS[phase[3]].values()
-        if not each.mapped and each.name not in COMPOSED.get(phase[3], {}) and (*phase[:3], each.name) not in NO_PHASE
+        algorithm.name
+        for algorithm in ALGORITHMS[phase[3]].values()
+        if not algorithm.mapped
+        and algorithm.name not in COMPOSED.get(phase[3], {})
+        and (*phase[:3], algorithm.name) not in NO_PHASE
     ]
 
 
@@ -213,7 +215,7 @@ def test_every_pair_of_declared_phase_algorithms_can_be_combined(algorithm: Comp
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
 def test_builder_default_is_first_algorithm_declared_for_the_phase(algorithm: Composition) -> None:
-    defaults = {name: each.default for name, each in algorithm.parameters().items()}
+    defaults = {name: parameter.default for name, parameter in algorithm.parameters().items()}
     declared = {phase.parameter: phase.algorithms[0] for phase in algorithm.phases}
     fixed = {"hosts": None, **({"varying": False} if algorithm.varying else {})}
     assert defaults == {**fixed, **declared}
@@ -233,7 +235,7 @@ def test_phase_accepts_parameters_of_its_algorithm(collective: str, name: str, p
     algorithm, hosts = COMPOSED[collective][name], runs(4, 4, 4)
     prove(algorithm, hosts, **params)
     plain = {key: str(value).split("(")[0] for key, value in params.items() if isinstance(value, str)}
-    plans = [algorithm.build(12, 4, hosts=hosts, **each) for each in (params, plain)]
+    plans = [algorithm.build(12, 4, hosts=hosts, **arguments) for arguments in (params, plain)]
     assert plans[0] != plans[1]
 
 

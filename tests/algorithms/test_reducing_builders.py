@@ -264,7 +264,11 @@ def test_floating_point_sums_are_rounded_in_the_order_of_the_algorithm(
 @pytest.mark.parametrize("op", ["sum", "avg", "prod"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_algorithms_of_the_canonical_order_give_the_same_bits(dtype: str, op: str) -> None:
-    canonical = [each for each in ALL if each.order == "canonical" and CONTRACTS[each.collective].output is Cut.VECTOR]
+    canonical = [
+        candidate
+        for candidate in ALL
+        if candidate.order == "canonical" and CONTRACTS[candidate.collective].output is Cut.VECTOR
+    ]
     assert len(canonical) > 1
     for size in (2, 3, 5, 7, 8, 13):
         values = np.random.default_rng(size).standard_normal((size, 40)).astype(dtype)

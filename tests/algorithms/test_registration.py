@@ -65,7 +65,7 @@ def test_registration_returns_the_builder_and_find_knows_its_name() -> None:
 
 
 def test_tuner_compares_user_algorithm_by_its_declared_cost() -> None:
-    cheap = {name: replace(each, supports=lambda size: "not today") for name, each in ALGORITHMS["allreduce"].items()}
+    cheap = {name: replace(row, supports=lambda size: "not today") for name, row in ALGORITHMS["allreduce"].items()}
     algorithm("allreduce", "my_ring", cost=RING.cost)(my_ring)
     candidates = {candidate.algorithm: candidate for candidate in explain(ASKED).candidates}
     assert candidates["my_ring"].predicted_s == candidates["ring"].predicted_s
@@ -77,7 +77,7 @@ def test_tuner_compares_user_algorithm_by_its_declared_cost() -> None:
 def test_algorithm_without_cost_runs_by_name_only() -> None:
     algorithm("allreduce", "my_ring")(my_ring)
     explanation = explain(ASKED)
-    candidate = next(each for each in explanation.candidates if each.algorithm == "my_ring")
+    candidate = next(ranked for ranked in explanation.candidates if ranked.algorithm == "my_ring")
     assert (candidate.predicted_s, candidate.refusal) == (None, "declares no cost, so it runs only if it is named")
     forced = explain(replace(ASKED, algorithm="my_ring"))
     assert (forced.choice.algorithm, forced.choice.tier, forced.choice.segments) == ("my_ring", "forced", 1)
@@ -318,7 +318,7 @@ def test_algorithm_name_in_use_is_refused() -> None:
 def test_registration_with_replace_replaces_user_algorithms_only() -> None:
     algorithm("allreduce", "my_ring", reference="first")(my_ring)
     algorithm("allreduce", "my_ring", reference="second", replace=True)(my_ring)
-    assert [each.reference for each in registered()] == ["second"]
+    assert [entry.reference for entry in registered()] == ["second"]
     with pytest.raises(UsageError, match="allreduce has an algorithm 'ring' already; it has direct, "):
         algorithm("allreduce", "ring", replace=True)
 

@@ -328,9 +328,9 @@ def test_report_compares_only_rounds_of_one_placement() -> None:
         *(_sample(own.name, 0, NEAR, 1.0, 1.0), _sample(other.name, 0, NEAR, 2.0, 2.0)),
         *(_sample(own.name, 1, FAR, 10.0, 10.0), _sample(other.name, 1, FAR, 50.0, 50.0)),
     ]
-    found = rows(small(own, other, ranks=2, sizes=(1024,)), Results(samples))
-    by_key = {(row.placement, row.library): row for row in found}
-    assert [(row.placement, row.library) for row in found] == [
+    result = rows(small(own, other, ranks=2, sizes=(1024,)), Results(samples))
+    by_key = {(row.placement, row.library): row for row in result}
+    assert [(row.placement, row.library) for row in result] == [
         ("far", "unisono-shm"),
         ("far", "gloo"),
         ("near", "unisono-shm"),
@@ -420,15 +420,15 @@ def test_comparison_tells_changes_from_noise_and_from_a_slower_machine(
     old = saved(tmp_path / "old.json", {"unisono-shm": (1.0, 1.1), "unisono-tcp": (9.0, 9.9), "gloo": (100.0, 180.0)})
     new = saved(tmp_path / "new.json", {"unisono-shm": (2.0, 2.2), "unisono-tcp": (9.5, 9.6), "gloo": (150.0, 200.0)})
     assert main(["bench", "compare", str(old), str(new), "--json"]) == 1
-    found = {each["library"]: each for each in json.loads(capfd.readouterr().out)}
-    assert {name: each["verdict"] for name, each in found.items()} == {
+    result = {record["library"]: record for record in json.loads(capfd.readouterr().out)}
+    assert {name: record["verdict"] for name, record in result.items()} == {
         "unisono-shm": "slower",
         "unisono-tcp": "same",
         "gloo": "same",
     }
-    assert found["unisono-shm"]["ratio"] == 2.0
-    assert found["unisono-shm"]["relative"] == pytest.approx(2.0 / 1.5)
-    assert found["gloo"]["relative"] is None
+    assert result["unisono-shm"]["ratio"] == 2.0
+    assert result["unisono-shm"]["relative"] == pytest.approx(2.0 / 1.5)
+    assert result["gloo"]["relative"] is None
     assert main(["bench", "compare", str(new), str(old)]) == 0
     assert "faster" in capfd.readouterr().out
 
@@ -511,7 +511,9 @@ def test_small_messages_cost_at_most_two_pages_for_each_peer() -> None:
     output = subprocess.check_output(
         [sys.executable, "-m", "unisono.bench.programs.memory", "--peers", str(peers), "--json"]
     )
-    linked, small, large = ({row["state"]: row["resident_kib"] for row in json.loads(output)}[each] for each in STATES)
+    linked, small, large = (
+        {row["state"]: row["resident_kib"] for row in json.loads(output)}[state] for state in STATES
+    )
     assert (small - linked) / peers <= 2 * PAGE_KIB + 9  # the memory for messages is a few KiB more
     assert (large - small) / peers > 1000
 

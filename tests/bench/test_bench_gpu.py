@@ -316,11 +316,11 @@ def test_gpu_stage_that_survives_sigkill_is_not_waited_for(monkeypatch: pytest.M
     kill, spared = os.kill, set[int]()
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", lambda pid, number: spared.add(pid))
-        ended = gpu.run_until(["sleep", "100"], 0.1, dict(os.environ))
+        result = gpu.run_until(["sleep", "100"], 0.1, dict(os.environ))
     (pid,) = spared
     kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert ended.code is None
+    assert result.code is None
 
 
 def test_no_gpu_stage_begins_when_the_time_is_over(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def test_gradients_benchmark_removes_its_namespaces_after_measuring(what: str, t
         process.wait()
     document = json.loads(output.read_text())
     if what == "lag":
-        found = document["found"]
-        assert found["lag 0"]["steps_per_s"] < 1e3 / 5
-        assert all(0 <= row["accuracy"] <= 1 for row in found.values())
+        results = document["found"]
+        assert results["lag 0"]["steps_per_s"] < 1e3 / 5
+        assert all(0 <= row["accuracy"] <= 1 for row in results.values())
     else:
         assert document["found"]["ms"].keys() == {"alone", "after", "overlapped", "float16", "bfloat16", "int8"}
         assert document["found"]["sent_nbytes"]["int8"] < document["found"]["sent_nbytes"]["float16"]

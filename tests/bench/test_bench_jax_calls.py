@@ -33,6 +33,6 @@ def test_benchmark_of_jax_measures_programs(tmp_path: Path) -> None:
     pytest.importorskip("jax", reason="make jax installs it")
     options = "--libraries jax-xla-unisono --sizes 1K --rounds 1 --seconds 0.01 --json"
     command = [sys.executable, "-m", "unisono.bench.programs.jax_calls", *options.split()]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["rows"]["1 KiB"]["jax-xla-unisono"]["best"] > 0
+    process = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout)["rows"]["1 KiB"]["jax-xla-unisono"]["best"] > 0

@@ -15,9 +15,9 @@ from support.deadlines import DEADLINE_S
 def test_benchmark_of_torch_calls_measures_every_call_over_both_backends(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="make torch installs it")
     command = [sys.executable, "-m", "unisono.bench.programs.torch_calls", "--rounds", "1", "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    document = json.loads(ended.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    document = json.loads(process.stdout)
     assert document["ranks"] == 2
     assert {"all_reduce, 8 KiB of bfloat16", "all_reduce, 32 MiB of bfloat16", "barrier"} <= document["rows"].keys()
     for times in document["rows"].values():

@@ -61,7 +61,10 @@ def test_newest_comparison_of_each_situation_counts(tmp_path: Path) -> None:
     old = [compared("gloo", 2.0), compared("mpich", 3.0), compared("bare-copy", 0.5), compared("unisono-tcp", 0.5)]
     first = save(tmp_path / "first.jsonl", ("2026-11-27T01", old))
     second = save(tmp_path / "second.jsonl", ("2026-11-28T01", [compared("gloo", 0.8)]))
-    result = {each.library: (each.date, round(each.high, 3)) for each in curves.comparisons([second, first])}
+    result = {
+        comparison.library: (comparison.date, round(comparison.high, 3))
+        for comparison in curves.comparisons([second, first])
+    }
     assert result == {"gloo": ("2026-11-28", 0.9), "mpich": ("2026-11-27", 3.1)}
 
 

@@ -32,23 +32,23 @@ def run_script(*arguments: str, out: Path, **variables: str) -> subprocess.Compl
     )
 
 
-def probes_say_which_premises_hold_and_what_calls_cost(found: Records) -> None:
-    premises = {record["name"]: record for record in of_kind(found, "premise")}
+def probes_say_which_premises_hold_and_what_calls_cost(records: Records) -> None:
+    premises = {record["name"]: record for record in of_kind(records, "premise")}
     assert set(probes.PREMISES) == set(premises), premises
     assert {name for name, _ in gpu.NEEDED if name != "CUDA IPC"} < set(premises)
     not_run = [record for record in premises.values() if record["name"].startswith("the probe of")]
     assert not not_run, not_run
     # Premises about memory need not hold on the double. Those of NEEDED must, so that all stages use flags and graphs.
     assert all(premises[name]["holds"] for name, _ in gpu.NEEDED if name in premises), premises
-    costs = {record["name"]: record["us"] for record in of_kind(found, "cost")}
+    costs = {record["name"]: record["us"] for record in of_kind(records, "cost")}
     held_up = {probes.WAITING.format(name, 300) for name in ("cuMemFree of 2 MiB", "cuIpcCloseMemHandle")}
     assert held_up < set(costs)
     assert {"cuLaunchKernel", "replay of a graph of 3 calls", "hand-over between processes, idle"} < set(costs)
     assert all(us > 0 for us in costs.values()), costs
 
 
-def suites_pass_outside_the_tree_and_are_recorded_once(found: Records) -> None:
-    tests = of_kind(found, "test")
+def suites_pass_outside_the_tree_and_are_recorded_once(records: Records) -> None:
+    tests = of_kind(records, "test")
     assert [test["outcome"] for test in tests if "interface" in test["name"] or "[" not in test["name"]], tests
     assert all(test["outcome"] == "passed" for test in tests if not test["name"].endswith(("[torch]", "[cupy]"))), tests
     names = sorted(test["name"].rpartition("::")[2] for test in tests)
@@ -58,35 +58,35 @@ def suites_pass_outside_the_tree_and_are_recorded_once(found: Records) -> None:
         "test_memory_and_events_are_shared_by_processes[driver]",
         *(f"test_plans_on_registered_arrays_are_right[{library}]" for library in ("cupy", "interface", "torch")),
     ]
-    assert [record["value"] for record in of_kind(found, "left")] == ["0", "0"]
+    assert [record["value"] for record in of_kind(records, "left")] == ["0", "0"]
 
 
-def kernels_are_measured_beside_those_of_others(found: Records) -> None:
-    kernels = of_kind(found, "kernel")
+def kernels_are_measured_beside_those_of_others(records: Records) -> None:
+    kernels = of_kind(records, "kernel")
     measured = {(kernel["contender"], kernel["k"], kernel["nbytes"]) for kernel in kernels if "failure" not in kernel}
     assert {(name, k, size) for name in ("copy", "unisono") for k in (2, 3) for size in (100, 4096)} <= measured
     assert all(kernel["wrong"] == "" and kernel["gbps"] > 0 for kernel in kernels if "failure" not in kernel)
     assert {kernel["contender"] for kernel in kernels} == {"copy", "unisono", "torch.sum", "CuPy", "torch adds"}
 
 
-def issuing_is_measured_by_programs_and_by_python(found: Records) -> None:
-    issue = of_kind(found, "issue")
-    assert [(each["way"], each["nbytes"]) for each in issue] == [("programs", 1024), ("Python", 1024)]
-    assert all(each["host_us"] > 0 for each in issue)
+def issuing_is_measured_by_programs_and_by_python(records: Records) -> None:
+    issue = of_kind(records, "issue")
+    assert [(record["way"], record["nbytes"]) for record in issue] == [("programs", 1024), ("Python", 1024)]
+    assert all(record["host_us"] > 0 for record in issue)
 
 
-def threads_are_measured_by_three_clocks(found: Records) -> None:
-    threads = [each for each in of_kind(found, "allreduce") if each["placement"] == "threads"]
+def threads_are_measured_by_three_clocks(records: Records) -> None:
+    threads = [record for record in of_kind(records, "allreduce") if record["placement"] == "threads"]
     assert [(thread["library"], thread["nbytes"]) for thread in threads] == [
         (f"unisono {algorithm}", nbytes) for nbytes in (1024, 4096) for algorithm in ("one_shot", "two_shot")
     ]
     assert all(thread["median_us"] > thread["host_us"] > 0 and thread["device_us"] > 0 for thread in threads)
 
 
-def routes_are_measured_and_their_table_says_that_ranks_shared_a_gpu(found: Records) -> None:
-    ways = {(record["route"], record["nbytes"]) for record in of_kind(found, "route")}
+def routes_are_measured_and_their_table_says_that_ranks_shared_a_gpu(records: Records) -> None:
+    ways = {(record["route"], record["nbytes"]) for record in of_kind(records, "route")}
     assert ways == {(way, nbytes) for way in ("one_shot", "two_shot", "staged") for nbytes in (1024, 4096)}
-    (written,) = of_kind(found, "table")
+    (written,) = of_kind(records, "table")
     assert written["shared_gpu"] == machine.DOUBLE
     table = loaded(Path(written["path"]))
     assert [(decision.collective, decision.ranks, decision.memory) for decision in table.decisions] == [
@@ -95,8 +95,8 @@ def routes_are_measured_and_their_table_says_that_ranks_shared_a_gpu(found: Reco
     assert all(seconds for times in next(iter(table.decisions.values())).times_s.values() for seconds in times)
 
 
-def processes_are_measured_by_calls_and_by_plans(found: Records) -> None:
-    processes = [each for each in of_kind(found, "allreduce") if each["placement"] == "processes"]
+def processes_are_measured_by_calls_and_by_plans(records: Records) -> None:
+    processes = [record for record in of_kind(records, "allreduce") if record["placement"] == "processes"]
     assert [(process["library"], process["nbytes"], process["ranks"]) for process in processes] == [
         ("unisono", 1024, 2),
         ("unisono plans", 1024, 2),
@@ -104,8 +104,8 @@ def processes_are_measured_by_calls_and_by_plans(found: Records) -> None:
     assert all(process.get("median_us", 0) > 0 for process in processes), processes
 
 
-def training_has_the_losses_of_gloo(found: Records) -> None:
-    trainings = {each["way"]: each for each in of_kind(found, "training")}
+def training_has_the_losses_of_gloo(records: Records) -> None:
+    trainings = {record["way"]: record for record in of_kind(records, "training")}
     if "torch" in trainings:
         assert trainings["torch"]["failure"] == "torch is not installed"
         return
@@ -114,10 +114,10 @@ def training_has_the_losses_of_gloo(found: Records) -> None:
     assert others == {"CuPy: cupy_power.py", "JAX: allreduce"}
 
 
-def sanitizer_runs_every_kernel_and_says_which_tool_is_missing(found: Records) -> None:
-    under = of_kind(found, "sanitizer")
+def sanitizer_runs_every_kernel_and_says_which_tool_is_missing(records: Records) -> None:
+    under = of_kind(records, "sanitizer")
     assert under[0] == {"kind": "sanitizer", "tool": "none", "found": ""}
-    assert {each["tool"] for each in under[1:]} == {"memcheck", "initcheck", "synccheck"}
+    assert {record["tool"] for record in under[1:]} == {"memcheck", "initcheck", "synccheck"}
 
 
 CHECKS: tuple[Callable[[Records], None], ...] = (
@@ -133,8 +133,8 @@ CHECKS: tuple[Callable[[Records], None], ...] = (
 )
 
 
-def of_kind(found: Records, kind: str) -> Records:
-    return [record for record in found if record["kind"] == kind]
+def of_kind(records: Records, kind: str) -> Records:
+    return [record for record in records if record["kind"] == kind]
 
 
 def test_first_run_records_all_that_its_stages_find(
@@ -185,8 +185,8 @@ def test_training_whose_gradients_are_not_averaged_is_wrong(tmp_path: Path) -> N
         timeout=DEADLINE_S,
         check=True,
     )
-    records = {each["way"]: each for each in map(json.loads, process.stdout.splitlines())}
-    assert {way: each.get("right") for way, each in records.items()} == {
+    records = {record["way"]: record for record in map(json.loads, process.stdout.splitlines())}
+    assert {way: record.get("right") for way, record in records.items()} == {
         **{"gloo": True, "alone": False, "fails": None, "DDP": True},
     }
     assert records["fails"]["failure"] == "ValueError: there is no such way"

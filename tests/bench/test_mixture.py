@@ -20,7 +20,7 @@ TIMES_S = {"ring": 2.0, "chain": 3.0, MPI_NATIVE: 4.0, "binomial": 1.0}
 def ratios(both: str, own: str) -> dict[str, float]:
     choices = {"both": both, "own": own, "mpi": MPI_NATIVE}
     point = SizeTimes("shm", "broadcast", 8, {name: [seconds] * 4 for name, seconds in TIMES_S.items()}, choices, {})
-    return {each.name: ratio(point, each) for each in COMPARISONS}
+    return {comparison.name: ratio(point, comparison) for comparison in COMPARISONS}
 
 
 def test_mixture_compares_a_table_with_each_library_and_the_best_of_all() -> None:
@@ -60,8 +60,8 @@ def test_mpi_ranks_use_mpiexec_and_python_of_their_library(tmp_path: Path, monke
 def test_mixture_command_passes_its_options_to_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[mixture.StudySettings] = []
 
-    def study(place: mixture.MpiPlace, wanted: mixture.StudySettings, folder: Path) -> list[SizeTimes]:
-        asked.append(wanted)
+    def study(place: mixture.MpiPlace, settings: mixture.StudySettings, folder: Path) -> list[SizeTimes]:
+        asked.append(settings)
         choices = {"both": "ring", "own": "ring", "mpi": MPI_NATIVE}
         return [SizeTimes(place.transport, "broadcast", 8, {name: [s] * 4 for name, s in TIMES_S.items()}, choices, {})]
 
@@ -80,9 +80,9 @@ def test_mixture_command_passes_its_options_to_the_study(tmp_path: Path, monkeyp
         "--sizes",
         "8",
     ]
-    ended = CliRunner().invoke(mixture.main, arguments, catch_exceptions=False)
-    assert ended.exit_code == 0
-    assert [(each.ranks, each.collectives, each.sizes, each.placement) for each in asked] == [
+    result = CliRunner().invoke(mixture.main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert [(question.ranks, question.collectives, question.sizes, question.placement) for question in asked] == [
         (3, ("broadcast",), (8,), "any")
     ] * 2
     assert len((tmp_path / "mixture.jsonl").read_text().splitlines()) == 2

@@ -23,20 +23,20 @@ def point(nbytes: int, one_s: float, other_s: float, predicted: tuple[float, flo
 
 
 def test_regret_is_chosen_time_divided_by_best_time() -> None:
-    found = point(8, 2.0, 3.0)
-    assert [found.regret(selector) for selector in ("table", "model", HINDSIGHT)] == pytest.approx([1.0, 1.5, 1.0])
+    place = point(8, 2.0, 3.0)
+    assert [place.regret(selector) for selector in ("table", "model", HINDSIGHT)] == pytest.approx([1.0, 1.5, 1.0])
 
 
 def test_regret_is_scored_on_other_rounds_than_hindsight_chooses_by() -> None:
-    found = SizeTimes("shm", "allreduce", 8, {"good": [2.0] * 4, "bad": [1.0, 4.0, 1.0, 4.0]}, CHOICES, {})
-    assert found.regret("table") == pytest.approx(math.sqrt(2.0 / 4.0))  # 2 over 4, and 2 over 2
-    assert found.regret(HINDSIGHT) == pytest.approx(math.sqrt(2.0 / 4.0 * 1.0 / 2.0))
+    place = SizeTimes("shm", "allreduce", 8, {"good": [2.0] * 4, "bad": [1.0, 4.0, 1.0, 4.0]}, CHOICES, {})
+    assert place.regret("table") == pytest.approx(math.sqrt(2.0 / 4.0))  # 2 over 4, and 2 over 2
+    assert place.regret(HINDSIGHT) == pytest.approx(math.sqrt(2.0 / 4.0 * 1.0 / 2.0))
 
 
 def test_prediction_errors_ignore_disturbed_rounds() -> None:
     times = {"good": [2.0, 90.0, 2.0, 1.0], "bad": [3.0] * 4}
-    found = SizeTimes("shm", "allreduce", 8, times, CHOICES, {"good": 2.2})
-    assert found.errors() == pytest.approx([0.1])
+    place = SizeTimes("shm", "allreduce", 8, times, CHOICES, {"good": 2.2})
+    assert place.errors() == pytest.approx([0.1])
 
 
 def test_rises_are_those_computed_by_hand() -> None:
@@ -90,17 +90,17 @@ def test_points_are_whole_elements_for_every_rank() -> None:
 def test_table_tuned_in_a_quarter_of_a_sweep_is_near_the_best() -> None:
     (recorded,) = read(RECORDED)
     recorded.calibrate()
-    found = [each for seed in (1, 2) for each in regrets(recorded, 0.25 * recorded.sweep_s(), seed)]
-    assert geometric_mean(found) <= 1.04
-    assert sorted(found)[round(0.9 * len(found))] <= 1.15
+    ratios = [regret for seed in (1, 2) for regret in regrets(recorded, 0.25 * recorded.sweep_s(), seed)]
+    assert geometric_mean(ratios) <= 1.04
+    assert sorted(ratios)[round(0.9 * len(ratios))] <= 1.15
 
 
 def test_model_is_near_the_recorded_times() -> None:
     (recorded,) = read(RECORDED)
     recorded.calibrate()
     calibrated = sorted({nbytes for rows in recorded.times_s.values() for nbytes in rows})[::2]
-    found = [each for each in predictions(recorded) if each.nbytes not in calibrated]
-    assert median(error for each in found for error in each.errors()) <= 0.12
+    predicted = [prediction for prediction in predictions(recorded) if prediction.nbytes not in calibrated]
+    assert median(error for row in predicted for error in row.errors()) <= 0.12
 
 
 def test_model_predicts_most_recorded_crossovers() -> None:
@@ -116,7 +116,7 @@ def test_regret_command_reports_a_replay_of_recorded_times(tmp_path: Path) -> No
     rows = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     few = tmp_path / "few.jsonl"
     few.write_text("".join(json.dumps(row) + "\n" for row in rows if row["nbytes"] < 100_000))
-    ended = CliRunner().invoke(main, ["--recorded", str(few), "--seeds", "1"])
-    assert ended.exit_code == 0, ended.output
-    assert "4 ranks, shm: regret of tables" in ended.output
-    assert "median error of the model" in ended.output
+    result = CliRunner().invoke(main, ["--recorded", str(few), "--seeds", "1"])
+    assert result.exit_code == 0, result.output
+    assert "4 ranks, shm: regret of tables" in result.output
+    assert "median error of the model" in result.output

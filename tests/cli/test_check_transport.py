@@ -55,9 +55,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     transport_doubles.released.clear()
     yield
     transport_doubles.released.set()
-    for each in transport_doubles.kept:
-        if isinstance(each, int):
-            os.close(each)
+    for descriptor in transport_doubles.kept:
+        if isinstance(descriptor, int):
+            os.close(descriptor)
     transport_doubles.kept.clear()
 
 

@@ -100,9 +100,9 @@ def test_ranks_without_a_system_facility_behave_as_documented(tmp_path: Path, na
     check, transports = check_of(name), {SHARED: "shm", "TCP": "tcp"}
     if check.required:
         program, before = "import unisono as un; un.init()", [runnable(words)] * 2
-        for ended in by_variables(program, before=before, folder=tmp_path, UNISONO_RENDEZVOUS_TIMEOUT_S="3"):
-            assert ended.returncode == 1, ended
-            assert ended.stderr.splitlines()[-1].startswith("unisono.errors."), ended.stderr
+        for process in by_variables(program, before=before, folder=tmp_path, UNISONO_RENDEZVOUS_TIMEOUT_S="3"):
+            assert process.returncode == 1, process
+            assert process.stderr.splitlines()[-1].startswith("unisono.errors."), process.stderr
         return
     with PrefixedJob(use_everything, [runnable(words)] * 2, tmp_path, timeout_s=DEADLINE_S) as job:
         assert job.hear_all() == [({transports[check.messages]}, check.memory)] * 2
@@ -134,7 +134,7 @@ def test_rank_without_shared_memory_warns_once_and_is_reached_by_tcp(tmp_path: P
 def test_doctor_names_the_missing_facility_and_its_consequence(name: str, words: Sequence[str]) -> None:
     program = (
         "import dataclasses, json; from unisono.cli.machine.checks import run_checks\n"
-        "print(json.dumps([dataclasses.asdict(each) for each in run_checks()]))"
+        "print(json.dumps([dataclasses.asdict(check) for check in run_checks()]))"
     )
     completed = subprocess.run(
         [*runnable(words), sys.executable, "-c", program],

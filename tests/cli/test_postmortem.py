@@ -248,8 +248,8 @@ def dump(rank: int, calls: Sequence[RecordedCall], size: int = 2, job: str = "aa
 
 
 def reported(folder: Path, *dumps: Dump, job: str = "") -> Report:
-    for each in dumps:
-        write(each, folder, f"{each.snapshot.about['job'][:8]}-0")
+    for dump in dumps:
+        write(dump, folder, f"{dump.snapshot.about['job'][:8]}-0")
     return analyse(load([folder], job))
 
 

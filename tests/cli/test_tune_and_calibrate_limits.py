@@ -38,10 +38,10 @@ def hang(comm: un.Communicator, known: Parameters, short: bool) -> None:
 def test_hanging_tune_times_out_and_keeps_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "_MARGIN_S", 2.0)
     monkeypatch.setattr(tune, "measure", keep_and_hang)
-    ended = CliRunner().invoke(tune.command, ["-n", "2", "--budget", "1s", "--out", str(tmp_path / "t.json")])
-    assert isinstance(ended.exception, un.CollectiveTimeoutError)
-    assert "tuning has not ended within 4 s (twice the budget and 2 s): a rank hangs" in str(ended.exception)
-    assert "rank 1 had not answered" in str(ended.exception) or "ranks 0, 1 had not answered" in str(ended.exception)
+    result = CliRunner().invoke(tune.command, ["-n", "2", "--budget", "1s", "--out", str(tmp_path / "t.json")])
+    assert isinstance(result.exception, un.CollectiveTimeoutError)
+    assert "tuning has not ended within 4 s (twice the budget and 2 s): a rank hangs" in str(result.exception)
+    assert "rank 1 had not answered" in str(result.exception) or "ranks 0, 1 had not answered" in str(result.exception)
     assert [decision.variant_at(8) for decision in loaded(tmp_path / "t.json").decisions.values()] == ["ring"]
 
 
@@ -71,7 +71,7 @@ def test_hanging_calibration_times_out_and_keeps_earlier_measurements(
     monkeypatch.setattr(calibrate, "_LIMITS_S", {"short": 3.0})
     monkeypatch.setattr(calibrate, "measure_rounds", hang)
     monkeypatch.setattr(calibrate, "measure", lambda comm, known, short: (known._replace(links={}), []))
-    ended = CliRunner().invoke(calibrate.command, ["--short", "--transports", "shm", "-n", "3"])
-    assert isinstance(ended.exception, un.CollectiveTimeoutError)
-    assert "3 ranks by shm have not been measured within 3 s: a rank hangs" in str(ended.exception)
+    result = CliRunner().invoke(calibrate.command, ["--short", "--transports", "shm", "-n", "3"])
+    assert isinstance(result.exception, un.CollectiveTimeoutError)
+    assert "3 ranks by shm have not been measured within 3 s: a rank hangs" in str(result.exception)
     assert calibrated(fingerprint()) == PRIORS._replace(links={})

@@ -85,13 +85,13 @@ def test_verify_all_proves_every_algorithm(capsys: pytest.CaptureFixture[str]) -
     document = json.loads(shown)
     names = [(collective, name) for collective, by_name in ALGORITHMS.items() for name in by_name]
     assert status == 0
-    assert [(each["collective"], each["algorithm"]) for each in document] == names
-    assert all(each["error"] is None for each in document)
-    ring = next(each for each in document if each["algorithm"] == "ring")
+    assert [(row["collective"], row["algorithm"]) for row in document] == names
+    assert all(row["error"] is None for row in document)
+    ring = next(row for row in document if row["algorithm"] == "ring")
     assert [report["size"] for report in ring["reports"]] == [1, 2, 3]
     facts = {"size": 2, "messages": 4, "rounds": 2, "sent": 1.0, "reduced": 0.5, "scratch_blocks": 0, "scratch_live": 0}
     assert ring["reports"][1] == {**facts, "same_bits": True}
-    direct = next(each for each in document if (each["collective"], each["algorithm"]) == ("allreduce", "direct"))
+    direct = next(row for row in document if (row["collective"], row["algorithm"]) == ("allreduce", "direct"))
     assert [(report["scratch_live"], report["scratch_blocks"]) for report in direct["reports"]] == [
         (0, 0),
         (1, 1),

@@ -60,18 +60,18 @@ def call_in_kind(world: un.Communicator, case: Case, name: str) -> None:
     """Make a call with numpy arrays and the same call with arrays of another kind, and compare the results."""
     kind = KINDS[name]
     xs = inputs(case, world.size)
-    values, wanted = xs[world.rank], result_of(case, xs, world.rank)
+    values, reference = xs[world.rank], result_of(case, xs, world.rank)
     call = getattr(world, case.collective)
     arguments = arguments_of(case, world.size, world.rank)
     x, _ = laid_out(values, case.layout, case.offset)
     needs_out = case.name == "scatter" and world.rank != case.root % world.size
-    empty = None if wanted is None else np.zeros(wanted.shape, case.dtype)
+    empty = None if reference is None else np.zeros(reference.shape, case.dtype)
     expected = call(x, **arguments, **({"out": empty} if needs_out else {}))
     # All ranks make the same three calls, even if some of them pass no `out`.
     for has_out in (False, True, True):
         out = None
         if needs_out or (has_out and empty is not None and case.layout != "F"):
-            out = kind.make(np.zeros_like(wanted)) if kind.writable else np.zeros_like(wanted)
+            out = kind.make(np.zeros_like(reference)) if kind.writable else np.zeros_like(reference)
         result = call(kind.make(x), **arguments, **({} if out is None else {"out": out}))
         assert (result is None) == (expected is None)
         if expected is None:
@@ -118,7 +118,7 @@ def message_in_kind(world: un.Communicator, name: str) -> Any:
         received.append(world.recv(again, left))
         world.send(x, right)
     assert received[1] is again
-    return [(kind.read(each) if type(each) is not np.ndarray else each).tolist() for each in received]
+    return [(kind.read(value) if type(value) is not np.ndarray else value).tolist() for value in received]
 
 
 @pytest.mark.parametrize("name", INSTALLED)

@@ -95,7 +95,7 @@ def test_trial_time_is_first_start_to_last_end_on_the_slowest_host(
     one, *others = un.launch(times, 4, hosts, late, busy, timeout_s=DEADLINE_S)
     assert others == [one] * 3
     assert len(one) == COUNT
-    assert all(least_s <= each < AHEAD_S / 2 for each in one)
+    assert all(least_s <= time_s < AHEAD_S / 2 for time_s in one)
 
 
 def test_trials_refill_input_and_share_arrays_among_algorithms() -> None:

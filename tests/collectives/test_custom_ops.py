@@ -35,7 +35,7 @@ PRIME = 65521
 
 def affine(a: Any, b: Any) -> Any:
     """Return the composition of two affine maps x → m·x + c modulo a prime, packed as (m, c): first `a`, then `b`."""
-    (m, c), (n, d) = ((each.astype(np.uint64) >> 16, each.astype(np.uint64) & 0xFFFF) for each in (a, b))
+    (m, c), (n, d) = ((packed.astype(np.uint64) >> 16, packed.astype(np.uint64) & 0xFFFF) for packed in (a, b))
     return ((m * n % PRIME) << 16 | (c * n + d) % PRIME).astype(np.uint32)
 
 
@@ -185,10 +185,10 @@ def check(world: Any, case: Case) -> None:
         draft = draft_whole if case.is_whole else draft_shared
         world._checker.reducer._cheapest = lambda kind: draft(kind, world.size, world.rank)
     xs = contributions(case, world.size)
-    wanted = expected(case, xs, world.rank)
+    reference = expected(case, xs, world.rank)
     before = xs[world.rank].copy()
     result = made(world, case, xs[world.rank])
-    if wanted is None:
+    if reference is None:
         assert result is None or result == [None, None]
         return
     if case.way in ("list", "group"):
@@ -196,10 +196,10 @@ def check(world: Any, case: Case) -> None:
         assert result[0].tobytes() == result[1].tobytes()
         result = result[0]
     if case.collective == "exscan" and world.rank == 0 and case.way == "in place":
-        wanted = before
-    assert result.dtype == wanted.dtype
-    assert result.shape == wanted.shape
-    np.testing.assert_array_equal(result, wanted)
+        reference = before
+    assert result.dtype == reference.dtype
+    assert result.shape == reference.shape
+    np.testing.assert_array_equal(result, reference)
     if case.way != "in place":
         np.testing.assert_array_equal(xs[world.rank], before)
 
@@ -360,9 +360,9 @@ def counted(world: Any) -> tuple[int, int]:
         calls.append(a.size)
         return a
 
-    before = sum(each.sent_nbytes for each in world.stats().values())
+    before = sum(traffic.sent_nbytes for traffic in world.stats().values())
     world.allreduce(np.ones(1 << 17), un.Op.from_function(fn))
-    sent = sum(each.sent_nbytes for each in world.stats().values()) - before
+    sent = sum(traffic.sent_nbytes for traffic in world.stats().values()) - before
     calls.clear()
     world.allreduce(np.ones((0, 3)), un.Op.from_function(fn))
     return sent, len(calls)
@@ -411,9 +411,9 @@ def refused(world: Any) -> list[tuple[str, str]]:
 
 def test_wrong_custom_reductions_are_refused() -> None:
     for errors in un.launch(refused, 2):
-        for (kind, text), (wanted, (error, _)) in zip(errors, REFUSED.items(), strict=True):
+        for (kind, text), (reference, (error, _)) in zip(errors, REFUSED.items(), strict=True):
             assert kind == error.__name__
-            assert wanted in text
+            assert reference in text
 
 
 def test_reduce_local_applies_custom_op_from_left_to_right() -> None:

@@ -403,7 +403,7 @@ def dies(
         os._exit(0)  # the memory that the lost rank has open is kept
 
 
-@pytest.mark.parametrize(("phase", "collective"), [(phase, each) for phase in DEATHS for each in DEATHS[phase][1]])
+@pytest.mark.parametrize(("phase", "collective"), [(phase, name) for phase in DEATHS for name in DEATHS[phase][1]])
 def test_death_of_a_rank_in_a_phase_ends_the_call_on_all_hosts(tmp_path: Path, phase: str, collective: str) -> None:
     is_by_ucx = phase == "between GPUs"
     if is_by_ucx:

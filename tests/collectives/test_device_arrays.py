@@ -40,13 +40,13 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 def call_on_device(world: un.Communicator, case: Case, seed: int, parts: int) -> None:
     """Make a call with numpy arrays and the same call on a device, and compare the results."""
     xs = inputs(case, world.size)
-    wanted = result_of(case, xs, world.rank)
+    reference = result_of(case, xs, world.rank)
     x, _ = laid_out(xs[world.rank], case.layout)
     arguments = arguments_of(case, world.size, world.rank)
     needs_out = case.name == "scatter" and world.rank != case.root % world.size
-    given = {"out": np.zeros_like(wanted)} if needs_out else {}
+    given = {"out": np.zeros_like(reference)} if needs_out else {}
     expected = getattr(world, case.collective)(x, **arguments, **given)
-    routes.PART_NBYTES = 1 + max(each.nbytes for each in xs) * world.size // parts
+    routes.PART_NBYTES = 1 + max(array.nbytes for array in xs) * world.size // parts
     with device_double(seed) as gpu, world.dup() as comm:
         stream = gpu.device().new_stream()
         has_out = expected is not None and (needs_out or case.way != "new")

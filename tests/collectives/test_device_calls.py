@@ -286,7 +286,7 @@ def outliving_its_stream(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any
 
 def test_device_results_may_outlive_the_stream_of_the_call(by_ipc: NativeRanks) -> None:
     for values, is_lasting in by_ipc.run_calls(on_double, outliving_its_stream):
-        assert values == [4 * each for each in range(6)]
+        assert values == [4 * number for number in range(6)]
         assert is_lasting
 
 
@@ -542,7 +542,7 @@ def route_of_a_call(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[st
     y = comm.allreduce(DoubleArray(gpu, np.ones(100), stream))
     assert read(gpu, y).sum() == 200
     stats = comm.stats().on_device
-    nbytes = sum(each.sent_nbytes + each.received_nbytes for each in stats.by_ipc.values())
+    nbytes = sum(traffic.sent_nbytes + traffic.received_nbytes for traffic in stats.by_ipc.values())
     assert stats.to_host_nbytes == stats.to_device_nbytes
     return comm.explain("allreduce", 800).on_device, nbytes > 0, stats.to_host_nbytes == 800
 
@@ -719,7 +719,7 @@ def with_cupy(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
         current[0] = other
         late = work.wait()
         late.__cuda_array_interface__["stream"] = int(other)
-        results = [type(y).__name__, *(read(gpu, each).tolist() for each in (y, z, late))]
+        results = [type(y).__name__, *(read(gpu, result).tolist() for result in (y, z, late))]
         del late, work
     gpu.synchronize()
     gpu.device().end_stream(other)

@@ -41,7 +41,7 @@ def routes_taken(world: un.Communicator) -> list[tuple[int, bool, str]]:
                 x = DoubleArray(gpu, np.ones(nbytes // 8), stream)
                 assert (read(gpu, comm.allreduce(x)) == comm.size).all()
                 after = comm.stats().on_device
-                by_ipc = [sum(each.sent_nbytes for each in stats.by_ipc.values()) for stats in (before, after)]
+                by_ipc = [sum(traffic.sent_nbytes for traffic in stats.by_ipc.values()) for stats in (before, after)]
                 staged = after.to_host_nbytes - before.to_host_nbytes
                 taken.append((staged, by_ipc[1] > by_ipc[0], comm.explain("allreduce", nbytes).on_device))
             del x

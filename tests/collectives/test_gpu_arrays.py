@@ -118,7 +118,7 @@ def check_streams(world: un.Communicator, library: str) -> list[str]:
                 total = comm.allreduce(x)
                 work = comm.allreduce(total, wait=False)
                 again = comm.allreduce(x, out=arrays.array(np.zeros(N, np.float32)))
-                results = [arrays.values(each) for each in (total, work.wait(), again)]
+                results = [arrays.values(array) for array in (total, work.wait(), again)]
                 work.synchronize()
                 of_all = comm.size * (comm.size + 1) // 2
                 expected = (of_all, of_all * comm.size, of_all)

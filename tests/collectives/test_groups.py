@@ -49,8 +49,8 @@ def _locally(executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
         return fn(world, *args)
 
 
-def same(results: list[Any], wanted: list[Any]) -> None:
-    for result, other in zip(results, wanted, strict=True):
+def same(results: list[Any], expected: list[Any]) -> None:
+    for result, other in zip(results, expected, strict=True):
         if other is None:
             assert result is None
         else:
@@ -69,7 +69,7 @@ def every_call(world: Any) -> list[Any]:
     """Make calls of every kind. Each returns its result or, in a group, its work."""
     x = np.arange(2.0 * world.size) + world.rank
     counts = [1] * world.size
-    made = [world.allreduce(each, op) for each, (_, op) in zip(arrays_of(world.rank), KINDS, strict=True)]
+    made = [world.allreduce(array, op) for array, (_, op) in zip(arrays_of(world.rank), KINDS, strict=True)]
     made += [world.broadcast(x, root=world.size - 1), world.reduce(x, root=0), world.allgather(x)]
     made += [world.reduce_scatter(x), world.alltoall(x), world.scan(x), world.exscan(x), world.gather(x, root=0)]
     made += [world.allgatherv(x[:1], counts), world.scatter(x, out=np.zeros(2)), world.allreduce(x, wait=False)]
@@ -79,7 +79,7 @@ def every_call(world: Any) -> list[Any]:
 
 
 def in_group_and_alone(world: Any) -> None:
-    expected = [each.wait() if isinstance(each, un.Work) else each for each in every_call(world)]
+    expected = [result.wait() if isinstance(result, un.Work) else result for result in every_call(world)]
     for _ in range(3):  # the second time, the call is in the cache
         with world.group():
             works = every_call(world)
@@ -101,11 +101,11 @@ def promised_bits(world: Any, given: dict[str, Any]) -> None:
     dtypes = ["bfloat16", "float16"] if "accumulate" in given else ["float32", "int32", "bfloat16", "float64"]
     x = [noise(world.rank, dtype, 5 * index + 7) for index, dtype in enumerate(dtypes)]
     for call in (world.allreduce, partial(world.reduce, root=world.size - 1)):
-        expected = [call(each, **given) for each in x]
+        expected = [call(array, **given) for array in x]
         for _ in range(2):
             same(list(call(x, **given) or [None] * len(x)), expected)
             with world.group():
-                works = [call(each, **given) for each in x]
+                works = [call(array, **given) for array in x]
                 plain = world.allreduce(x[0])
             same([work.result() for work in works], expected)
             same([plain.result()], [world.allreduce(x[0])])
@@ -119,8 +119,12 @@ def test_grouped_reduction_gives_the_promised_bits_of_single_calls(run: Run, giv
 def lists_and_alone(world: Any, collective: str, kind: type, wait: bool) -> None:
     x = kind(arrays_of(world.rank))
     call = getattr(world, collective)
-    expected = [call(each) for each in x]
-    makers = {"new": lambda _: None, "out": lambda x: kind(np.zeros_like(each) for each in x), "in place": lambda x: x}
+    expected = [call(array) for array in x]
+    makers = {
+        "new": lambda _: None,
+        "out": lambda x: kind(np.zeros_like(array) for array in x),
+        "in place": lambda x: x,
+    }
     for where, make_out in makers.items():
         for _ in range(2):
             x = kind(arrays_of(world.rank))
@@ -155,16 +159,16 @@ def share_lists(world: Any, collective: str, where: str) -> tuple[list[Any], lis
         for index, (dtype, _) in enumerate(KINDS)
     ]
     grows = rows == 2
-    shapes = [(2 * size, *each.shape[1:]) if grows else (rows // size, *each.shape[1:]) for each in x]
+    shapes = [(2 * size, *array.shape[1:]) if grows else (rows // size, *array.shape[1:]) for array in x]
     if collective == "alltoall":
-        shapes = [each.shape for each in x]
-    out = [np.zeros(shape, each.dtype) for shape, each in zip(shapes, x, strict=True)]
+        shapes = [array.shape for array in x]
+    out = [np.zeros(shape, array.dtype) for shape, array in zip(shapes, x, strict=True)]
     if where == "in place" and grows:
-        for each, to in zip(x, out, strict=True):
-            to[2 * rank : 2 * rank + 2] = each
+        for array, to in zip(x, out, strict=True):
+            to[2 * rank : 2 * rank + 2] = array
         return [to[2 * rank : 2 * rank + 2] for to in out], out
     if where == "in place":
-        return x, [each[2 * rank : 2 * rank + 2] for each in x]
+        return x, [array[2 * rank : 2 * rank + 2] for array in x]
     needs_out = where == "out" or collective == "scatter"
     return x, out if needs_out else None
 
@@ -177,8 +181,8 @@ def share_lists_and_alone(world: Any, collective: str, where: str) -> None:
     for kind, wait in [(list, True), (tuple, True), (list, False), (list, True)]:
         x, out = share_lists(world, collective, where)
         outs = [None] * len(x) if out is None else out
-        expected = [call(each, out=to) for each, to in zip(x, outs, strict=True)]
-        expected = [each if each is None else each.copy() for each in expected]
+        expected = [call(array, out=to) for array, to in zip(x, outs, strict=True)]
+        expected = [value if value is None else value.copy() for value in expected]
         x, out = share_lists(world, collective, where)
         given_x, given_out = kind(x), out and kind(out)
         result = call(given_x, out=given_out) if wait else call(given_x, out=given_out, wait=False).wait()
@@ -208,7 +212,7 @@ def lists_by_every_algorithm(world: Any, collective: str) -> list[str]:
         x, out = share_lists(world, collective, "new")
         outs = [None] * len(x) if out is None else out
         try:
-            expected = [call(each, out=to, algorithm=name) for each, to in zip(x, outs, strict=True)]
+            expected = [call(array, out=to, algorithm=name) for array, to in zip(x, outs, strict=True)]
         except un.NoAlgorithmError:
             continue
         result = call(x, out=share_lists(world, collective, "new")[1], algorithm=name)
@@ -229,7 +233,7 @@ def lists_in_group(world: Any) -> None:
         one = world.allreduce(np.full(1, world.rank), "max")
         nothing = world.allreduce([])
         at_root = world.reduce([np.ones(1)], root=0)
-    assert [each.tolist() for each in several.result()] == [[world.size] * 2, [2.0 * world.size] * 3]
+    assert [array.tolist() for array in several.result()] == [[world.size] * 2, [2.0 * world.size] * 3]
     assert one.result().tolist() == [world.size - 1]
     assert nothing.result() == []
     assert (at_root.result() is None) == (world.rank > 0)
@@ -284,7 +288,7 @@ def plan_of_list(world: Any) -> None:
     scaled = world.plan("allreduce", x, op=un.Op.premul_sum(2))
     for times in (1, 2, 3):
         x[0][...], x[1][...] = times, times
-        assert [each.tolist() for each in total()] == [[times * world.size] * 3, [times * world.size] * 2]
+        assert [array.tolist() for array in total()] == [[times * world.size] * 3, [times * world.size] * 2]
         assert scaled(wait=False).wait()[1].tolist() == [2 * times * world.size] * 2
     assert out[1].tolist() == [3 * world.size] * 2
 
@@ -329,7 +333,7 @@ def arrays_of_others(world: Any) -> None:
     x = [StandardArray(np.ones(3)), array.array("q", [1, 2]), np.ones(2, "float32")]
     out = [memoryview(bytearray(16)).cast("q"), np.zeros(2, "float32")]
     with world.group():
-        works = [world.allreduce(each, un.Op.premul_sum(2)) for each in x]
+        works = [world.allreduce(values, un.Op.premul_sum(2)) for values in x]
     for results in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
         assert [type(result) for result in results] == [StandardArray, np.ndarray, np.ndarray]
         assert results[0].values.tolist() == [2.0 * world.size] * 3
@@ -345,7 +349,7 @@ def torch_tensors(world: Any) -> None:
     torch = pytest.importorskip("torch")
     x = [torch.ones(3), torch.ones(2, dtype=torch.bfloat16)]
     with world.group():
-        works = [world.allreduce(each, un.Op.premul_sum(2)) for each in x]
+        works = [world.allreduce(array, un.Op.premul_sum(2)) for array in x]
     for results in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
         assert [result.tolist() for result in results] == [[2.0 * world.size] * 3, [2.0 * world.size] * 2]
         assert [type(result) for result in results] == [torch.Tensor] * 2
@@ -370,8 +374,8 @@ def messages_of(world: Any, call: Callable[[], Any]) -> int:
 
 def group_of_hundred(world: Any, x: list[Any]) -> None:
     with world.group():
-        for index, each in enumerate(x):
-            world.allreduce(each, ("sum", "max", "avg")[index % 3])
+        for index, array in enumerate(x):
+            world.allreduce(array, ("sum", "max", "avg")[index % 3])
 
 
 def messages_of_hundred(world: Any) -> tuple[int, int, int]:
@@ -390,13 +394,13 @@ def test_hundred_fused_calls_send_no_more_messages_than_two_calls(size: int, tra
 
 def shares_of_hundred(world: Any, collective: str) -> tuple[int, int, int]:
     x = [np.ones(4 * world.size, ("float32", "float64", "int16")[index % 3]) for index in range(100)]
-    out = [np.ones(4, each.dtype) for each in x] if collective == "scatter" else None
+    out = [np.ones(4, array.dtype) for array in x] if collective == "scatter" else None
     call = getattr(world, collective)
 
     def group() -> None:
         with world.group():
-            for each, to in zip(x, out or [None] * len(x), strict=True):
-                call(each, out=to)
+            for array, to in zip(x, out or [None] * len(x), strict=True):
+                call(array, out=to)
 
     one = messages_of(world, lambda: call(x[0], out=out and out[0]))
     return one, messages_of(world, group), messages_of(world, lambda: call(x, out=out))
@@ -547,7 +551,7 @@ def disagree(world: Any) -> str:
     x = [np.ones(2), np.ones(3, "float32" if world.rank else "int32")]
     try:
         with world.group():
-            works = [world.allreduce(each) for each in x]
+            works = [world.allreduce(array) for array in x]
     except un.UnisonoError as error:
         assert [work.done() for work in works] == [True, True]
         with pytest.raises(type(error)):

@@ -307,10 +307,10 @@ for _ in range(5):
 
 
 def test_ranks_with_variables_of_torch_reuse_one_port_for_many_worlds(tmp_path: Path) -> None:
-    for ended in by_variables(MEETINGS, port=free_port(), folder=tmp_path, ranks=3, UNISONO_LOG="info"):
-        assert ended.returncode == 0, ended.stderr
-        assert ("Rank 0 makes this job's key and hands it out in the store" in ended.stderr) == (
-            "[0/3]" in ended.stderr
+    for process in by_variables(MEETINGS, port=free_port(), folder=tmp_path, ranks=3, UNISONO_LOG="info"):
+        assert process.returncode == 0, process.stderr
+        assert ("Rank 0 makes this job's key and hands it out in the store" in process.stderr) == (
+            "[0/3]" in process.stderr
         )
 
 

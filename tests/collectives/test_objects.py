@@ -140,9 +140,9 @@ def carriers(world: un.Communicator, recipe: Any) -> Any:
         world.send_object("first", 1) if world.rank == 0 else world.recv_object(0)
     other = world.dup()
     is_right = exchange(other, [recipe] * world.size, 1) and hand_around(other, recipe)
-    arrays, objects = (each._executor.traffic().values() for each in (other, other._for_objects()))
-    sent = [sum(each.sent_nbytes for each in those) for those in (arrays, objects)]
-    names = [{each.transport for each in those} for those in (arrays, objects)]
+    arrays, objects = (comm._executor.traffic().values() for comm in (other, other._for_objects()))
+    sent = [sum(peer_traffic.sent_nbytes for peer_traffic in those) for those in (arrays, objects)]
+    names = [{peer_traffic.transport for peer_traffic in those} for those in (arrays, objects)]
     other.close()
     return is_right, names, sent, sorted({peer.transport for peer in world.stats().values()})
 

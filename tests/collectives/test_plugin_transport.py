@@ -233,7 +233,7 @@ def open_where_only_rank_0_has_it(world: un.Communicator, say: Say, place: str, 
 def test_transport_installed_on_rank_0_only_is_an_error_on_all_ranks(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(installed)])
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(installed)])
     with Job(open_where_only_rank_0_has_it, 2, tmp_path, str(installed), free_port()) as job:
         (kind_0, text_0), (kind_1, text_1) = job.hear_all()
     assert (kind_0, kind_1) == ("PeerLostError", "UsageError"), (text_0, text_1)

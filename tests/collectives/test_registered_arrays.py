@@ -189,7 +189,7 @@ def disagreeing(world: un.Communicator, say: Any, how: str) -> None:
     with device_double(world.rank) as gpu:
         stream = LEGACY_STREAM
         x, y = (DoubleArray(gpu, np.ones(N), stream) for _ in range(2))
-        plans = [world.plan("allreduce", each, out=each) for each in (x, y)]
+        plans = [world.plan("allreduce", array, out=array) for array in (x, y)]
         for plan in plans:
             plan()
         if how == "another plan":
@@ -200,12 +200,12 @@ def disagreeing(world: un.Communicator, say: Any, how: str) -> None:
         del plans, plan
 
 
-@pytest.mark.parametrize(("how", "wanted"), [("a method", "as plan 1"), ("another plan", "as plan 2")])
-def test_ranks_that_use_different_plans_on_devices_get_a_mismatch(tmp_path: Path, how: str, wanted: str) -> None:
+@pytest.mark.parametrize(("how", "words"), [("a method", "as plan 1"), ("another plan", "as plan 2")])
+def test_ranks_that_use_different_plans_on_devices_get_a_mismatch(tmp_path: Path, how: str, words: str) -> None:
     with Job(disagreeing, 2, tmp_path, how, transports="cuda_ipc,shm") as job:
         errors = job.hear_all()
     assert {kind for kind, _ in errors} == {"MismatchError"}
-    assert any(wanted in text for _, text in errors)
+    assert any(words in text for _, text in errors)
 
 
 # --- lifetime --------------------------------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ def values_of(rank: int, count: int, dtype: str) -> Any:
     """
     draw, shared = (np.random.default_rng(seed) for seed in (rank, 1000 + rank // 2))
     numbers, common = (
-        (10.0 ** each.uniform(-DIGITS[dtype], DIGITS[dtype], count)) * each.choice([-1.0, 1.0], count)
-        for each in (draw, shared)
+        (10.0 ** drawn.uniform(-DIGITS[dtype], DIGITS[dtype], count)) * drawn.choice([-1.0, 1.0], count)
+        for drawn in (draw, shared)
     )
     cancelled = common if rank % 2 else -common
     return np.where(np.arange(count) % 2, numbers, cancelled + numbers * 1e-3).astype(dtype)
@@ -115,7 +115,7 @@ def reduced(model: Callable[..., Any], size: int, count: int, dtype: str, op: st
     return model([values_of(rank, count, dtype) for rank in range(size)], op)
 
 
-def wanted(
+def references(
     size: int, rank: int, cases: Sequence[Case], dtypes: Sequence[str], model: Callable[..., Any]
 ) -> list[bytes | None]:
     """Return the expected value of `results` on a rank."""
@@ -133,7 +133,7 @@ def check(
     """Check the bits of all reductions, of short and of long arrays."""
     model = at_once if "accumulate" in given else by_tree
     for rank, result in enumerate(run(results, cases, dtypes, given)):
-        assert result == wanted(size, rank, cases, dtypes, model), f"rank {rank} of {size}"
+        assert result == references(size, rank, cases, dtypes, model), f"rank {rank} of {size}"
 
 
 def local(size: int, **options: Any) -> Callable[..., list[Any]]:
@@ -207,23 +207,23 @@ def scanned_once(world: un.Communicator) -> list[bytes]:
             plan = world.plan(collective, x, op=op, out=out, **ONCE)
             actual += [plan().copy(), plan().copy()]
         with world.group():
-            works = [world.scan(each, op, wait=False, **ONCE) for each in (x, x[:1])]
+            works = [world.scan(array, op, wait=False, **ONCE) for array in (x, x[:1])]
         actual += [work.wait() for work in works]
         actual += world.exscan([x, x[:1]], op, **ONCE)
-    return [each.tobytes() for each in actual]
+    return [array.tobytes() for array in actual]
 
 
 def prefixes_once(size: int, rank: int) -> list[bytes]:
     """Return the expected value of `scanned_once` on a rank."""
     actual: list[Any] = []
     for dtype, count, op in product(NARROW, (0, 1, 1001), ("sum", "prod")):
-        xs = [values_of(each, count, dtype) for each in range(size)]
+        xs = [values_of(peer, count, dtype) for peer in range(size)]
         upto = at_once(xs[: rank + 1], op)
         before = at_once(xs[:rank], op) if rank else np.zeros_like(xs[0])
         kept = before if rank else xs[0]
         actual += [upto] * 6 + [before] * 3 + [kept] * 3
         actual += [upto, upto[:1], before, before[:1]]
-    return [each.tobytes() for each in actual]
+    return [array.tobytes() for array in actual]
 
 
 @pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "tcp"), (5, "shm")])
@@ -303,7 +303,7 @@ def in_mode(world: un.Communicator, name: str, repeats: Sequence[int]) -> dict[t
         numbers += [np.tile(few * few.dtype.type(1 - world.rank / 8), count).astype(dtype) for count in repeats]
     with mode(name if world.rank == 0 else "default"):
         result = {(what, x.dtype.name, x.size): call(world, x) for x in numbers for what, call in CALLS.items()}
-    return {key: b"" if each is None else each.tobytes() for key, each in result.items()}
+    return {key: b"" if array is None else array.tobytes() for key, array in result.items()}
 
 
 @pytest.mark.parametrize(("size", "transport"), [(3, "generic"), (3, "shm"), (2, "tcp")])
@@ -311,10 +311,10 @@ def test_floating_point_mode_of_the_program_does_not_change_bits(size: int, tran
     with NativeRanks(size, transport) if transport != "generic" else nullcontext() as ranks:
         run = local(size) if ranks is None else ranks.run_calls
         repeats = (4,) if ranks is None else (4, 8000)  # the longer arrays are processed in several pieces
-        wanted = run(in_mode, "default", repeats)
+        usual = run(in_mode, "default", repeats)
         for name in MODES:
-            for got, expected in zip(run(in_mode, name, repeats), wanted, strict=True):
-                assert [key for key in wanted[0] if got[key] != expected[key]] == [], name
+            for got, expected in zip(run(in_mode, name, repeats), usual, strict=True):
+                assert [key for key in usual[0] if got[key] != expected[key]] == [], name
 
 
 # --- costs ---------------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def explained(world: un.Communicator) -> list[str]:
             ("float32", {}),
         ]
     ]
-    return [each.choice.algorithm for each in asked]
+    return [explanation.choice.algorithm for explanation in asked]
 
 
 def test_reproducible_integers_use_the_default_algorithm(three: NativeRanks) -> None:

@@ -256,7 +256,7 @@ def close_in_turn(world: un.Communicator) -> list[str]:
     grandchild, other = child.dup(), world.dup()
     child.close()
     child.close()
-    kinds = [error_of(lambda each=each: each.barrier())[0] for each in (child, grandchild, other, world)]  # type: ignore[misc]
+    kinds = [error_of(lambda comm=comm: comm.barrier())[0] for comm in (child, grandchild, other, world)]  # type: ignore[misc]
     world.close()
     return [*kinds, error_of(other.barrier)[0], error_of(lambda: world.split(0))[0], error_of(world.dup)[0]]
 

@@ -279,7 +279,7 @@ def wait_for_all(world: un.Communicator) -> None:
     works = [world.allreduce(np.full(3, float(index)), wait=False) for index in range(5)]
     works.append(world.barrier(wait=False))
     *sums, nothing = un.wait_all(works, timeout_s=DEADLINE_S)
-    assert [float(each[0]) for each in sums] == [float(index * world.size) for index in range(5)]
+    assert [float(total[0]) for total in sums] == [float(index * world.size) for index in range(5)]
     assert nothing is None
     assert un.wait_all([]) == []
     assert un.wait_all(works, timeout_s=0.0)[4] is sums[4]
@@ -311,14 +311,16 @@ def wait_in_two_threads(world: un.Communicator) -> list[float]:
     sums = []
     for index in range(20):
         work = world.allreduce(np.full(20_000, float(index)), wait=False)
-        found: list[Any] = []
-        others = [threading.Thread(target=lambda work=work, found=found: found.append(work.wait())) for _ in range(2)]
+        results: list[Any] = []
+        others = [
+            threading.Thread(target=lambda work=work, results=results: results.append(work.wait())) for _ in range(2)
+        ]
         for other in others:
             other.start()
         mine = work.wait()
         for other in others:
             other.join()
-        assert all(each is mine for each in found)
+        assert all(result is mine for result in results)
         sums.append(float(mine[-1]))
     return sums
 
@@ -414,7 +416,7 @@ async def await_several(world: un.Communicator) -> None:
             await asyncio.sleep(0)
 
     *sums, _ = await asyncio.gather(*works, tick())
-    assert [float(each[0]) for each in sums] == [float(index * world.size) for index in range(20)]
+    assert [float(values[0]) for values in sums] == [float(index * world.size) for index in range(20)]
     assert await works[3] is sums[3]
 
 

@@ -71,7 +71,7 @@ def test_block_codec_says_what_its_definition_says_and_keeps_the_rest(
     np.testing.assert_array_equal(residual, total - back)
     padded = np.zeros(-(-count // BLOCK) * BLOCK, np.float32)
     padded[:count] = total
-    expected = [each for block in padded.reshape(-1, BLOCK).tolist() for each in of_one_block(form, block)][:count]
+    expected = [value for block in padded.reshape(-1, BLOCK).tolist() for value in of_one_block(form, block)][:count]
     # A quotient near the middle of two codes may be rounded to either.
     step = {"int8": 1 / 127, "int4": 1 / 7, "float8": 1 / 14, "onebit": 1e-5}[form]
     largest_of = np.repeat(np.abs(padded.reshape(-1, BLOCK)).max(axis=1), BLOCK)[:count] if count else padded

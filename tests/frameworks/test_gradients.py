@@ -129,14 +129,14 @@ def test_codec_rounds_like_numpy_and_keeps_the_rest_as_residual(
     x, residual = (random.normal(size=(2, count)) * 10.0**exponent).astype(np.float32)
     x[: count // 4] = 0
     with np.errstate(over="ignore"):
-        wanted = x + residual
-        said = quantised(wanted) if form == "int8" else wanted.astype(form).astype(np.float32)
-        lost = wanted - said
+        exact = x + residual
+        said = quantised(exact) if form == "int8" else exact.astype(form).astype(np.float32)
+        lost = exact - said
     back, left = said_and_lost(form, x, residual)
     np.testing.assert_array_equal(back, said)
     np.testing.assert_array_equal(left, np.where(np.isfinite(lost), lost, 0))
     if form == "int8" and count:
-        assert np.abs(left).max() <= np.abs(wanted).max() / 127 * 0.5001 + 1e-36
+        assert np.abs(left).max() <= np.abs(exact).max() / 127 * 0.5001 + 1e-36
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -337,7 +337,7 @@ def test_mistake_of_one_rank_fails_the_step_on_all_and_next_step_works(
 ) -> None:
     program = lambda world: mistaken_steps(world, mistake, check_finite=True, **arguments)  # noqa: E731
     for found in run(two, program):
-        errors = [each for each in found if isinstance(each, tuple)]
+        errors = [outcome for outcome in found if isinstance(outcome, tuple)]
         assert len(errors) == 1
         assert errors[0][0] == kind
         assert words in errors[0][1]
@@ -356,7 +356,7 @@ def test_gradient_added_by_one_rank_alone_is_an_error_on_all_ranks(
     two: Pool, arguments: dict[str, Any], words: str
 ) -> None:
     for found in run(two, lambda world: mistaken_steps(world, "another", **arguments)):
-        (error,) = [": ".join(each) for each in found if isinstance(each, tuple)]
+        (error,) = [": ".join(outcome) for outcome in found if isinstance(outcome, tuple)]
         assert words in error
 
 
@@ -409,8 +409,8 @@ def drift(world: Any, name: str, when: int, **arguments: Any) -> tuple[int, str]
     parameters = {f"p{index}": np.zeros(1000 * (index + 1)) for index in range(4)}
     with un.GradientReducer(world, parameters=parameters, verify_every=8, **arguments) as reducer:
         for step in range(60):
-            for each, x in parameters.items():
-                reducer.ready(each, np.full(x.size, 1.0 + world.rank))
+            for parameter, x in parameters.items():
+                reducer.ready(parameter, np.full(x.size, 1.0 + world.rank))
             try:
                 for each, gradient in reducer.finish().items():
                     parameters[each] -= gradient
@@ -887,7 +887,7 @@ def cores_of_threads(world: un.Communicator, core: int) -> list[set[int]]:
     with un.GradientReducer(world, teams=Teams(2, (core,))) as reducer:
         reducer.ready("x", np.ones(3))
         reducer.finish()
-        return [os.sched_getaffinity(int(each.name)) for each in Path("/proc/self/task").iterdir()]
+        return [os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()]
 
 
 def test_bucket_communicators_are_bound_to_the_named_cores(two: Pool) -> None:

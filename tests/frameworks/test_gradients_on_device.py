@@ -156,8 +156,8 @@ def traffic_of(program: Program) -> int:
 def sent_by(program: Program) -> int:
     comms = program.reducer._comms._comms
     stats = [communicator.stats().on_device for comm in comms for communicator in comm.communicators]
-    assert all(each.to_host_nbytes == 0 for each in stats), "gradients were staged"
-    return sum(traffic.sent_nbytes for each in stats for traffic in each.by_ipc.values())
+    assert all(stats_of_rank.to_host_nbytes == 0 for stats_of_rank in stats), "gradients were staged"
+    return sum(traffic.sent_nbytes for stats_of_rank in stats for traffic in stats_of_rank.by_ipc.values())
 
 
 def test_compressed_gradients_move_fewer_bytes_between_gpus(by_ipc: NativeRanks) -> None:
@@ -175,7 +175,7 @@ def with_lag(program: Program) -> list[Any]:
         rows = np.full(N, float(10**step * (program.world.rank + 1)), np.float32)
         got = program.step({"large": rows})
         results.append(got["large"][0].item() if got else None)
-    flushed = [read(program.gpu, each["large"])[0].item() for each in program.reducer.flush()]
+    flushed = [read(program.gpu, gradients["large"])[0].item() for gradients in program.reducer.flush()]
     return [*results, *flushed]
 
 

@@ -107,7 +107,7 @@ def parameters_of(model: Any) -> list[list[float]]:
 
 
 def share(world: Any, batch: Any) -> Any:
-    return tuple(each.chunk(world.size)[world.rank] for each in batch)
+    return tuple(part.chunk(world.size)[world.rank] for part in batch)
 
 
 def loss_of(model: Any, batch: Any) -> Any:

@@ -98,7 +98,7 @@ def reductions(hvd: Any) -> Any:
     half = hvd.allreduce(torch.full((2,), 1.0 + hvd.rank(), dtype=torch.bfloat16), op=hvd.Sum)
     wire = hvd.allreduce(x, compression=hvd.Compression.fp16)
     assert wire.dtype == torch.float32
-    return [each.tolist() for each in (*results, in_place, strided, whole, half, wire)]
+    return [array.tolist() for array in (*results, in_place, strided, whole, half, wire)]
 
 
 @pytest.mark.clients
@@ -123,7 +123,7 @@ def moves(hvd: Any) -> Any:
     scattered = hvd.reducescatter(torch.arange(4.0) + rank, op=hvd.Sum)
     shares = hvd.grouped_reducescatter([torch.ones(3), torch.arange(6).reshape(3, 2)], op=hvd.Sum)
     mixed = [gathered, *pair, copied, own, equal, rows, counts, scattered, *shares]
-    return [each.tolist() for each in mixed], counts.dtype == torch.int32
+    return [array.tolist() for array in mixed], counts.dtype == torch.int32
 
 
 def test_rows_move_as_horovod_defines(pool: Pool) -> None:
@@ -207,7 +207,7 @@ def mismatches(hvd: Any) -> Any:
 def test_different_arrays_under_one_name_are_an_error_on_all_ranks_and_later_calls_work(pool: Pool) -> None:
     of_ranks = on_ranks(pool, mismatches)
     errors, later = of_ranks[0]
-    assert all(each == of_ranks[0] for each in of_ranks)
+    assert all(result == of_ranks[0] for result in of_ranks)
     assert {kind for kind, _ in errors} == {NameMismatchError.__name__}
     assert "'allreduce.shape' is float32[4], op avg, on cpu on rank 1, and float32[3]" in errors[0][1]
     assert later == [1.0]
@@ -229,7 +229,7 @@ def test_a_name_that_is_in_use_is_an_error_there(pool: Pool) -> None:
     (error, result), *others = on_ranks(pool, one_name_twice)
     assert error[0] == DuplicateNameError.__name__
     assert "'a' is in use" in error[1]
-    assert [result, *(each for _, each in others)] == [[1.0, 1.0]] * RANKS
+    assert [result, *(other for _, other in others)] == [[1.0, 1.0]] * RANKS
 
 
 def stall(hvd: Any) -> Any:
@@ -415,7 +415,7 @@ def overlapping_sets(hvd: Any) -> Any:
 
 def test_process_sets_may_overlap(pool: Pool) -> None:
     by_rank = on_ranks(pool, overlapping_sets)
-    assert [each[0] for each in by_rank] == [{"low": 3.0}, {"low": 3.0, "high": 5.0}, {"high": 5.0}]
+    assert [losses_of_rank[0] for losses_of_rank in by_rank] == [{"low": 3.0}, {"low": 3.0, "high": 5.0}, {"high": 5.0}]
     for rank, (_, facts, twice, outside, foreign, removed, total) in enumerate(by_rank):
         assert facts == (1, 2, [None, 0, 1][rank])
         assert "already a process set" in twice[1]
@@ -445,7 +445,7 @@ def weights_alone(steps: int = STEPS) -> Any:
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
-    return torch.cat([each.detach().flatten() for each in model.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def train(hvd: Any, options: dict[str, Any], passes: int = 1, clips: bool = False) -> Any:
@@ -471,7 +471,7 @@ def train(hvd: Any, options: dict[str, Any], passes: int = 1, clips: bool = Fals
                 optimizer.step()
         else:
             optimizer.step()
-    return torch.cat([each.detach().flatten() for each in model.parameters()])
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
 class Halves:
@@ -504,7 +504,7 @@ def test_gradients_in_float16_come_close(pool: Pool) -> None:
     from unisono.compat.horovod.torch import Compression
 
     first, *others = on_ranks(pool, train, {"compression": Compression.fp16})
-    assert all(torch.equal(first, each) for each in others)
+    assert all(torch.equal(first, other) for other in others)
     torch.testing.assert_close(first, weights_alone(), rtol=0.05, atol=0.02)
 
 
@@ -575,7 +575,7 @@ def train_one_that_others_know(hvd: Any) -> Any:
     rates = sgd.param_groups[0]["lr"], optimizer.param_groups[0]["lr"], later.get_last_lr()[0]
     optimizer.state = {}
     refusals = [error_of(call) for call in (lambda: copy.deepcopy(optimizer), lambda: pickle.dumps(optimizer))]
-    weights = torch.cat([each.detach().flatten() for each in model.parameters()])
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     return weights, rates, called, sgd.state is optimizer.state, refusals
 
 
@@ -588,7 +588,7 @@ def weights_with_a_scheduler() -> Any:
         torch.nn.functional.mse_loss(model(inputs), targets).backward()
         sgd.step()
         scheduler.step()
-    return torch.cat([each.detach().flatten() for each in model.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def test_an_optimizer_that_has_a_scheduler_and_methods_of_its_own_can_be_distributed(pool: Pool) -> None:
@@ -634,9 +634,9 @@ def misuse_of_optimizers(hvd: Any) -> Any:
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     pairs = list(model.named_parameters())
     wrong = {
-        "no pairs": lambda: hvd.DistributedOptimizer(sgd, [each for _, each in pairs]),
+        "no pairs": lambda: hvd.DistributedOptimizer(sgd, [parameter for _, parameter in pairs]),
         "some": lambda: hvd.DistributedOptimizer(sgd, pairs[:1]),
-        "same name": lambda: hvd.DistributedOptimizer(sgd, [("x", each) for _, each in pairs]),
+        "same name": lambda: hvd.DistributedOptimizer(sgd, [("x", parameter) for _, parameter in pairs]),
         "passes": lambda: hvd.DistributedOptimizer(sgd, pairs, backward_passes_per_step=0),
         "op": lambda: hvd.DistributedOptimizer(sgd, pairs, op=hvd.Max),
         "predivide": lambda: hvd.DistributedOptimizer(sgd, pairs, op=hvd.Sum, gradient_predivide_factor=2.0),

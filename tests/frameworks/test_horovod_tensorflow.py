@@ -308,7 +308,7 @@ def special_tapes(hvd: Any) -> Any:
 
     tape, loss = gradients()
     tape.register_local_source(own)
-    local = [each.numpy().tolist() for each in tape.gradient(loss, [shared, own])]
+    local = [gradient.numpy().tolist() for gradient in tape.gradient(loss, [shared, own])]
     first = hvd.add_process_set([0])
     tape, loss = gradients(process_set=first)
     alone = tape.gradient(loss, [shared, own])[1].numpy().tolist()

@@ -67,19 +67,19 @@ def test_groups_keep_the_staleness_bound_and_never_deadlock(
             version = asks.pop(group)
             left[group] -= 1
             assert clock.version - version <= staleness
-            for each, turn in clock.take(group, frame(LAST if not left[group] else 0)):
+            for sender, turn in clock.take(group, frame(LAST if not left[group] else 0)):
                 assert turn.numbers[0] == len(history)
-                history.append(2.0 * (each + 1))
-                sends += [(each, layer, turn.numbers.copy()) for layer in range(2)]
+                history.append(2.0 * (sender + 1))
+                sends += [(sender, layer, turn.numbers.copy()) for layer in range(2)]
         else:
             group, layer, numbers = sends.pop(data.draw(st.integers(0, len(sends) - 1)))
-            for each, answer in centers[layer].take(group, frame(*numbers, value=float(group + 1))):
-                answered.setdefault(each, []).append(float(answer.values[0]))
-                if len(answered[each]) == 2:
+            for receiver, answer in centers[layer].take(group, frame(*numbers, value=float(group + 1))):
+                answered.setdefault(receiver, []).append(float(answer.values[0]))
+                if len(answered[receiver]) == 2:
                     # All layers are as they were after the same contributions.
                     version = int(answer.numbers[1])
-                    assert answered.pop(each) == [sum(history[:version])] * 2
-                    asks[each] = version
+                    assert answered.pop(receiver) == [sum(history[:version])] * 2
+                    asks[receiver] = version
     assert clock.longest <= staleness
     assert (clock.active_groups, [center.active_groups for center in centers]) == (0, [0, 0])
     assert [(center.version, center.values[0]) for center in centers] == [(groups * rounds, sum(history))] * 2
@@ -218,7 +218,7 @@ def misuse(world: un.Communicator) -> list[tuple[str, str]]:
         return error_of(lambda: HybridGroups(world, named, **{"groups": 2, "staleness": 1, **more}))
 
     wrong: list[Any] = [{"n": np.zeros(2, int)}, {}, np.zeros(2), {"w": np.zeros(2, np.complex64)}]
-    errors = [refused(good, **each) for each in arguments] + [refused(each) for each in wrong]
+    errors = [refused(good, **options) for options in arguments] + [refused(row) for row in wrong]
     world.barrier()
     errors.append(refused(good, groups=1 + (world.rank == 1)))
     errors.append(refused(iter({"w": np.full(2, float(world.rank == 2))}.items())))

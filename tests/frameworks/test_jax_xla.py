@@ -35,8 +35,8 @@ def test_program_that_jax_loads_is_refused_on_every_process_because_its_groups_a
 
 def test_several_devices_in_a_process_are_refused_on_every_process(tmp_path: Path) -> None:
     flags = "--xla_force_host_platform_device_count=2"
-    for ended in run("xla_failures", "none", str(tmp_path), ranks=2, XLA_FLAGS=flags):
-        assert "UsageError: a program with collectives runs on 4 devices of 2 processes" in ended.stderr
+    for process in run("xla_failures", "none", str(tmp_path), ranks=2, XLA_FLAGS=flags):
+        assert "UsageError: a program with collectives runs on 4 devices of 2 processes" in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_several_devices_in_a_process_are_refused_on_every_process(tmp_path: Pat
     ],
 )
 def test_failure_is_an_error_of_jax_on_every_other_process(fault: str, texts: list[str], tmp_path: Path) -> None:
-    ended = run("xla_failures", fault, str(tmp_path), ranks=3, UNISONO_TIMEOUT_S="1" if fault == "sleep" else "30")
-    others = [ended[0], ended[2]]
-    assert all(text in other.stdout for other in others for text in texts), [each.stderr for each in ended]
+    processes = run("xla_failures", fault, str(tmp_path), ranks=3, UNISONO_TIMEOUT_S="1" if fault == "sleep" else "30")
+    others = [processes[0], processes[2]]
+    assert all(text in other.stdout for other in others for text in texts), [rank.stderr for rank in processes]
     # JAX itself may end a process, when the process that serves the others has ended before.
     assert all(other.returncode for other in others)
 

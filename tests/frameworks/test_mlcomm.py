@@ -72,7 +72,7 @@ SCHEDULES: dict[tuple[int, int], list[float]] = {
 def test_mlcomm_returns_gradients_in_their_scheduled_step_and_loses_none(
     ranks: NativeRanks, ksteps: int, max_steps: int
 ) -> None:
-    expected = [(float(each), True) for each in SCHEDULES[ksteps, max_steps]]
+    expected = [(float(step), True) for step in SCHEDULES[ksteps, max_steps]]
     for result in ranks.run_calls(run_schedule, ksteps, max_steps):
         assert result == expected
 

@@ -145,7 +145,7 @@ def trained(
             outer = kind(world, start(), **arguments)
             outer.load_state_dict(state)
     fragments = [[name for name, _, _ in fragment.parts] for fragment in outer._fragments]
-    values = fingerprint({str(index): each for index, each in enumerate(outer.state_dict()["values"])})
+    values = fingerprint({str(index): value for index, value in enumerate(outer.state_dict()["values"])})
     after = {name: x.copy() for name, x in own.items()}
     outer.synchronize(own)
     outer.close()
@@ -202,7 +202,7 @@ def test_local_sgd_averages_parameters_and_streaming_of_one_fragment_is_diloco(t
     for step in range(1, 5):
         for name, x in averaged.items():
             own = [own_step(x.astype(np.float64), rank, step).astype(x.dtype) for rank in range(SIZE)]
-            averaged[name] = np.mean([each.astype(np.float64) for each in own], axis=0).astype(x.dtype)
+            averaged[name] = np.mean([array.astype(np.float64) for array in own], axis=0).astype(x.dtype)
     for name, x in local[0][0].items():
         tolerance = 2e-2 if x.dtype == "bfloat16" else 1e-6
         np.testing.assert_allclose(x.astype(np.float64), averaged[name].astype(np.float64), rtol=tolerance)

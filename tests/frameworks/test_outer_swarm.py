@@ -267,5 +267,5 @@ def test_a_newcomer_begins_with_the_arrays_of_jax_that_the_others_share(tmp_path
 
 @pytest.mark.parametrize("fragments", [1, 5])
 def test_turns_have_numbers_of_their_own(fragments: int) -> None:
-    turns = [Turn(*each) for each in np.ndindex(4, fragments, fragments)]
+    turns = [Turn(*indices) for indices in np.ndindex(4, fragments, fragments)]
     assert [Turn.of(turn.number(fragments), fragments) for turn in turns] == turns

@@ -95,7 +95,7 @@ def made(world: Any, kind: str = "odd", way: str = "sgd", priorities: bool = Tru
     torch.manual_seed(world.rank)  # another one on each rank, until they get that of rank 0
     model = MODELS[kind]()
     # Of several groups, of which one has another rate.
-    rest = [each for name, each in model.named_parameters() if not name.startswith("embedding")]
+    rest = [parameter for name, parameter in model.named_parameters() if not name.startswith("embedding")]
     groups = [{"params": list(model.embedding.parameters())}, {"params": rest, "lr": 0.02}]
     options = {"bucket_nbytes": 1024, **options}
     optimizer = un.torch.DistributedOptimizer(
@@ -183,7 +183,7 @@ def test_deferred_updates_lead_to_the_same_bits(
 ) -> None:
     pool = request.getfixturevalue(ranks)
     plain = run(pool, train, kind, way, False)
-    assert all(each[3] == 0 for each in plain)
+    assert all(row[3] == 0 for row in plain)
     for results in (run(pool, train, kind, way, True), run(pool, train_late, kind, way)):
         for mine, its in zip(results, plain, strict=True):
             assert mine[:3] == its[:3]
@@ -198,7 +198,7 @@ def test_deferred_update_happens_when_the_model_is_asked_for_the_parameter(two: 
             own = in_place(model)
             before = bits(own)
             optimizer.step()
-            assert all(each.grad is None for each in own.values())
+            assert all(parameter.grad is None for parameter in own.values())
             told = []
             for look in (
                 lambda: model.twice.weight,
@@ -208,7 +208,7 @@ def test_deferred_update_happens_when_the_model_is_asked_for_the_parameter(two: 
                 optimizer.flush,
             ):
                 look()
-                told.append(sorted(name for name, each in bits(own).items() if each != before[name]))
+                told.append(sorted(name for name, value in bits(own).items() if value != before[name]))
             optimizer.close()
             return told
 
@@ -294,7 +294,7 @@ def test_two_optimizers_share_a_model_and_copies_of_it_are_plain(two: Pool) -> N
             named = dict(model.named_parameters())
             optimizers = []
             for words in ("weight", "bias"):
-                some = {name: each for name, each in named.items() if words in name}
+                some = {name: parameter for name, parameter in named.items() if words in name}
                 sgd = torch.optim.SGD(some.values(), lr=0.1)
                 optimizers.append(
                     un.torch.DistributedOptimizer(
@@ -309,8 +309,8 @@ def test_two_optimizers_share_a_model_and_copies_of_it_are_plain(two: Pool) -> N
             torch.save(model, file)
             file.seek(0)
             copies = [copy.deepcopy(model), torch.load(file, weights_only=False)]
-            assert all(type(module._parameters) is dict for each in copies for module in each.modules())
-            assert [bits(each.state_dict()) for each in copies] == [bits(model.state_dict())] * 2
+            assert all(type(module._parameters) is dict for loaded in copies for module in loaded.modules())
+            assert [bits(loaded.state_dict()) for loaded in copies] == [bits(model.state_dict())] * 2
             optimizers[0].close()
             assert type(model[0]._parameters) is not dict
             optimizers[1].close()

@@ -68,7 +68,7 @@ def test_collectives_are_those_of_the_communicator_in_eager_mode_and_in_graphs(r
             np.stack([x[rank], 2 * x[rank]]),
             3 * x,
         ]
-        assert result == [[np.asarray(each).tolist() for each in eager]] * 3
+        assert result == [[np.asarray(value).tolist() for value in eager]] * 3
 
 
 def gradients(world: un.Communicator) -> list[float]:
@@ -135,7 +135,7 @@ def independent_calls(world: un.Communicator) -> list[float]:
             ut.barrier(comm=world)
         return tf.stack(results)
 
-    return [float(each) for each in many(tf.ones(20))]
+    return [float(value) for value in many(tf.ones(20))]
 
 
 def test_calls_of_a_graph_keep_the_order_of_the_program(ranks: NativeRanks) -> None:

@@ -316,7 +316,9 @@ def compiled(side: Side) -> None:
 
     compiled_train, compiled_step = train, optimizer.step
     if side.world is not None:
-        compiled_train, compiled_step = (torch.compile(each, backend="eager") for each in (train, optimizer.step))
+        compiled_train, compiled_step = (
+            torch.compile(function, backend="eager") for function in (train, optimizer.step)
+        )
     for step in range(STEPS):
         x = torch.cat([side.x(step, share) for share in side.shares])
         if step % 2:
@@ -413,7 +415,7 @@ def gradients_of_three_steps(world: Any) -> dict[tuple[str, str], tuple[list[flo
                     optimizer.step()
                     values.append(layer.weight.grad.item())
             optimizer.close()
-            result[op, name] = values, [str(each.message) for each in caught]
+            result[op, name] = values, [str(warning.message) for warning in caught]
     return result
 
 
@@ -501,8 +503,8 @@ def copied(world: Any) -> list[Any]:
     other.register_step_post_hook(lambda *_: calls.append(1))
     side.loss(0, "a").backward()
     other.step()
-    for each in side.opened:
-        each.close()
+    for region in side.opened:
+        region.close()
     return [*texts, len(calls)]
 
 

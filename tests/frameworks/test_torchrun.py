@@ -59,8 +59,8 @@ def test_ranks_of_torchrun_can_rendezvous_twice_and_allreduce(tmp_path: Path) ->
 @pytest.mark.parametrize("steps", ["reduce group reduce destroy reduce", "group reduce reduce destroy"])
 def test_init_works_before_and_beside_a_torch_process_group(tmp_path: Path, steps: str) -> None:
     port = free_port()
-    for ended in by_variables(WITH_TORCH, *steps.split(), port=port, folder=tmp_path):
-        assert (ended.returncode, ended.stderr) == (0, "")
+    for process in by_variables(WITH_TORCH, *steps.split(), port=port, folder=tmp_path):
+        assert (process.returncode, process.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

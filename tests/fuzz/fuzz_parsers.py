@@ -13,7 +13,7 @@ from fuzz.parsers import parse
 
 if __name__ == "__main__":
     # An editable installation has an import hook of its own, so modules cannot be instrumented while they are imported.
-    for function in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
+    for function in [object_ for object_ in gc.get_objects() if isinstance(object_, FunctionType)]:
         if function.__module__ and function.__module__.startswith("unisono."):
             atheris.instrument_func(function)
     logging.disable()

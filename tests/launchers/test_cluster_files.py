@@ -37,7 +37,7 @@ def environment_of(index: int, key: Path) -> dict[str, str]:
     def value(variable: dict[str, Any]) -> str:
         return str(variable.get("value") or fields[variable["valueFrom"]["fieldRef"]["fieldPath"]])
 
-    return {each["name"]: value(each) for each in container["env"]} | {"UNISONO_KEY_FILE": str(key)}
+    return {entry["name"]: value(entry) for entry in container["env"]} | {"UNISONO_KEY_FILE": str(key)}
 
 
 def test_pods_of_the_manifest_are_the_ranks_of_one_job(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ COUNT = 200_000
 def held() -> set[str]:
     """Return the names that the kernel gives to the open descriptors of this process."""
     names = set()
-    for each in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the descriptor of the folder itself
-            names.add(os.readlink(f"/proc/self/fd/{each}"))
+            names.add(os.readlink(f"/proc/self/fd/{name}"))
     return names
 
 

@@ -130,7 +130,7 @@ def test_every_rank_reports_wrong_use_of_mpi() -> None:
         *("mpi_comm determines rank, size and store", "mpi_comm is COMM_NULL"),
         "mpi_comm must be an intracommunicator of mpi4py, such as MPI.COMM_WORLD, not 3",
     )
-    for line, beginning in zip(lines(done.stdout), [each for each in beginnings for _ in range(2)], strict=True):
+    for line, beginning in zip(lines(done.stdout), [words for words in beginnings for _ in range(2)], strict=True):
         assert line.startswith(beginning), done.stderr
 
 

@@ -17,8 +17,8 @@ def child(code: int) -> Child:
 
 def test_exit_code_is_lost_when_another_waiter_has_reaped_the_child() -> None:
     first, second = child(0), child(0)
-    for each in (first, second):
-        os.waitpid(each.pid, 0)
+    for process in (first, second):
+        os.waitpid(process.pid, 0)
     assert (first.wait(), first.wait(), second.poll()) == (LOST, LOST, LOST)
 
 

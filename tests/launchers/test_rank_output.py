@@ -162,16 +162,16 @@ def test_traceback_is_written_and_returned_when_nothing_is_held_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "held"), [([], False), ([Exit(1, 0)], False), ([Exit(0, 1)], True), ([Exit(1, 1)], True)]
+    ("ranks", "held"), [([], False), ([Exit(1, 0)], False), ([Exit(0, 1)], True), ([Exit(1, 1)], True)]
 )
 def test_held_traceback_is_written_when_no_rank_fails_within_the_hold_time(
-    monkeypatch: pytest.MonkeyPatch, ended: list[Exit], held: bool
+    monkeypatch: pytest.MonkeyPatch, ranks: list[Exit], held: bool
 ) -> None:
     monkeypatch.setattr(output, "HOLD_S", -1.0)
     written = Written(hold=True)
     written.output.output(0, "stderr", SYNTAX)
-    for each in ended:
-        written.output.ended(each)
+    for rank in ranks:
+        written.output.ended(rank)
     written.output.tick()
     assert bool(written.output.finish()) is held
     assert (b"".join(line for _, _, line in written.lines) == SYNTAX) is not held

@@ -57,7 +57,7 @@ class Member:
             collective.recv(received, 0, group)
         collective.barrier(group)
         collective.destroy_collective_group(group)
-        return [each.tolist() for each in (x, *gathered, scattered, copied, reduced, received)]
+        return [array.tolist() for array in (x, *gathered, scattered, copied, reduced, received)]
 
 
 def actors(count: int) -> list[Any]:

@@ -77,7 +77,7 @@ def no_rank_is_left(tmp_path: Path) -> Iterator[None]:
 
 def ranks_of(folder: Path) -> list[int]:
     """Return the ids of the processes that run the script in `folder`, without their launcher."""
-    return [int(each.partition(":")[0]) for each in processes_of(folder) if "\0run\0" not in each]
+    return [int(process.partition(":")[0]) for process in processes_of(folder) if "\0run\0" not in process]
 
 
 def processes_of(folder: Path) -> list[str]:

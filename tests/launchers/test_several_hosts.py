@@ -285,14 +285,14 @@ def started_on_each(
 @needs_namespaces
 def test_launchers_on_two_machines_start_one_job(tmp_path: Path) -> None:
     with network(2) as namespaces:
-        ended = started_on_each(tmp_path, f"tcp://{address(0)}:29400", (1, 1), namespaces)
-    assert ended == [(0, f"[{rank}] {rank} ((0,), (1,)) 3 3 0 {address(0)}\n", "") for rank in range(2)]
+        launchers = started_on_each(tmp_path, f"tcp://{address(0)}:29400", (1, 1), namespaces)
+    assert launchers == [(0, f"[{rank}] {rank} ((0,), (1,)) 3 3 0 {address(0)}\n", "") for rank in range(2)]
 
 
 def test_launchers_meet_in_a_shared_folder_and_leave_nothing_there(tmp_path: Path) -> None:
-    ended = started_on_each(tmp_path, f"file://{tmp_path}/store", (2, 2))
-    assert [(code, errors) for code, _, errors in ended] == [(0, "")] * 2
-    assert ended[1][1].count("((0, 1, 2, 3),) 10 10") == 2
+    launchers = started_on_each(tmp_path, f"file://{tmp_path}/store", (2, 2))
+    assert [(code, errors) for code, _, errors in launchers] == [(0, "")] * 2
+    assert launchers[1][1].count("((0, 1, 2, 3),) 10 10") == 2
     assert not (tmp_path / "store").exists()
 
 
@@ -335,17 +335,17 @@ def test_store_stays_until_a_slow_launcher_has_read_that_it_may_start(
 
     monkeypatch.setattr(PrefixStore, "get", get_late)
     with ThreadPoolExecutor(2) as threads:
-        ended = list(threads.map(met, range(2)))
+        launchers = list(threads.map(met, range(2)))
     wrong = "the launcher of node 0 was started for 2 ranks, and that of node 1 for 1"
-    assert [text.startswith(wrong) if counts[0] > 1 else not text for text in ended] == [True, True], ended
+    assert [text.startswith(wrong) if counts[0] > 1 else not text for text in launchers] == [True, True], launchers
 
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_failure_on_one_machine_ends_the_ranks_of_the_other(tmp_path: Path, bad: int) -> None:
     program = f"import os, sys, time\nos.environ['UNISONO_RANK'] == '{bad}' and sys.exit(7)\ntime.sleep(600)\n"
-    ended = started_on_each(tmp_path, f"tcp://127.0.0.1:{free_port()}", (1, 1), program=program)
-    assert ended[bad] == (7, "", f"unisono: rank {bad} exited with code 7\n")
-    code, _, errors = ended[1 - bad]
+    launchers = started_on_each(tmp_path, f"tcp://127.0.0.1:{free_port()}", (1, 1), program=program)
+    assert launchers[bad] == (7, "", f"unisono: rank {bad} exited with code 7\n")
+    code, _, errors = launchers[1 - bad]
     assert code == 143
     first = f"unisono: rank {bad} exited with code 7 on host .*"
     assert re.match(f"{first}\nunisono: rank {1 - bad} was (killed by|stopped).*SIGTERM", errors)

@@ -15,7 +15,7 @@ from support.deadlines import DEADLINE_S
 GROUP = "unisono.algorithms"
 ASK = (
     "from unisono.foundation.entry_points import entry_points; "
-    "print(*(each.value for each in entry_points(group={!r})))"
+    "print(*(point.value for point in entry_points(group={!r})))"
 )
 METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: 1\n"
 

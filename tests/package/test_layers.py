@@ -275,23 +275,23 @@ def test_room_of_the_facade_imports_only_rooms_below_it(room: str) -> None:
     files = [path for path in FACADE if path.relative_to(ROOT / "unisono").parts[0] == room]
     assert files
     wrong = {(name_of(path), name) for path in files for name in imports(path.read_text())}
-    assert [each for each in sorted(wrong) if is_inside(each[1], rooms_above(room))] == []
+    assert [arrow for arrow in sorted(wrong) if is_inside(arrow[1], rooms_above(room))] == []
 
 
 def test_native_core_is_imported_only_from_its_package() -> None:
     """`from unisono.transports._core import x` would fail without advice if the core is missing."""
     names = {(name_of(path), name) for path in (*FILES, *FACADE) for name in imports(path.read_text())}
-    assert [each for each in sorted(names) if each[1].startswith("unisono.transports._core.")] == []
+    assert [arrow for arrow in sorted(names) if arrow[1].startswith("unisono.transports._core.")] == []
 
 
 @pytest.mark.parametrize("name", [part.partition(".")[2] for part in (*VOCABULARY, *OF_PROCESSES)])
 def test_vocabulary_imports_only_itself_and_the_standard_library(name: str) -> None:
     source = (ROOT / "unisono" / f"{name.replace('.', '/')}.py").read_text()
     foreign = [
-        found
-        for found in imports(source)
-        if not is_inside(found, (*VOCABULARY, *OF_PROCESSES, *_OUTSIDE))
-        and found.partition(".")[0] not in sys.stdlib_module_names
+        imported
+        for imported in imports(source)
+        if not is_inside(imported, (*VOCABULARY, *OF_PROCESSES, *_OUTSIDE))
+        and imported.partition(".")[0] not in sys.stdlib_module_names
     ]
     assert foreign == []
 
@@ -334,10 +334,10 @@ def test_layer_check_accepts_an_allowed_import(folder: str, source: str) -> None
 
 def test_every_layer_exception_is_used_and_has_a_reason() -> None:
     for name, exceptions in EXCEPTIONS.items():
-        found = list(imports((ROOT / name).read_text()))
+        modules = list(imports((ROOT / name).read_text()))
         for exception, reason in exceptions.items():
             assert reason
-            assert any(is_inside(each, (exception,)) for each in found), (name, exception)
+            assert any(is_inside(imported, (exception,)) for imported in modules), (name, exception)
 
 
 @pytest.mark.parametrize("folder", LAYERS)
@@ -352,16 +352,20 @@ def test_importing_a_lower_layer_loads_neither_numpy_nor_the_native_core(module:
     code = (
         f"import sys, {module}; print(*sorted({{'numpy', 'ml_dtypes', 'unisono.transports._core'}} & set(sys.modules)))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    assert ended.stdout.split() == []
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert process.stdout.split() == []
 
 
 def test_every_module_of_the_algorithms_is_free_of_numpy() -> None:
     paths = sorted((ROOT / "algorithms").rglob("[a-z]*.py"))
     modules = [f"unisono.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}" for path in paths]
     code = f"import sys, {', '.join(modules)}; print('numpy' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    assert ended.stdout.strip() == "False"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert process.stdout.strip() == "False"
 
 
 def test_facade_has_every_public_name_and_refuses_unknown_ones() -> None:

@@ -53,8 +53,8 @@ def test_log_level_filters_messages(level: str, expected: int, capsys: pytest.Ca
     for say in (logger.exception, logger.warning, logger.info, logger.debug):
         say("message")
     assert capsys.readouterr().err.count("message") == expected
-    assert [logger.shows(each) for each in ("error", "warning", "info", "debug")] == [
-        each < expected for each in range(4)
+    assert [logger.shows(name) for name in ("error", "warning", "info", "debug")] == [
+        position < expected for position in range(4)
     ]
 
 

@@ -28,11 +28,11 @@ USE = "import unisono as un; from unisono.transports import _core; un.init; un.l
 def run(*command: str | Path, cwd: Path, timeout_s: float = 300.0) -> str:
     """Run the command without the settings of this environment; return its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    ended = subprocess.run(
+    process = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    assert ended.returncode == 0, f"{command} ended with {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
-    return ended.stdout
+    assert process.returncode == 0, f"{command} ended with {process.returncode}\n{process.stdout}\n{process.stderr}"
+    return process.stdout
 
 
 @pytest.mark.packaging
@@ -95,10 +95,12 @@ def check_wheel(wheel: Path) -> None:
 def check_import_from_the_source_folder(python: Path) -> None:
     """Start Python in the repository with a regular install: it imports the source folder, and its error has advice."""
     for code in ("import unisono; unisono.init()", "from unisono.transports import _core"):
-        ended = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-        assert ended.returncode == 1
-        assert f"ImportError: Unisono was imported from its source folder {ROOT}" in ended.stderr
-        assert "pip install --editable" in ended.stderr
+        process = subprocess.run(
+            [python, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert process.returncode == 1
+        assert f"ImportError: Unisono was imported from its source folder {ROOT}" in process.stderr
+        assert "pip install --editable" in process.stderr
 
 
 def test_version_is_the_same_wherever_it_is_written() -> None:
@@ -137,22 +139,22 @@ def in_the_source_folder(*arguments: str, folder: Path) -> subprocess.CompletedP
     ],
 )
 def test_source_folder_without_native_core_says_what_to_do(code: str, tmp_path: Path) -> None:
-    ended = in_the_source_folder("-c", code, folder=tmp_path)
-    assert ended.returncode == 1
-    last = ended.stderr.strip().splitlines()[-1]
+    process = in_the_source_folder("-c", code, folder=tmp_path)
+    assert process.returncode == 1
+    last = process.stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: Unisono was imported from its source folder {ROOT}")
     assert f"pip install --editable {ROOT}" in last
-    assert "During handling" not in ended.stderr
-    assert "<frozen importlib" not in ended.stderr
+    assert "During handling" not in process.stderr
+    assert "<frozen importlib" not in process.stderr
 
 
 @pytest.mark.parametrize("arguments", ["run -n 2 program.py", "tune", "bench allreduce"])
 def test_command_without_native_core_ends_with_one_line_of_advice(arguments: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("pass")
-    ended = in_the_source_folder("-m", "unisono", *arguments.split(), folder=tmp_path)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith(f"unisono: Unisono was imported from its source folder {ROOT}")
-    assert len(ended.stderr.splitlines()) == 1
+    process = in_the_source_folder("-m", "unisono", *arguments.split(), folder=tmp_path)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith(f"unisono: Unisono was imported from its source folder {ROOT}")
+    assert len(process.stderr.splitlines()) == 1
 
 
 def test_unknown_name_of_transports_is_an_attribute_error() -> None:
@@ -168,8 +170,8 @@ def preflight(python: str, compiler: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_preflight_check_is_silent_when_nothing_is_missing() -> None:
-    ended = preflight(sys.executable, os.environ.get("CXX", "c++"))
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    process = preflight(sys.executable, os.environ.get("CXX", "c++"))
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
 
 def test_preflight_check_lists_missing_tools_and_how_to_get_them(tmp_path: Path) -> None:
@@ -177,12 +179,12 @@ def test_preflight_check_lists_missing_tools_and_how_to_get_them(tmp_path: Path)
     # a Python older than 3.10 ends with 1 when it is asked for its version
     old_python.write_text("#!/bin/sh\nexit 1\n")
     old_python.chmod(0o755)
-    ended = preflight(str(old_python), "no-such-compiler")
-    assert ended.returncode == 1
-    assert "missing: Python 3.10 or newer" in ended.stderr
-    assert "missing: a C++20 compiler as 'no-such-compiler'" in ended.stderr
+    process = preflight(str(old_python), "no-such-compiler")
+    assert process.returncode == 1
+    assert "missing: Python 3.10 or newer" in process.stderr
+    assert "missing: a C++20 compiler as 'no-such-compiler'" in process.stderr
     for advice in ("apt install g++", "dnf install gcc-c++", "conda install -c conda-forge cxx-compiler"):
-        assert advice in ended.stderr
+        assert advice in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -197,9 +199,11 @@ def test_pip_without_cxx20_compiler_says_how_to_get_one(compiler: str, problem: 
     configure = [programs / "cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja", "-DUNISONO_MODULE=OFF"]
     environment = {**os.environ, "CXX": str(old) if compiler == old.name else compiler}
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"  # the folder that has ninja
-    ended = subprocess.run(configure, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert ended.returncode == 1
-    assert "Unisono needs a C++20 compiler (g++ 11, clang++ 14 or newer)" in ended.stderr
-    assert problem in ended.stderr
+    process = subprocess.run(
+        configure, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert process.returncode == 1
+    assert "Unisono needs a C++20 compiler (g++ 11, clang++ 14 or newer)" in process.stderr
+    assert problem in process.stderr
     for advice in ("apt install g++", "dnf install gcc-c++", "conda install -c conda-forge cxx-compiler"):
-        assert advice in ended.stderr
+        assert advice in process.stderr

@@ -60,9 +60,9 @@ def test_record_has_the_same_values_as_an_equal_data_class(args: tuple[Any, ...]
     [((), {}), (("Ann",), {"guest": "Bob"}), (("Ann",), {"who": "Bob"}), (("Ann", 1, (), "", [], "more"), {})],
 )
 def test_record_with_wrong_arguments_is_a_type_error(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for each in (Visit, Compiled):
+    for kind in (Visit, Compiled):
         with pytest.raises(TypeError, match="argument"):
-            each(*args, **kwargs)
+            kind(*args, **kwargs)
 
 
 def test_records_are_equal_when_class_and_compared_fields_are_equal() -> None:
@@ -94,7 +94,7 @@ def test_a_copy_has_all_fields(copied: Callable[[Visit], Visit]) -> None:
 
 
 def test_record_supports_fields_signature_and_pattern_matching() -> None:
-    assert [each.name for each in fields(Visit)] == [each.name for each in fields(Compiled)]
+    assert [field.name for field in fields(Visit)] == [field.name for field in fields(Compiled)]
     ours, theirs = inspect.signature(Visit), inspect.signature(Compiled)
     assert list(ours.parameters) == list(theirs.parameters)
     for name in ("guest", "hour", "note"):

@@ -90,10 +90,10 @@ COMPILED = """
 from dataclasses import is_dataclass
 
 modules = [module for name, module in list(sys.modules.items()) if name.startswith("unisono.")]
-classes = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
-made = [each for each in classes if is_dataclass(each) and each.__module__.startswith("unisono.")]
+classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+made = [kind for kind in classes if is_dataclass(kind) and kind.__module__.startswith("unisono.")]
 assert len(made) > 40, "classes are looked for where they are not"
-print(*sorted(each.__qualname__ for each in made if each.__init__.__module__ != "unisono.foundation.records"))
+print(*sorted(kind.__qualname__ for kind in made if kind.__init__.__module__ != "unisono.foundation.records"))
 """
 
 

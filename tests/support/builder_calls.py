@@ -124,7 +124,7 @@ def in_one_memory(rank: int, inputs: list[Any], source: Any, outputs: list[Any],
     if not inputs or not outputs:
         return source, target
     longer, blocks = (source, inputs) if len(inputs) > len(outputs) else (target, outputs)
-    start = sum(each.size for each in blocks[:rank]) if len(blocks) > 1 else 0
+    start = sum(block.size for block in blocks[:rank]) if len(blocks) > 1 else 0
     part = longer[start : start + min(source.size, target.size)]
     if longer is source:
         return source, part

@@ -279,8 +279,8 @@ def check_a_flag_orders_streams_although_the_wait_is_issued_first(bench: Bench) 
     device.raise_flag(opened, 1, 2, bench.stream)
     bench.wait_until(lambda: device.done(after))
     assert bench.values(c, np.ones(N, np.uint8)).all()
-    for each in (opened, flags):
-        device.end_flags(each)
+    for memory in (opened, flags):
+        device.end_flags(memory)
     device.end_stream(other)
     device.end_event(after)
 

@@ -531,7 +531,7 @@ def check_mismatch_is_an_error_on_every_rank(ranks: Any, common: Case, divergent
     """The last rank makes another call. If a rank has ended its call before, its next call raises the error."""
     signatures = [str(case.call(0, ranks.size).signature) for case in (common, divergent)]
     for outcomes in ranks.run(run_mismatch, common, divergent):
-        kind, text, _ = next(each for each in outcomes if each[0])
+        kind, text, _ = next(outcome for outcome in outcomes if outcome[0])
         assert kind == MismatchError.__name__, outcomes
         assert all(signature in text for signature in signatures), text
         assert f"rank {ranks.size - 1} called" in text or "where rank" in text
@@ -545,7 +545,7 @@ def run_mismatch(executor: Any, common: Case, divergent: Case) -> list[tuple[str
 def check_mismatched_messages_are_an_error(ranks: Any, dtype: str, count: int) -> None:
     """Rank 0 sends a message that does not fit the last rank's receive. If its send has ended, its next call raises."""
     for outcomes in ranks.run(run_mismatched_message, dtype, count):
-        kind, text, _ = next(each for each in outcomes if each[0])
+        kind, text, _ = next(outcome for outcome in outcomes if outcome[0])
         assert kind == MismatchError.__name__, outcomes
         assert "float32[4]" in text
         assert f"{dtype}[{count}]" in text
@@ -643,7 +643,7 @@ def check_subgroups(ranks: Any, algorithm: str) -> None:
         assert members == [all_ranks, all_ranks[::-1], same_parity, all_ranks[::-1], all_ranks]
         total = size * (size + 1) / 2
         assert (kinds, last) == (["UsageError"] * 3, sums[0])
-        assert sums == [[each] * 5 for each in (total, total, sum(same_parity) + len(same_parity), total, total)]
+        assert sums == [[value] * 5 for value in (total, total, sum(same_parity) + len(same_parity), total, total)]
 
 
 def fail_in_a_subgroup(executor: Any) -> tuple[str, str]:

@@ -88,7 +88,9 @@ class MpiRanks:
                 command, env={**os.environ, **mpi_ranks.AS_ROOT, **settings, **variables}, start_new_session=True
             )
             try:
-                self._connections = sorted((listener.accept() for _ in range(size)), key=lambda each: each.recv())
+                self._connections = sorted(
+                    (listener.accept() for _ in range(size)), key=lambda connection: connection.recv()
+                )
             except BaseException:
                 self._kill()
                 raise

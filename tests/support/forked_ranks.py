@@ -351,16 +351,16 @@ def _run_rank(request: _Request, descriptors: Sequence[int], of_server: Sequence
     if request.cores:
         os.sched_setaffinity(0, request.cores)
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_FREE) for descriptor in descriptors]
-    for each in (*descriptors, *of_server):
-        os.close(each)
-    for each, number in zip(moved, (1, 2, *request.command.descriptors), strict=True):
-        os.dup2(each, number, inheritable=True)
-        os.close(each)
+    for inherited in (*descriptors, *of_server):
+        os.close(inherited)
+    for duplicate, number in zip(moved, (1, 2, *request.command.descriptors), strict=True):
+        os.dup2(duplicate, number, inheritable=True)
+        os.close(duplicate)
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environ)
     path = request.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [each for each in path if each not in sys.path]
+    sys.path[:0] = [folder for folder in path if folder not in sys.path]
     random.seed()
     _, option, module_or_code, *arguments = request.command.argv
     sys.argv = ["-", *arguments]

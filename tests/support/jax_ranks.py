@@ -50,9 +50,9 @@ def run(program: str, *arguments: str, ranks: int, **environ: str) -> list[subpr
 
 def lines_of(program: str, *arguments: str, ranks: int, **environ: str) -> list[list[str]]:
     """Run a program; return the lines of each rank. All must end with exit code 0."""
-    ended = run(program, *arguments, ranks=ranks, **environ)
-    assert [each.returncode for each in ended] == [0] * ranks, "\n".join(each.stderr for each in ended)
-    return [each.stdout.splitlines() for each in ended]
+    processes = run(program, *arguments, ranks=ranks, **environ)
+    assert [rank.returncode for rank in processes] == [0] * ranks, "\n".join(rank.stderr for rank in processes)
+    return [rank.stdout.splitlines() for rank in processes]
 
 
 def _outputs(process: Started) -> tuple[str, str]:

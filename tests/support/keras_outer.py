@@ -21,7 +21,7 @@ def train(world: un.Communicator) -> tuple[str, int, float, float]:
     outer = uk.DiLoCo(comm=world, inner_steps=4, fragments=2, overlap=1, mixing=0.5)
     model.fit(x, y, batch_size=8, epochs=6, verbose=0, callbacks=[outer])
     after = float(model.evaluate(x, y, verbose=0))
-    weights = {str(number): each for number, each in enumerate(model.trainable_variables)}
+    weights = {str(number): variable for number, variable in enumerate(model.trainable_variables)}
     assert outer.outer is not None
     return fingerprint(weights), outer.outer.steps, before, after
 

@@ -30,9 +30,9 @@ random = np.random.default_rng(world.rank)
 x, y = (random.standard_normal((8 * STEPS, columns)).astype("float32") for columns in (3, 1))
 
 
-def expect(name: str, found: Any, expected: Any) -> None:
-    if not np.allclose(found, expected, rtol=1e-4):
-        print(f"{name}: {found} instead of {expected}")
+def expect(name: str, result: Any, expected: Any) -> None:
+    if not np.allclose(result, expected, rtol=1e-4):
+        print(f"{name}: {result} instead of {expected}")
 
 
 def refused(name: str, error: type[Exception], words: str, call: Callable[[], Any]) -> None:
@@ -194,7 +194,7 @@ def horovod() -> None:
     model.compile(sgd, loss=lambda target, output: output * (1.0 + world.rank))
     rates = callbacks.LearningRateScheduleCallback(1.0, 0.5), callbacks.LearningRateWarmupCallback(1.0, 1, verbose=1)
     model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0)
-    changes = [old - float(each.numpy()[0, 0]) for old, each in zip(before, model.weights, strict=True)]
+    changes = [old - float(weights.numpy()[0, 0]) for old, weights in zip(before, model.weights, strict=True)]
     expect("a step", changes, [1.5, (1.0 + world.rank) / 2])
     result = model.fit(np.ones((1, 1)), np.ones((1, 1)), epochs=2, verbose=0, callbacks=[rates[0]]).history["lr"]
     expect("rates", result, [1.0, 0.5])

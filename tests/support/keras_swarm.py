@@ -19,7 +19,7 @@ state = {"model": model, "optimizer": model.optimizer}
 
 def described():
     variables = [*model.weights, *model.optimizer.variables]
-    return fingerprint({str(index): np.array(each.numpy()) for index, each in enumerate(variables)})
+    return fingerprint({str(index): np.array(variable.numpy()) for index, variable in enumerate(variables)})
 
 class Marks(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
@@ -47,7 +47,7 @@ with un.Swarm(places, **settings) as swarm:
     model.fit(x, y, batch_size=8, epochs=1000, verbose=0, callbacks=[outer, Marks()])
     after = float(model.evaluate(x, y, verbose=0))
     assert (outer.outer.steps, after < before / 2) == (60, True), (outer.outer.steps, before, after)
-    print("trained", fingerprint({str(index): each for index, each in enumerate(model.trainable_variables)}))
+    print("trained", fingerprint({str(index): variable for index, variable in enumerate(model.trainable_variables)}))
     mark(f"{name} ends")
     await_mark("a ends", "b ends")
 """

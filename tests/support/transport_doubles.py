@@ -107,13 +107,15 @@ class SendsToFourPeersOnly(Double):
 
 class CountsTwice(Double):
     def traffic(self) -> Any:
-        return {peer: each + each for peer, each in self.inner.traffic().items()}
+        return {peer: of_peer + of_peer for peer, of_peer in self.inner.traffic().items()}
 
 
 class CountsNothingReceived(Double):
     def traffic(self) -> Any:
         counted = self.inner.traffic().items()
-        return {peer: Traffic(each.transport, each.sent_messages, each.sent_nbytes) for peer, each in counted}
+        return {
+            peer: Traffic(of_peer.transport, of_peer.sent_messages, of_peer.sent_nbytes) for peer, of_peer in counted
+        }
 
 
 class SendBlocks(Double):

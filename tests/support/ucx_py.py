@@ -42,8 +42,8 @@ def install(*, with_handles: bool) -> None:
 
         def progress(self) -> None:
             self.inner.progress()
-            ended = [each for each in self.posted if each[0].completed]
-            self.posted = [each for each in self.posted if not each[0].completed]
+            ended = [posted for posted in self.posted if posted[0].completed]
+            self.posted = [posted for posted in self.posted if not posted[0].completed]
             for request, callback, arguments in ended:
                 callback(request, None, *arguments)
 
@@ -86,8 +86,8 @@ def install(*, with_handles: bool) -> None:
 
     names = {
         "Feature": real.Feature,
-        **{each.__name__: each for each in (UCXContext, UCXWorker, UCXAddress, UCXEndpoint)},
-        **{each.__name__: each for each in (tag_send_nb, tag_recv_nb)},
+        **{kind.__name__: kind for kind in (UCXContext, UCXWorker, UCXAddress, UCXEndpoint)},
+        **{function.__name__: function for function in (tag_send_nb, tag_recv_nb)},
     }
     for name, contents in (("ucp", {}), ("ucp._libs", {}), ("ucp._libs.ucx_api", names), ("ucp._libs.arr", vars(arr))):
         module = types.ModuleType(name)

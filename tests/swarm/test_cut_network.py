@@ -21,7 +21,7 @@ with un.Swarm(places, serve=name == "A", quorum_timeout_s=2.0, **settings) as sw
             mark(f"{name} entered again")
             continue
         names = sorted(member.name for member in swarm.last_call.contributors)
-        assert total == sum(one[each] for each in names)
+        assert total == sum(one[member] for member in names)
         mark(f"{name} with {''.join(names)}{' again' if has_mark(folder, 'mended') else ''}")
         time.sleep(0.01)
 """

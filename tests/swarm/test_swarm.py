@@ -52,7 +52,7 @@ with un.Swarm(places, **settings) as swarm:
     while not has_mark(folder, f"{name} leaves"):
         total = int(swarm.allreduce(np.array([one[name]]), "sum")[0])
         names = [member.name for member in swarm.last_call.contributors]
-        assert total == sum(one[each] for each in names), (total, names)
+        assert total == sum(one[member] for member in names), (total, names)
         mark(f"{name} with {''.join(sorted(names))}")
         time.sleep(0.002)
 """

@@ -37,13 +37,13 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("wanted", "address"), WAYS)
-def test_bind_address_may_be_an_address_an_interface_or_a_network(wanted: str, address: str) -> None:
-    assert address_for(wanted) == address
+@pytest.mark.parametrize(("option", "address"), WAYS)
+def test_bind_address_may_be_an_address_an_interface_or_a_network(option: str, address: str) -> None:
+    assert address_for(option) == address
 
 
 @pytest.mark.parametrize(
-    ("wanted", "why"),
+    ("option", "why"),
     [
         ("203.0.113.0/24", "this machine has no address in it, but lo 127.0.0.1"),
         ("10.0.0.0/33", "write a network as"),
@@ -55,9 +55,9 @@ def test_bind_address_may_be_an_address_an_interface_or_a_network(wanted: str, a
         ("203.0.113.7", "cannot be listened on"),
     ],
 )
-def test_init_refuses_a_bind_address_that_is_not_of_this_machine(wanted: str, why: str) -> None:
+def test_init_refuses_a_bind_address_that_is_not_of_this_machine(option: str, why: str) -> None:
     with pytest.raises(UsageError, match="UNISONO_BIND_ADDRESS") as caught:
-        un.init(un.Options(bind_address=wanted))
+        un.init(un.Options(bind_address=option))
     assert why in caught.value.message
 
 
@@ -76,9 +76,9 @@ def reduce_by_tcp(world: un.Communicator, say: Any) -> None:
     say((int(total.sum()), hosts, {traffic.transport for traffic in world.stats().values()}))
 
 
-@pytest.mark.parametrize(("wanted", "address"), WAYS[1:4])
-def test_ranks_reach_each_other_at_their_bind_address(wanted: str, address: str, tmp_path: Path) -> None:
-    with Job(reduce_by_tcp, 3, tmp_path, transports="tcp", bind_address=wanted) as job:
+@pytest.mark.parametrize(("option", "address"), WAYS[1:4])
+def test_ranks_reach_each_other_at_their_bind_address(option: str, address: str, tmp_path: Path) -> None:
+    with Job(reduce_by_tcp, 3, tmp_path, transports="tcp", bind_address=option) as job:
         assert job.hear_all() == [(6 * 4_999_950_000, {address}, {"tcp"})] * 3
 
 
@@ -109,11 +109,11 @@ def member(rank: int, host: str, address: str) -> Member:
 
 def test_roster_refuses_loopback_addresses_across_hosts() -> None:
     members = [member(0, "a", "10.0.0.1"), member(1, "b", "127.0.0.1"), member(2, "b", "::1")]
-    record = roster_record([entry_of(each, 3) for each in members], {})
+    record = roster_record([entry_of(entry, 3) for entry in members], {})
     with pytest.raises(RendezvousError, match=r"rank 1 and 1 more can be reached .* set UNISONO_BIND_ADDRESS"):
         roster_of(record, 3)
     same_host = [member(rank, "a", "127.0.0.1") for rank in range(3)]
-    assert roster_of(roster_record([entry_of(each, 3) for each in same_host], {}), 3).members == tuple(same_host)
+    assert roster_of(roster_record([entry_of(entry, 3) for entry in same_host], {}), 3).members == tuple(same_host)
 
 
 def test_roster_names_a_rank_with_another_number_of_ranks() -> None:

@@ -135,16 +135,16 @@ def test_gpu_quantisation_gives_the_bits_of_numpy(
         before[:] = np.abs(values_of("float32", count, seed * 3 + 1)) / 100
     kept = guarded_copy(before, 4)
     forward(forth, 2, made, scales, None if feeds is None else kept, values, bool(feeds), 3.0)
-    wanted = with_feedback(values, before, codes, feeds=bool(feeds), weight=3.0)
-    np.testing.assert_array_equal(scales, wanted.scales)
-    assert made.tobytes() == wanted.codes.tobytes()
+    reference = with_feedback(values, before, codes, feeds=bool(feeds), weight=3.0)
+    np.testing.assert_array_equal(scales, reference.scales)
+    assert made.tobytes() == reference.codes.tobytes()
     if feeds is not None:
         assert kept.tobytes() == before.tobytes()
-    assert all(has_intact_guards(each) for each in (made, scales, kept))
+    assert all(has_intact_guards(array) for array in (made, scales, kept))
     got = guarded_copy(np.zeros(count, dtype), start)
     backward(back, 2, got, made, scales)
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = dequantised(wanted).astype(dtype)
+        expected = dequantised(reference).astype(dtype)
     np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
     assert has_intact_guards(got)
 

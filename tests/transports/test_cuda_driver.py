@@ -122,8 +122,8 @@ def test_device_allocations_are_separate_and_in_whole_pages(device: Any, nbytes:
     assert abs(made.pointer - other.pointer) >= made.nbytes
     facts = device.facts(made.pointer + 5)
     assert (facts.kind, facts.ordinal, facts.allocation) == ("device", 0, made)
-    for each in (made, other):
-        device.free(each)
+    for memory in (made, other):
+        device.free(memory)
 
 
 @pytest.mark.parametrize("stream", [LEGACY_STREAM, THREAD_STREAM, None])
@@ -148,8 +148,8 @@ def test_device_reduction_follows_the_definition(device: Any, stream: Stream, dt
     expected = np.empty_like(rows[0])
     reduce_into(expected, [rows[i % len(sources)] for i in range(k)], OPERATIONS[op], 3, lower=True)
     assert_same_values(downloaded(device, target.pointer, expected, stream), expected)
-    for each in (*sources, target):
-        device.free(each)
+    for memory in (*sources, target):
+        device.free(memory)
 
 
 def test_device_averages_with_and_without_division_by_kernels_of_their_own(device: Any, stream: Stream) -> None:

@@ -236,8 +236,8 @@ def be_lost(world: un.Communicator, say: Any, calls: int) -> None:
 
     def use_for_ever() -> None:
         for number in itertools.count():
-            for each in persistent:
-                each.use()
+            for plan in persistent:
+                plan.use()
             if number == 4:
                 say("ready")
             if number % 30 == 0:

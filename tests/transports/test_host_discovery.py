@@ -56,9 +56,9 @@ def localities(size: int, job: bytes = JOB, meeting: int = 0) -> list[HostDiscov
     return [HostDiscovery(KEY, job, 0, rank, size, meeting, DEADLINE_S) for rank in range(size)]
 
 
-def close_all(found: Sequence[HostDiscovery]) -> None:
-    for each in found:
-        each.close()
+def close_all(discoveries: Sequence[HostDiscovery]) -> None:
+    for discovery in discoveries:
+        discovery.close()
 
 
 # --- the handshake -------------------------------------------------------------------------------------------------
@@ -68,14 +68,14 @@ def test_ranks_of_one_job_find_one_host_and_other_jobs_another() -> None:
     ours, theirs = localities(3), localities(2, b"k" * 16)
     close_all([*ours, *theirs])
     assert len({our.host_id for our in ours}) == 1
-    assert len({each.host_id for each in (*ours, *theirs)}) == 2
+    assert len({discovery.host_id for discovery in (*ours, *theirs)}) == 2
     assert not any(our.surroundings.alone for our in ours)
 
 
 def test_host_discovery_of_a_second_init_is_separate_from_the_first() -> None:
     first, again = localities(2, b"a" * 16), localities(2, b"a" * 16, meeting=1)
     close_all([*first, *again])
-    assert len({each.host_id for each in first}) == len({each.host_id for each in again}) == 1
+    assert len({discovery.host_id for discovery in first}) == len({discovery.host_id for discovery in again}) == 1
     assert first[0].host_id != again[0].host_id
 
 

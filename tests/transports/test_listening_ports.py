@@ -54,7 +54,7 @@ def sockets(world: un.Communicator) -> dict[str, Any]:
 
 
 def rows_of_this_process(table: str, column: int) -> list[list[str]]:
-    links = (Path("/proc/self/fd") / each for each in os.listdir("/proc/self/fd"))
+    links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
     inodes = {os.readlink(link) for link in links if link.is_symlink()}
     rows = [line.split() for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]]
     return [row for row in rows if f"socket:[{row[column]}]" in inodes]
@@ -76,7 +76,7 @@ def test_rank_listens_on_its_own_two_sockets_only(transports: str) -> None:
         fabric_ranks.require("ucx")
     for seen in un.launch(sockets, 3, options=un.Options(transports=transports), timeout_s=DEADLINE_S):
         assert seen["own"] == seen["tcp"]
-        assert {each.rpartition(":")[0] for each in seen["tcp"]} == {"127.0.0.1"}
+        assert {end.rpartition(":")[0] for end in seen["tcp"]} == {"127.0.0.1"}
         assert seen["unix"] == seen["udp"] == set()
 
 
@@ -85,7 +85,7 @@ def test_rank_of_mpi_listens_on_one_socket_beside_those_of_the_library(library: 
     with fabric_ranks.started(2, library) as ranks:
         for seen in ranks.run_calls(sockets):
             assert seen["own"] < seen["tcp"], OF_LIBRARIES[library]
-            assert {each.rpartition(":")[0] for each in seen["own"]} == {"127.0.0.1"}
+            assert {end.rpartition(":")[0] for end in seen["own"]} == {"127.0.0.1"}
             assert not any("unisono" in name for name in seen["unix"])
 
 
@@ -152,4 +152,4 @@ def test_ucx_listens_between_hosts_only_when_tcp_is_not_listed(
             assert carriers == [carrier]
             others = seen["tcp"] - seen["own"]
             assert len(others) == ports
-            assert {each.rpartition(":")[0] for each in seen["tcp"]} == {address(rank)}
+            assert {end.rpartition(":")[0] for end in seen["tcp"]} == {address(rank)}

@@ -93,8 +93,8 @@ def test_several_arrays_are_broadcast_as_one(ranks: NativeRanks) -> None:
 def test_several_arrays_are_read_from_mapped_memory(algorithm: str, in_place: tuple[bool, ...]) -> None:
     kinds = (("int8", "max"), ("float64", "avg"), ("bfloat16", "sum"))
     cases = tuple(
-        Case(dtype=dtype, op=op, count=count, in_place=each)
-        for (dtype, op), count, each in zip(kinds, (1001, 30_000, 7), in_place, strict=True)
+        Case(dtype=dtype, op=op, count=count, in_place=array_in_place)
+        for (dtype, op), count, array_in_place in zip(kinds, (1001, 30_000, 7), in_place, strict=True)
     )
     with NativeRanks(3, "shm") as ranks:
         for segments in (1, 3):

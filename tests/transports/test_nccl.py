@@ -149,7 +149,7 @@ def call_with_options(world: un.Communicator) -> None:
         assert (values_of(bench, work.wait()) == 18).all()
         assert world.allreduce(array(bench, np.empty(0, np.float32)), **BY_NCCL).shape == (0,)
         several = world.allreduce([x, array(bench, np.full(3, world.rank, np.int32))], **BY_NCCL)
-        assert [values_of(bench, each)[0] for each in several] == [18, 3]
+        assert [values_of(bench, pointer)[0] for pointer in several] == [18, 3]
         if world.rank != 1:
             with world.subgroup([0, 2]) as pair:
                 assert (values_of(bench, pair.broadcast(x, root=1, **BY_NCCL)) == 6).all()

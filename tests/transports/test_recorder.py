@@ -122,7 +122,7 @@ def test_messages_and_communicators_are_recorded(tmp_path: Path) -> None:
         assert {(call.peer, call.nbytes, call.state) for call in results} == {(1 - rank, 32, "done")}
         assert all(call.facts == {"dtype": "float32", "count": 8} for call in results)
         assert set(snapshot.communicators.values()) == {(0, 1)}
-        (traffic,) = [each for each in snapshot.traffic if each.peer == 1 - rank and each.sent_nbytes == 32]
+        (traffic,) = [link for link in snapshot.traffic if link.peer == 1 - rank and link.sent_nbytes == 32]
         assert traffic.transport == "shm"
         assert traffic.sent_messages == 1
     assert not third.communicators

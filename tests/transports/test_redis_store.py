@@ -99,11 +99,11 @@ def run_ranks(url: str, *ranks: int) -> list[subprocess.CompletedProcess[str]]:
         words = [sys.executable, "-c", PROGRAM]
         environ = {**os.environ, **place, **limit}
         started.append(subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    ended = []
+    completed = []
     for process in started:
         out, err = process.communicate(timeout=2 * DEADLINE_S)
-        ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-    return ended
+        completed.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return completed
 
 
 def test_ranks_meet_in_redis_and_leave_nothing(port: int) -> None:

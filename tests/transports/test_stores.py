@@ -288,7 +288,7 @@ def test_store_server_with_a_failed_loop_ends_pending_gets(server, monkeypatch):
     select = server._loop._selector.select
 
     def fail_once_somebody_waits(timeout):
-        if any(each.waiting_for for each in server._clients):
+        if any(client.waiting_for for client in server._clients):
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return select(0.01)
 
@@ -595,7 +595,7 @@ def test_join_makes_a_logarithmic_number_of_store_requests_per_rank(server, size
                 pool.map(lambda n: join(stores[n], n, size, member(n), DEADLINE_S, settings={}), range(size))
             )
     assert rosters == [rosters[0]] * size
-    assert [each.rank for each in rosters[0].members] == list(range(size))
+    assert [entry.rank for entry in rosters[0].members] == list(range(size))
     assert max(store.asked for store in stores) <= 3 + (size - 1).bit_length()
     assert sum(store.asked for store in stores) <= 4 * size
 

@@ -217,7 +217,7 @@ def test_the_first_transport_that_both_ranks_have_is_used(tmp_path: Path) -> Non
     fabric_ranks.require("ucx")
     results = mixed_results(tmp_path, "ucx,tcp")
     assert [total for total, _ in results] == [3] * 3
-    used = [tuple(sorted(each.values())) for _, each in results]
+    used = [tuple(sorted(result.values())) for _, result in results]
     assert sorted(used) == [("tcp", "tcp"), ("tcp", "ucx"), ("tcp", "ucx")]
 
 

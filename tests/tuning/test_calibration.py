@@ -72,12 +72,12 @@ def test_calibration_recovers_the_costs_of_a_simulated_machine(sizes: Sequence[i
 
 
 @pytest.mark.parametrize(
-    ("pairs", "room", "found"),
+    ("pairs", "room", "expected"),
     [(1, 1.0, math.inf), (2, 1.0, 1.0), (8, 1.0, 1.0), (8, 2.5, 2.5), (2, 0.4, 1.0), (8, 8.0, math.inf)],
 )
-def test_calibration_recovers_how_many_pairs_a_link_carries_at_once(pairs: int, room: float, found: float) -> None:
+def test_calibration_recovers_how_many_pairs_a_link_carries_at_once(pairs: int, room: float, expected: float) -> None:
     calibration = calibrate(SimulatedProbes(pairs, room), "tcp", SHORT, ["float32"], "network")
-    assert calibration.link.pairs == pytest.approx(found, rel=0.01)
+    assert calibration.link.pairs == pytest.approx(expected, rel=0.01)
     known = updated(PRIORS, calibration)
     assert known.link("tcp", "network") is calibration.link
     assert known.link("tcp") is PRIORS.link("tcp")
@@ -225,4 +225,4 @@ def test_calibrated_rounds_replace_rounds_of_the_same_rank_count_only() -> None:
     result = PRIORS
     for ranks in (3, 4, 3):
         result = with_rounds(result, "shm", calibrate_rounds(CrowdedRanks(ranks).time_s, ranks, ranks, SHORT))
-    assert sorted(each.ranks for each in result.rounds["shm"]) == [3, 4]
+    assert sorted(row.ranks for row in result.rounds["shm"]) == [3, 4]

@@ -60,7 +60,7 @@ class SimulatedTrials:
     def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
         return "does not run here" if variant == "reduce_broadcast" else None
 
-    def await_placement(self, wanted: str, most_s: float) -> PlacementWait:
+    def await_placement(self, placement: str, most_s: float) -> PlacementWait:
         return PlacementWait("near", 0.0, 0.0)
 
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
@@ -114,7 +114,7 @@ def test_campaign_table_chooses_mpi_collectives_where_they_are_faster() -> None:
         taken, otherwise = choose(asked, known).variant, choose(replace(asked, vendors=()), known).variant
         assert (taken == MPI_NATIVE) == (nbytes >= 256 << 10), nbytes
         assert otherwise != MPI_NATIVE
-        better_s = min(trials.true_s("allreduce", nbytes, each) for each in (MPI_NATIVE, "ring"))
+        better_s = min(trials.true_s("allreduce", nbytes, variant) for variant in (MPI_NATIVE, "ring"))
         assert trials.true_s("allreduce", nbytes, taken) <= 1.03 * better_s
 
 
@@ -124,7 +124,7 @@ def test_campaign_measures_unpredicted_variant_even_on_a_tiny_budget() -> None:
     budget_s = 12 * trials.true_s("allreduce", nbytes, "ring")
     settings = Settings(["allreduce"], [nbytes], budget_s, {"machine": "made up"})
     Campaign(trials, settings, kept.extend, lambda *_: None).run()
-    assert MPI_NATIVE in {each.variant for each in kept}
+    assert MPI_NATIVE in {measurement.variant for measurement in kept}
 
 
 def test_first_two_variants_of_a_race_have_different_predictions() -> None:
@@ -176,7 +176,7 @@ def test_campaign_measures_winners_more_often_than_slow_variants() -> None:
     table = compiled(campaign(trials, 10.0))
     (decision,) = table.decisions.values()
     counts = {variant: sum(one[2] == variant for one in trials.ran) for variant in decision.times_s}
-    winners = {each.variant for each in decision.ranges}
+    winners = {span.variant for span in decision.ranges}
     assert max(counts[winner] for winner in winners) > 2 * min(counts.values())
     assert all(
         sum(times[k] is not None for times in decision.times_s.values()) >= FAMILIES
@@ -231,9 +231,9 @@ class ChangingPlacement(SimulatedTrials):
         is_far = self.label() == "far" and variant.partition("(")[0] in {"ring", "recursive_doubling", "rabenseifner"}
         return (10.0 if is_far else 1.0) * super().true_s(collective, nbytes, variant)
 
-    def await_placement(self, wanted: str, most_s: float) -> PlacementWait:
+    def await_placement(self, placement: str, most_s: float) -> PlacementWait:
         waited_s = 0.0
-        while wanted not in {"any", self.label()} and waited_s < most_s:
+        while placement not in {"any", self.label()} and waited_s < most_s:
             self._beside += 1
             waited_s += 0.01
         self.waited_s += waited_s
@@ -246,12 +246,12 @@ def test_campaign_keeps_only_races_of_the_requested_placement() -> None:
     settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="near")
     Campaign(trials, settings, kept.extend, lambda *_: None).run()
     assert trials.waited_s > 0
-    assert len({each.nbytes for each in kept}) >= len(GRID) // 2
-    assert {each.placement for each in kept} == {"near"}
+    assert len({measurement.nbytes for measurement in kept}) >= len(GRID) // 2
+    assert {measurement.placement for measurement in kept} == {"near"}
     still = SimulatedTrials(4, 7)
-    for each in kept:
-        true_s = still.true_s("allreduce", each.nbytes, each.variant)
-        assert each.median_s == pytest.approx(true_s, rel=0.1), each
+    for measurement in kept:
+        true_s = still.true_s("allreduce", measurement.nbytes, measurement.variant)
+        assert measurement.median_s == pytest.approx(true_s, rel=0.1), measurement
 
 
 def test_campaign_fails_when_the_requested_placement_never_comes() -> None:
@@ -266,14 +266,14 @@ def test_campaign_does_not_repeat_earlier_measurements() -> None:
     first = campaign(SimulatedTrials(4, seed=3), 10.0)
     again = SimulatedTrials(4, seed=4)
     campaign(again, 10.0, first)
-    anchors = {nbytes for nbytes in GRID if any(each.nbytes == nbytes for each in first)}
+    anchors = {nbytes for nbytes in GRID if any(measurement.nbytes == nbytes for measurement in first)}
     raced = {(nbytes, variant) for _, nbytes, variant in again.ran}
     assert not [(n, v) for n, v in raced if n in anchors and v in {"chain", "double_binary_tree"}]
     assert len(again.ran) < 200
 
 
 def test_measurements_record_the_placement() -> None:
-    assert {each.placement for each in campaign(SimulatedTrials(4, seed=9), 1.0)} == {"near"}
+    assert {measurement.placement for measurement in campaign(SimulatedTrials(4, seed=9), 1.0)} == {"near"}
 
 
 def placed(world: un.Communicator) -> str:
@@ -307,15 +307,17 @@ def test_campaign_returns_sizes_that_budget_left_out() -> None:
 
 def test_campaign_measures_doubtful_points_again_and_no_others() -> None:
     before = campaign(SimulatedTrials(4, seed=1), 10.0)
-    doubtful = frozenset((each.context, each.nbytes) for each in before if each.nbytes < 100)
+    doubtful = frozenset(
+        (measurement.context, measurement.nbytes) for measurement in before if measurement.nbytes < 100
+    )
     trials, kept = SimulatedTrials(4, seed=2), list[Measurement]()
     settings = Settings(["allreduce"], GRID, 10.0, {"machine": "made up"}, again=doubtful)
     Campaign(trials, settings, kept.extend, lambda *_: None, before).run()
-    known = {(each.context, each.nbytes) for each in before} - doubtful
-    variants = Counter((each.context, each.nbytes) for each in kept)
+    known = {(measurement.context, measurement.nbytes) for measurement in before} - doubtful
+    variants = Counter((measurement.context, measurement.nbytes) for measurement in kept)
     assert all(variants[point] >= FAMILIES for point in doubtful)
     # At other points, only the parameters of winners are refined.
-    assert all("(" in each.variant for each in kept if (each.context, each.nbytes) in known)
+    assert all("(" in measurement.variant for measurement in kept if (measurement.context, measurement.nbytes) in known)
 
 
 @pytest.mark.parametrize("budget_s", [0.02, 0.1, 1.0])
@@ -359,7 +361,7 @@ def test_tune_makes_a_table_by_which_two_ranks_choose(tuned: Path) -> None:
     ranks = un.launch(chosen, 2, options=un.Options(table=str(tuned / "table.json")), timeout_s=DEADLINE_S)
     assert ranks[0] == ranks[1]
     assert {tier for _, tier in ranks[0]} == {"table"}
-    decision = next(each for context, each in table.decisions.items() if context.collective == "allreduce")
+    decision = next(choice for context, choice in table.decisions.items() if context.collective == "allreduce")
     assert ranks[0][0][0] == decision.variant_at(8)
 
 
@@ -404,7 +406,7 @@ def test_calibrate_inside_a_job_measures_over_its_ranks(tmp_path: Path, monkeypa
     assert {name for name, link in result.links.items() if link.step.nbytes} == {"shm"}
     # On one host there are no pairs to measure, and no compositions.
     assert result.links["shm"].pairs == math.inf
-    assert [(each.ranks, each.ranks_per_host, each.calls) for each in result.rounds["shm"]] == [(3, 3, {})]
+    assert [(row.ranks, row.ranks_per_host, row.calls) for row in result.rounds["shm"]] == [(3, 3, {})]
 
 
 def test_interrupted_tune_keeps_its_measurements(tmp_path: Path) -> None:
@@ -469,7 +471,7 @@ def test_table_of_another_machine_with_unknown_algorithm_warns_once(tuned: Path,
     table = json.loads((tuned / "table.json").read_text())
     for decision in table["decisions"]:
         decision["machine"] = "0" * 16
-    strange = next(each for each in table["decisions"] if each["collective"] == "allreduce")
+    strange = next(row for row in table["decisions"] if row["collective"] == "allreduce")
     strange["ranges"][0]["algorithm"] = "quantum"
     strange["times_us"]["quantum"] = next(iter(strange["times_us"].values()))
     (tmp_path / "table.json").write_text(json.dumps(table))

@@ -45,9 +45,9 @@ bounded = settings(max_examples=100, deadline=None, derandomize=True)
 @given(question=questions)
 def test_the_choice_is_the_cheapest_candidate_that_is_not_refused(question: Question) -> None:
     explanation = explain(question)
-    open_ = [candidate for candidate in explanation.candidates if candidate.refusal is None]
-    assert {candidate.algorithm for candidate in explanation.candidates} == set(ALGORITHMS[question.collective])
-    assert explanation.choice.predicted_s == min(candidate.predicted_s for candidate in open_)
+    open_ = [ranked for ranked in explanation.candidates if ranked.refusal is None]
+    assert {ranked.algorithm for ranked in explanation.candidates} == set(ALGORITHMS[question.collective])
+    assert explanation.choice.predicted_s == min(ranked.predicted_s for ranked in open_)
     assert explanation.choice.tier == "model"
     assert explanation.choice.segments >= 1
 
@@ -80,7 +80,7 @@ def test_prediction_does_not_fall_with_the_size_of_the_vector(question: Question
     assert choose(larger).predicted_s >= choose(question).predicted_s
 
 
-@pytest.mark.parametrize("name", [name for name, each in ALGORITHMS["allreduce"].items() if not each.mapped])
+@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS["allreduce"].items() if not algorithm.mapped])
 def test_forced_algorithm_is_chosen_whatever_it_costs(name: str) -> None:
     for nbytes in (8, 1 << 30):
         choice = choose(replace(ASKED, nbytes=nbytes, algorithm=name))
@@ -99,11 +99,14 @@ def test_unknown_collective_is_refused_with_a_list() -> None:
 
 def test_noncommutative_op_gets_only_algorithms_that_keep_the_order() -> None:
     explanation = explain(replace(ASKED, nbytes=1 << 30, commutative=False))
-    refused = {candidate.algorithm for candidate in explanation.candidates if candidate.refusal}
+    refused = {ranked.algorithm for ranked in explanation.candidates if ranked.refusal}
     unsuited = {
-        each.name
-        for each in ALGORITHMS["allreduce"].values()
-        if each.commutative_only or each.mapped or each.by_name_only or isinstance(each, Composition)
+        algorithm.name
+        for algorithm in ALGORITHMS["allreduce"].values()
+        if algorithm.commutative_only
+        or algorithm.mapped
+        or algorithm.by_name_only
+        or isinstance(algorithm, Composition)
     }
     assert refused == unsuited
     assert explanation.choice.algorithm not in unsuited
@@ -276,7 +279,7 @@ APART = replace(ASKED, size=64, link="tcp", hosts=EIGHT_BY_EIGHT)
 
 def composed(explanation: Explanation) -> list[Candidate]:
     rows = ALGORITHMS[explanation.question.collective]
-    return [each for each in explanation.candidates if isinstance(rows[each.algorithm], Composition)]
+    return [ranked for ranked in explanation.candidates if isinstance(rows[ranked.algorithm], Composition)]
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast", "barrier", "alltoall", "scan", "exscan"])
@@ -299,7 +302,7 @@ def test_hierarchical_allreduce_is_chosen_on_unequal_hosts() -> None:
     hosts = (*EIGHT_BY_EIGHT[:-1], tuple(range(56, 60)))
     explanation = explain(replace(APART, size=60, hosts=hosts, nbytes=16 << 10))
     assert explanation.choice.algorithm == "hierarchical"
-    refusals = {each.algorithm: each.refusal for each in explanation.candidates}
+    refusals = {ranked.algorithm: ranked.refusal for ranked in explanation.candidates}
     assert refusals["full_lane"] == (
         "does not run on these hosts: it needs equally many ranks on every host, not 4 and 8"
     )
@@ -318,9 +321,9 @@ def test_compositions_run_by_name_only_when_hosts_do_not_help(
 ) -> None:
     asked = Question("allreduce", 16 << 10, 8, link, hosts=hosts)
     explanation = composed(explain(asked))
-    assert {each.refusal for each in explanation} == {reason}
-    for each in explanation:
-        assert choose(replace(asked, algorithm=each.algorithm)).tier == "forced"
+    assert {ranked.refusal for ranked in explanation} == {reason}
+    for ranked in explanation:
+        assert choose(replace(asked, algorithm=ranked.algorithm)).tier == "forced"
 
 
 def test_chosen_composition_is_proved_on_all_ranks() -> None:
@@ -342,15 +345,15 @@ def test_composition_uses_the_cheapest_declared_phases(
     edges = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
     hosts = tuple(tuple(range(*ends)) for ends in pairwise(edges))
     asked = Question(collective, nbytes, edges[-1], link, hosts=hosts)
-    for each in composed(explain(asked)):
-        row = ALGORITHMS[collective][each.algorithm]
-        if each.refusal is None:
+    for ranked in composed(explain(asked)):
+        row = ALGORITHMS[collective][ranked.algorithm]
+        if ranked.refusal is None:
             levels = row.levels(hosts, edges[-1])
             predicted = predicted_s(row.between(levels), nbytes, LINKS["shm"])
             for phase in row.phases:
                 by = LINKS["shm" if phase.is_inside else link]
                 predicted += min(predicted_s(phase.cost(levels, name), nbytes, by) for name in phase.algorithms)
-            assert each.predicted_s == pytest.approx(predicted)
+            assert ranked.predicted_s == pytest.approx(predicted)
 
 
 def test_plans_of_chosen_phases_stay_small_at_any_number_of_ranks() -> None:
@@ -362,10 +365,10 @@ def test_plans_of_chosen_phases_stay_small_at_any_number_of_ranks() -> None:
     ):
         size = hosts[-1][-1] + 1
         for collective, nbytes in product(COMPOSED, (8, 64 << 10, 64 << 20)):
-            for each in composed(explain(Question(collective, nbytes, size, "tcp", hosts=hosts))):
-                if each.refusal is None:
-                    plan = ALGORITHMS[collective][each.algorithm].build(
-                        size, hosts[-1][0], hosts=hosts, **dict(each.phases)
+            for ranked in composed(explain(Question(collective, nbytes, size, "tcp", hosts=hosts))):
+                if ranked.refusal is None:
+                    plan = ALGORITHMS[collective][ranked.algorithm].build(
+                        size, hosts[-1][0], hosts=hosts, **dict(ranked.phases)
                     )
                     assert 8 * len(encode(plan)) < 100 * 1024
 
@@ -378,7 +381,7 @@ def test_explanation_shows_hosts_and_phases() -> None:
 
 def test_a_slow_link_inside_hosts_makes_a_composition_slower() -> None:
     times = [
-        next(each.predicted_s for each in explain(asked).candidates if each.algorithm == "hierarchical")
+        next(ranked.predicted_s for ranked in explain(asked).candidates if ranked.algorithm == "hierarchical")
         for asked in (APART, replace(APART, inside="tcp"))
     ]
     assert times[0] < times[1]
@@ -469,7 +472,9 @@ def test_messages_sharing_a_link_cost_as_much_as_their_sum() -> None:
 def test_ring_over_interleaved_hosts_takes_twice_as_long() -> None:
     asked = between(2, 2, 1 << 20)
     dealt = replace(asked, hosts=((0, 2), (1, 3)))
-    in_runs, in_turn = (candidate(Variant("ring"), each, linked(1), None, True).predicted_s for each in (asked, dealt))
+    in_runs, in_turn = (
+        candidate(Variant("ring"), question, linked(1), None, True).predicted_s for question in (asked, dealt)
+    )
     assert in_runs is not None
     assert in_turn == pytest.approx(2 * in_runs, rel=0.02)
 

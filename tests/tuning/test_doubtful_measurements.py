@@ -141,7 +141,7 @@ def test_tune_again_replaces_measurements(
     store.path.write_text(store.path.read_text() + "a line of another format\n")
     completed = run_tune(monkeypatch, tmp_path / "t.json", "--again", mode)
     assert "suspicious: allreduce, 2 ranks" not in completed.stderr
-    times = {each.nbytes: each.median_s for each in store.read() if each.context == THERE}
+    times = {measurement.nbytes: measurement.median_s for measurement in store.read() if measurement.context == THERE}
     assert {nbytes for nbytes, seconds in times.items() if seconds == 1.5e-6} == replaced
     assert len(store.read()) == len(BEFORE) + len(others)
     assert "a line of another format" in store.path.read_text()

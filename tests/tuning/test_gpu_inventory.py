@@ -79,7 +79,7 @@ def test_gpu_without_nvlink_support_has_no_nvlinks(monkeypatch: pytest.MonkeyPat
     def unknown(one: int, other: int) -> bool:
         raise NvmlError("Not Supported")
 
-    assert [each.nvlinks for each in found_with(Nvml(2, unknown), monkeypatch)] == [(), ()]
+    assert [device.nvlinks for device in found_with(Nvml(2, unknown), monkeypatch)] == [(), ()]
 
 
 @pytest.mark.parametrize("nvml", [Nvml(0, None), Nvml(8, None, driver=False)])

@@ -55,7 +55,7 @@ def test_order_takes_the_least_time_of_all_orders(collective: str, name: str, nb
     all_orders = (
         permutations(range(5)) if collective == "allreduce" else [(0, *rest) for rest in permutations(range(1, 5))]
     )
-    least_s = min(alone_s(collective, name, network, nbytes, each) for each in all_orders)
+    least_s = min(alone_s(collective, name, network, nbytes, ranks) for ranks in all_orders)
     assert alone_s(collective, name, network, nbytes, order) <= 1.05 * least_s
 
 
@@ -76,11 +76,11 @@ def test_search_without_all_orders_finds_nearly_the_best(monkeypatch: pytest.Mon
         exact = best_order("allreduce", "ring", network, 64 << 20)
         monkeypatch.setattr(host_order, "_ALL_ORDERS", 2)
         host_order._searched.cache_clear()
-        found = best_order("allreduce", "ring", network, 64 << 20)
+        best = best_order("allreduce", "ring", network, 64 << 20)
         monkeypatch.undo()
         host_order._searched.cache_clear()
         found_s, exact_s = times_of(
-            steps_of("allreduce", "ring", 6), network, np.array([found, exact]), 64 << 20
+            steps_of("allreduce", "ring", 6), network, np.array([best, exact]), 64 << 20
         ).seconds
         factors.append(found_s / exact_s)
     assert sum(factor <= 1.05 for factor in factors) >= 7

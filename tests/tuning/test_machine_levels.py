@@ -30,7 +30,7 @@ def machine(root: Path) -> Path:
 def test_machine_levels_are_read_without_duplicates(tmp_path: Path) -> None:
     result = processors(machine(tmp_path))
     assert list(result.levels) == ["socket", "l3"]  # one processor of a core is offline, so the cores differ in size
-    assert [sorted(each) for each in result.levels["socket"]] == [list(range(8)), list(range(8, 15))]
+    assert [sorted(group) for group in result.levels["socket"]] == [list(range(8)), list(range(8, 15))]
     assert (result.shared(0, 3), result.shared(0, 4), result.shared(0, 8)) == ("l3", "socket", "host")
 
 

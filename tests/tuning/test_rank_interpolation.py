@@ -79,14 +79,14 @@ def test_unmeasured_algorithm_has_no_prediction_and_survives() -> None:
 
 def test_link_step_is_inferred_from_times_of_collectives() -> None:
     link = Link("x", 5e-6, 0.0, 1e-9, reduce_per_byte_s=0.0)
-    found = Steps([measured(size, nbytes, link, 0.0, 3) for size in SIZES for nbytes in BYTES], cost_of)
+    steps = Steps([measured(size, nbytes, link, 0.0, 3) for size in SIZES for nbytes in BYTES], cost_of)
     for nbytes in (64, 4096, 1 << 18):
-        assert found.steps["allreduce"].at(nbytes) == pytest.approx(link.step_s(nbytes), rel=0.35)
+        assert steps.steps["allreduce"].at(nbytes) == pytest.approx(link.step_s(nbytes), rel=0.35)
 
 
 def test_predictions_are_combined_relative_to_their_best() -> None:
-    found = combined([{"a": 10.0, "b": 40.0}, {"b": 1.0, "c": 2.0}])
-    assert found == {"a": 1.0, "b": pytest.approx(2.0), "c": pytest.approx(2.0)}
+    steps = combined([{"a": 10.0, "b": 40.0}, {"b": 1.0, "c": 2.0}])
+    assert steps == {"a": 1.0, "b": pytest.approx(2.0), "c": pytest.approx(2.0)}
 
 
 # The benchmark.
@@ -110,14 +110,14 @@ def data(path: Path) -> Path:
 def test_interpolation_bench_scores_and_writes_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "points.jsonl"
     assert main(["--data", str(data(tmp_path / "data.csv")), "--out", str(out), "--json"]) == 0
-    scores = {each["name"]: each for each in json.loads(capsys.readouterr().out)["all algorithms"]}
+    scores = {row["name"]: row for row in json.loads(capsys.readouterr().out)["all algorithms"]}
     assert scores["the library's own choice"]["geomean"] > 1.5
     assert scores["both"]["geomean"] < 1.06
     assert scores["both, then measuring"]["geomean"] < 1.02
     assert 0 < scores["both, then measuring"]["time_share"] < 1
     kept = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(kept) == 2 * len(SIZES) * len(BYTES)
-    assert all(each["regret_both"] >= 1 for each in kept)
+    assert all(row["regret_both"] >= 1 for row in kept)
 
 
 def test_interpolation_bench_refuses_invalid_data_with_the_line(tmp_path: Path) -> None:
@@ -130,6 +130,6 @@ def test_interpolation_bench_refuses_invalid_data_with_the_line(tmp_path: Path) 
     file.write_text(f"{HEADER}here,now,0,ALLREDUCE,4,1,four,lib,ring_ompi,2,1.0\n")
     with pytest.raises(UsageError, match=r"data\.csv, line 2: not a measurement"):
         read(file)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as end:
         main(["--data", str(file)])
-    assert ended.value.code == 2
+    assert end.value.code == 2

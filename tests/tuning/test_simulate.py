@@ -76,7 +76,7 @@ def test_simulated_latencies_do_not_exceed_the_declared_rounds(algorithm: Algori
 
 
 @bounded
-@given(algorithm=st.sampled_from([each for each in ALL if each.is_cost_exact]), size=sizes)
+@given(algorithm=st.sampled_from([candidate for candidate in ALL if candidate.is_cost_exact]), size=sizes)
 def test_simulated_time_covers_sends_and_reductions_of_the_busiest_rank(algorithm: Algorithm, size: int) -> None:
     assume(algorithm.supports(size) is None)
     cost = algorithm.cost_of(size, {})
@@ -93,7 +93,7 @@ def test_simulated_time_grows_with_bytes_and_respects_the_lower_bound(
     algorithm: Algorithm, size: int, nbytes: int, more: int
 ) -> None:
     assume(algorithm.supports(size) is None)
-    less, longer = (seconds(algorithm, size, LINK, each) for each in (nbytes, nbytes + more))
+    less, longer = (seconds(algorithm, size, LINK, length) for length in (nbytes, nbytes + more))
     assert less <= longer * (1 + 1e-12)
     assert less >= least_s(algorithm.collective, nbytes, flat(size, LINK)) * (1 - 1e-9)
 
@@ -171,9 +171,9 @@ def with_untrusted_builder(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, build=build.__wrapped__)
 
 
-def rows_of(found: Any) -> list[tuple[Any, ...]]:
+def rows_of(result: Any) -> list[tuple[Any, ...]]:
     names = ("rank", "lane", "first", "kind", "peer", "stride", "times", "advance", "share")
-    return sorted(zip(*(getattr(found, name).tolist() for name in names), strict=True))
+    return sorted(zip(*(getattr(result, name).tolist() for name in names), strict=True))
 
 
 def test_ten_thousand_ranks_are_simulated() -> None:

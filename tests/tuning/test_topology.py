@@ -27,7 +27,7 @@ bounded = settings(max_examples=60, deadline=None, derandomize=True)
 def path(topology: Topology, source: int, target: int) -> tuple[int, float, list[str]]:
     """Return the level, the extra latency and the resources of one message."""
     result = topology.paths(np.array([source]), np.array([target]))
-    names = [topology.name_of(int(each)) for each in result.resources[0] if each != NO_RESOURCE]
+    names = [topology.name_of(int(resource)) for resource in result.resources[0] if resource != NO_RESOURCE]
     return int(result.level[0]), float(result.extra_s[0]), names
 
 
@@ -66,7 +66,7 @@ def test_torus_path_is_as_long_as_the_distance(shape: list[int], inner: int, end
     size = inner * int(np.prod(shape))
     torus = Topology(size, [Level("host", LINK, inner), Level("torus", LINK, size // inner, "torus", tuple(shape))])
     source, target = (ends.draw(st.integers(0, size - 1)) for _ in range(2))
-    here, there = (np.unravel_index(each // inner, shape[::-1]) for each in (source, target))
+    here, there = (np.unravel_index(place // inner, shape[::-1]) for place in (source, target))
     distance = sum(min(abs(a - b), length - abs(a - b)) for a, b, length in zip(here, there, shape[::-1], strict=True))
     links = [name for name in path(torus, source, target)[2] if name.startswith("torus link")]
     assert len(links) == len(set(links)) == distance
@@ -77,7 +77,7 @@ def test_all_to_all_uses_every_torus_link_equally() -> None:
     pairs = np.array([(a, b) for a, b in product(range(9), range(9)) if a != b])
     used = Counter(torus.paths(pairs[:, 0], pairs[:, 1]).resources.ravel().tolist())
     del used[NO_RESOURCE]
-    assert {used[each] for each in used if torus.name_of(each).startswith("torus")} == {3}
+    assert {used[resource] for resource in used if torus.name_of(resource).startswith("torus")} == {3}
 
 
 @bounded
@@ -96,7 +96,7 @@ def test_hosts_with_any_ranks_make_two_levels(lengths: list[int], order: Any) ->
 def test_slow_parts_have_less_capacity() -> None:
     levels = [Level("host", LINK, 2), Level("network", LINK._replace(pairs=4.0), 3, slow=((1, 0.25),))]
     topology = Topology(6, levels)
-    result = {topology.name_of(each): topology.capacities[each] for each in range(len(topology.capacities))}
+    result = {topology.name_of(resource): topology.capacities[resource] for resource in range(len(topology.capacities))}
     assert (result["out of host 0"], result["out of host 1"], result["into host 1"]) == (4.0, 1.0, 1.0)
 
 
@@ -125,7 +125,7 @@ def levels(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "problem"),
+    ("document", "problem"),
     [
         (7, "expected fields by name, not 7"),
         ({}, "levels: expected at least one"),
@@ -149,11 +149,11 @@ def levels(**changes: Any) -> dict[str, Any]:
         ({**levels(), "reduce": [[1]]}, "reduce: expected"),
     ],
 )
-def test_invalid_topology_is_refused_with_the_field(found: Any, problem: str, tmp_path: Path) -> None:
+def test_invalid_topology_is_refused_with_the_field(document: Any, problem: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=problem):
-        described(found)
+        described(document)
     file = tmp_path / "bad.json"
-    file.write_text(json.dumps(found))
+    file.write_text(json.dumps(document))
     with pytest.raises(UsageError, match=rf"the topology .*bad\.json: .*{problem}"):
         load(file)
 

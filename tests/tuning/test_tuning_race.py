@@ -57,7 +57,7 @@ def test_winner_with_occasional_delays_is_mostly_within_3_percent_of_the_best() 
         regret(true_s, machine(true_s, random.Random(seed), jitter=0.01, tail=0.1), seed)
         for seed, true_s in enumerate(candidates)
     ]
-    assert sum(each <= 1.03 for each in regrets) >= 95
+    assert sum(ratio <= 1.03 for ratio in regrets) >= 95
 
 
 @bounded

@@ -68,7 +68,7 @@ def test_measurement_files_merge_by_concatenation(tmp_path: Path) -> None:
     both = Store(tmp_path / "both.jsonl")
     both.path.write_text(one.path.read_text() + other.path.read_text())
     assert both.read() == list(merged([one.read(), other.read()]))
-    assert [each.variant for each in both.read()] == ["ring", "chain", "chain"]
+    assert [measurement.variant for measurement in both.read()] == ["ring", "chain", "chain"]
 
 
 def test_truncated_line_of_a_measurement_file_loses_only_itself(
@@ -80,7 +80,7 @@ def test_truncated_line_of_a_measurement_file_loses_only_itself(
     for cut in (1, 20, 200):
         store.path.write_bytes(whole[:-cut])
         store.append([measurement_of("direct", 8, 3.0)])
-        names = [each.variant for each in store.read()]
+        names = [measurement.variant for measurement in store.read()]
         assert names == (["ring", "chain", "direct"] if cut == 1 else ["ring", "direct"])
     assert "line 2" in warnings.text
 
@@ -108,7 +108,7 @@ def test_missing_folder_of_a_measurement_file_is_an_error(tmp_path: Path) -> Non
 
 def test_ranges_begin_where_the_curves_cross() -> None:
     (decision,) = compiled(lines(**CROSSING)).decisions.values()
-    assert [each.variant for each in decision.ranges] == ["recursive_doubling", "ring"]
+    assert [span.variant for span in decision.ranges] == ["recursive_doubling", "ring"]
     assert decision.ranges[0].first == 0
     assert decision.ranges[-1].end is None
     assert 3000 < decision.ranges[1].first < 6000
@@ -128,7 +128,7 @@ def test_table_chooses_the_fastest_variant_at_every_measured_size(times: dict[st
     ]
     for context, decision in compiled(results).decisions.items():
         assert context == HERE
-        assert [each.end for each in decision.ranges[:-1]] == [each.first for each in decision.ranges[1:]]
+        assert [span.end for span in decision.ranges[:-1]] == [span.first for span in decision.ranges[1:]]
         for nbytes in decision.sizes:
             measured = {result.variant: result.median_s for result in results if result.nbytes == nbytes}
             assert measured[str(decision.variant_at(nbytes))] <= tables.WORTH_IT * min(measured.values())
@@ -195,7 +195,7 @@ def test_unknown_algorithms_of_a_table_are_skipped_with_one_warning(warnings: py
         table = from_text(changed(ranges=ranges, times_us={"rign": [1.0] * 6, "ring": [2.0] * 6}), "t")
     assert warnings.text.count("has no algorithm 'rign'") == 1
     assert "did you mean" not in warnings.text.partition("rign")[0]
-    assert [each.variant for each in table.decisions[HERE].ranges] == ["ring"]
+    assert [span.variant for span in table.decisions[HERE].ranges] == ["ring"]
 
 
 def test_table_differences_list_sizes_with_different_choices() -> None:
@@ -214,11 +214,11 @@ def test_lint_reports_implausible_times_in_a_table() -> None:
     ]
     assert lint(compiled(good)) == []
     slow = [*lines(ring=lambda n: 50 + 5 * n), *good[6:]]
-    assert any("reduce and then broadcast" in each.text for each in lint(compiled(slow)))
+    assert any("reduce and then broadcast" in remark.text for remark in lint(compiled(slow)))
     falling = lines(ring=lambda n: 100 if n == 512 else 5 + n / 1000)
-    assert any("measure both again" in each.text for each in lint(compiled(falling)))
+    assert any("measure both again" in remark.text for remark in lint(compiled(falling)))
     edited = from_text(changed(ranges=[{"from": 0, "to": None, "algorithm": "ring"}]), "t")
-    assert any("times as long as recursive_doubling" in each.text for each in lint(edited))
+    assert any("times as long as recursive_doubling" in remark.text for remark in lint(edited))
 
 
 # --- choosing by tables ----------------------------------------------------------------------------------------------
@@ -244,8 +244,8 @@ def test_variant_parameters_set_builder_parameters_and_segments() -> None:
 def test_table_interpolates_times_between_rank_counts() -> None:
     def at(ranks: int, **us: float) -> list[Measurement]:
         return [
-            measurement_of(name, 1 << 10, each, HERE._replace(ranks=ranks, ranks_per_host=ranks))
-            for name, each in us.items()
+            measurement_of(name, 1 << 10, time_us, HERE._replace(ranks=ranks, ranks_per_host=ranks))
+            for name, time_us in us.items()
         ]
 
     # The winners at 2 and at 8 ranks are not the best at 4 ranks.

@@ -82,7 +82,7 @@ def values() -> None:
         return (
             {name: call(x) for name, call in calls.items()},
             {name: jax.vmap(call, 1, 1)(batch) for name, call in calls.items()},
-            {name: [calls[name](each) for each in arrays] for name in MOVING},
+            {name: [calls[name](array) for array in arrays] for name in MOVING},
         )
 
     whole, batched, moved = program(x, batch, arrays)
@@ -92,9 +92,9 @@ def values() -> None:
         expect(name, whole[name], expected)
         expect(f"batch of {name}", batched[name], np.stack([factor * expected for factor in (1, 2, 3)], 1))
     for name in MOVING:
-        for each, result in zip(arrays, moved[name], strict=True):
-            expected = CALLS[name][1](each)
-            expect(f"{name} of {each.dtype}", result, each[:0] if expected is None else expected)
+        for elements, result in zip(arrays, moved[name], strict=True):
+            expected = CALLS[name][1](elements)
+            expect(f"{name} of {elements.dtype}", result, elements[:0] if expected is None else expected)
     expect("a scalar", uj.allgather(np.float32(RANK)), np.arange(SIZE))
     expect("no elements", uj.allreduce(np.zeros((0, 3))), np.zeros((0, 3)))
     rows = np.arange(2.0 * SIZE)

@@ -32,7 +32,7 @@ calls = over(
     lambda arrays: [called(x)[: 5 if np.iscomplexobj(x) else None] for x in arrays],
     out=[outs[: 5 if kind == "complex64" else None] for kind in kinds],
 )
-for whole, results in zip(arrays, calls([sharded(each) for each in arrays]), strict=True):
+for whole, results in zip(arrays, calls([sharded(array) for array in arrays]), strict=True):
     parts = whole.reshape(size, -1)
     total, gathered, rolled, scattered, exchanged, *extremes = map(local, results)
     assert (total == parts.sum(0).astype(whole.dtype)).all()

@@ -23,13 +23,13 @@ warnings.simplefilter("ignore", FutureWarning)
 RANK, SIZE = 0, 1
 
 
-def expect(name: str, found: Any, expected: Any) -> None:
-    if isinstance(found, torch.Tensor):
-        equal = found.dtype == expected.dtype and torch.equal(found, expected)
+def expect(name: str, result: Any, expected: Any) -> None:
+    if isinstance(result, torch.Tensor):
+        equal = result.dtype == expected.dtype and torch.equal(result, expected)
     else:
-        equal = found == expected
+        equal = result == expected
     if not equal:
-        print(f"{name}: {found} instead of {expected}")
+        print(f"{name}: {result} instead of {expected}")
 
 
 def reductions() -> None:
@@ -134,7 +134,7 @@ def questions() -> None:
     c10d._add_ephemeral_timeout_for_all_pgs(timedelta(seconds=1))  # inductor does, where it has compiled before
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     expect("estimates", backend.supports_time_estimate, False)
-    expect("memory", [backend.supports_tensor_alloc(torch.device(each)) for each in ("cpu", "cuda")], [True, False])
+    expect("memory", [backend.supports_tensor_alloc(torch.device(device)) for device in ("cpu", "cuda")], [True, False])
     tensor = backend.allocate_tensor(1 << 16, dtype=torch.bfloat16, device=torch.device("cpu"))
     tensor.fill_(1)
     dist.all_reduce(tensor)
@@ -181,7 +181,7 @@ def groups() -> None:
         tensor = torch.ones(3, dtype=dtype)
         dist.all_reduce(tensor, group=careful)
         expect(f"by options, {dtype}", tensor, torch.full((3,), SIZE, dtype=dtype))
-    expect("transport", {each.transport for each in un.torch.communicator(careful).stats().values()}, {"tcp"})
+    expect("transport", {traffic.transport for traffic in un.torch.communicator(careful).stats().values()}, {"tcp"})
     expect("accumulate", dict(exact.rounding()[torch.float16]), {"reproducible": True, "accumulate": "float32"})
     un.torch.monitored_barrier(careful)
     dist.destroy_process_group(careful)
@@ -209,13 +209,13 @@ def barriers() -> None:
 
 def counters() -> None:
     world = un.torch.communicator()
-    before = sum(each.sent_nbytes for each in world.stats().values())
+    before = sum(traffic.sent_nbytes for traffic in world.stats().values())
     dist.all_reduce(torch.ones(1 << 16))
-    sent = sum(each.sent_nbytes for each in world.stats().values()) - before
+    sent = sum(traffic.sent_nbytes for traffic in world.stats().values()) - before
     expect("bytes of an all_reduce", sent >= (1 << 18) * (SIZE - 1) // SIZE, True)
-    before = sum(each.sent_nbytes for each in world.stats().values())
+    before = sum(traffic.sent_nbytes for traffic in world.stats().values())
     dist.reduce_scatter_tensor(torch.zeros(1 << 16), torch.ones(SIZE << 16))
-    sent = sum(each.sent_nbytes for each in world.stats().values()) - before
+    sent = sum(traffic.sent_nbytes for traffic in world.stats().values()) - before
     expect("bytes of a reduce_scatter", sent <= (1 << 18) * (SIZE - 1) * 1.01, True)
     expect("backend", (dist.get_backend(), world.size), ("unisono", SIZE))
     with torch.profiler.profile() as profiled:

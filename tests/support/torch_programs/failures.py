@@ -60,7 +60,7 @@ def refusals(rank: int, size: int) -> None:
         report("anomaly mode and profiler", lambda: model(torch.ones(1, 2)).sum().backward())
     for context in ("fork", "spawn"):
         loader = torch.utils.data.DataLoader(range(4), num_workers=1, multiprocessing_context=context)
-        total = torch.tensor(float(sum(int(each) for each in loader)))
+        total = torch.tensor(float(sum(int(batch) for batch in loader)))
         report(f"{context} of a loader", lambda total=total: dist.all_reduce(total))
     dist.barrier()
 

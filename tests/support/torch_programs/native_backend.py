@@ -23,8 +23,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 RANK, SIZE = 0, 1
 
 
-def expect(found: Any, expected: Any) -> None:
-    assert found == expected, f"{found} instead of {expected}"
+def expect(result: Any, expected: Any) -> None:
+    assert result == expected, f"{result} instead of {expected}"
 
 
 def error_of(call: Callable[[], Any]) -> str:

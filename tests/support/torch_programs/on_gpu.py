@@ -67,7 +67,7 @@ def check_calls(rank: int, size: int) -> None:
     check_reducer(rank)
     check_fsdp(rank, size)
     stats = un.torch.communicator().stats()
-    assert sum(each.sent_nbytes for each in stats.on_device.by_ipc.values()) > 0
+    assert sum(traffic.sent_nbytes for traffic in stats.on_device.by_ipc.values()) > 0
 
 
 class HostFuture(torch.futures.Future):  # type: ignore[type-arg]

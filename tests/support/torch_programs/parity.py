@@ -233,7 +233,7 @@ def short_forms() -> Iterator[tuple[str, Call]]:
         "allgather": lambda g, x, parts, out: g.allgather(parts, x, limit),
         "gather": lambda g, x, parts, out: g.gather(parts if last == RANK else [], x, last, limit),
         "scatter": lambda g, x, parts, out: g.scatter(
-            out, [data(SIZE, rank=each) for each in range(SIZE)] if last == RANK else [], last
+            out, [data(SIZE, rank=peer) for peer in range(SIZE)] if last == RANK else [], last
         ),
         "reduce_scatter": lambda g, x, parts, out: g.reduce_scatter(out, [x * (k + 1) for k in range(SIZE)], largest),
         "alltoall_base": lambda g, x, parts, out: g.alltoall_base(out, x, [], [], timeout=limit),

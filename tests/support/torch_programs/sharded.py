@@ -49,9 +49,9 @@ def losses_of(
     return losses
 
 
-def check(name: str, found: list[float], expected: list[float], tolerance: float = 1e-5) -> None:
-    worst = max(abs(one - other) for one, other in zip(found, expected, strict=True))
-    print(f"{name}: {'equal' if worst <= tolerance else f'{found}, alone {expected}'}")
+def check(name: str, values: list[float], expected: list[float], tolerance: float = 1e-5) -> None:
+    worst = max(abs(one - other) for one, other in zip(values, expected, strict=True))
+    print(f"{name}: {'equal' if worst <= tolerance else f'{values}, alone {expected}'}")
 
 
 def everything(batch: Any) -> Any:

@@ -57,9 +57,9 @@ def train(model: Any, share: Callable[[Any], Any], accumulate: bool = False, mos
     return losses
 
 
-def check(name: str, found: list[float], expected: list[float], tolerance: float) -> None:
-    worst = max(abs(one - other) for one, other in zip(found, expected, strict=True))
-    print(f"{name}: {'equal' if worst <= tolerance else f'{found}, alone {expected}'}")
+def check(name: str, values: list[float], expected: list[float], tolerance: float) -> None:
+    worst = max(abs(one - other) for one, other in zip(values, expected, strict=True))
+    print(f"{name}: {'equal' if worst <= tolerance else f'{values}, alone {expected}'}")
 
 
 def bf16_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
@@ -84,7 +84,7 @@ def joined(model: Any, rank: int, by_all: bool) -> tuple[list[float], list[float
             ranks that still have a batch.
     """
     alone = copy.deepcopy(model.module)
-    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone))
+    optimizer, other = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (model, alone))
     with model.join(divide_by_initial_world_size=by_all):
         for x, y in BATCHES[: 2 + rank]:
             optimizer.zero_grad()
