@@ -26,12 +26,12 @@ filtering", ICASSP 2016; Douillard et al., "DiLoCo", arXiv:2311.08105, and "Stre
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono import Communicator, UnisonoError, UsageError
+from unisono import Communicator, LeftBehindError, UnisonoError, UsageError
 from unisono.foundation.autograph import unconverted
 from unisono.foundation.uncopyable import uncopyable
 from unisono.frameworks.arrays import Array, FlatArray, Named, checksum, flatten, flatten_all, pairs_of
@@ -75,12 +75,15 @@ class DiLoCo:
             A swarm has all but "topk" and "powersgd".
         groups: the groups of ranks that average their gradients in every step: "hosts" for a group for each host, the
             number of groups, or the ranks of each group. None if each rank trains alone, as on a swarm.
+        group: on a swarm, the ranks of this host, which average their gradients in every step. Rank 0 of it passes the
+            swarm as `world`, and the others pass None. The host counts as one member.
         timeout_s: the time limit of each average; by default, the option `timeout_s`.
         state: what `state_dict` has returned, to continue from there. On a swarm without members that train, the state
             of the most steps counts.
 
     Attributes:
-        group: the communicator of this rank's group, over which the program averages gradients; None on a swarm.
+        group: the communicator of this rank's group, over which the program averages gradients; None on a swarm, unless
+            the argument `group` is set.
         steps: the number of calls of `step`; on a newcomer of a swarm, that of the others.
         parameters: the arrays by name with which training begins; none after the first step.
 
@@ -103,7 +106,7 @@ class DiLoCo:
 
     def __init__(
         self,
-        world: Communicator | Swarm,
+        world: Communicator | Swarm | None,
         parameters: Named,
         *,
         inner_steps: int,
@@ -115,6 +118,7 @@ class DiLoCo:
         mixing: float = 1.0,
         compression: str | None = None,
         groups: int | str | Sequence[Sequence[int]] | None = None,
+        group: Communicator | None = None,
         timeout_s: float | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
@@ -126,7 +130,7 @@ class DiLoCo:
             raise UsageError(f"mixing must be above 0 and at most 1, not {mixing!r}")
         if compression is not None:
             compression_of(compression)
-        self._members = _groups_of(groups, world)
+        self._members = _groups_of(groups, world, group)
         named = dict(pairs_of(parameters))
         lent = flatten_all(named)
         check_writable(lent)
@@ -153,7 +157,12 @@ class DiLoCo:
             if state is not None:
                 self.load_state_dict(state)
         else:
-            self._enter(world, lent, compression, timeout_s, state)
+            self.group = None if group is None else group.dup()
+            try:
+                self._enter(world, lent, compression, timeout_s, state)
+            except UnisonoError:
+                self.close()
+                raise
 
     def _meet(
         self,
@@ -176,7 +185,7 @@ class DiLoCo:
 
     def _enter(
         self,
-        swarm: Swarm,
+        swarm: Swarm | None,
         lent: Mapping[str, FlatArray],
         compression: str | None,
         timeout_s: float | None,
@@ -184,11 +193,22 @@ class DiLoCo:
     ) -> None:
         """Get the outer parameters and the number of steps that the members of a swarm share."""
         shared = SharedParameters(f"{self._facts} of {self._described}", self._values, self._velocities)
-        averages = SwarmAverages(swarm, self._changes, shared, self._apply, compression, timeout_s)
-        self._averages = averages
-        if state is not None:
-            self._load(state)
-        self.steps = averages.enter(self.steps)
+        if self.group is not None:
+            check_names(self.group, [shared.facts])
+
+        def enter() -> None:
+            if swarm is not None:
+                averages = SwarmAverages(swarm, self._changes, shared, self._apply, compression, timeout_s)
+                self._averages = averages
+                if state is not None:
+                    self._load(state)
+                self.steps = averages.enter(self.steps)
+
+        self._led(enter)
+        if self.group is not None:
+            self.steps = int(self.group.broadcast(np.array([self.steps]), 0)[0])
+            for values in self._values:
+                self.group.broadcast(values, 0, out=values)
         self._due.clear()
         self._is_here.clear()
         for fragment, values in zip(self._fragments, self._values, strict=True):
@@ -199,8 +219,9 @@ class DiLoCo:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if error is not None and isinstance(self._world, Communicator):
-            self._world.abort(f"rank {self._world.rank} has left its {type(self).__name__} with the error {error!r}")
+        whole = self._world if isinstance(self._world, Communicator) else self.group
+        if error is not None and whole is not None:
+            whole.abort(f"rank {whole.rank} has left its {type(self).__name__} with the error {error!r}")
         self.close()
 
     def step(self, parameters: Named) -> dict[str, Any]:
@@ -312,7 +333,9 @@ class DiLoCo:
 
     @property
     def _own_name(self) -> int | str:
-        return self._world.rank if isinstance(self._world, Communicator) else self._world.me.name
+        if isinstance(self._world, Communicator):
+            return self._world.rank
+        return "a rank of its host" if self._world is None else self._world.me.name
 
     @property
     def _states(self) -> list[dict[str, Array]]:
@@ -346,16 +369,39 @@ class DiLoCo:
         if index in self._is_here:
             return
         try:
-            if self._averages is not None:
-                self._averages.wait(index)
-            if self.group is not None:  # on a swarm, the average has been applied
-                if self.group.size > 1:
+            if not isinstance(self._world, Communicator):
+                self._receive_of_swarm(index)
+            else:
+                if self._averages is not None:
+                    self._averages.wait(index)
+                if self.group is not None and self.group.size > 1:
                     self.group.broadcast(self._changes[index], 0, out=self._changes[index])
                 self._apply(index, len(self._members))
         except UnisonoError:
             del self._due[index]
             raise
         self._is_here.add(index)
+
+    def _receive_of_swarm(self, index: int) -> None:
+        """Wait until the member of the swarm has applied the average of a fragment, and get the outer parameters."""
+        averages = self._averages
+        self._led(lambda: None if averages is None else averages.wait(index))
+        if self.group is not None:
+            self.group.broadcast(self._values[index], 0, out=self._values[index])
+
+    def _led(self, act: Callable[[], None]) -> None:
+        """Run `act`, which the first rank of a host makes for all. They raise its error too."""
+        failure: UnisonoError | None = None
+        try:
+            act()
+        except UnisonoError as error:
+            failure = error
+        if self.group is not None and self.group.size > 1:
+            text: str | None = self.group.broadcast_object(None if failure is None else str(failure), 0)
+            if failure is None and text is not None:
+                failure = LeftBehindError(f"the first rank of this host could not go on in the swarm: {text}")
+        if failure is not None:
+            raise failure
 
     def _arrive(self, index: int, named: Mapping[str, Any], mixing: float) -> dict[str, Any]:
         """Let the parameters follow a fragment of the outer parameters; return those of the fragment by name."""
@@ -426,15 +472,24 @@ class LocalSGD(DiLoCo):
         )
 
 
-def _groups_of(groups: Any, world: Communicator | Swarm) -> list[list[int]]:
+def _groups_of(groups: Any, world: Communicator | Swarm | None, group: Communicator | None) -> list[list[int]]:
     """Return the ranks of each group; none for a swarm."""
+    if isinstance(world, Communicator) and group is not None:
+        raise UsageError("group is for a swarm: pass groups, such as groups='hosts'")
     if not isinstance(world, Communicator):
         from unisono import Swarm
 
-        if not isinstance(world, Swarm):
+        if group is not None:
+            if not isinstance(group, Communicator):
+                raise UsageError(f"group must be a Communicator, not {type(group).__name__}")
+            if (world is None) != (group.rank > 0):
+                raise UsageError("rank 0 of the group passes the swarm, and the others pass None")
+        if not isinstance(world, Swarm) and (world is not None or group is None):
             raise UsageError(f"world must be a Communicator or a Swarm, not {type(world).__name__}")
         if groups is not None:
-            raise UsageError("groups need ranks that stay, and the members of a swarm change: leave groups out")
+            raise UsageError(
+                "groups need ranks that stay, and the members of a swarm change: pass group, that of a host"
+            )
         return []
     if groups is None:
         return [[rank] for rank in range(world.size)]

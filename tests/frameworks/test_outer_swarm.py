@@ -265,6 +265,49 @@ def test_a_newcomer_begins_with_the_arrays_of_jax_that_the_others_share(tmp_path
     assert outputs["a"][1] == "ArrayImpl", outputs
 
 
+# Each host has two ranks, which add what their group averages. "b" is killed after three averages of both hosts.
+HOSTS = """
+from unisono.data_parallel import LocalSGD
+
+rate = {"a": 1.0, "b": 3.0}[name]
+
+def train(world):
+    key = (folder / "key").read_bytes()
+    swarm = un.Swarm(places, key=key, min_size=1, **settings) if world.rank == 0 else None
+    model = {"a.w": np.full(2, float(world.rank)), "b.w": np.zeros(2)}
+    with LocalSGD(swarm, model, inner_steps=2, fragments=2, group=world) as outer:
+        moved, before = [], model["a.w"][0]
+        while name == "b" or 4.0 not in moved or moved[-1] != 2.0:
+            gradient = outer.group.allreduce(np.full(2, rate * (1 + 2 * world.rank) / 2), op="avg")
+            model["a.w"] += gradient
+            model["b.w"] += gradient
+            outer.step(model)
+            if outer.steps % 2 == 1:
+                moved.append(float(model["a.w"][0] - before))
+                before = model["a.w"][0]
+            time.sleep(0.01)
+            if name == "b" and moved.count(4.0) == 3 and world.rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        model = outer.synchronize(model)
+    if swarm is not None:
+        swarm.close()
+    return moved, model["a.w"].tolist(), model["b.w"].tolist()
+
+(one, *values), (other, *same) = un.launch(train, 2, timeout_s=100)
+assert one == other and values == same, (one, other, values, same)
+print(one)
+"""
+
+
+def test_hosts_of_several_ranks_train_on_a_swarm_by_one_member_each(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "ab":
+            swarm.start(name, HOSTS)
+        moved = json.loads(swarm.output("a"))
+    assert 4.0 in moved, moved  # two steps of 1, averaged with two of 3
+    assert moved[-1] == 2.0, moved  # those of "a" alone
+
+
 @pytest.mark.parametrize("fragments", [1, 5])
 def test_turns_have_numbers_of_their_own(fragments: int) -> None:
     turns = [Turn(*indices) for indices in np.ndindex(4, fragments, fragments)]
