@@ -12,7 +12,7 @@ from unisono.bench.curves import Benchmark, by_placement, picture
 from unisono.bench.sizes import format_size
 from unisono.foundation.html_page import page, table
 
-# A ratio of so much has the strongest colour.
+# A ratio of this or more has the strongest colour.
 _STRONGEST = 4.0
 
 

@@ -58,7 +58,7 @@ def run_of_blocks(buffer: Buffer, start: int, width: int) -> Window:
 
 
 def runs_between(buffer: Buffer, edges: tuple[int, ...]) -> Window:
-    """Return the window whose blocks are the runs between neighbouring `edges`, which are in ascending order."""
+    """Return the window whose block i is the blocks from `edges[i]` to before `edges[i + 1]`; `edges` ascend."""
     widths = {after - before for before, after in pairwise(edges)}
     if len(widths) == 1:
         return run_of_blocks(buffer, edges[0], widths.pop())

@@ -86,7 +86,10 @@ def _renamed(plan: Plan, rank: int, root: int, order: tuple[int, ...]) -> Plan:
 
 
 def _lane(plan: Plan, lane: int, order: tuple[int, ...]) -> Lane:
-    """Return a lane with other peers. Its loops are written out if their peers advance."""
+    """Return lane number `lane` of `plan`, with the rank `order[peer]` in place of each position `peer`.
+
+    A loop whose peers advance is written out, because an order moves them by unequal steps.
+    """
     items = plan.lanes[lane]
     steps = [step for _, groups in map(as_written, items) for group in groups for step in group.steps]
     written = tuple(plan.groups(lane)) if any(getattr(step, "peer_advance", 0) for step in steps) else items

@@ -118,7 +118,7 @@ def _show(outcome: ChurnTrial) -> None:
 
 
 def try_swarm(folder: Path, seconds: float, seed: int, transports: str = "auto") -> ChurnTrial:
-    """Run a swarm under churn for so many seconds, and return its events and results."""
+    """Run a swarm under churn for `seconds`, and return its events and results."""
     with open(os.open(folder / "key", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as key:
         key.write(os.urandom(32))
     trial = _Trial(folder, random.Random(seed), transports)
@@ -179,7 +179,7 @@ class _Trial:
         self._call_of_loss = 0
 
     def run(self, seconds: float) -> None:
-        """Let events happen for so many seconds."""
+        """Let events happen for `seconds`."""
         self._serve()
         for _ in range(LEAST + 1):
             self._start()

@@ -53,7 +53,7 @@ class _Copies:
         self.sent_nbytes = 0
 
     def plan(self, call: str, x: Any, *, out: Any, **_: Any) -> Callable[..., None]:
-        # Of an array, each rank sends so much in an allreduce, an allgather of its part, and an alltoall.
+        # The bytes that each rank sends, as multiples of the array's: in an allreduce, an allgather and an alltoall.
         share = {"allreduce": 2 * (self.size - 1) / self.size, "allgather": self.size - 1}.get(
             call, (self.size - 1) / self.size
         )

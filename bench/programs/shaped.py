@@ -65,7 +65,7 @@ def run(hosts: Sequence[str], per_host: int, arguments: Sequence[str]) -> list[l
     """
     report = run_ranks(hosts, per_host, [sys.executable, str(RANK), *arguments], before_killing=_calm_down)
     if not report:
-        raise UsageError("the ranks failed")
+        raise UsageError("a rank failed: its output above says why")
     times: list[list[float]] = json.loads(report)
     return times
 

@@ -79,7 +79,7 @@ def measured(area: Area, namespaces: Sequence[str], request: dict[str, Any]) -> 
     """
     report = run_ranks(namespaces, 1, [sys.executable, str(RANK), json.dumps(request)])
     if not report:
-        raise UsageError("the ranks failed")
+        raise UsageError("a rank failed: its output above says why")
     results = []
     for nbytes, algorithm, chosen, rounds in json.loads(report):
         last_ms, first_ms = (1e3 * statistics.median(pick(times) for times in rounds) for pick in (max, min))

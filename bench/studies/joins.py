@@ -89,7 +89,7 @@ def _process(role: tuple[str, ...], environ: dict[str, str]) -> Iterator[subproc
 def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     output, _ = process.communicate(timeout=LIMIT_S)
     if process.returncode:
-        raise RuntimeError(f"a process failed with {process.returncode}")
+        raise RuntimeError(f"a process of the study ended with code {process.returncode}; its output above says why")
     answer: dict[str, Any] = json.loads(output)
     return answer
 
@@ -101,7 +101,7 @@ def take_part() -> None:
 
 
 def _admit(joins: int) -> dict[str, list[float]]:
-    """Admit so many processes one after another; return the seconds of the calls of `grow`."""
+    """Admit `joins` processes one after another; return the seconds of each call of `grow`."""
     times_s: dict[str, list[float]] = {"idle": [], "grow": []}
     with un.init() as world:
         while len(times_s["grow"]) < joins:

@@ -68,7 +68,7 @@ class Recorded:
         self._draw = random.Random(seed)
 
     def question(self, collective: str, nbytes: int) -> Question:
-        """Return the question to the tuner for such calls."""
+        """Return the question to the tuner about calls of `collective` with `nbytes`."""
         return Question(collective, nbytes, self.ranks, self.transport, crowd=self.crowd)
 
     def nbytes(self, collective: str, nbytes: int) -> int:

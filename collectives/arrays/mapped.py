@@ -79,7 +79,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike, device: str | None = Non
     if nbytes == 0:
         return np.empty(extents, element)
     if nbytes > np.iinfo(np.intp).max:
-        raise MemoryError(f"an array of {nbytes} bytes")
+        raise MemoryError(f"no address space is large enough for an array of {nbytes} bytes")
     array: AnyArray = np.ndarray(extents, element, buffer=_zeros(nbytes))
     return array
 

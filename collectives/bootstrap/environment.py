@@ -169,9 +169,11 @@ def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
     try:
         key = store.get("key", timeout_s)
     except StoreTimeoutError:
-        raise RendezvousError(f"rank 0 did not arrive within {timeout_s:g} s") from None
+        raise RendezvousError(
+            f"rank 0 did not arrive within {timeout_s:g} s: check that it was started, and with the same store"
+        ) from None
     if len(key) != KEY_NBYTES:
-        raise RendezvousError(f"the key in the store has {len(key)} bytes, not {KEY_NBYTES}")
+        raise RendezvousError(f"the key in the store has {len(key)} bytes, not {KEY_NBYTES}: use a new store")
     return key
 
 

@@ -174,7 +174,7 @@ class Growth:
             raise
 
     def _forget_joiners(self) -> None:
-        """Close the store that has failed, and the connections, so that the next `grow` begins anew."""
+        """Close the store in which joiners wait, and the connections to them. The next `grow` opens new ones."""
         if self._joiners is not None:
             self._joiners.close()
             self._joiners = None

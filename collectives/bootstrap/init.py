@@ -92,7 +92,7 @@ class _Job:
         from unisono.collectives.bootstrap.grow import Growth
 
         if self.native is not None:
-            raise UsageError("a communicator over a plugin transport cannot grow")
+            raise UsageError("a communicator over a plugin transport cannot grow: use shm and tcp")
         self._growth = self._growth or Growth(self.session, self._options, join_world)
         grown = self._growth.grow(world, count, timeout_s)
         if grown is not world:

@@ -1,4 +1,4 @@
-"""The lines that rank 0 logs when a job begins: what a user wants to know about it, once and for all ranks.
+"""The lines that rank 0 logs when a job begins: the facts about it that users ask for, once and for all ranks.
 
 At the level `info`, a job logs at most 12 lines before its first call, however many ranks it has::
 

@@ -28,7 +28,7 @@ _TRUST = {
 
 
 def trust_of(launch: Launch) -> str:
-    """Return the sentence for a job."""
+    """Return a sentence that says who can join a job that was launched in this way."""
     if launch.store == MPI_WORLD:
         return _BY_MPI
     if launch.key is not None and launch.launcher != "unisono":

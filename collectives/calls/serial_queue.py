@@ -142,7 +142,7 @@ class QueuedOperation:
         self._result()
 
     def run_in_background(self, timeout_s: float) -> None:
-        """Do nothing: the function goes on by itself, with the time limit that it got when it was queued."""
+        """Do nothing: a thread runs the queued function, whose time limit was set when it was queued."""
 
     def ended(self) -> bool:
         return self._ended.done() or os.getpid() != self._process

@@ -181,7 +181,7 @@ def _exchanged_rows(shape: Extents, size: int, rank: int, rows: tuple[Extents, .
 
 
 def _check_rows(array: str, shape: Extents, rows: int, counts: str) -> None:
-    """Raise `UsageError` if an array does not have so many rows; `array` and `counts` name them in the text."""
+    """Raise `UsageError` unless an array has `rows` rows. `array` and `counts` name both in the message."""
     if not shape or shape[0] != rows:
         actual = f"has {shape[0]} rows" if shape else "is 0-dimensional"
         raise UsageError(f"{array} {actual}, and {counts} is {rows}: they must be equal")

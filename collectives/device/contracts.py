@@ -26,7 +26,7 @@ class HostCalls(Protocol):
         """Make a call on flat numpy arrays, with the collective, op, root and algorithm of `spec` (not its layout)."""
 
     def _call_of(self, spec: CallSpec, elements: int, /) -> Call:
-        """Return the call that `_call_on_host` makes for an INPUT of so many elements."""
+        """Return the call that `_call_on_host` makes for an INPUT of `elements` elements."""
 
     def subgroup(self, ranks: Sequence[int], /) -> HostCalls:
         """Return a communicator of these ranks, which call it all."""

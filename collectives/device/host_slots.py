@@ -33,7 +33,7 @@ class Slot:
     def reserve(
         self, between: int, packed: int, turned: int, gathered: int, wait: Callable[[Event], None], *, pinned: bool
     ) -> None:
-        """Lay out so many bytes of each memory. The slot grows if they do not fit.
+        """Lay out each memory with its number of bytes. The slot grows if they do not fit.
 
         ``wait(event)`` blocks until an event has happened: earlier uses must be over before the slot grows.
         """

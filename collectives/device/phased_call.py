@@ -40,7 +40,7 @@ class PhasedCall:
         self.partial = self.op if self.op is not None and self.op.factor is not None else self._between
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of so many elements."""
+        """Return the bytes of `count` elements."""
         return count * self.dtype.itemsize
 
     def takes_part(self, inside: Inside | None) -> bool:

@@ -181,7 +181,7 @@ class _StagedReceive(_DeviceReceive):
 
 
 class _DirectReceive(_DeviceReceive):
-    """A message that is received in the memory of the array."""
+    """A message that the transport puts into the array on the device, without pinned memory between."""
 
     def __init__(
         self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any, memory_type: MemoryType

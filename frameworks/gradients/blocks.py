@@ -35,7 +35,7 @@ class Codec(NamedTuple):
     """Converts float32 to a wire format in blocks and back. Arguments and results are those of `to_wire`.
 
     Attributes:
-        nbytes: ``nbytes(elements)`` returns the bytes of so many elements on the wire.
+        nbytes: ``nbytes(elements)`` returns the bytes of that number of elements on the wire.
         encode: ``encode(wire, x, residual)`` writes ``x + residual``, and to `residual` what is lost.
         decode: ``decode(x, wire, adds=False)`` writes the elements to `x`, or adds them.
     """

@@ -119,9 +119,11 @@ class GradientMemory:
         except TransportUnavailableError:  # torch copies its tensors to the host by its own means
             return None
         if self._is_on_host:
-            raise UsageError(f"{name} is on a GPU, and others are on the host: use a reducer for each of the two")
+            raise UsageError(f"{name} is on a GPU, and other gradients are on the host: use a reducer for each place")
         if self.workspace is not None and self.workspace.device is not memory.device:
-            raise UsageError(f"{name} is on cuda:{memory.device.ordinal}, and others are on another GPU")
+            raise UsageError(
+                f"{name} is on cuda:{memory.device.ordinal}, and other gradients are on another GPU: use one GPU"
+            )
         workspace = self.open(memory.device.ordinal)
         for stream in memory.streams():
             workspace.order(workspace.stream, stream)

@@ -88,7 +88,9 @@ class Arriving(Mapping[str, Any]):
             if name in self._memory.absent:
                 raise KeyError(name)
             if self._is_over:
-                raise UsageError(f"the gradient of {name!r} was not looked up before the next step began")
+                raise UsageError(
+                    f"the gradient of {name!r} was not looked up before the next step began: look it up in its own step"
+                )
             for index in indices:
                 self._wait(index)
             self._taken[name] = self._memory.write_back(name, self._memory.shaped[name])

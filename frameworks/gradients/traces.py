@@ -21,7 +21,7 @@ class Tracks:
         self._timeline = timeline
 
     def trace_events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of the last steps in Chrome's format, as transports/recorder/traces.py wants them."""
+        """Yield the events of the last steps in Chrome's format, as transports/recorder/traces.py takes them."""
         return _events(self._timeline.ended())
 
 

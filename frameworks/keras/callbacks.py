@@ -50,7 +50,7 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
         )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check the first epoch.
+        """Check, after the first epoch, that all ranks hold the same trainable variables.
 
         Raises:
             MismatchError: the trainable variables differ between ranks.

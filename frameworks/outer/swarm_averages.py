@@ -70,7 +70,7 @@ class Turn(NamedTuple):
 
     @classmethod
     def of(cls, number: int, fragments: int) -> Turn:
-        """Return the turn of a number."""
+        """Return the turn whose `number` among `fragments` fragments is `number`."""
         return cls(number // fragments // fragments, number // fragments % fragments, number % fragments)
 
 

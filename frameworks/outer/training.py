@@ -172,7 +172,7 @@ class DiLoCo:
         compression: str | None,
         timeout_s: float | None,
     ) -> None:
-        """Check that all ranks hold the same, and open their communicators."""
+        """Check that all ranks have the same arguments and parameters, and open the communicators of groups."""
         check_names(world, [self._facts])
         verify_sync(world, named)
         index = next(index for index, ranks in enumerate(self._members) if world.rank in ranks)

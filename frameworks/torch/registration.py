@@ -25,7 +25,7 @@ def register() -> None:
     if torch.torch_version.TorchVersion(torch.__version__) < OLDEST_TORCH:
         raise ImportError(f"unisono needs torch {OLDEST_TORCH} or newer, and this is torch {torch.__version__}")
     if not dist.is_available():
-        raise ImportError("this build of torch has no torch.distributed")
+        raise ImportError("this build of torch has no torch.distributed: install torch from PyPI, which has it")
     registered = dist.Backend._plugins.get(NAME.upper())
     if registered is None:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=list(DEVICES))

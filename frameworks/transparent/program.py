@@ -104,7 +104,7 @@ def _argv(words: Sequence[str], folder: str) -> Iterator[None]:
 
 @contextmanager
 def _output_of(rank: int) -> Iterator[None]:
-    """Drop what other ranks than 0 print. Errors are shown."""
+    """Drop the standard output of all ranks but rank 0. Standard error is not dropped."""
     if rank == 0:
         yield
         return

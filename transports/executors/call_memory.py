@@ -178,7 +178,7 @@ def flat(views: Sequence[View]) -> list[View]:
 
 
 def scatter(views: Sequence[View], values: Sequence[View]) -> None:
-    """Copy `values` to `views`; both are one sequence of elements, which may be cut differently."""
+    """Copy `values` to `views`, in order. Each value has the elements of one or several whole views."""
     start = 0
     remaining = iter(values)
     value: AnyArray = np.empty(0)

@@ -47,7 +47,7 @@ class CallRecords:
         return self._control.begin_call(self._communicator, sequence, digest, description)
 
     def end(self, index: int, *, is_done: bool) -> None:
-        """Record that a call has ended, or that it has failed with the communicator."""
+        """Record the end of a call: `is_done` if it has succeeded, and otherwise the communicator has failed."""
         self._control.end_call(index, is_done)
 
     def close(self) -> None:

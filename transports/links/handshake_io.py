@@ -34,8 +34,8 @@ BACKLOG = 4096
 
 _CREDENTIALS = struct.Struct("iII")
 _EXHAUSTED_PAUSE_S = 0.01
-# Connections without a complete handshake take one descriptor of so many that are free. The free ones are counted again
-# after this time.
+# Connections without a complete handshake take at most one in _SHARE of the free descriptors. The free ones are counted
+# again after _COUNT_S.
 _SHARE = 4
 _COUNT_S = 0.05
 _STARVED_S = 2.0

@@ -7,7 +7,7 @@ import socket
 
 from unisono.foundation.deadlines import LONGEST_WAIT_S
 
-# The other end is lost after so many missed heartbeats.
+# The other end is lost after this many missed heartbeats.
 _HEARTBEATS = 4
 # The longest period that the kernel allows.
 _LONGEST_PERIOD_S = 32_767

@@ -76,7 +76,7 @@ class Network(NamedTuple):
 
     @classmethod
     def of(cls, message: Any) -> Network:
-        """Return the network in a message of rank 0; raises ValueError if it is none."""
+        """Return the network in a message of rank 0; raises ValueError if the message has no valid one."""
         checked(message, {"round_trip_s": [[float]], "per_byte_s": [[float]]})
         network = cls(*(tuple(map(tuple, message[name])) for name in cls._fields))
         hosts = len(network.round_trip_s)
@@ -103,7 +103,7 @@ class Appointment(NamedTuple):
 
     @classmethod
     def of(cls, message: Any) -> Appointment:
-        """Return the appointment in a message of rank 0; raises ValueError if it is none."""
+        """Return the appointment in a message of rank 0; raises ValueError if the message has no valid one."""
         checked(message, dict.fromkeys(cls._fields, float))
         terms = cls(*(message[name] for name in cls._fields))
         if not 0 < terms.turn_s <= _MOST_TURN_S or not 0 < terms.limit_s < LONGEST_WAIT_S:

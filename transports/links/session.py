@@ -235,7 +235,7 @@ class Session:
             self._listener.loop.submit(partial(self._watch_news, news))
 
     def _describe(self, hosts: int) -> None:
-        """Write into the flight recorder what readers cannot know otherwise."""
+        """Write the id, the epoch and the hosts of the job into the flight recorder, for readers outside."""
         identity, surroundings = self.identity, self.surroundings
         facts = {"job": identity.job.hex(), "epoch": identity.epoch, "host": surroundings.host, "hosts": hosts}
         self.recorder.describe({**facts, "launch_rank": identity.launch_rank})

@@ -269,7 +269,8 @@ EXPORTED int MPIABI_Error_string(int, char* text, int* length) {
   return 0;
 }
 
-// The trampoline reads a constant at its address. It reads those below, but XLA does not use them.
+// MPItrampoline, by which XLA loads this library, looks up all names of mpi_names.inc and refuses a library that lacks
+// one. XLA uses none of them, so the functions refuse, and the constants are 0.
 #define FUNCTION(name) \
   EXPORTED void MPIABI_##name() { refuse(); }
 #define UNUSED(name) CONSTANT(std::uint64_t, MPIABI_##name, 0);

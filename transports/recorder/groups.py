@@ -20,7 +20,7 @@ class GroupTracks:
         self._control = control
 
     def trace_events(self) -> Iterator[dict[str, Any]]:
-        """Yield the last 100,000 groups in Chrome's format, as transports/recorder/traces.py wants them."""
+        """Yield the last 100,000 groups in Chrome's format, as transports/recorder/traces.py takes them."""
         tracks: dict[tuple[int, int, int], int] = {}
         for communicator, sequence, lane, group, segment, begun_ns, ended_ns in sorted(
             self._control.recorded_groups(), key=lambda record: record[5]

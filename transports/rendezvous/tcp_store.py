@@ -379,7 +379,8 @@ class TcpStore:
                 # The server drops a client whose handshake takes too long, such as a rank that waits for its core.
                 if not isinstance(error, ConnectionError) or self._deadline.has_passed():
                     raise RendezvousError(
-                        f"the store at {self._url} does not answer as one of this job: {error}"
+                        f"the store at {self._url} does not answer as one of this job ({error}): check that all "
+                        "processes have its address, its key and the same setting of TLS"
                     ) from error
             time.sleep(_RETRY_S[1])
 

@@ -28,7 +28,7 @@ class TcpOpener:
         return [wire_stream(lane, stream, self._streams) for stream in range(self._streams)]
 
     def use_streams(self, streams: int) -> None:
-        """Dial so many streams for each channel from now on. The other rank takes as many as it is dialled."""
+        """Dial `streams` streams for each channel from now on. The accepting rank takes as many as are dialled."""
         self._streams = streams
 
     def dialled(self, key: ChannelKey, sockets: list[socket.socket], done: Done) -> None:

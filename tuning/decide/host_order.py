@@ -49,9 +49,9 @@ from unisono.tuning.simulator.step_table import Schedule, schedule
 ORDERED = frozenset({"ring", "bidirectional_ring", "binomial", "scatter_ring"})
 # Those that are reordered as phases across hosts of several ranks, too.
 _ORDERED_ACROSS = ORDERED | {"recursive_doubling", "rabenseifner"}
-# All orders of so many hosts are tried, if that takes at most so many rounds of ranks.
+# All orders of up to _ALL_ORDERS hosts are tried, if that takes at most _MOST_ROUNDS rounds of ranks.
 _ALL_ORDERS, _MOST_ROUNDS = 9, 6_000_000
-# Of more hosts, the search also starts from so many orders at random, which are the same on all ranks.
+# Of more hosts, the search also starts from this many random orders, which are the same on all ranks.
 _SHUFFLES = 6
 # An order replaces the order of ranks if it takes less than this part of its time, because measured maps differ a bit.
 _BETTER = 0.98

@@ -216,7 +216,7 @@ def _coordinates(point: Point) -> _Floats:
 
 
 def _between_knots(log_nbytes: float) -> _Floats:
-    """Return the weights of the knots in the interpolated time of a step with so many bytes."""
+    """Return the weight of each knot in the interpolated time of a step; `log_nbytes` is the log of its bytes."""
     weights: _Floats = np.zeros(len(_KNOTS))
     place = float(np.clip(log_nbytes, _KNOTS[0], _KNOTS[-1]))
     low = min(int(np.searchsorted(_KNOTS, place, "right")) - 1, len(_KNOTS) - 2)

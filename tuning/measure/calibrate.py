@@ -154,7 +154,7 @@ def calibrate_rounds(
     vectors = [nbytes * ranks for nbytes in sizes]
 
     def shared(collective: str, algorithm: str) -> dict[int, float]:
-        """Return the times by the bytes of a share of one rank."""
+        """Return the times of a collective; the key is the bytes of the share of one rank."""
         return {nbytes // ranks: time_s(collective, algorithm, nbytes) for nbytes in vectors}
 
     rings, at_once = shared("allgather", "ring"), shared("allgather", "direct")

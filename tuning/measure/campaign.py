@@ -84,13 +84,13 @@ class Trials(Protocol):
         """The tuner's state on this machine."""
 
     def question(self, collective: str, nbytes: int) -> Question:
-        """Return the question to the tuner for such calls."""
+        """Return the question to the tuner about calls of `collective` with `nbytes`."""
 
     def nbytes(self, collective: str, nbytes: int) -> int:
         """Return the possible size nearest to `nbytes`."""
 
     def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
-        """Prepare such calls; return None, or the reason why they cannot run."""
+        """Prepare calls of `variant` for `run`; return None, or the reason why they cannot run."""
 
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
         """Run prepared calls; return the seconds of each call, and the seconds that have passed since the last run."""

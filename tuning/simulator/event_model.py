@@ -71,7 +71,7 @@ def instances(steps: Schedule, segments: int) -> int:
 
 
 def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> SimulatedTraffic:
-    """Return the traffic of a schedule on vectors of `nbytes` in so many segments."""
+    """Return the traffic of a schedule on vectors of `nbytes`, cut into `segments` segments."""
     return _EventRun(steps, topology, nbytes, segments).go()
 
 

@@ -1,4 +1,4 @@
-"""Simulates one schedule in many orders of hosts at once, as so many copies of it side by side.
+"""Simulates one schedule in many orders of hosts at once, as one copy of it for each order.
 
 All copies are one schedule of a `MapTopology`, whose rounds are arrays over all ranks. So a thousand orders of 8 hosts
 take about as long as 25 simulations of one order.
@@ -56,7 +56,7 @@ def _times(steps: Schedule, network: NetworkMap, orders: Ranks, nbytes: float, s
 
 
 def _side_by_side(steps: Schedule, copies: int) -> Schedule:
-    """Return so many copies of a schedule as one, with the ranks of each after those of the one before."""
+    """Return `copies` copies of a schedule as one, with the ranks of each after those of the copy before."""
     first = np.repeat(np.arange(copies) * steps.size, len(steps.rank))
     columns: dict[str, Any] = {name: np.tile(getattr(steps, name), copies) for name in _COPIED}
     peer = np.tile(steps.peer, copies)

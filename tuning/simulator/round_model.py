@@ -103,7 +103,7 @@ class _Round(NamedTuple):
 
 
 def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> SimulatedTraffic:
-    """Return the traffic of a schedule on vectors of `nbytes` in so many segments.
+    """Return the traffic of a schedule on vectors of `nbytes`, cut into `segments` segments.
 
     Raises:
         RecursionError: lanes wait for each other in both directions, so that there are no rounds.

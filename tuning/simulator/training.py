@@ -54,11 +54,14 @@ def simulate_training(training: Training, size: int, steps: int = 50, seed: int 
     """Return the speed at which `size` ranks train; the same seed gives the same times of all ranks.
 
     Raises:
-        UsageError: times are negative, or ranks cannot be divided into so many groups.
+        UsageError: times are negative, or the ranks cannot be divided equally among the groups.
     """
     is_negative = min(training.compute_s, training.spread, training.lag, *training.buckets_s) < 0
     if is_negative or steps < 1 or training.groups < 1 or size < 1 or size % training.groups:
-        raise UsageError(f"cannot simulate {steps} steps of {training} on {size} ranks")
+        raise UsageError(
+            f"cannot simulate {steps} steps of {training} on {size} ranks: no time may be "
+            "negative, all numbers are 1 or more, and the ranks must divide equally among the groups"
+        )
     shape = (training.groups, size // training.groups)
     chance = np.random.default_rng(seed)
     usual = np.ones(size)

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 # The errors of a write to a stream that nobody reads any more, or ever has.
 _NOBODY_READS = (errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.EIO)
 _LOOK_MS = 100
-# A pipe that is ready takes so many bytes without blocking.
+# A pipe that is ready takes this many bytes without blocking.
 _AT_ONCE_NBYTES = select.PIPE_BUF
 # The name of the error handler that replaces characters, and its replacements.
 _SIGNS = "unisono.signs"

@@ -163,7 +163,7 @@ def communicator(
     if unknown := [worker for worker in ranks if worker not in known]:
         raise UsageError(f"the cluster has no worker {unknown[0]!r}: its workers are {', '.join(known)}")
     if len(set(ranks)) != len(ranks):
-        raise UsageError("workers names a worker twice, and a worker can be one rank")
+        raise UsageError("workers names a worker twice, and a worker can be one rank only")
     client.register_plugin(_Closing())
     if len(ranks) > 1 and any(worker.startswith("inproc://") for worker in ranks):
         raise UsageError("the workers are threads of one process, and a process can be one rank: use processes=True")

@@ -73,7 +73,7 @@ class Here:
 
     @classmethod
     def of(cls, size: int) -> Here:
-        """Return the placement of `size` ranks; raises `UsageError` if this process cannot watch so many."""
+        """Return the placement of `size` ranks; raises `UsageError` if they need more open files than allowed."""
         require_open_files(size)
         return cls(size)
 

@@ -110,9 +110,9 @@ def communicator(actors: Sequence[Any], *, name: str | None = None, options: Opt
         RendezvousError: the actors cannot reach each other.
     """
     if not actors:
-        raise UsageError("actors must have at least one actor")
+        raise UsageError("actors is empty: pass at least one actor")
     if len({actor._actor_id for actor in actors}) != len(actors):
-        raise UsageError("actors names an actor twice, and an actor can be one rank")
+        raise UsageError("actors names an actor twice, and an actor can be one rank only")
     ticket = Ticket.new("ray", name or f"unisono-{uuid.uuid4().hex}", len(actors))
     (url,) = _results(actors[:1], [_serve], [(ticket,)])
     opened = ticket._replace(store=url)

@@ -64,7 +64,9 @@ def write(dumps: JobDumps, directory: Path) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise UsageError(f"{str(directory)!r} is not empty, and torch's analyser reads every file of a directory")
+            raise UsageError(
+                f"{str(directory)!r} is not empty, and torch's analyser reads every file of a directory: name a new one"
+            )
         return [_write(directory / f"rank_{rank}", _content(dumps, rank, dump)) for rank, dump in dumps.by_rank.items()]
     except OSError as error:
         raise UsageError(f"{str(directory)!r} cannot be written: {error.strerror}") from None

@@ -44,7 +44,7 @@ class SwarmCall:
     Args:
         name: the collective, for errors.
         make: makes the collective on a communicator, within a time limit in seconds, and returns the result.
-        like_result: returns an array like the result, for a view of so many members.
+        like_result: ``like_result(size)`` returns arrays of the result's shapes and dtypes in a view of `size` members.
         is_state: whether it is a call of `Swarm.state`, after which newcomers may enter.
 
     Attributes:
@@ -106,7 +106,7 @@ class Leaves:
         self.arrays: list[Any] = []
         self._collect(value)
         if not self.arrays:
-            raise UsageError("there is no array to pass to the other members")
+            raise UsageError("there is no array to pass to the other members: pass one, or a list or dict of arrays")
 
     def value_of(self, arrays: Sequence[Any]) -> Any:
         """Return a value of the same form with these arrays."""

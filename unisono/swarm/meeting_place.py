@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 _log = log.get("rendezvous")
 
-# A process that does not register for so many heartbeats is forgotten.
+# A process that does not register for this many of its heartbeats is forgotten.
 _FORGOTTEN = 3.0
-# A place that was started anew waits for members for so many heartbeats.
+# A place that was started anew waits for members for this many heartbeats.
 _GRACE = 1.5
 _LONGEST_HEARTBEAT_S = 600.0
 _MOST_PROCESSES = 1024
@@ -128,7 +128,7 @@ class MeetingPlace:
                 self._entries.pop(member.id, None)
                 return {"waiting": [], "members": [], "has_members": False, "may_found": False}, NOTHING
             if member.id not in self._entries and len(self._entries) >= _MOST_PROCESSES:
-                raise ValueError("too many processes are registered")
+                raise ValueError(f"{_MOST_PROCESSES} processes are registered here, and a meeting place takes no more")
             self._entries[member.id] = _Entry(member, request["view"], now + _FORGOTTEN * heartbeat_s)
             waiting = [entry.member for entry in self._entries.values() if not entry.view]
             members = [entry.member for entry in self._entries.values() if entry.view]

@@ -342,7 +342,7 @@ class Membership:
         return meet(view, self.me.id, proposer, store_url, self.routes, self.key, self.job, self.options, limit)
 
     def install(self, view: View) -> None:
-        """Go on in a view that has been chosen, unless it is no news."""
+        """Enter a view that the members have chosen, unless this member has it or a newer one."""
         with self.changed:
             before = self.view
             if self.gone or (before is not None and view.number <= before.number):

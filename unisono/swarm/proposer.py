@@ -371,7 +371,7 @@ def _drop_request(candidate: View) -> dict[str, Any]:
 
 
 def _promise_of(reply: Reply) -> Promise | None:
-    """Return the promise in a reply; None if it is none."""
+    """Return the promise in a reply; None if the reply is an error or has no valid promise."""
     if isinstance(reply, Exception):
         return None
     try:

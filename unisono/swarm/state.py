@@ -11,9 +11,9 @@ that most members have. Then it gets the chunks from all of these members at the
 takes the next chunk from one queue, so a member that is reached faster serves more of them. The others compute
 meanwhile. They wait only if they come to their next call before the newcomer does.
 
-*Drift.* Every so many calls, the members compare digests. If they differ, the state that most members have is right.
-The others are named, and get that state as newcomers do, or raise an error. Without a majority, the state of the first
-member counts.
+*Drift.* In every `check_every`-th call, the members compare digests. If they differ, the state of most members is
+right. The members with another state are named, and get the right state as newcomers do, or raise an error. Without a
+majority, the state of the first member counts.
 
 Example: A, B and C are at call 40, their 20th step, and D enters after it. D gets 3 manifests, which are equal, and 100
 chunks: 45 from A, which is near, 30 from B, and 25 from C. Then it makes call 41 with the others.
@@ -46,8 +46,8 @@ CHUNK_NBYTES = 1 << 22
 _HASH_NBYTES = 16
 _WAIT_S = 5.0
 _CHUNK_S = 60.0
-# A newcomer accepts a state of at most so many times the bytes of its own, because a new optimizer has no moments yet,
-# and of this number of bytes more.
+# A newcomer accepts a state of at most _GROWTH times the bytes of its own and _SLACK_NBYTES more, because a new
+# optimizer has no moments yet.
 _GROWTH, _SLACK_NBYTES = 8, 1 << 30
 _PAIRS = 2  # the threads for each member that serves
 _DIGEST_DIGITS = 15  # of 4 bits each, so that a digest is an int64
@@ -94,12 +94,12 @@ class Manifest(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A hash of everything, as text."""
+        """A hash of the description, the size and all chunks, and so of the whole state, as text."""
         return _hash(json.dumps([self.description, self.nbytes, self.chunks]).encode())
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
-        """Return the manifest in a reply; raises ValueError if it is none."""
+        """Return the manifest in a reply; raises ValueError if the reply has no valid one."""
         fields = checked(parsed_json(data), {"revision": int, "description": dict, "nbytes": int, "chunks": [str]})
         manifest = cls(fields["revision"], fields["description"], fields["nbytes"], tuple(fields["chunks"]))
         nbytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays_in(manifest.description))
@@ -129,7 +129,7 @@ class Offer:
             return self._manifest
 
     def number(self) -> int:
-        """Return the digest as a number that is not 0."""
+        """Return the digest as a number. It is not 0, which stands for a state that is not compared."""
         return 1 + int(self.manifest().digest[:_DIGEST_DIGITS], 16)
 
     def chunk(self, index: int) -> bytes:
@@ -310,9 +310,9 @@ def check_drift(names: Sequence[str], ranks: Sequence[int], me: int, *, must_end
 
 
 def checked_revision(revision: object) -> int:
-    """Return the revision of a state; raises UsageError if it is none."""
+    """Return `revision` as an int; raises UsageError unless it is a whole number from 0 to 2^62 - 1."""
     if isinstance(revision, bool) or not isinstance(revision, (int, np.integer)) or not 0 <= int(revision) < 1 << 62:
-        raise UsageError(f"revision must be a whole number that grows with each step; got {revision!r}")
+        raise UsageError(f"revision must be a whole number, 0 or more, that grows with each step; got {revision!r}")
     return int(revision)
 
 

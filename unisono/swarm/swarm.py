@@ -362,7 +362,8 @@ class Swarm:
                 optimizer of torch, or a model or a built optimizer of Keras. On a newcomer, arrays are written in place
                 if they can be.
             revision: the number of the step that the state belongs to.
-            check_every: compare the states of all members in every so many calls; 0 compares none. It hashes the state.
+            check_every: compare the states of all members in each call whose number it divides; 0 compares none. A
+                comparison hashes the state.
             on_drift: "mend" lets members whose state differs from that of most get it from these. "end" lets them raise
                 `CorruptionError`, and leave. Their names are logged.
             timeout_s: seconds until the call fails; by default the option `timeout_s`.
@@ -396,7 +397,7 @@ class Swarm:
     def _compared(
         self, state: Any, revision: int, check_every: int, must_end: bool, limit: Deadline
     ) -> SharedState[Any]:
-        """Make the call of `state` that all members make."""
+        """Make the call in which members tell their revisions and compare digests; return the newest state."""
         import numpy as np
 
         number = self.next_call
@@ -509,7 +510,7 @@ class Swarm:
 
     def _membership(self) -> Membership:
         if self._state is None:
-            raise UsageError("this process has not entered the swarm")
+            raise UsageError("this process has not entered the swarm: call enter() first")
         return self._state
 
     def _view(self) -> View | None:

@@ -128,7 +128,7 @@ class EventState:
         return load_clock(self._words[_CLOCK:])
 
     def is_late(self, number: int) -> bool:
-        """Return whether the clock of a record is known only when that has happened."""
+        """Return whether the clock of record `number` is known only when that record has happened."""
         return int(self._words[_LATE]) == number and not self.has_happened(number)
 
     def issue(self, *, is_late: bool) -> int:
@@ -143,7 +143,7 @@ class EventState:
         store_clock(self._words[_CLOCK:], clock)
 
     def happen(self, number: int) -> None:
-        """Note that a record has happened."""
+        """Note that record `number` of this event has happened: its stream has reached it."""
         self._words[_HAPPENED] = max(int(self._words[_HAPPENED]), number)
 
     def has_happened(self, number: int) -> bool:

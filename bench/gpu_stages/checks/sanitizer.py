@@ -75,7 +75,7 @@ class Arrays:
         self._memory: list[int] = []
 
     def place(self, values: Any, shift: int = 0) -> GpuVector:
-        """Return a copy of `values` on the device, so many elements behind the begin of its memory."""
+        """Return a copy of `values` on the device, `shift` elements behind the start of its allocation."""
         head = shift * values.itemsize
         with self._clock.current():
             memory = int(self._driver("cuMemAlloc", head + values.nbytes))

@@ -28,7 +28,7 @@ def left_files() -> set[str]:
 
 
 def side_by_side(workers: int) -> tuple[str, ...]:
-    """Return the arguments by which pytest runs so many tests at a time, begun in their order, if it can."""
+    """Return the arguments by which pytest begins tests in order, `workers` at a time; none without pytest-xdist."""
     if workers < 2 or importlib.util.find_spec("xdist") is None:
         return ()
     return ("-p", "xdist", "-n", str(workers), "--maxschedchunk", "1")

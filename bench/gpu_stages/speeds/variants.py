@@ -1,6 +1,6 @@
 """Measures variants of the reduction kernels (`kernels.catalogue.VARIANTS`) in grids of several sizes.
 
-A grid has at most so many blocks as the device runs at a time (1 wave), several waves of them, or one block for each
+A grid has at most as many blocks as the device runs at a time (1 wave), several waves of them, or one block for each
 tile that a block loads at a time. Records say which variant is kept, so that a faster one can take its place.
 """
 
@@ -65,7 +65,7 @@ class Variants:
         return function, at_a_time * self._multiprocessors
 
     def launcher(self, stack: Stack, function: Any, threads: int, wave: int, waves: int) -> Callable[[], object]:
-        """Return a function that launches a kernel in so many waves of blocks with so many threads."""
+        """Return a function that launches a kernel in `waves` waves of `wave` blocks, each of `threads` threads."""
         packs = -(-stack.target.nbytes // PACK_NBYTES)
         tiles = -(-packs // (threads * PACKS_OF_TILE))
         blocks = tiles if not waves else min(-(-packs // threads), wave * waves)

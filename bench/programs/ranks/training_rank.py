@@ -214,7 +214,7 @@ def _delay(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(model: torch.nn.Module, count: int) -> list[torch.nn.Module]:
-    """Return the layers of a model in so many parts of about equal size."""
+    """Return the layers of a model in `count` parts of about equal size."""
     if count == 1:
         return [model]
     layers = [part for child in model.children() for part in (getattr(child, "layers", None) or [child])]

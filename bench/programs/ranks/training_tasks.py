@@ -26,7 +26,7 @@ class TrainingRequest(NamedTuple):
         width: the width of its layers.
         steps: the steps of each rank.
         batch: the samples of a rank in a step.
-        every: the loss is computed after so many steps.
+        every: the steps from one computation of the loss to the next.
         method: the kind of the method, the name of a class of `unisono.torch`, and its arguments.
         hosts: the addresses of the ranks.
         port: the first of three free ports of the first host.
@@ -55,7 +55,7 @@ def text(random: np.random.Generator) -> Iterator[str]:
 
 
 def sequences(seed: int, count: int) -> torch.Tensor:
-    """Return so many sequences of the characters of a text of their own seed."""
+    """Return `count` sequences of character codes, cut from a text that `seed` determines."""
     sentences, characters = text(np.random.default_rng(seed)), ""
     while len(characters) < count * (_CONTEXT + 1):
         characters += next(sentences)

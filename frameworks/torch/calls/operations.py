@@ -47,4 +47,4 @@ def operation(reduce_op: Any, dtype: Any) -> str | Op:
     if reduce_op == _Kind.PREMUL_SUM:
         _, factor = reduce_op.__getstate__()  # older versions of torch do not have `factor`
         return Op.premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
-    raise UsageError(f"the operation {reduce_op} is not supported")
+    raise UsageError(f"the operation {reduce_op} is not supported: use SUM, AVG, PRODUCT, MIN or MAX")

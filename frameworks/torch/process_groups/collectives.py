@@ -383,7 +383,8 @@ class Collectives:
 
     def _check_list(self, tensors: Sequence[Any]) -> None:
         if len(tensors) != self._communicator.size:
-            raise UsageError(f"the list has {len(tensors)} tensors, and the group has {self._communicator.size} ranks")
+            size = self._communicator.size
+            raise UsageError(f"the list has {len(tensors)} tensors, and the group has {size} ranks: pass one for each")
 
     def _check_rows(self, tensor: Any) -> None:
         size = self._communicator.size

@@ -175,7 +175,7 @@ def check_deferrable(optimizer: Any, model: Any, parameters: Mapping[str, Any]) 
     if not isinstance(model, torch.nn.Module):
         raise UsageError("priorities=True needs the module whose forward reads the parameters: pass model=")
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise UsageError("priorities=True cannot be used with scripted modules, because their reads are not seen")
+        raise UsageError("priorities=True takes no scripted modules, because Unisono does not see their reads")
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if own.isdisjoint(owned(model)):
         raise UsageError("model has none of the optimizer's parameters")

@@ -101,7 +101,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._parameters = self._trainable.named
         if priorities:
             if groups is not None:
-                raise UsageError("priorities=True needs groups=None, because they are for one group of all ranks")
+                raise UsageError("priorities=True needs groups=None, because it orders the gradients of all ranks")
             check_deferrable(optimizer, model, self._parameters)
         self._is_prompt = not options.get("lag")
         self._averages = options.get("op", "avg") == "avg"

@@ -52,7 +52,7 @@ class MessageMemory:
         self.to_host_nbytes = self.to_device_nbytes = 0
 
     def take(self, nbytes: int) -> Allocation:
-        """Return device memory of at least so many bytes."""
+        """Return device memory of at least `nbytes` bytes."""
         room = 1 << max(0, nbytes - 1).bit_length()
         return self._idle[room].pop() if self._idle[room] else self._device.allocate(room)
 

@@ -14,7 +14,7 @@ from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import Device
 
 _LEAST_NBYTES = 4096
-# Memory up to this size is kept when nothing refers to it any more, and so much of each power of two.
+# Memory of up to this size is kept when nothing refers to it any more: at most _MOST_IDLE pieces of each size.
 _MOST_NBYTES = 16 << 20
 _MOST_IDLE = 4
 

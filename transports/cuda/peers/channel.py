@@ -198,7 +198,7 @@ class Channel:
         return mark
 
     def has_left(self, peer: int) -> bool:
-        """Return whether `peer` has closed its memory of other ranks."""
+        """Return whether `peer` has closed all memory of other ranks, so that these may free it."""
         return self._boards[peer].has_left
 
     # The end.

@@ -74,7 +74,7 @@ class Board:
 
     @property
     def has_left(self) -> bool:
-        """Whether the rank has closed all memory of others."""
+        """Whether the rank has closed all memory of other ranks."""
         return bool(self._words[_LEFT])
 
     def show_operands(self, channel: int, source: int, target: int) -> None:

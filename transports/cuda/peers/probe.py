@@ -144,7 +144,7 @@ def try_sharing(device: Device) -> str:
 
 
 class _Other:
-    """The other process. It closes what it has opened when the body ends."""
+    """A second process, which the probe asks. It closes all that it has opened when the with-block ends."""
 
     def __init__(self, ordinal: int, way: str) -> None:
         command = python_command("from unisono.transports.cuda.peers.probe import main; main()", str(ordinal), way)

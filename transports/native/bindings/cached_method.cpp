@@ -109,7 +109,7 @@ bool check_keywords(const CachedMethod& self, PyObject* names) {
   for (Py_ssize_t i = 0; i < keywords; ++i) {
     const nb::handle keyword = PyTuple_GET_ITEM(names, i);
     const Parameter* end = self.parameter + self.parameters;
-    // By value: a name that the program has computed is no interned string.
+    // Names are compared by value, because a name that the program has computed is no interned string.
     if (std::any_of(self.parameter, end, [&](const Parameter& each) { return keyword.equal(nb::handle(each.name)); }))
       continue;
     return or_error(false, [&] {

@@ -412,10 +412,10 @@ class CallCache {
   std::byte token_{};  // the INPUT of a barrier
   // The index is a hash of the address of the collective's name and the length of the array.
   std::array<const Calls::value_type*, 1 << recent_bits> recent_{};
-  // Of a call with the same key as the last one.
+  // The addresses of x and out in the call that `repeats_last` has recognised.
   std::byte* last_input_ = nullptr;
   std::byte* last_output_ = nullptr;
-  // Of the last `describe`; members, so that small calls allocate nothing.
+  // The results of the last `describe`. They are members, so that small calls allocate nothing.
   Key key_;
   std::vector<Array> inputs_;
   std::vector<Array> outputs_;
@@ -489,7 +489,7 @@ PyObject* run_from_python(PyObject* self, PyObject* const* arguments, Py_ssize_t
 
 PyTypeObject* call_cache_type = nullptr;
 
-// Does the same for a persistent call, which mostly has no arguments.
+// Makes a persistent call by Python's own calling convention. Most calls have no arguments, so none are parsed then.
 PyObject* call_plan(PyObject* self, PyObject* args, PyObject* kwargs) {
   int wait = 1;
   if (PyTuple_GET_SIZE(args) != 0 || kwargs != nullptr) {

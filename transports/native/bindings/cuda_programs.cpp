@@ -21,7 +21,7 @@ namespace {
 
 void* handle_of(std::uintptr_t number) { return reinterpret_cast<void*>(number); }
 
-// Holds the memory of the counters, too.
+// A CudaProgram for Python. It also keeps the memory of the counters that its calls use.
 class PythonCudaProgram {
  public:
   explicit PythonCudaProgram(std::shared_ptr<const CudaIssuer> issuer) : program_(std::move(issuer)) {}

@@ -98,7 +98,8 @@ class MessageCalls {
     return true;
   }
 
-  // The same for a message in the background. They return the result of `on_send` or `on_receive`, or None on a miss.
+  // Each of these two starts a message in the background and returns the result of `on_send` or `on_receive`, which
+  // makes the Work. None means that it has done nothing, and the caller takes the slow path.
 
   nb::object start_send(nb::handle x, nb::handle dest, nb::handle tag, double limit_s) {
     return started(sent(x, dest, tag), x, limit_s);

@@ -84,7 +84,9 @@ class GroupRecorder {
     return batch;
   }
 
-  // Equal objects may have another address each time, as large ints do. So a batch is recognised by the last ones.
+  // Keeps a batch for later calls. `find` compares arguments by their addresses, and equal arguments may be other
+  // objects in each call, as large ints are. So a batch that is kept already is replaced, with the arguments of this
+  // call.
   void keep(const Batch& batch) {
     const auto before = std::find_if(batches_.begin(), batches_.end(),
                                      [&](const Batch& other) { return other.itself.is(batch.itself); });

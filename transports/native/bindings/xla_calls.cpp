@@ -53,7 +53,7 @@ constexpr std::array class_names{"UsageError",
 // The looks for progress before a call counts as waiting.
 constexpr std::uint32_t polls_at_once = 200;
 
-// What XLA passes to a call; nullptr if there is no such array.
+// The arrays that XLA passes to a call; nullptr for one that it does not pass.
 struct Arrays {
   std::byte* input;
   std::byte* output;

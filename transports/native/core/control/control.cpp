@@ -34,12 +34,14 @@ constexpr std::size_t most_notices = 64;
 // How long a channel may take to be added here after its other end has departed: as long as a crowded host may take to
 // run a thread.
 constexpr auto admission_time = 30s;
-// The same if the number of channels is unknown, because the farewell came from a new judge.
+// The limit in place of `admission_time` if the number of channels is unknown, because the farewell came from a new
+// judge.
 constexpr auto usual_admission_time = 300ms;
 // More frames are not kept for a peer that takes none, such as one that is stopped, or that asks and never reads.
 constexpr std::size_t most_unsent_nbytes = 16 << 20;
 constexpr auto interrupt_check_period = 20ms;
-// One of these questions meets no other work of the two service threads, so its round trip is short.
+// A rank asks for the clock of rank 0 this many times and keeps the shortest round trip, because other work of the two
+// service threads delays some answers.
 constexpr int clock_questions = 16;
 // The least time that a link which has been reset may take to go on over another connection. If only one end has
 // noticed the reset, the heartbeats of the other end's kernel find it within a second.

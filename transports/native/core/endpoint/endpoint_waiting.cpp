@@ -77,7 +77,7 @@ void Endpoint::wake_server() {
   if (server_idle_.exchange(false)) server_bell_.ring();
 }
 
-// For urgent work by a thread that does not wait for a call.
+// Takes the lead from any other leader, for a thread that has urgent work and waits for no call.
 void Endpoint::take_leadership() {
   if (leadership_->try_take()) return;
   leadership_->begin_urgency();

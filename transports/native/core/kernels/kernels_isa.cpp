@@ -142,7 +142,7 @@ ReduceFunction for_integers(DType dtype) {
   }
 }
 
-// For operations on which the sign of an integer has no effect.
+// Returns the function of an operation whose result is the same for signed and unsigned integers, so one serves both.
 template <class Op>
 ReduceFunction for_words(DType dtype) {
   switch (dtype) {

@@ -206,7 +206,7 @@ bool Collective::post(std::size_t lane) {
   instance->group = run.wave - run.next_segment;
   begin(*instance, lane);
   move_to_next(run);
-  // Added to the active ones first, so that an error does not leave it half posted.
+  // The instance joins the active ones before it is driven, so that an error does not leave it half posted.
   run.active.push_back(std::move(instance));
   drive(*run.active.back());
   if (run.active.back()->messages_left == 0) {
@@ -322,7 +322,8 @@ bool Collective::drive(Instance& instance) {
   return true;
 }
 
-// Separate from driving, which may throw. The list must be intact then, because it still answers `blocked_on`.
+// Removes the instances that have ended. Driving, which may throw, leaves them in the list: `blocked_on` needs the
+// list intact after an error.
 void Collective::retire(LaneRun& run) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < run.active.size(); ++i) {

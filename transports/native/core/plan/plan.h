@@ -62,7 +62,7 @@ struct Dependency {
   std::int64_t group;
 };
 
-//! A group, by the ranges of its steps and dependencies.
+//! A group: the ranges of its steps and of its dependencies in the tables of the plan.
 struct Group {
   std::int64_t first_step;
   std::int64_t steps;

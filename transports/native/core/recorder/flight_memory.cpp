@@ -123,7 +123,7 @@ std::uint64_t FlightMemory::put(std::string_view text) {
     texts_end_ += texts_nbytes - texts_end_ % texts_nbytes;
   const std::uint64_t place = texts_end_;
   texts_end_ += length + 1;
-  // Before the bytes, so that a reader notices that older texts are being overwritten.
+  // The end is stored before the bytes, so that a reader notices that older texts are being overwritten.
   header().texts_end.store(texts_end_, std::memory_order_seq_cst);
   std::byte* at = begin_ + header().texts_offset + place % texts_nbytes;
   std::memcpy(at, text.data(), length);

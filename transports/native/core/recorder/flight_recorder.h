@@ -188,7 +188,7 @@ class FlightRecorder {
 
  private:
   static constexpr std::size_t most_closed = 64;
-  // What is not in the memory, because only this process can use it.
+  // The parts of a record that are not in the shared memory, because only this process can use them.
   struct Kept {
     SharedDescription description;
     CallSite site;

@@ -280,7 +280,8 @@ void ShmChannel::publish_slot() {
                     (stored_.stores == Stores::streaming ? SlotLabel::streamed : 0) |
                     (stored_.timed ? SlotLabel::timed : 0);
   label_.acknowledged = static_cast<std::uint32_t>(released_);
-  // Written at once: the receiver polls this cache line and would take it away between two stores.
+  // The label is stored in one piece, because the receiver polls this cache line and would take it away between two
+  // stores.
   ShmSlot& slot = out_->slot(published_);
   slot.label = label_;
   ++published_;

@@ -17,9 +17,9 @@ constexpr const char* cipher_suites = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1
 constexpr unsigned char cipher_of_secret[] = {0x13, 0x01};
 constexpr std::string_view identity_of_secret = "unisono";
 constexpr std::string_view label_of_export = "EXPORTER-unisono";
-// At most so many bytes are encrypted before they are sent. They and their copies fit the second-level cache.
+// At most this many bytes are encrypted before they are sent. They and their copies fit the second-level cache.
 constexpr std::size_t most_encrypted_nbytes = 128 << 10;
-// OpenSSL reads so many bytes at once. Each connection has a buffer for them.
+// OpenSSL reads at most this many bytes at once. Each connection has a buffer for them.
 constexpr std::size_t read_buffer_nbytes = 64 << 10;
 
 const unsigned char* octets(const std::byte* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }

@@ -50,7 +50,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         broadcast_values([each for each in variables if id(each) not in local], self._root_rank)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check the first epoch.
+        """Check, after the first epoch, that all ranks hold the same trainable variables.
 
         Raises:
             MismatchError: the trainable variables differ between ranks.
