@@ -121,7 +121,7 @@ def _change(key: _Key, before: _Points, after: _Points) -> Change:
     return Change(nbytes, placement, library, times[0]["median_us"], times[1]["median_us"], noise, relative)
 
 
-def table(old: Mapping[str, Any], new: Mapping[str, Any], found: Sequence[Change]) -> Table:
+def table(old: Mapping[str, Any], new: Mapping[str, Any], changes: Sequence[Change]) -> Table:
     """Return the changes as a table for people."""
     title = f"{new['collective']} {new['dtype']}, {new['ranks']} ranks: {old['date'][:10]} → {new['date'][:10]}"
     caption = "a change counts if it is larger than the noise, the 90th percentile ÷ the median"
@@ -129,17 +129,23 @@ def table(old: Mapping[str, Any], new: Mapping[str, Any], found: Sequence[Change
     for heading in ("size", "placement", "library", "old µs", "new µs", "new ÷ old", "noise", "relative to a peer", ""):
         shown.add_column(heading, justify="left" if heading in {"placement", "library", ""} else "right", no_wrap=True)
     colours = {"faster": "green", "slower": "red", "same": "dim"}
-    for each in found:
-        relative = "" if each.relative is None else f"{each.relative:.2f}"
-        numbers = (f"{each.old_us:.3g}", f"{each.new_us:.3g}", f"{each.ratio:.2f}", f"{each.noise:.2f}", relative)
-        verdict = f"[{colours[each.verdict]}]{each.verdict}[/]"
-        shown.add_row(format_size(each.nbytes), each.placement, each.library, *numbers, verdict)
+    for change in changes:
+        relative = "" if change.relative is None else f"{change.relative:.2f}"
+        numbers = (
+            f"{change.old_us:.3g}",
+            f"{change.new_us:.3g}",
+            f"{change.ratio:.2f}",
+            f"{change.noise:.2f}",
+            relative,
+        )
+        verdict = f"[{colours[change.verdict]}]{change.verdict}[/]"
+        shown.add_row(format_size(change.nbytes), change.placement, change.library, *numbers, verdict)
     if old["machine"]["cpu"] != new["machine"]["cpu"]:
         shown.caption = f"the machines differ: {old['machine']['cpu']} and {new['machine']['cpu']}; {caption}"
     return shown
 
 
-def as_json(found: Sequence[Change]) -> str:
+def as_json(changes: Sequence[Change]) -> str:
     """Return the changes as JSON for machines."""
     fields = ("nbytes", "placement", "library", "old_us", "new_us", "ratio", "noise", "relative", "verdict")
-    return json.dumps([{name: getattr(each, name) for name in fields} for each in found], indent=2) + "\n"
+    return json.dumps([{name: getattr(change, name) for name in fields} for change in changes], indent=2) + "\n"

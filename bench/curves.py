@@ -248,10 +248,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--ink", default="black", help="the colour of text and axes")
     parser.add_argument("--svg", type=Path, required=True)
-    given = parser.parse_args()
-    benchmark = newest(given.results, [OURS, *given.against.split(",")], given.cpu, given.ranks)
+    arguments = parser.parse_args()
+    benchmark = newest(arguments.results, [OURS, *arguments.against.split(",")], arguments.cpu, arguments.ranks)
     with matplotlib.rc_context(SVG):
-        picture(benchmark, given.ink).savefig(given.svg, format="svg", metadata=NO_METADATA)
+        picture(benchmark, arguments.ink).savefig(arguments.svg, format="svg", metadata=NO_METADATA)
 
 
 if __name__ == "__main__":

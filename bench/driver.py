@@ -188,7 +188,7 @@ class Driver:
         return min(most, max(fewest, round(self._round_s * iterations / elapsed_s)))
 
     def _round(self, nbytes: int, number: int, iterations: dict[str, int]) -> bool:
-        """Run all libraries once, in random order; return whether the round counts."""
+        """Run all libraries once, in random order. Return False, without times, if the cores' placement changed."""
         before = measure(self._cores)
         if self._settings.placement not in {"any", before.label}:
             time.sleep(SETTLE_S)

@@ -167,8 +167,8 @@ def stages_of(names: str) -> list[RunStage]:
     unknown = [name for name in chosen if name not in by_name]
     if unknown:
         raise ValueError(f"there is no stage {', '.join(unknown)}; there are {', '.join(by_name)}")
-    names = {stage.name for name in chosen for stage in by_name[name]}
-    return [stage for stage in STAGES if stage.name in names]
+    in_groups = {stage.name for name in chosen for stage in by_name[name]}
+    return [stage for stage in STAGES if stage.name in in_groups]
 
 
 class Ended(NamedTuple):

@@ -140,7 +140,7 @@ class Job:
         return replies
 
     def close(self) -> None:
-        """End the job in order, or by force if that does not succeed within some seconds. May be called twice."""
+        """Ask all ranks to leave, and kill those that do not within some seconds. May be called twice."""
         if self._connections:
             with contextlib.suppress(JobError):
                 self.ask("leave", STOP_S)

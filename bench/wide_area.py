@@ -137,7 +137,7 @@ class WideAreaNetwork:
 
     Attributes:
         namespaces: the names of the hosts' network namespaces.
-        area: the lines and ways of now.
+        area: the present bandwidths of the hosts' lines, and the present ways between hosts.
     """
 
     def __init__(self, names: list[str], area: Area, relay: subprocess.Popen[str]) -> None:

@@ -298,7 +298,7 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
     ) -> Communicator:
         """Return a communicator over `executor` that is closed together with this one.
 
-        It has the tuner's state of this one, unless it is on other hosts.
+        The child takes `tuner_state`; by default it shares the state of this communicator, whose hosts it then has.
         """
         child = Communicator(
             executor,

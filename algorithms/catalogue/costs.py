@@ -22,7 +22,7 @@ from unisono.algorithms.catalogue.algorithm import Cost
 
 
 def _rounds(size: int, radix: int = 2) -> int:
-    """Return ⌈log_radix size⌉."""
+    """Return the number of rounds in which a set that grows `radix`-fold reaches `size` ranks: ⌈log_radix size⌉."""
     return len(list(distances(size, radix)))
 
 

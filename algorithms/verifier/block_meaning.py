@@ -131,7 +131,7 @@ class PlanSet:
         return self._combined_origins
 
     def promise(self, rank: int, block: int) -> BlockPromise:
-        """Return what a block of OUTPUT must hold in the end."""
+        """Return the content that a block of OUTPUT must have at the end."""
         return self._promise(self.size, rank, self.root, block)
 
     def length_numbers(self) -> list[list[int]]:

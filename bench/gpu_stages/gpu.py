@@ -48,7 +48,7 @@ class GpuVector:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """The size of the array in bytes."""
         return self.count * self.dtype.itemsize
 
     @property

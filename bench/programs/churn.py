@@ -242,7 +242,7 @@ class _Trial:
         self._note_loss()
 
     def _stop(self, process: _Process) -> None:
-        """Stop a process for a while, which may be too long for the others."""
+        """Stop a process by SIGSTOP for a while, which may be longer than the other members wait."""
         process.process.send_signal(signal.SIGSTOP)
         process.is_stopped = True
         self._note_loss()

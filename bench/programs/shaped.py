@@ -83,7 +83,7 @@ def judge(times: list[list[float]], hosts: int, algorithms: Sequence[str]) -> li
 
 
 def show(title: str, rows: Sequence[AlgorithmTimes]) -> None:
-    """Print the table."""
+    """Print the table of times and bounds."""
     table = Table("algorithm", title=title)
     for heading in ("median ms", "best ms", "bound ms", "of the bound"):
         table.add_column(heading, justify="right")

@@ -117,7 +117,7 @@ def _fits(call: str, fault: str) -> bool:
 
 
 class _TrialProcesses:
-    """The processes of a trial, and what they have said.
+    """The processes of a trial, and the lines that they have written.
 
     Attributes:
         said: by rank, the lines that it has said.
@@ -177,7 +177,7 @@ class _TrialProcesses:
             os.close(pipe)
 
     def listen(self, until: Callable[[], bool], limit_s: float) -> bool:
-        """Read what the ranks say until a condition holds; return False if it does not hold within the limit."""
+        """Read lines of the ranks until a condition holds; return False if it does not hold within the limit."""
         end = time.monotonic() + limit_s
         while not until():
             if time.monotonic() >= end:

@@ -110,7 +110,7 @@ FAULTS: dict[str, Callable[[un.Communicator, np.ndarray], None]] = {
 
 
 def main() -> None:
-    """Run as one rank."""
+    """Run as one rank, which meets the others and then commits the fault named on the command line."""
     world = un.init()
     x = np.ones(8, np.float32)
     for _ in range(3):

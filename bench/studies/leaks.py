@@ -56,7 +56,7 @@ class Leak(NamedTuple):
 
 
 def held() -> HeldResources:
-    """Return what this process holds now."""
+    """Return the resources that this process holds now."""
     gc.collect()
     return HeldResources(
         len(os.listdir("/proc/self/fd")),

@@ -156,7 +156,7 @@ def regrets(recorded: Recorded, budget_s: float, seed: int) -> list[float]:
 
 
 def predictions(recorded: Recorded) -> list[SizeTimes]:
-    """Return the recorded points with their odd rounds, and the model's predictions for its candidates."""
+    """Return, for each recorded point, the times of every second round and the times that the model predicts."""
     points = list[SizeTimes]()
     for collective, rows in recorded.times_s.items():
         for nbytes, times in rows.items():

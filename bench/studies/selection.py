@@ -93,7 +93,7 @@ class PredictedPoint(NamedTuple):
     by_widths: tuple[Predictions, ...]
 
     def both(self, at: int) -> Predictions:
-        """Return the combined prediction of both models, with the widths of this number."""
+        """Return the combined prediction of both models, with the interpolation of `WIDTHS[at]`."""
         return combined([self.by_widths[at], self.by_steps])
 
 

@@ -185,8 +185,8 @@ def _broadcast(world: Any, count: int, salt: int) -> tuple[Any, Any]:
 
 def _allgather(world: Any, count: int, salt: int) -> tuple[Any, Any]:
     part = max(1, count // world.size)
-    wanted = np.concatenate([np.arange(part) + salt + rank for rank in range(world.size)])
-    return world.allgather(np.arange(part) + salt + world.rank).reshape(-1), wanted
+    expected = np.concatenate([np.arange(part) + salt + rank for rank in range(world.size)])
+    return world.allgather(np.arange(part) + salt + world.rank).reshape(-1), expected
 
 
 def _alltoall(world: Any, count: int, salt: int) -> tuple[Any, Any]:
@@ -382,8 +382,8 @@ def _resume(world: un.Communicator, trial: Trial, say: Say, closing: contextlib.
     """Make a call on a communicator of the survivors, and compare its result."""
     survivors = world.shrink()
     closing.callback(survivors.close)
-    result, wanted = _allreduce(survivors, trial.elements, 0)
-    if survivors.size != trial.ranks - 1 or not np.array_equal(result, wanted):
+    result, expected = _allreduce(survivors, trial.elements, 0)
+    if survivors.size != trial.ranks - 1 or not np.array_equal(result, expected):
         say({"wrong": f"the call after shrink on rank {world.rank}"})
 
 
@@ -406,8 +406,8 @@ def _make_call(world: Any, trial: Trial, step: int, plant: Callable[[Any], None]
     timer = threading.Timer(random.Random(trial.seed).random() * 2e-3, planted)
     if trial.phase == "during":
         timer.start()
-    result, wanted = CALLS[trial.call](world, trial.elements, step)
-    if not np.array_equal(result, wanted):
+    result, expected = CALLS[trial.call](world, trial.elements, step)
+    if not np.array_equal(result, expected):
         say({"wrong": f"call {step} on rank {world.rank}"})
     if trial.phase == "during":
         timer.join()

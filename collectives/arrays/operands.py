@@ -130,7 +130,7 @@ class Memory(Protocol):
 
 
 class _Host:
-    """Host memory."""
+    """The place of a call whose arrays are all in host memory."""
 
     source = staticmethod(source)
     target = staticmethod(target)

@@ -246,7 +246,7 @@ class _Party:
         self._server = server
         self._is_lost = False  # whether a joiner was lost, so that the others ask again
         self._failure = ""  # of the meeting
-        self._is_over = threading.Event()  # the meeting has failed, or all joiners have met the others
+        self._is_over = threading.Event()  # the meeting has failed, or all joiners have met the rest
 
     @property
     def url(self) -> str:
@@ -275,7 +275,7 @@ class _Party:
 
     @contextlib.contextmanager
     def watched(self, session: Session, members: Session, deadline: Deadline) -> Iterator[None]:
-        """Watch joiners and members during the block, and afterwards until all joiners have met the others.
+        """Watch joiners and members during the block, and afterwards until all joiners have met all members.
 
         If one is lost or late, the meeting fails for all.
 
@@ -310,7 +310,7 @@ class _Party:
             self._server.close()
 
     def _watch(self, left: threading.Event, session: Session, members: Session, deadline: Deadline) -> None:
-        """Watch until the leader has `left` the meeting. It is over when all joiners have met the others, or failed."""
+        """Watch until the leader has `left` the meeting. It ends when joiners have met members, or failed."""
         meeting = list(self._links)
         while not left.wait(_PAUSE_S) and not self._failure:
             for link in readable(meeting):

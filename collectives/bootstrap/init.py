@@ -100,7 +100,7 @@ class _Job:
         return grown
 
     def close(self) -> None:
-        """Close everything. If another thread is doing so, wait until it has."""
+        """Close all communicators and links of the job. If another thread is closing them, wait until it has."""
         with self._closing, contextlib.ExitStack() as parts:
             if self._is_closed:
                 return
@@ -293,13 +293,13 @@ def _settings(options: Options | None) -> Options:
 
 
 def _dump(directory: str, launch: Launch, rendezvous: Rendezvous | None, failure: UnisonoError) -> str | None:
-    """Write the dump of a rank that could not meet the others; return its path, or None if it cannot be written."""
+    """Write the dump of a rank that could not meet other ranks; return its path, or None if it cannot be written."""
     job = launch.job or (job_of_key(rendezvous.key) if rendezvous is not None else b"")
     return dump_of_start(directory, job.hex() or "unknown", launch.rank, launch.size, failure) or None
 
 
 def _export(world: Communicator, directory: str) -> None:
-    """Write the metrics of a communicator to a directory from now on, or close it and raise the error."""
+    """Start to write the metrics of `world` to a directory. If that fails, close `world` and raise the error."""
     try:
         _write_metrics(world, directory)
     except UsageError:

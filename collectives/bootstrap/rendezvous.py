@@ -77,13 +77,13 @@ class SingleRank:
         return Roster((me,), settings)
 
     def end(self) -> None:
-        """Do nothing."""
+        """Do nothing: a single rank has published nothing."""
 
     def give_up(self, reason: str) -> None:
         """Do nothing: there is no other rank."""
 
     def report_failure(self, reason: str) -> None:
-        """Do nothing."""
+        """Do nothing: there is no other rank."""
 
     def failure(self) -> str:
         return ""
@@ -92,7 +92,7 @@ class SingleRank:
         """Return None."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: a single rank has no connections."""
 
 
 class StoreRendezvous:

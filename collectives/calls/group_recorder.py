@@ -238,7 +238,7 @@ class Group:
         return [outcome for outcome in self.outcomes if isinstance(outcome, Batch)]
 
     def messages(self) -> list[Message]:
-        """Return the messages."""
+        """Return the messages of the group, in the order in which they were recorded."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, Message)]
 
     def add(self, start: Callable[[], Any], finish: Callable[[Any], Any], limit_s: float) -> GroupWork:

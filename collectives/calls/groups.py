@@ -104,7 +104,7 @@ class Groups(Dispatcher):
             raise UsageError(f"algorithm must be a name, not {name!r}")
 
     def _run_group(self, group: Group) -> None:
-        """Check everything, start the messages, run the collectives, and wait for the messages."""
+        """Check all calls, start the messages, run the collectives, and wait for the messages."""
         batches, messages = group.batches(), group.messages()
         if group.outcomes:
             self._check_usable()

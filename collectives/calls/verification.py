@@ -79,7 +79,7 @@ class Verifier:
         return exchange
 
     def run(self, call: VerifiedCall, make: Callable[..., Any], limit_s: float) -> Any:
-        """Make a call, compare the results, and return what the call returns.
+        """Make a call, compare the results of the ranks, and return the result of the call.
 
         Args:
             call: the call.
@@ -118,7 +118,7 @@ class Verifier:
         self._queue.close()
 
     def _finish(self, call: VerifiedCall, wait: Callable[[], Any], deadline: Deadline) -> Any:
-        """Wait until the call has ended on this rank, compare the results, and return what the call returns."""
+        """Wait until the call has ended on this rank, compare the ranks' results, and return the result of the call."""
         with aborting_if_interrupted(self._executor):
             result = wait()
             own = np.array([_checksum(call.checked.arrays)], np.uint32)

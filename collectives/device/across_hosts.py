@@ -310,7 +310,7 @@ class AcrossHosts:
         within.issue(signature, Extent(elements, call.dtype, op), source, target, stream, deadline)
 
     def _pack(self, call: PhasedCall, dst: int, src: int, runs: Runs, stream: Stream) -> None:
-        """Issue copies of some elements of an array, one behind the other, to `dst`."""
+        """Issue copies of ranges of elements of an array to `dst`, where they lie one behind the other."""
         extents = []
         for first, count in runs:
             extents.append(Copied(dst, src + call.nbytes(first), call.nbytes(count)))

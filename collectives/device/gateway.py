@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @record
 class _Parts:
-    """The calls and messages on GPU arrays of one rank of a communicator."""
+    """The objects that make calls and pass messages on GPU arrays, of one rank of a communicator."""
 
     calls: DeviceCalls
     messages: DeviceMessages
@@ -59,12 +59,12 @@ class Devices:
 
     @property
     def calls(self) -> DeviceCalls:
-        """The collective calls."""
+        """The object that makes collective calls on GPU arrays."""
         return self._parts().calls
 
     @property
     def messages(self) -> DeviceMessages:
-        """The messages."""
+        """The object that sends and receives GPU arrays."""
         return self._parts().messages
 
     def route(self, collective: str, nbytes: int, dtype: DType) -> str:

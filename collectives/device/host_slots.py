@@ -60,7 +60,7 @@ class Slot:
         self._allocation = None
 
     def close(self) -> None:
-        """Free everything, which the device must not use any more."""
+        """Free all memory of the slot, which the device must not use any more."""
         self._free()
         self.host.close()
         for event in (self.fetched, self.stored):

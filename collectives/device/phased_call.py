@@ -76,7 +76,7 @@ class PhasedCall:
         return segment.between.of_all or bool(self._rails.rail)
 
     def _place(self, segment: Segment) -> tuple[int, int]:
-        """Return the number of this rank, and of the root, among those that make the call between hosts."""
+        """Return the positions of this rank and of the root among the ranks that make the call between hosts."""
         if segment.between.of_all:
             return self._rails.rank, self._spec.root or 0
         return self._rails.host, 0 if self.root is None else self.root[0]

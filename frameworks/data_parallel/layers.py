@@ -29,7 +29,7 @@ class Layer(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """The number of elements."""
+        """The number of elements of the layer."""
         return sum(count for _, _, count in self.parts)
 
 

@@ -48,7 +48,7 @@ class Gradient(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """The number of elements."""
+        """The number of elements of the piece."""
         return math.prod(self.shape)
 
 

@@ -236,7 +236,7 @@ class StepMemory(Slots):
         return made.reshape(gradient.shape)
 
     def add_all(self, other: StepMemory) -> None:
-        """Add the gradients of another step of the same layout."""
+        """Add the gradients of `other`, a step of the same layout, to those of this step."""
         self.absent &= other.absent
         if self._workspace is None:
             _add(self.flat, other.flat)

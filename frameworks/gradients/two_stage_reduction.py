@@ -66,7 +66,7 @@ class TwoStageReduction:
         self.work = stages.starts[0]()
 
     def start_second_stage(self) -> None:
-        """Start the second collective. If that fails, `wait` raises the error."""
+        """Start the second collective of the reduction. If it cannot be started, `wait` raises the error."""
         try:
             self.work = self._stages.starts[1]()
         except UnisonoError as error:

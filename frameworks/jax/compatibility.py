@@ -124,7 +124,7 @@ def run_sum_over(groups: Sequence[Sequence[Any]]) -> None:
 
 
 def _shard_map(function: Callable[..., Any], **specs: Any) -> Callable[..., Any]:
-    """Map a function over shards, without checks of what its results depend on."""
+    """Map a function over shards, without JAX's check on which shards its results depend."""
     if hasattr(jax, "shard_map"):
         return jax.shard_map(function, check_vma=False, **specs)  # type: ignore[no-any-return]
     from jax.experimental.shard_map import shard_map

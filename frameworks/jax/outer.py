@@ -92,6 +92,6 @@ class LocalSGD(DiLoCo):
 
 
 def _named(parameters: Any) -> tuple[dict[str, Any], Any]:
-    """Return the leaves by their paths, in order, and the structure."""
+    """Return the leaves of a pytree by their paths, in order, and the structure of the pytree."""
     pairs, structure = tree_util.tree_flatten_with_path(parameters)
     return {".".join(tree_util.keystr((key,)) for key in path): leaf for path, leaf in pairs}, structure

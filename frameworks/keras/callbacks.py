@@ -226,11 +226,11 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
         self._writes = communicator_or_world(comm).rank == 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Write on rank 0."""
+        """Let Keras' callback write, if one is due after this batch, on rank 0 only."""
         if self._writes:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Write on rank 0."""
+        """Let Keras' callback write, if one is due after this epoch, on rank 0 only."""
         if self._writes:
             super().on_epoch_end(epoch, logs)

@@ -49,7 +49,7 @@ class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]
         self.outer: training.DiLoCo | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Copy the weights, and begin.
+        """Copy the weights of rank 0, and begin to train with `DiLoCo`.
 
         Raises:
             UsageError, MismatchError: as for `unisono.data_parallel.DiLoCo`.
@@ -71,7 +71,7 @@ class DiLoCo(keras.callbacks.Callback):  # type: ignore[misc]
                 self.model.stop_training = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Average all trainable weights, and end."""
+        """Average all trainable weights, and close the communicators."""
         if self.outer is not None:
             _fetch(self.model)
             self.outer.synchronize(_named(self.model))

@@ -29,7 +29,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self._copying = broadcast_variables(variables, self._root, comm=communicator_or_world(self._comm))
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Copy the variables."""
+        """Copy the variables of the root to all ranks."""
         session.run(self._copying)
 
 

@@ -1,4 +1,4 @@
-"""`Changes`: what the changes of a program share: the ranks, and the report of what is changed."""
+"""`Changes`: the ranks and the report that all changes to a program share."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from unisono.frameworks.transparent.changes import Changes
 
 
 def change(changes: Changes, _: Any) -> None:
-    """Change `torch.optim.Optimizer`, the functions that clip gradients, and what cannot be used."""
+    """Change `torch.optim.Optimizer` and the functions that clip gradients; make unusable functions raise an error."""
     optimizers = _Optimizers(changes)
 
     def making(original: Callable[..., None]) -> Callable[..., None]:

@@ -89,9 +89,7 @@ class _Failures:
         if outcome == _DONE:
             return True
         if os.getpid() != self._process:
-            raise UsageError(
-                "this process was forked from a rank, and only ranks call", rank=self._rank, operation=operation
-            )
+            raise UsageError("this process was forked from a rank", rank=self._rank, operation=operation)
         kind, *_, text = self._control.failure()
         if kind == 0:
             raise UsageError("this communicator is closed", rank=self._rank, operation=operation)

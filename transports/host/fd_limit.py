@@ -9,7 +9,11 @@ _OPEN = "/proc/self/fd"
 
 
 def lift_limit_of_files(needed: int) -> int | None:
-    """Let this process open `needed` files; return None, or the hard limit if that is lower and holds now."""
+    """Raise this process's limit of open files to `needed`.
+
+    Returns:
+        None if that many may be open now. Otherwise the hard limit, to which the limit has been raised.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_enough = hard == resource.RLIM_INFINITY or needed <= hard
     allowed = needed if is_enough else hard

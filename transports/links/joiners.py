@@ -301,7 +301,7 @@ class Joiner:
                 self._drop(f"the leader of the members has gone: {error}")
 
     def tell_met(self) -> None:
-        """Tell the leader, and the launcher by the store, that this process has met the others."""
+        """Tell the leader, and the launcher by the store, that this process has met the members and other joiners."""
         assert self._link is not None
         with contextlib.suppress(RendezvousError):  # it has been set in an attempt that has failed
             self._store.set(joined(os.getpid()), b"")
@@ -416,7 +416,7 @@ def _parsed_answer(value: bytes) -> dict[str, Any]:
         answer: dict[str, Any] = json_of(value, dict, "an answer")
         return answer
     except ValueError as error:
-        raise RendezvousError(f"the store has no answer of a member: {error}") from None
+        raise RendezvousError(f"the store has no valid answer of a member ({error}): join again") from None
 
 
 def _raise_refusal(message: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ _READY = b"!"
 _DRAIN, _QUIET_S = 0.5, 0.05
 _TCP_NOTSENT_LOWAT = 25  # of <linux/tcp.h>
 
-# What a host dials for; the HELLO carries it in its field `lane`.
+# The purpose of a connection between measuring hosts; the HELLO carries it in its field `lane`.
 _TO_MEASURE, _TO_REPORT = 0, 1
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -64,7 +64,7 @@ Dial = Callable[[int, int, OnConnected, OnError], None]
 
 
 class Network(NamedTuple):
-    """What the hosts have measured, in their order.
+    """The measurements of the hosts, in the order of the hosts.
 
     Attributes:
         round_trip_s: the least round trip between two hosts; 0 from a host to itself.

@@ -294,7 +294,7 @@ class Search:
             send(link, message)
 
     def _watch(self, stop: socket.socket, lost: Callable[[str], None]) -> None:
-        """Watch the links until every follower has sent that it has met the others, or `stop` ends."""
+        """Watch the links until every follower has sent that it has met the other survivors, or `stop` ends."""
         watched = {link.fileno(): (rank, link) for rank, link in self._links.items()}
         while watched:
             poll = select.poll()

@@ -271,7 +271,7 @@ def _destroy(comm: NcclComm) -> None:
 
 
 def _introduce(rank: int, uuid: str) -> tuple[Library | None, dict[str, object]]:
-    """Return NCCL, and what the other ranks must know of this one."""
+    """Return NCCL, and the facts about this rank that the other ranks must know."""
     try:
         library = loaded()
     except TransportUnavailableError as error:

@@ -48,7 +48,7 @@ class Activity:
 
 
 def activity(now: LiveRank, before: LiveRank | None = None) -> Activity:
-    """Return what a rank does, from one reading of its recorder or from two."""
+    """Return the present activity of a rank, from one reading of its recorder or from two."""
     calls = now.snapshot.calls
     running = [call for call in calls if call.state == "running"]
     ended = [call for call in calls if call.state != "running"]

@@ -133,7 +133,7 @@ class Recorder:
         self._control.describe(json.dumps(_described(facts)))
 
     def snapshot(self) -> Snapshot:
-        """Return what the recorder holds now."""
+        """Return a copy of the calls and messages that the recorder holds now."""
         from unisono.transports.recorder.memory import parse
 
         return parse(self._control.recorded())
@@ -229,7 +229,7 @@ class Recorder:
 
 
 def dump_of_start(directory: str, job: str, rank: int, size: int, error: UnisonoError) -> str:
-    """Write the dump of a rank that could not meet the others, which has no calls; return its path.
+    """Write the dump of a rank that could not meet the other ranks and so has no calls; return its path.
 
     If it cannot be written, that is a warning in the log, and the result is "".
     """

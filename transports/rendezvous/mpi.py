@@ -76,10 +76,10 @@ class MpiRendezvous:
         """Do nothing: no value remains anywhere that must be removed, and the duplicate stays in use."""
 
     def give_up(self, reason: str) -> None:
-        """Do nothing: the others wait in operations of MPI until their time limit."""
+        """Do nothing: the other ranks wait in operations of MPI until their time limit."""
 
     def report_failure(self, reason: str) -> None:
-        """Do nothing: the others wait for links until their time limit."""
+        """Do nothing: the other ranks wait for links until their time limit."""
 
     def failure(self) -> str:
         return ""

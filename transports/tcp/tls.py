@@ -151,7 +151,7 @@ class TlsHandshake:
             raise HandshakeError(f"TLS failed: {error}") from None
 
     def take_socket(self) -> TlsSocket:
-        """Return the encrypted socket, which takes over the descriptor of the other. Only once it is complete."""
+        """Return the encrypted socket, which takes over the plain one's descriptor. Call it after the handshake."""
         _log.debug("a connection %s another process is encrypted by TLS", "to" if self._is_client else "from")
         return closed_in_child(TlsSocket(self._sock, self._tls))
 
@@ -239,7 +239,7 @@ class TlsSocket(socket.socket):
         return bool(self._tls.flush())
 
     def connection(self) -> Any:
-        """Return the connection for the native core, which takes over everything."""
+        """Return the connection for the native core, which takes over the socket and the state of TLS."""
         from unisono.transports import _core
 
         tls, self._tls = self._tls, None
@@ -264,7 +264,7 @@ def connection_of(sock: socket.socket) -> Any:
 
 
 def is_flushed(sock: socket.socket) -> bool:
-    """Return whether the kernel has taken everything that was sent."""
+    """Return whether the kernel has taken all bytes that were sent."""
     return not isinstance(sock, TlsSocket) or sock.is_flushed()
 
 

@@ -79,7 +79,7 @@ class Topology:
 
 
 def machine() -> Machine:
-    """Return what this machine has. Reads /sys and asks NVML, which takes some milliseconds."""
+    """Return the parts of this machine. Reads /sys and asks NVML, which takes milliseconds."""
     return Machine(processors(), _numa_distances(), gpus(), interfaces())
 
 

@@ -32,7 +32,7 @@ _APART = 3
 
 
 class NetworkMap(NamedTuple):
-    """What the ranks have measured between hosts, in the order of the communicator's hosts.
+    """The measurements of the ranks between hosts, in the order of the communicator's hosts.
 
     Attributes:
         delay_s: half of the least round trip between two hosts; 0 from a host to itself.
@@ -99,7 +99,7 @@ class NetworkMap(NamedTuple):
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """All (from, to)."""
+        """All pairs of different hosts, as (from, to)."""
         return [(i, j) for i in range(self.hosts) for j in range(self.hosts) if i != j]
 
     def under_way_nbytes(self) -> float:

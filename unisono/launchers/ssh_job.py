@@ -410,7 +410,7 @@ class _Agent:
         return None
 
     def unread_errors(self) -> bytes:
-        """Return what is in the pipe of standard error now."""
+        """Return the text that is in the pipe of ssh's standard error now."""
         errors = self.streams()[1]
         os.set_blocking(errors.fileno(), False)
         return errors.read() or b""
@@ -421,7 +421,7 @@ class _Agent:
         self.flush()
 
     def flush(self) -> None:
-        """Send what ssh takes now."""
+        """Send as many of the waiting bytes as ssh takes now."""
         assert self.process is not None
         assert self.process.stdin is not None
         if self._unsent and not self.process.stdin.closed:

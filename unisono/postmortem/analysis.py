@@ -66,7 +66,7 @@ class Report:
 
 
 def analyse(dumps: JobDumps, most_rows: int = 12) -> Report:
-    """Return what the dumps of a job say.
+    """Return the report on the dumps of a job.
 
     Args:
         dumps: the dumps.

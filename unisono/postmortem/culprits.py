@@ -128,7 +128,7 @@ def first_error(dumps: JobDumps) -> Mapping[str, Any] | None:
 
 
 def findings_of(dumps: JobDumps, rows: Sequence[CallOfRanks], known: Sequence[Finding]) -> list[Finding]:
-    """Return `known` and what else is wrong. A rank that is blamed already gets no second finding."""
+    """Return `known` and the further findings. A rank that is blamed already gets no second finding."""
     findings = [*known, *_mismatches(rows), *_deadlocks(dumps, rows)]
     blamed = {rank for finding in findings for rank in finding.ranks}
     findings += [finding for finding in _behind(dumps, rows, blamed) if not blamed.issuperset(finding.ranks)]

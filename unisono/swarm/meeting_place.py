@@ -55,7 +55,7 @@ _REQUEST = {"member": dict, "view": int, "heartbeat_s": float, "found_with": int
 
 
 class News(NamedTuple):
-    """What the places say.
+    """The answers of the meeting places, as one.
 
     Attributes:
         answered: how many places have answered.
@@ -169,7 +169,7 @@ class Places:
         self._caller = caller
 
     def register(self, member: Member, view: int, heartbeat_s: float, found_with: int, *, leaves: bool = False) -> News:
-        """Register at all places, and return what they say together.
+        """Register at all meeting places, and return their answers as one.
 
         Args:
             member: this process.

@@ -389,7 +389,7 @@ class Membership:
             close_quietly(comm, in_background)
 
     def close(self) -> None:
-        """End everything. Later calls raise `LeftBehindError`."""
+        """Leave the view and close its communicators. Later calls raise `LeftBehindError`."""
         with self.changed:
             self.gone = self.gone or "this process has left the swarm"
             self._end_view()

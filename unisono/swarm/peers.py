@@ -1,4 +1,4 @@
-"""What a member knows of the others: whether each of them answers, and which call it is in.
+"""The knowledge of a member about the other members: whether each of them answers, and which call it is in.
 
 A thread for each other member asks it four times in a heartbeat timeout. A member is *lost* if it has not answered for
 that time, or at once if its host says that nobody listens there any more. So a process that is stopped is lost too,

@@ -140,7 +140,7 @@ class Offer:
 
 
 class StateExchange:
-    """Serves the state of this member, and gets that of others.
+    """Serves the state of this member to other members, and gets their state.
 
     Args:
         caller: makes the requests.
@@ -154,7 +154,7 @@ class StateExchange:
         self._offers: tuple[Offer, ...] = ()  # of two calls at most: one that the next call has not ended, and its own
 
     def offer(self, offer: Offer | None) -> None:
-        """Serve this state from now on, beside the one of the call before; or none."""
+        """Serve this state from now on, and that of the call before; None serves no state."""
         with self._changed:
             before = tuple(each for each in self._offers if offer is not None and each.call != offer.call)
             self._offers = () if offer is None else (*before[-1:], offer)
@@ -271,7 +271,7 @@ class StateExchange:
 
 
 class StateSummary(NamedTuple):
-    """What a member passes in a call of `state`: its revision, a digest or 0, and whether it has called it before."""
+    """The row of a member in a call of `state`: its revision, a digest or 0, and whether it has called it before."""
 
     revision: int
     digest: int

@@ -252,7 +252,7 @@ class GpuState:
         return not self._closing
 
     def release_all(self) -> None:
-        """Release the memory that waits for it."""
+        """Free the memory whose release was put off."""
         while self._closing:
             self._close_next()
 

@@ -68,7 +68,7 @@ class Segment:
         return self._mapped.handle(self.nbytes)
 
     def history(self) -> AccessHistory:
-        """Return its accesses; use them only while it is `locked`."""
+        """Return the accesses to the segment; use them only while it is `locked`."""
         return self._history
 
     def openers(self) -> list[int]:
@@ -76,11 +76,11 @@ class Segment:
         return [process for process in self._facts[_OPENERS:_HISTORY].tolist() if process and not has_ended(process)]
 
     def is_freed(self) -> bool:
-        """Return whether its owner has freed it."""
+        """Return whether the owner has freed the segment."""
         return bool(self._facts[_FREED])
 
     def free(self) -> None:
-        """Release it. Processes that still have it open read poison."""
+        """Free the segment. Processes that still have it open read other bytes from now on, which shows their error."""
         self._mapped.empty()
         self._facts[_FREED] = 1
         ctypes.memset(self.address, 0xDB, min(self.nbytes, mmap.PAGESIZE))
@@ -119,7 +119,7 @@ class EventState:
 
     @property
     def is_ended(self) -> bool:
-        """Whether its creator has released it."""
+        """Whether the process that created the event has released it."""
         return bool(self._words[_ENDED])
 
     @property
@@ -151,7 +151,7 @@ class EventState:
         return int(self._words[_HAPPENED]) >= number or (self._ends_with_owner and self._page.has_owner_ended())
 
     def end(self) -> None:
-        """Release it."""
+        """Release the event, whose place in the page other events may take then."""
         self._words[_ENDED] = 1
         self._page.give_back(self.index)
 
@@ -181,7 +181,7 @@ class EventPage:
         return EventState(self, index)
 
     def give_back(self, index: int) -> None:
-        """Make an event available again, later than all others."""
+        """Make an event available again, but use all other free events before it."""
         self._unused.append(index)
 
     def handle(self, index: int) -> Handle:

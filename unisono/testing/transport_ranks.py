@@ -36,7 +36,7 @@ def message(count: int) -> Signature:
 
 
 def at(group: int = 0, lane: int = 0, sequence: int = 0, segment: int = 0) -> Identity:
-    """Return an identity."""
+    """Return the identity of a message, from its parts."""
     return Identity(sequence, lane, group, segment)
 
 
@@ -114,7 +114,7 @@ class Ranks:
                     transport.progress()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Make progress until `condition` holds; raise `CheckError` if that takes too long."""
+        """Make progress until `condition` holds; raise `CheckError`, which names `what`, if that takes too long."""
         deadline = time.monotonic() + _PATIENCE_S
         while not condition():
             if time.monotonic() > deadline:
@@ -123,7 +123,7 @@ class Ranks:
             time.sleep(_PAUSE_S)
 
     def complete(self, requests: Sequence[Request], what: str) -> None:
-        """Wait for requests."""
+        """Make progress until all requests are done; raise `CheckError`, which names `what`, if that takes too long."""
         pending = list(requests)
 
         def all_done() -> bool:

@@ -47,11 +47,11 @@ def main() -> int:
     options = parser.parse_args()
     about = {"placement": "alone", "ranks": 1, "library": NCCL_NATIVE}
     try:
-        (found,) = un.launch(times_of, 1, options.sizes, timeout_s=TIMEOUT_S)
+        (times,) = un.launch(times_of, 1, options.sizes, timeout_s=TIMEOUT_S)
     except un.UnisonoError as error:
         tell("allreduce", **about, nbytes=options.sizes[0], failure=reason_of(error))
         return 0 if isinstance(error, un.TransportUnavailableError) else 1
-    for nbytes, seconds in zip(options.sizes, found, strict=True):
+    for nbytes, seconds in zip(options.sizes, times, strict=True):
         tell("allreduce", **about, nbytes=nbytes, median_us=seconds * 1e6)
     return 0
 

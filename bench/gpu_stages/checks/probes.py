@@ -381,7 +381,7 @@ def peak(gpu: MeasuredGpu, clock: DeviceClock, nbytes: int) -> None:
 
 
 def attempt(name: str, probe: Callable[[], object]) -> None:
-    """Make a probe; a probe that fails refutes what it tries."""
+    """Make a probe. If it raises an error, the premise that it tries counts as refuted."""
     try:
         probe()
     except Exception as error:  # noqa: BLE001  (any failure is a finding, and the other probes go on)

@@ -103,8 +103,8 @@ def _is_sanity(record: Record) -> bool:
 
 
 def _sanity(record: Record) -> tuple[float, bool, str]:
-    found = record["found"]
-    return (0.0 if found else 1.0), not found, f"{record['tool']}: {found}" if found else "nothing was found"
+    problem = record["found"]
+    return (0.0 if problem else 1.0), not problem, f"{record['tool']}: {problem}" if problem else "nothing was found"
 
 
 def _faster(target: str, names: Sequence[str], fewest: int, least: float, kernels: Sequence[Record]) -> JudgedTarget:

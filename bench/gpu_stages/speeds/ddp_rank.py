@@ -242,7 +242,7 @@ def report(
 
 
 def connect(options: argparse.Namespace) -> TrainingPlace:
-    """Return the place of this rank."""
+    """Connect this rank to the others, and return the place where it trains."""
     torch, dist = importlib.import_module("torch"), importlib.import_module("torch.distributed")
     importlib.import_module("unisono.torch")
     device = torch.device("cpu")

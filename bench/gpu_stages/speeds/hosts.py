@@ -61,8 +61,8 @@ def main() -> int:
     for library, transports in TRANSPORTS.items():
         chosen = un.Options(transports=transports)
         arguments = (options.sizes, options.rounds)
-        found = un.launch(times_of, options.ranks, *arguments, options=chosen, timeout_s=TIMEOUT_S)[0]
-        for nbytes, seconds in zip(options.sizes, found, strict=True):
+        times = un.launch(times_of, options.ranks, *arguments, options=chosen, timeout_s=TIMEOUT_S)[0]
+        for nbytes, seconds in zip(options.sizes, times, strict=True):
             about = {"placement": PLACEMENT, "ranks": options.ranks, "nbytes": nbytes}
             tell("allreduce", **about, library=library, median_us=seconds * 1e6)
     return 0

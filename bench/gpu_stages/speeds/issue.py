@@ -52,8 +52,8 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=100)
     options = parser.parse_args()
     for way, native in WAYS.items():
-        found = un.launch(busy_us, options.ranks, options.sizes, native, options.calls, timeout_s=TIMEOUT_S)
-        for nbytes, of_ranks in zip(options.sizes, zip(*found, strict=True), strict=True):
+        by_rank = un.launch(busy_us, options.ranks, options.sizes, native, options.calls, timeout_s=TIMEOUT_S)
+        for nbytes, of_ranks in zip(options.sizes, zip(*by_rank, strict=True), strict=True):
             tell("issue", ranks=options.ranks, nbytes=nbytes, way=way, host_us=max(of_ranks))
     return 0
 

@@ -54,7 +54,7 @@ def times_of(world: un.Communicator, names: list[str], sizes: list[int], rounds:
     clock = DeviceClock(gpu, flush_nbytes)
     x = gpu.empty(max(sizes) // 4, np.dtype(np.float32))
     gpu.fill(x, np.zeros(1024, np.float32))
-    found = {}
+    times = {}
     for nbytes in sizes:
         part = x.part(slice(0, nbytes // 4))
         for name in names:
@@ -75,22 +75,22 @@ def times_of(world: un.Communicator, names: list[str], sizes: list[int], rounds:
                 world.barrier()
                 own.append(clock.milliseconds(calls, held_ms=held_ms) / CALLS / 1e3)
             slowest = np.max(world.allgather_object(own), axis=0)
-            found[name, nbytes] = [float(seconds) for seconds in slowest]
-    return found
+            times[name, nbytes] = [float(seconds) for seconds in slowest]
+    return times
 
 
 def measured(ranks: int, sizes: list[int], rounds: int, flush_nbytes: int) -> dict[tuple[str, int], list[float]]:
     """Return the seconds of each round by route and size, measured by ranks that are processes."""
-    found: dict[tuple[str, int], list[float]] = {}
+    times: dict[tuple[str, int], list[float]] = {}
     os.environ[SHARED_GPU_VARIABLE] = "1"  # the ranks may have to share a GPU
     for names, transports in ((mapped_names(COLLECTIVE), BY_IPC), ([STAGED], STAGING), ([NCCL_NATIVE], BY_IPC)):
         options = un.Options(transports=transports)
         arguments = (names, sizes, rounds, flush_nbytes)
         try:
-            found |= un.launch(times_of, ranks, *arguments, options=options, timeout_s=TIMEOUT_S)[0]
+            times |= un.launch(times_of, ranks, *arguments, options=options, timeout_s=TIMEOUT_S)[0]
         except un.TransportUnavailableError as error:  # of NCCL; the others go on
             sys.stderr.write(f"{', '.join(names)}: {error}\n")
-    return found
+    return times
 
 
 def as_measurement(ranks: int, name: str, nbytes: int, times_s: list[float]) -> Measurement:

@@ -85,7 +85,7 @@ class Rank:
             time.sleep(0)
 
     def device_ms(self, nbytes: int, algorithm: str, held_ms: float) -> float:
-        """Return the device's milliseconds for a call on the rank that holds up the device; 0 on the others."""
+        """Return the device's milliseconds for a call on the rank that holds up the device; 0 on other ranks."""
 
         def issue() -> None:
             for _ in range(CALLS_ON_DEVICE):

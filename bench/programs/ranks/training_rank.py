@@ -58,7 +58,7 @@ class Training(NamedTuple):
     Attributes:
         model: the model to call.
         optimizer: its `step` is that of the method.
-        steps: returns the steps that have been made, also by others; None to count those of this rank.
+        steps: returns the steps that all members have made; None to count those of this rank.
         finish: called after the last step, in its time.
         most: returns the greatest of the numbers that the ranks pass.
         close: called at the end.
@@ -87,7 +87,7 @@ def _adamw(task: TrainingTask) -> torch.optim.Optimizer:
 
 
 def _met() -> tuple[un.Communicator, Callable[[int], int]]:
-    """Let all ranks meet, and return their communicator and the function `Training.most`."""
+    """Return the communicator of all ranks, and a function that returns the greatest value of all ranks."""
     world = un.init()
     world.barrier()
     return world, lambda value: int(world.allreduce(np.array(value), "max"))

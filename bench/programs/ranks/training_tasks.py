@@ -19,7 +19,7 @@ _PLACES = ("yard", "barn", "hall", "lake")
 
 
 class TrainingRequest(NamedTuple):
-    """What to train, and how.
+    """The request to a rank: the model to train, and the method.
 
     Attributes:
         model: a name of `TASKS`.

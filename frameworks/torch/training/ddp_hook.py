@@ -77,7 +77,7 @@ class _States:
 
 
 def _pieces_of(bucket: dist.GradBucket) -> list[Piece]:
-    """Return where the gradients lie in a bucket: one behind the other."""
+    """Return the place of each gradient in a bucket, in which they lie one behind the other."""
     shapes = [tuple(gradient.shape) for gradient in bucket.gradients()]
     stops = list(itertools.accumulate(math.prod(shape) for shape in shapes))
     return [

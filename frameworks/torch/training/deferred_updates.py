@@ -130,7 +130,7 @@ class DeferredUpdates:
             self._end_watch()
 
     def _wait_for(self, name: str) -> None:
-        """Wait for a gradient, and make all updates whose gradients have arrived by then."""
+        """Wait for a gradient, and update all parameters whose gradients have arrived by then."""
         assert self._gradients is not None
         try:
             self._gradients[name]

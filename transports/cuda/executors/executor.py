@@ -208,7 +208,7 @@ class SegmentRun:
         self._lanes = [Lane(index, call, self._post) for index in range(len(self._plan.lanes))]
 
     def advance(self) -> bool:
-        """Issue what can be issued now; return whether the whole segment has been.
+        """Issue all steps that can be issued now; return whether the whole segment has been issued.
 
         Raises:
             MismatchError: a peer is in another call.

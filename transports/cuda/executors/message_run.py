@@ -61,7 +61,7 @@ class MessageMemory:
         self._idle[1 << max(0, nbytes - 1).bit_length()].append(allocation)
 
     def close(self) -> None:
-        """Free everything, if no message uses it."""
+        """Free all memory, unless a run has failed, because the transport may still use it then."""
         if self.is_torn:
             return
         for idle in self._idle.values():

@@ -35,7 +35,10 @@ class Block:
 
 
 class Registry:
-    """The registered memory of one device in this process, and what this process has opened of others. For any thread.
+    """The registered memory of one device in this process, and the memory of other processes that it has opened.
+
+    Any thread may use it.
+
 
     Args:
         device: the device.

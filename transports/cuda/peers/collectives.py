@@ -221,7 +221,7 @@ class DeviceCollectives:
         return self._replays[-1]
 
     def progress(self) -> None:
-        """Issue what can be issued of the started calls. On an error, end the communicator on all ranks."""
+        """Issue all work of started calls that can be issued. On an error, end the communicator on all ranks."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -498,7 +498,7 @@ class DeviceOperation:
         self._owner.fail(AbortedError(f"rank {executor.members[executor.rank]} aborted: {reason}"))
 
     def advance(self) -> bool:
-        """Issue what can be issued now; return whether the whole call has been."""
+        """Issue all work that can be issued now; return whether the whole call has been issued."""
         if not self._streams:
             self._streams = self._owner.streams(self.bound.segments, self._stream)
         while self._begin_segments() or self._end_segments():
@@ -546,7 +546,7 @@ class DeviceOperation:
         return True
 
     def _again(self, key: tuple[object, ...], channel: Channel, stream: Stream) -> Callable[[], None] | None:
-        """Return what issues a segment again; None if it must be issued by its plan."""
+        """Return a function that issues a segment again; None if the segment must be issued by its plan."""
         if self._replays is not None:
             return partial(self._replays.replay, channel, stream) if self._replays.has(key) else None
         return self.bound.repeats.get(key) if channel.by_flags else None

@@ -88,7 +88,7 @@ class Board:
         return self._words[at + _SOURCE], self._words[at + _TARGET]
 
     def show_slab(self, channel: int, slab: Slab) -> None:
-        """Publish the exported memory."""
+        """Publish the handle of this rank's slab, so that other ranks can open it."""
         at, handle = self._slab_at(channel, slab.generation), at_words(slab.handle)
         self._words[at + _SLAB], self._words[at + _NBYTES] = slab.pointer, len(slab.handle)
         for index, word in enumerate(handle):

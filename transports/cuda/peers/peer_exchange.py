@@ -115,7 +115,7 @@ class PeerExchange:
         return [shared.offer() for shared in self._shared()]
 
     def _shared(self) -> list[Channel | GraphFlags]:
-        """Return what ranks open of each other."""
+        """Return the channels and graph flags, whose memory, flags and events the other ranks open."""
         return [*self.channels, *([] if self.graph_flags is None else [self.graph_flags])]
 
     def _open_peers(self, offers: Sequence[Any]) -> None:

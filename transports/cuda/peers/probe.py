@@ -44,7 +44,7 @@ class _Order(Protocol):
         """Let the stream go on although the other process may have ended."""
 
     def end(self) -> None:
-        """Release everything."""
+        """Release the flags, events and streams of this process."""
 
 
 class _ByFlags:
@@ -186,7 +186,7 @@ def _wait(device: Device, event: Event) -> None:
 
 
 def main() -> None:
-    """Run the other process."""
+    """Run as the second process of a probe, until the first one ends it."""
     from unisono.transports.cuda.driver_api.cuda_device import CudaDevice
 
     device = CudaDevice(int(sys.argv[1]))

@@ -50,7 +50,7 @@ constexpr std::array class_names{"UsageError",
                                  "InternalError",
                                  "TransportUnavailableError",
                                  "CorruptionError"};
-// The looks for progress before a call counts as waiting.
+// A call counts as waiting after it has looked for progress this many times.
 constexpr std::uint32_t polls_at_once = 200;
 
 // The arrays that XLA passes to a call; nullptr for one that it does not pass.

@@ -177,12 +177,12 @@ def _compare(*, old: Path, new: Path, as_json: bool) -> int:
     The exit code is 1 if Unisono has become slower somewhere.
     """
     documents = comparison.read(old), comparison.read(new)
-    found = comparison.changes(*documents)
+    changes = comparison.changes(*documents)
     if as_json:
-        click.echo(comparison.as_json(found), nl=False)
+        click.echo(comparison.as_json(changes), nl=False)
     else:
-        console().print(comparison.table(*documents, found))
-    return int(any(each.verdict == "slower" and each.library.startswith("unisono") for each in found))
+        console().print(comparison.table(*documents, changes))
+    return int(any(each.verdict == "slower" and each.library.startswith("unisono") for each in changes))
 
 
 @click.command()

@@ -413,7 +413,7 @@ def _tell_failure(ended: Exit, living: int, is_restarted: bool) -> None:
 
 
 def _tell_survival(exits: Sequence[Exit]) -> None:
-    """Name the lost ranks, those that were started anew and ended with 0, and the others; each rank once."""
+    """Print the lost ranks, the ranks that were started anew and ended with 0, and all other ranks; each rank once."""
     failed = {ended.rank for ended in exits if ended.code}
     if not failed:
         return

@@ -11,7 +11,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor to send, and what `decompress` needs."""
+        """Return the tensor to send, and a context that `decompress` takes, such as the original dtype."""
         raise NotImplementedError
 
     @staticmethod

@@ -43,7 +43,7 @@ _OF_PROGRAM = (ArgumentError, DuplicateNameError, NameMismatchError, StalledErro
 
 
 class State:
-    """The base class of what survives a change of the ranks.
+    """The base class of states that survive a change of the ranks.
 
     Args:
         bcast_object: returns the object of rank 0 on all ranks.
@@ -132,7 +132,7 @@ class ObjectState(State):
             self._write()
 
     def _save_parts(self) -> Any:
-        """Return what `_restore_parts` needs to return the parts to their present state."""
+        """Return a copy of the parts, with which `_restore_parts` returns them to their present state."""
 
     def _restore_parts(self, saved: Any) -> None:
         """Return the parts to a state that was saved."""

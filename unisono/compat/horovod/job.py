@@ -22,12 +22,12 @@ from unisono.errors import UnisonoError, UsageError
 
 
 class Steps(Protocol):
-    """An optimizer, as the other ranks need it when this one has joined."""
+    """The steps of an optimizer that a rank takes part in after `join`, as long as other ranks still train."""
 
     step_in_progress: int
 
     def open(self, comm: Communicator) -> None:
-        """Open its reducer for these ranks."""
+        """Open the reducer of the optimizer for these ranks."""
 
     def catch_up(self, number: int) -> None:
         """Take part in the steps of the other ranks up to this number, without gradients."""

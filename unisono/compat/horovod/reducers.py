@@ -43,7 +43,7 @@ class JobReducer:
         self.name = job.register_optimizer(self, signature, process_set)
 
     def averages(self) -> bool:
-        """Return whether this rank averages with others."""
+        """Return whether there are other ranks with which this rank averages."""
         job.running()
         return self._process_set.included() is not False and (self._process_set.size() or 0) > 1
 

@@ -20,7 +20,7 @@ constexpr std::size_t judge_count = 2;
 constexpr auto farewell_time = 200ms;
 // How long the reason for a rank's end may take to arrive.
 constexpr auto departure_time = 500ms;
-// How long an outlook of the hub counts before one of its stand-in replaces it.
+// How long an outlook (diagnosis.h) of the hub counts before one of its stand-in replaces it.
 constexpr auto outlook_time = 300ms;
 // A call is asked about twice: for its warning and for its error. The answer to the first question counts for the
 // second until another one arrives, but only for this long.

@@ -26,8 +26,8 @@ enum class FrameType : std::uint8_t {
   time = 12,     // from rank 0, with the same `number`: the time by its clock is `sequence`
 };
 
-//! What a rank knows of a call. `forgotten`: it made the call so long ago that its history has dropped it. `outside`:
-//! it is not in the communicator; only judges use this value, and no rank sends it.
+//! The knowledge of a rank about a call. `forgotten`: it made the call so long ago that its history has dropped it.
+//! `outside`: it is not in the communicator; only judges use this value, and no rank sends it.
 enum class CallState : std::uint8_t { unknown, not_called, running, returned, departed, forgotten, outside };
 
 //! One frame. Each type uses some of the fields.

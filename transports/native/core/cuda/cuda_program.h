@@ -2,9 +2,9 @@
 //!
 //! Theory of operation
 //! -------------------
-//! Python decides which calls a collective makes (`transports/cuda/executors/executor.py`), and issues them once by itself. When
-//! the same collective is called again with the same arrays, the same calls issue it. Only the numbers of flags grow.
-//! So a program holds the calls, and for each flag the counter of its numbers.
+//! Python decides which calls a collective makes (`transports/cuda/executors/executor.py`), and issues them once by
+//! itself. When the same collective is called again with the same arrays, the same calls issue it. Only the numbers of
+//! flags grow. So a program holds the calls, and for each flag the counter of its numbers.
 //!
 //! A driver holds up a thread that has issued more to a stream than it can keep. So callers release the interpreter's
 //! lock before they issue a program. `abort` ends a program between two calls.
@@ -58,7 +58,8 @@ struct CudaFailure {
   int result;
 };
 
-//! A program is built by one thread, and issued by one thread at a time. What its calls use must stay valid.
+//! A program is built by one thread, and issued by one thread at a time. The memory, events and functions that its
+//! calls use must stay valid.
 class CudaProgram {
  public:
   using Bytes = std::span<const std::byte>;

@@ -58,7 +58,7 @@ struct ArenaReference {
   std::uint64_t offset;
 };
 
-//! What a rank receives while it sends: nothing, data that it keeps unchanged, or data that it combines.
+//! The data that a rank receives while it sends: nothing, data that it keeps unchanged, or data that it combines.
 enum class Incoming : std::uint8_t { none, kept, combined };
 
 //! A payload in one piece, at `data`, which stays unchanged until `flush` has returned true. `incoming` says what this
@@ -75,7 +75,7 @@ struct BrokenStream {
   std::uint32_t resumptions;
 };
 
-//! What the two ends of a stream tell each other before they continue it.
+//! The facts that the two ends of a stream tell each other before they continue it.
 struct StreamState {
   std::uint32_t resumptions;
   std::uint64_t received;  // bytes

@@ -30,7 +30,7 @@ struct MessageBuffer {
 //! Returns the array of a message as errors show it: "float64[6,4]".
 std::string array_text(const Header& header);
 
-//! What is done with a message. `probe` looks for a message without taking it until there is one, and `probe_once`
+//! The operation on a message. `probe` looks for a message without taking it until there is one, and `probe_once`
 //! looks once.
 enum class Verb : std::uint8_t { send, receive, probe, probe_once };
 

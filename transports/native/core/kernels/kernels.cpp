@@ -49,7 +49,7 @@ const Level& level() {
 
 }  // namespace
 
-// Not inlined: its long callers would be compiled to more instructions (`make counts`).
+// This function is not inlined, because its long callers would be compiled to more instructions (`make counts`).
 [[gnu::noinline]] void Kernel::operator()(std::byte* dst, const std::byte* const* sources, std::size_t sources_count,
                                           std::size_t count, std::uint64_t divisor) const {
   const DefaultFloatEnvironment environment;

@@ -49,7 +49,7 @@ struct ChannelEntry {
   std::uint64_t receive_blocked_in_pass = 0;
 };
 
-//! What has been moved over one channel, and how long calls waited for its peer.
+//! The traffic of one channel, and how long calls waited for its peer.
 struct ChannelTraffic {
   std::int32_t peer;
   const char* transport;

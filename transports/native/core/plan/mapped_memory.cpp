@@ -90,7 +90,8 @@ std::optional<Flag> MappedMemory::flag_for(Channel& channel) const {
 void MappedMemory::take(const Flag& flag, std::int32_t peer, Channel& channel, std::vector<std::byte*>& bases) {
   for (std::size_t kind = 0; kind < buffer_kinds; ++kind) {
     const ArenaReference& reference = flag.references[kind];
-    // If they were passed at different times, receiving a later arena could unmap one that was just resolved.
+    // All arenas of a flag are passed together. Otherwise, receiving a later one could unmap one that was just
+    // resolved.
     if (reference.passed != flag.references[0].passed)
       throw ProtocolError("the references of a flag were passed at different times");
     const std::size_t base = program_->peer_base(peer, static_cast<BufferKind>(kind));

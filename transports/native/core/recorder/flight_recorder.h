@@ -28,7 +28,7 @@ struct CallSite {
   int line = 0;
 };
 
-//! What errors and readers of the recorder see of a call, apart from its place in the program.
+//! The facts about a call that errors and readers of the recorder show, apart from its place in the program.
 struct Description {
   std::string text;                 // as the user wrote the call: "allreduce(float32[8], op=sum)"
   std::string facts;                // a JSON object: the collective, the algorithm, ...

@@ -42,7 +42,8 @@ inline constexpr int bio_flags_read = 0x01;
 inline constexpr int bio_flags_should_retry = 0x08;
 inline constexpr int bio_flags_retry = 0x0f;
 
-// (name, result, parameters)
+// The functions of libssl and libcrypto that are looked up at run time: the name, the result and the parameters of
+// each.
 #define UNISONO_OPENSSL(FUNCTION)                                                           \
   FUNCTION(OPENSSL_init_ssl, int, (std::uint64_t, const void*))                             \
   FUNCTION(ERR_clear_error, void, ())                                                       \

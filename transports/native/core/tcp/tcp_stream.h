@@ -80,9 +80,9 @@ class TcpStream {
   int error() const { return error_; }
   //! Looks whether the other end answers. Between two addresses of one kernel it always does.
   void look(Silence::Clock::time_point now);
-  //! Forgets what the looks have found.
+  //! Forgets the times of silence that `look` has measured.
   void forget_silence() { silence_.reset(); }
-  //! What the looks have found.
+  //! The times of silence that `look` has measured.
   const Silence& silence() const { return silence_; }
   //! How often the stream has been continued over another connection.
   std::uint32_t resumptions() const { return resumptions_; }

@@ -36,7 +36,8 @@ struct TlsFiles {
   std::string authority;    // the certificates that sign those of all ranks
 };
 
-//! What all TLS connections of a process have in common. Connections may be made in several threads at a time.
+//! The settings and keys that all TLS connections of a process have in common. Connections may be made in several
+//! threads at a time.
 class TlsContext {
  public:
   //! AES-GCM keeps its margin for 2^24.5 records of one key (RFC 8446, 5.5).
