@@ -98,7 +98,7 @@ class Topology:
         self.size, self.levels, self.reduce, self.copy = size, tuple(levels), reduce, copy
         most = prod(level.size for level in levels) if levels[-1].size else size
         if size > most:
-            raise UsageError(f"the topology has room for {most} ranks, not {size}: make a level larger")
+            raise UsageError(f"the topology has {most} ranks, not {size}")
         numbers = np.arange(size)
         parts = [prod(level.size for level in levels[:at]) for at in range(len(levels))]
         self._setup([numbers // min(ranks, size) for ranks in parts])  # a product may have more than 64 bits
