@@ -120,10 +120,17 @@ class Service:
             if self._is_closed or len(self._links) >= _MOST_CONNECTIONS:
                 link.close()
                 return
-            if hello.purpose is Purpose.SWARM:
-                self._links.add(link)
-        serve = self._serve if hello.purpose is Purpose.SWARM else self._stream
+            self._links.add(link)
+        serve = self._serve if hello.purpose is Purpose.SWARM else self._serve_stream
         threading.Thread(target=serve, args=(link,), name="unisono-swarm-link", daemon=True).start()
+
+    def _serve_stream(self, link: socket.socket) -> None:
+        assert self._stream is not None
+        try:
+            self._stream(link)
+        finally:
+            with self._lock:
+                self._links.discard(link)
 
     def _serve(self, link: socket.socket) -> None:
         try:

@@ -41,6 +41,7 @@ from unisono.transports.links.handshake import NO_RANK
 _log = log.get("links")
 
 _MOST_KNOWN = 1024
+_MOST_SEARCHES = 32
 # A process that does not answer a dialler for this share of a heartbeat timeout, or for so long, cannot be dialled.
 _DIAL_HEARTBEATS, _DIAL_S = 0.25, 3.0
 # A way that is no direct one is looked for again after so many heartbeat timeouts, and a failed search after so long.
@@ -99,6 +100,7 @@ class Routes:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._greeting = threading.Lock()
+        self._searches = threading.Semaphore(_MOST_SEARCHES)  # those for senders of pings, which name any address
         caller.ways = self
         self._streams = StreamServer(me.id, self._onward, heartbeat_s)
         self._parkers = Parkers(me.id, self._dialler, heartbeat_s, self._serve_parked)
@@ -150,7 +152,8 @@ class Routes:
     def reaches(self, member: Member) -> bool | None:
         """Return whether this process can dial a member; None if it does not know yet, and finds out."""
         known = self._known_of(member)
-        if (known.way is None or self._is_old(known)) and not known.finding.locked():
+        is_needed = (known.way is None or self._is_old(known)) and not known.finding.locked()
+        if is_needed and self._searches.acquire(blocking=False):
             threading.Thread(target=self._find_quietly, args=(member,), name="unisono-swarm-way", daemon=True).start()
         return known.can_dial
 
@@ -219,13 +222,20 @@ class Routes:
         self._known_of(member).way = None
 
     def _is_old(self, known: _Known) -> bool:
-        return known.way is not None and known.way.kind != "direct" and _age_s(known.found) > _AGAIN * self._heartbeat_s
+        """Return whether to look for a better way than the one that is known."""
+        way = known.way
+        if way is None or way.kind == "direct":
+            return False
+        is_nearer = way.kind == "relayed" and self._streams.parking.has(way.member.id)
+        return is_nearer or _age_s(known.found) > _AGAIN * self._heartbeat_s
 
     def _find_quietly(self, member: Member) -> None:
         try:
             self._way_to(member, Deadline(self._heartbeat_s))
         except (OSError, UnisonoError) as error:
             _log.debug("there is no way to %s: %s", member.name, error)
+        finally:
+            self._searches.release()
 
     def _way_to(self, member: Member, deadline: Deadline) -> Way:
         known = self._known_of(member)

@@ -231,6 +231,11 @@ class Parking:
                 if deadline.has_passed() or not self._changed.wait(deadline.remaining_s()):
                     raise NoWayError("it has parked too few connections here")
 
+    def has(self, member: str) -> bool:
+        """Return whether a process has parked connections."""
+        with self._changed:
+            return bool(self._parked.get(member))
+
     def round_trip_s(self, member: str) -> float | None:
         """Return the least round trip to a process that parks here; None if it does not.
 
