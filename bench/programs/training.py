@@ -35,6 +35,8 @@ from unisono.foundation.program import begin
 RANK = Path(__file__).resolve().parent / "ranks" / "training_rank.py"
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _PORT = 29511
+# A host that has not averaged yet has sent few bytes, and the axis of bytes is logarithmic.
+_LEAST_DRAWN = 10_000
 # For each model, the width of a layer; the transformer then has 1.3 million parameters.
 WIDTHS = {"transformer": 160, "digits": 128}
 
@@ -127,8 +129,9 @@ def drawn(title: str, results: Mapping[str, Any], path: Path) -> None:
             seconds, losses, nbytes = zip(*curve, strict=True)
             style = {"label": name, "color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
             by_time.plot(seconds, losses, **style)
-            by_bytes.plot([max(count, 1) / 1e6 for count in nbytes], losses, **style)
-        by_time.set(xlabel="seconds", ylabel="loss", xscale="log")
+            sent = [(count / 1e6, loss) for count, loss in zip(nbytes, losses, strict=True) if count >= _LEAST_DRAWN]
+            by_bytes.plot(*zip(*sent, strict=True), **style)
+        by_time.set(xlabel="seconds", ylabel="loss", xscale="log", yscale="log")
         by_bytes.set(xlabel="MB that a host has sent", xscale="log")
         by_bytes.legend(fontsize="small")
         figure.suptitle(title)
