@@ -365,7 +365,7 @@ def test_priorities_refuse_optimizers_and_models_that_cannot_defer(two: Pool) ->
         "lag": "priorities=True needs lag=0",
         "groups": "priorities=True needs groups=None",
         "two names": "a parameter has two names",
-        "scripted": "cannot be used with scripted modules",
+        "scripted": "takes no scripted modules",
         "closure": "use one without priorities",
     }
     for told in run(two, program):

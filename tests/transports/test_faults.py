@@ -21,6 +21,7 @@ from support.covering import pairwise
 from support.deadlines import DEADLINE_S, await_marks, leave_mark
 from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
+from support.programs import by_variables
 
 import unisono as un
 from unisono.transports.links.channels import Channels
@@ -536,6 +537,42 @@ def test_last_message_of_a_departed_rank_arrives_over_a_channel_that_is_added_la
     options = un.Options(transports=transports)
     results = un.launch(leave_after_its_last_call, 2, call, leaver, options=options, timeout_s=DEADLINE_S)
     assert results == [7.0, 7.0]
+
+
+# Rank 2 reads the last message of a handshake long after the other rank has added its end of the link. It leaves in the
+# meantime.
+LEAVE_HALF_LINKED = """
+import os, time
+import numpy as np, unisono as un
+from unisono.transports.links.dialer import Connection
+from unisono.transports.links.handshake import _READY
+
+advance, began = Connection.advance, {}
+
+def late(self):
+    is_last = self._handshake is not None and self._handshake.needed == len(_READY)
+    if is_last and time.monotonic() < began.setdefault(self, time.monotonic()) + 0.6:
+        return None
+    return advance(self)
+
+if os.environ["RANK"] == "2":
+    Connection.advance = late
+world = un.init()
+if world.rank != 2:
+    try:
+        world.recv(np.zeros(1), 2)
+    except un.PeerLostError as error:
+        print(error.message)
+else:
+    time.sleep(0.3)
+world.close()
+"""
+
+
+def test_rank_that_leaves_while_it_is_linked_to_a_judge_has_not_died(tmp_path: Path) -> None:
+    ended = by_variables(LEAVE_HALF_LINKED, ranks=3, folder=tmp_path)
+    assert [rank.returncode for rank in ended] == [0] * 3, ended
+    assert all("rank 2 has left the communicator" in rank.stdout for rank in ended[:2]), ended
 
 
 def close_in_a_call(world: un.Communicator) -> float:

@@ -103,6 +103,10 @@ class EventLoop:
         self._guard(partial(self._on_failure, error))
         _log.warning("thread %s has ended: %s", self._thread.name, error)
 
+    def is_current(self) -> bool:
+        """Whether the caller is a callback of this loop."""
+        return threading.current_thread() is self._thread
+
     def close(self, finish: Callback) -> None:
         """Call `finish` as the last callback, and end the thread.
 
@@ -114,7 +118,7 @@ class EventLoop:
             self._running = False
             finish()
 
-        if threading.current_thread() is self._thread:
+        if self.is_current():
             self._closes_itself = True
             stop()
         else:

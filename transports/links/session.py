@@ -74,6 +74,8 @@ _DIAL_PAUSE_S = 0.01
 _DESCRIPTORS_PER_RANK = 4
 _OTHER_DESCRIPTORS = 256
 _JUDGES = 2
+# How long a rank that leaves waits for its links to the judges, and how often it looks whether it needs them still.
+_LINKING_S, _LOOK_S = 1.0, 0.01
 
 
 @record
@@ -137,6 +139,8 @@ class Session:
         self._probes = ProbeConnections()
         self.network: Network | None = None
         self._dialled_judges: set[int] = set()
+        self._half_linked: set[int] = set()  # the judges that the dialler connects to now
+        self._linked = threading.Condition()
         self._news: FileIO | None = None  # an eventfd that the native core signals when a rank or a connection is lost
         allowed = lift_limit_of_files(_descriptors_of(identity.size))
         if allowed is not None and identity.rank < _JUDGES:
@@ -321,11 +325,35 @@ class Session:
         for judge in self.control.judges():
             if judge < self.identity.rank and judge not in self._dialled_judges:
                 self._dialled_judges.add(judge)
+                with self._linked:
+                    self._half_linked.add(judge)
                 self._dialer.dial(
                     self._target(judge, Purpose.CONTROL, 0, 0),
-                    partial(self._add_control_link, judge),
-                    partial(self._fail, judge),
+                    partial(self._end_linking, judge, self._add_control_link),
+                    partial(self._end_linking, judge, self._fail),
                 )
+
+    def _end_linking(self, judge: int, end: Callable[[int, Any], None], result: Any) -> None:
+        """Add the link to a judge, or fail."""
+        end(judge, result)
+        with self._linked:
+            self._half_linked.discard(judge)
+            self._linked.notify_all()
+
+    def _await_links(self) -> None:
+        """Wait until the dialler has linked this rank to the judges.
+
+        A judge may have its end of a link before this rank has the other end. If this rank left then, the judge would
+        see an end without a farewell, which means a death.
+        """
+        if self._listener.loop.is_current():
+            return
+        deadline = Deadline(_LINKING_S)
+        with self._linked:
+            while any(not self.control.departed(judge) for judge in self._half_linked):
+                if self.control.failed() or deadline.has_passed():
+                    return
+                self._linked.wait(_LOOK_S)
 
     def give_up(self, reason: str) -> None:
         """Make `meet` of rank 0 stop waiting and raise `RendezvousError` with `reason`."""
@@ -358,6 +386,7 @@ class Session:
 
     def close(self, farewell: str) -> None:
         """Leave the job. `farewell` is the reason that the other ranks learn; empty without one."""
+        self._await_links()
         self._host_discovery.close()
         self._listener.close(self._close_in_loop)
         with self._lock:
