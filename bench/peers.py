@@ -195,10 +195,15 @@ def peer(name: str) -> Library:
     """
     if name not in PEERS:
         raise UsageError(f"there is no peer {name!r}: there are {', '.join(PEERS)}")
-    if PEERS[name].environment is not None and not (PEERS[name].folder / COMPLETE).exists():
+    if PEERS[name].environment is not None and not is_complete(PEERS[name].folder):
         command = f"{sys.executable} -m unisono.bench.peers install {PEERS[name].environment}"
         raise UsageError(f"the peer {name!r} is not installed in {PEERS[name].folder}; run `{command}` here")
     return PEERS[name]
+
+
+def is_complete(environment: Path) -> bool:
+    """Return whether an environment has been installed to its end."""
+    return (environment / COMPLETE).exists()
 
 
 def install(name: str) -> bool:
@@ -232,7 +237,7 @@ def mpi_ranks(name: str, ranks: int, arguments: Sequence[str]) -> tuple[list[str
     if name not in MPI_RANKS:
         raise UsageError(f"there is no MPI library {name!r}: there are {', '.join(MPI_RANKS)}")
     programs = (MPI_ROOT / name / "bin").absolute()
-    if not (programs.parent / COMPLETE).exists():
+    if not is_complete(programs.parent):
         install = f"{sys.executable} -m unisono.bench.peers mpi"
         raise UsageError(f"{name} is not installed in {MPI_ROOT}/; run `{install}` here")
     launcher, *options = MPI_RANKS[name]
@@ -253,7 +258,7 @@ def make_environment(folder: Path, requirements: Sequence[str], sees: str = "", 
         UsageError: pip could not install the requirements.
     """
     recipe = "\n".join((*requirements, *compiled, *([sees] if sees else [])))
-    if (folder / COMPLETE).exists() and (folder / COMPLETE).read_text() == recipe:
+    if is_complete(folder) and (folder / COMPLETE).read_text() == recipe:
         return False
     shutil.rmtree(folder, ignore_errors=True)
     _run(folder.name, sys.executable, "-m", "venv", str(folder))

@@ -29,7 +29,7 @@ def build_in_order(
 ) -> Plan:
     """Return the plan of `rank` that `build` returns if ranks take the positions of `order`.
 
-    An empty order is that of the ranks.
+    With an empty order, each rank takes the position of its own number.
 
     Raises:
         UsageError: `order` does not name each rank once, or the plan is only right in the order of ranks.

@@ -63,10 +63,6 @@ def methods_of(inner_steps: int) -> dict[str, list[Any]]:
     }
 
 
-# The environments of `bench.peers` in which methods run that this one has not.
-ENVIRONMENTS = {"torchft": "torchft"}
-
-
 def chosen(names: str, inner_steps: int) -> dict[str, list[Any]]:
     """Return the methods of these names, with commas between; for "all", those whose libraries are installed.
 
@@ -81,21 +77,21 @@ def chosen(names: str, inner_steps: int) -> dict[str, list[Any]]:
         if name not in every:
             raise UsageError(f"there is no method {name!r}: choose from {', '.join(every)}{did_you_mean(name, every)}")
         methods[name] = every[name]
-        if _missing(every[name]):
-            raise UsageError(f"{name} needs {_missing(every[name])}: `unisono bench peers install torchft` installs it")
+        if missing := _missing(every[name]):
+            raise UsageError(f"{name} needs {missing}: `unisono bench peers install {missing}` installs it")
     return methods
 
 
 def _missing(method: list[Any]) -> str:
     """Return the name of the environment that a method lacks, or an empty text."""
-    name = ENVIRONMENTS.get(method[0], "")
-    return name if name and not (peers.ROOT / name / peers.COMPLETE).exists() else ""
+    kind = str(method[0])
+    return kind if kind in peers.SEEING and not peers.is_complete(peers.ROOT / kind) else ""
 
 
 def _python(method: list[Any]) -> str:
-    """Return the Python in which a method runs."""
-    name = ENVIRONMENTS.get(method[0])
-    return sys.executable if name is None else str((peers.ROOT / name / "bin" / "python").absolute())
+    """Return the Python in which a method runs: that of its own environment of `bench.peers`, or else this one."""
+    kind = method[0]
+    return str((peers.ROOT / kind / "bin" / "python").absolute()) if kind in peers.SEEING else sys.executable
 
 
 def time_to(curve: list[list[float]], loss: float) -> float | None:
