@@ -51,7 +51,7 @@ def run(program: str, *arguments: str, ranks: int, **environ: str) -> list[subpr
 def lines_of(program: str, *arguments: str, ranks: int, **environ: str) -> list[list[str]]:
     """Run a program; return the lines of each rank. All must end with exit code 0."""
     processes = run(program, *arguments, ranks=ranks, **environ)
-    assert [rank.returncode for rank in processes] == [0] * ranks, "\n".join(rank.stderr for rank in processes)
+    assert [rank.returncode for rank in processes] == [0] * ranks, [(rank.returncode, rank.stderr) for rank in processes]
     return [rank.stdout.splitlines() for rank in processes]
 
 
