@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -16,8 +17,9 @@ from unisono.launchers.process import Command
 
 PROGRAMS = Path(__file__).parent / "jax_programs"
 # JAX has read its variables when it was imported, in the process that forks ranks.
-START = "import jax, runpy, sys; jax.config.update('jax_platforms', 'cpu'); del sys.argv[0]; " + (
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
+START = (
+    "import faulthandler, jax, runpy, sys; faulthandler.enable(); jax.config.update('jax_platforms', 'cpu'); "
+    "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
 VARIABLES = {
     "MPITRAMPOLINE_LIB": mpi_library.path(),
@@ -31,28 +33,44 @@ VARIABLES = {
 def run(program: str, *arguments: str, ranks: int, **environ: str) -> list[subprocess.CompletedProcess[str]]:
     """Run a program of `jax_programs` on ranks; return their exit codes and outputs, which are short.
 
-    A rank that still runs at the deadline is killed, and the test fails.
+    If a rank still runs at the deadline, all are aborted, and the test fails with the stacks of their threads.
     """
     command = Command(("python", "-c", START, str(PROGRAMS / f"{program}.py"), *arguments))
     meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared = {**os.environ, "PYTHONPATH": import_path(), **VARIABLES, **meeting, **environ}
     fork = server("unisono.jax").start
     started: list[Started] = [fork(command, None, {**shared, "RANK": str(rank)}) for rank in range(ranks)]
-    deadline = time.monotonic() + DEADLINE_S
     try:
-        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in started]
+        in_time = _end_in_time(started)
     finally:
         for process in started:
             process.kill()
-        outputs = [_outputs(process) for process in started]
-    return [subprocess.CompletedProcess(program, code, *output) for code, output in zip(codes, outputs, strict=True)]
+    completed = [subprocess.CompletedProcess(program, process.wait(), *_outputs(process)) for process in started]
+    assert in_time, completed
+    return completed
 
 
 def lines_of(program: str, *arguments: str, ranks: int, **environ: str) -> list[list[str]]:
     """Run a program; return the lines of each rank. All must end with exit code 0."""
     processes = run(program, *arguments, ranks=ranks, **environ)
-    assert [rank.returncode for rank in processes] == [0] * ranks, [(rank.returncode, rank.stderr) for rank in processes]
+    assert [rank.returncode for rank in processes] == [0] * ranks, [
+        (rank.returncode, rank.stderr) for rank in processes
+    ]
     return [rank.stdout.splitlines() for rank in processes]
+
+
+def _end_in_time(started: list[Started]) -> bool:
+    """Wait for ranks to end. At the deadline, let all ranks write the stacks of their threads, and return False."""
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        for process in started:
+            process.wait(max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        for process in started:
+            process.send_signal(signal.SIGABRT)
+            process.wait()
+        return False
+    return True
 
 
 def _outputs(process: Started) -> tuple[str, str]:

@@ -25,3 +25,5 @@ else:
         jax.block_until_ready(program(x))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         print(str(error).replace("\n", " "), flush=True)
+    # Process 0 serves the others. JAX ends those that still start when it ends.
+    WORLD.barrier()
