@@ -92,7 +92,7 @@ def test_members_of_a_swarm_end_with_the_same_bits_when_they_stream_narrow_chang
 # Members add steps of their own, of which a compressed form loses a part. "c" dies after it has sent its fifth change.
 COMPRESSED = """
 from unisono.data_parallel import LocalSGD, fingerprint
-from unisono.swarm import membership
+from unisono.swarm import attempts
 
 rate = {"a": 1.0, "b": 2.0, "c": 4.0}[name] * np.linspace(0.0, 1.0, 600)
 quantum = {"int8": 4.0 / 127, "int4": 4.0 / 7}
@@ -104,7 +104,7 @@ with un.Swarm(places, min_size=3 if name == "c" else 2, **settings) as swarm:
         gather = swarm.allgather
         def counted(*args, **options):
             if name == "c" and len(counts) == 4:
-                membership.second_phase = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+                attempts.second_phase = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
             result = gather(*args, **options)
             counts.append(len(swarm.last_call.contributors))
             return result

@@ -40,7 +40,7 @@ from unisono.postmortem.analysis import analyse
 from unisono.postmortem.culprits import live_findings
 from unisono.postmortem.loading import JobDumps
 from unisono.postmortem.page import html
-from unisono.swarm import links, proposer, state, streams, views
+from unisono.swarm import links, proposer, state, stream_server, streams, views
 from unisono.swarm.trees import arrays_in, described, restored
 from unisono.transports.contracts.call import Argument, Signature
 from unisono.transports.contracts.transport import Identity
@@ -585,7 +585,7 @@ def take_stream(data: bytes) -> None:
     def onward(*_: object) -> socket.socket:
         raise OSError("there is no way")
 
-    streams.StreamServer("me", onward, 1.0).serve(cast(Any, Received(data)), may_park=False)
+    stream_server.StreamServer("me", onward, 1.0).serve(cast(Any, Received(data)), may_park=False)
 
 
 def take_request(data: bytes) -> None:

@@ -19,7 +19,7 @@ from support.deadlines import DEADLINE_S, eventually
 from support.ports import free_port
 
 from unisono.foundation.deadlines import Deadline
-from unisono.swarm import links, routes, streams
+from unisono.swarm import links, routes, stream_server, streams
 from unisono.swarm.links import NOTHING, Caller, Service
 from unisono.swarm.routes import Routes
 from unisono.swarm.views import Member, new_id
@@ -143,13 +143,13 @@ def test_a_relay_copies_encrypted_bytes_alone(monkeypatch: pytest.MonkeyPatch) -
             seen.append(bytes(data))
             super().sendall(data, flags)
 
-    copy = streams._copy_both_ways
+    copy = stream_server._copy_both_ways
 
     def copy_and_note(one: socket.socket, other: socket.socket, heartbeat_s: float) -> None:
         with Watched(fileno=os.dup(other.fileno())) as watched:
             copy(one, watched, heartbeat_s)
 
-    monkeypatch.setattr(streams, "_copy_both_ways", copy_and_note)
+    monkeypatch.setattr(stream_server, "_copy_both_ways", copy_and_note)
     with processes(relay=True, b=False, c=False) as (relay, b, c):
         meet(relay, b, c)
         assert b.ask(c) == SECRET
@@ -194,7 +194,7 @@ def test_a_relay_stops_reading_when_the_reader_does_and_passes_on_the_end_of_eac
             near = socket.create_connection(listening.getsockname())
             pairs.append((near, listening.accept()[0]))
         (writer, one), (reader, other) = pairs
-        relay = threading.Thread(target=streams._copy_both_ways, args=(one, other, HEARTBEAT_S))
+        relay = threading.Thread(target=stream_server._copy_both_ways, args=(one, other, HEARTBEAT_S))
         relay.start()
         writer.setblocking(False)
         sent, idle = 0, 0

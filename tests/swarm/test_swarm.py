@@ -125,7 +125,7 @@ def test_a_member_that_has_lost_the_quorum_enters_again_and_keeps_the_newest_sta
 def test_the_members_that_stay_get_the_sum_that_one_of_them_has_from_it(tmp_path: Path) -> None:
     """C dies after the first phase. B has lost its result, which A has. So all know the call as one of three."""
     program = """
-    from unisono.swarm import membership
+    from unisono.swarm import attempts
     from unisono.collectives.communicator import Communicator
     swarm = un.Swarm(places, min_size=3 if name == "C" else 2, **settings)
     while swarm.size < 3:
@@ -133,7 +133,7 @@ def test_the_members_that_stay_get_the_sum_that_one_of_them_has_from_it(tmp_path
     swarm.barrier()
     real = Communicator.allreduce
     if name == "C":
-        membership.second_phase = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        attempts.second_phase = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     def once(self, *args, **options):
         result = real(self, *args, **options)
         Communicator.allreduce = real
@@ -142,13 +142,13 @@ def test_the_members_that_stay_get_the_sum_that_one_of_them_has_from_it(tmp_path
     if name == "B":
         Communicator.allreduce = once
     if name == "A":
-        second = membership.second_phase
-        membership.second_phase = lambda *args: (mark("A has it"), second(*args))[1]
+        second = attempts.second_phase
+        attempts.second_phase = lambda *args: (mark("A has it"), second(*args))[1]
     number = swarm.next_call
     x = np.array([{"A": 1, "B": 10, "C": 100}[name]])
     assert swarm.allreduce([x], "sum")[0].tolist() == [111] and x[0] < 100
     assert len(swarm.last_call.contributors) == 3 and swarm.last_call.number == number
-    membership.second_phase = second if name == "A" else membership.second_phase
+    attempts.second_phase = second if name == "A" else attempts.second_phase
     assert swarm.allreduce(x, "sum").tolist() == [11]
     assert len(swarm.last_call.contributors) == 2 and swarm.last_call.number == number + 1
     swarm.close()

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unisono.collectives.arrays import adapters
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
@@ -138,3 +139,21 @@ def _ordered(value: Mapping[Any, Any]) -> list[Any]:
         raise UsageError(
             "the keys of a dict must be of one type, because members pass its arrays in their order"
         ) from None
+
+
+def delivered(leaves: Leaves, results: Sequence[Any], out: Any) -> Any:
+    """Return the results in the form of the caller's arrays, in `out` if there is one."""
+    if out is None:
+        return leaves.value_of(results)
+    targets = Leaves(out).arrays
+    if len(targets) != len(results):
+        raise UsageError(f"out has {len(targets)} arrays, and the result {len(results)}")
+    for target, result in zip(targets, results, strict=True):
+        adapters.adapter_of(target, "out").view_to_write(target, "out")[...] = adapters.view(result, "the result")
+    return out
+
+
+def repeated(array: Any, size: int) -> Any:
+    """Return an array with `size` times the rows of `array`, in its kind."""
+    adapter = adapters.adapter_of(array, "x")
+    return adapter.wrap(np.concatenate([adapter.view(array, "x")] * size), array)

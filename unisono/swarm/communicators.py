@@ -17,6 +17,7 @@ from unisono.collectives.bootstrap.rendezvous import Rendezvous, SingleRank, Sto
 from unisono.foundation.deadlines import Deadline
 from unisono.options import Options
 from unisono.swarm.routes import Routes
+from unisono.swarm.settings import Settings
 from unisono.swarm.views import Member, View
 from unisono.transports.links.handshake import JOB_NBYTES
 from unisono.transports.links.session import RankIdentity, Session
@@ -51,9 +52,7 @@ def meet(
     proposer: Member,
     store_url: str,
     routes: Routes,
-    key: bytes,
-    job: bytes,
-    options: Options,
+    settings: Settings,
     deadline: Deadline,
 ) -> Communicator:
     """Meet the other members of a view, and return the communicator of all of them. Its caller closes it.
@@ -64,15 +63,14 @@ def meet(
         proposer: the process that serves the store.
         store_url: the URL of the store; not used if this is the only member.
         routes: the ways to the members and to the proposer.
-        key: the key of the swarm's job.
-        job: the id of that job.
-        options: the options of the communicator.
+        settings: the arguments of the swarm.
         deadline: the end of the meeting.
 
     Raises:
         UnisonoError: not all have met.
     """
-    rank, size, own_job = view.ids.index(me), len(view.members), job_of_view(job, view)
+    key, options = settings.key, settings.options
+    rank, size, own_job = view.ids.index(me), len(view.members), job_of_view(settings.job, view)
     with contextlib.ExitStack() as opened:
         session = Session(RankIdentity(key, own_job, 0, rank, size, 0, rank), options, routes.of(view.members))
         opened.callback(session.close, _FAREWELL)

@@ -7,7 +7,6 @@ unless the options say otherwise. The sizes of all messages are bounded, and so 
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections import defaultdict
@@ -21,6 +20,7 @@ from unisono.foundation import log
 from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.foundation.json_checks import checked
 from unisono.foundation.wire import more
+from unisono.swarm.streams import hang_up
 from unisono.swarm.views import Member
 from unisono.transports.links import dialer
 from unisono.transports.links.event_loop import EventLoop
@@ -113,7 +113,7 @@ class Service:
         with self._lock:
             links = list(self._links)
         for link in links:
-            _hang_up(link)
+            hang_up(link)
 
     def _admit(self, hello: Hello, link: socket.socket) -> None:
         with self._lock:
@@ -294,9 +294,3 @@ def _received(link: socket.socket, deadline: Deadline) -> tuple[dict[str, Any], 
         link.settimeout(min(_REST_S, deadline.checked_remaining_s()))
         more(link, payload, nbytes)
     return message, bytes(payload)
-
-
-def _hang_up(link: socket.socket) -> None:
-    """Wake the thread that reads a connection, which then closes it."""
-    with contextlib.suppress(OSError):
-        link.shutdown(socket.SHUT_RDWR)

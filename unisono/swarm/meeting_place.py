@@ -156,17 +156,43 @@ class Places:
     Args:
         urls: their addresses, the preferred one first.
         caller: makes the requests.
+        serves: whether this process serves a place at the first address that is of its machine and that nobody serves.
+        key: the key of the job.
 
     Raises:
         UsageError: there is none, or an address cannot be used.
     """
 
-    def __init__(self, urls: Sequence[str], caller: Caller) -> None:
+    def __init__(self, urls: Sequence[str], caller: Caller, *, serves: bool, key: bytes) -> None:
         if not urls:
             raise UsageError("a swarm needs the address of a meeting place, such as tcp://host.example:29400")
         self._addresses = [host_and_port(url) for url in urls]
         self.urls = tuple(urls)
         self._caller = caller
+        self._serves, self._key = serves, key
+        self._place: MeetingPlace | None = None
+
+    @property
+    def served(self) -> str | None:
+        """The address of the place that this process serves; None if it serves none."""
+        return None if self._place is None else self._place.url
+
+    def try_to_serve(self) -> None:
+        """Serve a place if this process must, and none of its machine is served."""
+        if not self._serves or self._place is not None:
+            return
+        for url in self.urls:
+            try:
+                self._place = MeetingPlace(url, self._key)
+            except (RendezvousError, OSError):
+                continue
+            _log.info("this process serves the meeting place at %s", self._place.url)
+            return
+
+    def close(self) -> None:
+        """Serve no place any more."""
+        if self._place is not None:
+            self._place.close()
 
     def register(self, member: Member, view: int, heartbeat_s: float, found_with: int, *, leaves: bool = False) -> News:
         """Register at all meeting places, and return their answers as one.

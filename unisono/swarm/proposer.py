@@ -6,20 +6,22 @@ proposes if the view has not changed by then. Two members that propose at once o
 
 from __future__ import annotations
 
+import contextlib
 import random
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from unisono.errors import UnisonoError
 from unisono.foundation import log
 from unisono.foundation.json_checks import checked
 from unisono.swarm.agreement import Promise, proposal, quorum_of
+from unisono.swarm.answers import Answers
 from unisono.swarm.communicators import serve_store
 from unisono.swarm.links import RefusedError
-from unisono.swarm.membership import Membership, logged
+from unisono.swarm.membership import Membership
 from unisono.swarm.views import MOST_BARRED, Ballot, Member, View, ballot_of, new_id, view_fields, view_of
 from unisono.transports.rendezvous import host_and_port
 
@@ -53,9 +55,9 @@ class Need(NamedTuple):
 class Proposer:
     """Watches in a thread of its own whether the view must change, and changes it, until `close`."""
 
-    def __init__(self, membership: Membership, patience_s: float | None) -> None:
+    def __init__(self, membership: Membership, answers: Answers) -> None:
         self._state = membership
-        self._patience_s = patience_s
+        self._answers = answers
         self._waiting: tuple[Member, ...] = ()
         self._refused: dict[str, float] = {}  # processes that could not be met → when to try again
         self._highest = 0  # the number of the highest ballot that this member knows
@@ -85,7 +87,7 @@ class Proposer:
         while not self._is_closed:
             with self._state.changed:
                 self._state.changed.wait(_LOOK_S if self._needed_since is not None else self._state.heartbeat_s / 4)
-            with logged("a change of the view"):
+            with _logged("a change of the view"):
                 self._step()
 
     def _step(self) -> None:
@@ -131,7 +133,7 @@ class Proposer:
         is_urgent = bool(state.failure or state.is_frozen or len(staying) < len(view.members))
         if state.me.id in state.expelled or not (is_urgent or joiners) or not staying:
             return None
-        if len(answering) < quorum_of(len(view.members), state.min_size):
+        if len(answering) < quorum_of(len(view.members), state.settings.min_size):
             return None
         return Need(staying, joiners, is_urgent)
 
@@ -139,7 +141,7 @@ class Proposer:
         """Name the members that take several times as long between calls as the others."""
         replies, names = self._state.peers.replies(), {member.id: member.name for member in view.members}
         given = {id_: reply.get("pace_s") for id_, reply in replies.items() if id_ in names}
-        given[self._state.me.id] = self._state.pace_s()
+        given[self._state.me.id] = self._state.pace.seconds()
         paces = {id_: pace_s for id_, pace_s in given.items() if isinstance(pace_s, float) and pace_s > 0}
         usual = statistics.median_low(paces.values() or [0.0])
         slow = {id_ for id_, pace_s in paces.items() if pace_s > max(_SLOW * usual, _LEAST_PACE_S)}
@@ -158,7 +160,7 @@ class Proposer:
         if state.call is None:
             return
         waited_s, number = time.monotonic() - state.call_began, state.call.number
-        warn_after_s, patience_s = max(1.0, state.options.warn_after_s), self._patience_s
+        warn_after_s, patience_s = max(1.0, state.settings.options.warn_after_s), state.settings.patience_s
         if waited_s < min(warn_after_s, patience_s or warn_after_s) or state.call.has_result:
             return
         replies, lost = state.peers.replies(), state.peers.lost()
@@ -217,7 +219,7 @@ class Proposer:
         """Let the members of a candidate meet; return whether all have."""
         state = self._state
         limit_s = max(_MEETING_S, 2 * state.heartbeat_s)
-        server = serve_store(state.me.host, candidate, state.key, state.job)
+        server = serve_store(state.me.host, candidate, state.settings.key, state.settings.job)
         if server is not None:
             state.routes.listen(host_and_port(server.url)[1], server.take)
         over = threading.Event()
@@ -299,7 +301,7 @@ class Proposer:
         promises = {id_: promise for id_, promise in replies.items() if promise is not None}
         given = {id_: promise for id_, promise in promises.items() if promise.is_given}
         self._highest = max((ballot.number, *(promise.highest.number for promise in promises.values())))
-        needed = quorum_of(len(view.members), state.min_size)
+        needed = quorum_of(len(view.members), state.settings.min_size)
         if len(given) < needed:
             return None
         chosen = proposal(given.values(), candidate)
@@ -326,7 +328,7 @@ class Proposer:
         last = max(results)
         if min(results) == last:
             return last
-        limit_s = self._state.options.timeout_s
+        limit_s = self._state.settings.options.timeout_s
         request = {
             "do": "adopt",
             "candidate": candidate.id,
@@ -352,7 +354,7 @@ class Proposer:
 
         def answer_myself() -> None:
             try:
-                replies[state.me.id] = state.answer(dict(request))
+                replies[state.me.id] = self._answers.answer(dict(request))
             except (ValueError, UnisonoError) as error:
                 replies[state.me.id] = RefusedError(str(error))
 
@@ -382,3 +384,12 @@ def _promise_of(reply: Reply) -> Promise | None:
         return Promise(reply["is_given"], ballot_of(reply.get("highest")), pair, reply["has_result"])
     except ValueError:
         return None
+
+
+@contextlib.contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Log an error of the block, which nobody waits for."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - a thread that serves the others must go on
+        _log.exception("%s failed", what)

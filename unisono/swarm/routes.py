@@ -33,7 +33,9 @@ from unisono.foundation import log
 from unisono.foundation.deadlines import Deadline
 from unisono.foundation.json_checks import checked
 from unisono.swarm.links import Caller, RefusedError
-from unisono.swarm.streams import GoneError, NoWayError, Parkers, StreamServer, Take, ask_to_connect, open_stream
+from unisono.swarm.parking import Parkers
+from unisono.swarm.stream_server import StreamServer, Take
+from unisono.swarm.streams import GoneError, NoWayError, ask_to_connect, open_stream
 from unisono.swarm.views import Member, member_of
 from unisono.transports.links.dialer import DialingRank
 from unisono.transports.links.handshake import NO_RANK

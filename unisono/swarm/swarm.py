@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
-import socket
 import threading
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
-from unisono.collectives.arrays import adapters
-from unisono.collectives.bootstrap.environment import job_of_key
-from unisono.errors import MismatchError, PeerLostError, RendezvousError, UnisonoError, UsageError
+from unisono.errors import PeerLostError, UnisonoError, UsageError
 from unisono.foundation import log
 from unisono.foundation.deadlines import Deadline, checked_timeout_s
 from unisono.foundation.uncopyable import uncopyable
 from unisono.operations import Op
 from unisono.options import Options
-from unisono.swarm.calls import Leaves, SwarmCall
-from unisono.swarm.links import NOTHING, Caller, Service
-from unisono.swarm.meeting_place import MeetingPlace, Places, checked_key
+from unisono.swarm.calls import Leaves, SwarmCall, delivered, repeated
+from unisono.swarm.entry import Entry
+from unisono.swarm.links import Caller
+from unisono.swarm.meeting_place import Places
 from unisono.swarm.membership import Membership
-from unisono.swarm.proposer import Proposer
-from unisono.swarm.routes import Routes, Way
-from unisono.swarm.state import Offer, StateExchange, StateSummary, check_drift, checked_revision, ranks_with_state
-from unisono.swarm.views import MOST_NAME, Member, View, new_id
+from unisono.swarm.routes import Way
+from unisono.swarm.settings import settings_of
+from unisono.swarm.sharing import Asked
+from unisono.swarm.state import checked_revision
+from unisono.swarm.views import Member, View
 from unisono.transports.host.fd_limit import lift_limit_of_files
-from unisono.transports.links.listener import listen_tcp
 from unisono.transports.tcp.tls import TlsPolicy
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_log = log.get("rendezvous")
-
 Arrays = TypeVar("Arrays")
 
 _DESCRIPTORS = 1024
-# A member that leaves waits for the others for so many heartbeats.
-_LEAVING = 4.0
 
 
 class LastCall(NamedTuple):
@@ -116,40 +107,18 @@ class Swarm:
         options: Options | None = None,
         **settings: Any,
     ) -> None:
-        if settings:
-            options = Options(**settings) if options is None else dataclasses.replace(options, **settings)
-        self._options = _with_tls((options or Options()).resolved(os.environ))
-        log.configure(self._options.log)
-        self._key = checked_key(key)
-        self._job = job_of_key(self._key)
-        self._name = _checked_name(name)
-        self._min_size = _checked_size(min_size)
-        self._patience_s = None if patience_s is None else checked_timeout_s(patience_s)
-        heartbeat_s = self._options.heartbeat_timeout_s
-        self._quorum_timeout_s = 2 * heartbeat_s if quorum_timeout_s is None else checked_timeout_s(quorum_timeout_s)
-        self._urls = (places,) if isinstance(places, str) else tuple(places)
-        self._serve = serve
-        self._tls = TlsPolicy.of(self._options)
+        self._settings = settings_of(key, name, min_size, quorum_timeout_s, patience_s, options, settings)
+        log.configure(self._settings.options.log)
         lift_limit_of_files(_DESCRIPTORS)
-        self._caller = Caller(self._key, self._job, self._tls)
-        self._places = Places(self._urls, self._caller)
-        self._place: MeetingPlace | None = None
+        tls = TlsPolicy.of(self._settings.options)
+        self._caller = Caller(self._settings.key, self._settings.job, tls)
+        urls = (places,) if isinstance(places, str) else tuple(places)
+        self._places = Places(urls, self._caller, serves=serve, key=self._settings.key)
         self._calling = threading.Lock()
         self.last_call: LastCall | None = None
         self._is_closed = False
-        self._stop = threading.Event()
-        self._state: Membership | None = None
-        self._exchange = StateExchange(self._caller, lambda: self._membership().has_result)
-        self._found_with = 1  # how many processes found a swarm
-        self._least = 1  # how many members there are when `enter` returns
-        self._is_new = True  # it has not the state of the members
-        self._has_state = False  # it has called `state`
-        self._service: Service | None = None
-        self._routes: Routes | None = None
-        self._proposer: Proposer | None = None
-        self._problem: UnisonoError | None = None
-        self._is_refused = False  # by a meeting place, so that waiting is in vain
-        self._registering: threading.Thread | None = None
+        self._entry: Entry | None = None
+        self._found_with = self._settings.min_size or 1  # how many processes found a swarm
         try:
             self.enter()
         except BaseException:
@@ -163,7 +132,7 @@ class Swarm:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<unisono.Swarm {self._name}, {len(self.members)} members>"
+        return f"<unisono.Swarm {self._settings.name}, {len(self.members)} members>"
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -200,12 +169,12 @@ class Swarm:
     @property
     def ways(self) -> tuple[Way, ...]:
         """The ways to the other members that this process knows: which it dials, and who relays to the rest."""
-        return () if self._routes is None else self._routes.ways(self.members)
+        return () if self._entry is None else self._entry.routes.ways(self.members)
 
     @property
     def place(self) -> str | None:
         """The address of the meeting place that this process serves; None if it serves none."""
-        return None if self._place is None else self._place.url
+        return self._places.served
 
     def enter(self) -> None:
         """Enter the swarm, again if this process has been left behind, or has lost the quorum. It is new to the others.
@@ -220,37 +189,20 @@ class Swarm:
         """
         if self._is_closed:
             raise UsageError("this swarm is closed: make another one")
-        before = self._state
-        self._found_with = self._least = self._min_size or 1
-        if before is not None and not before.gone:
-            if not before.has_lost_quorum:
+        if self._entry is not None:
+            state = self._entry.membership
+            if not state.gone and not state.has_lost_quorum:
                 raise UsageError("this process is a member already")
-            self._found_with = max(self._found_with, before.quorum())
-        if before is not None:
-            self._withdraw(before)
-        deadline = Deadline(self._options.rendezvous_timeout_s)
-        listening = listen_tcp(self._options.bind_address)
-        host, port = listening.getsockname()[:2]
-        me = Member(new_id(), self._name, host, port)
-        self._problem, self._is_refused, self._stop = None, False, threading.Event()
-        self._is_new, self._has_state = True, False
-        self._exchange.offer(None)
-        routes = self._routes = Routes(me, self._key, self._job, self._caller, self._options.heartbeat_timeout_s)
-        state = self._state = Membership(
-            me, self._caller, routes, self._key, self._job, self._options, self._min_size, self._quorum_timeout_s
-        )
-        self._service = Service(listening, self._key, self._job, self._tls, self._answer, routes.admit)
-        routes.listen(port, self._service.take)
-        self._proposer = Proposer(state, self._patience_s)
-        self._registering = threading.Thread(
-            target=self._register, args=(state, self._proposer, self._stop), name="unisono-swarm-register", daemon=True
-        )
-        self._registering.start()
+            if state.has_lost_quorum:
+                self._found_with = max(self._found_with, state.quorum())
+            self._entry.withdraw()
+        self._entry = entry = Entry(self._settings, self._caller, self._places, self._found_with)
         try:
-            self._await_admission(state, deadline)
+            entry.await_admission()
         except BaseException:
-            self._withdraw(state)
+            entry.withdraw()
             raise
+        self._found_with = self._settings.min_size or 1
 
     def allreduce(
         self,
@@ -286,9 +238,9 @@ class Swarm:
                 lambda comm, limit_s: comm.allreduce(leaves.arrays, op, timeout_s=limit_s, **options),
                 lambda _: leaves.arrays,
             ),
-            timeout_s,
+            self._limit(timeout_s),
         )
-        return cast(Arrays, _delivered(leaves, results, out))
+        return cast(Arrays, delivered(leaves, results, out))
 
     def broadcast(
         self, x: Arrays, root: Member, *, out: Arrays | None = None, timeout_s: float | None = None
@@ -313,10 +265,10 @@ class Swarm:
             comm.barrier(timeout_s=limit_s)  # no member has the result before all have made the call
             return result if has_root else None
 
-        results = self._make(SwarmCall("broadcast", make, lambda _: leaves.arrays), timeout_s)
+        results = self._make(SwarmCall("broadcast", make, lambda _: leaves.arrays), self._limit(timeout_s))
         if results is None:
             raise PeerLostError(f"the root of the broadcast, {root.name}, is no member of the swarm any more")
-        return cast(Arrays, _delivered(leaves, results, out))
+        return cast(Arrays, delivered(leaves, results, out))
 
     def allgather(self, x: Arrays, *, timeout_s: float | None = None) -> Arrays:
         """Return the concatenation of the arrays of all members, in the order of `last_call.contributors`.
@@ -328,11 +280,11 @@ class Swarm:
             SwarmCall(
                 "allgather",
                 lambda comm, limit_s: comm.allgather(leaves.arrays, timeout_s=limit_s),
-                lambda size: [_repeated(array, size) for array in leaves.arrays],
+                lambda size: [repeated(array, size) for array in leaves.arrays],
             ),
-            timeout_s,
+            self._limit(timeout_s),
         )
-        return cast(Arrays, _delivered(leaves, results, None))
+        return cast(Arrays, delivered(leaves, results, None))
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Wait until all members have made this call."""
@@ -379,63 +331,11 @@ class Swarm:
             CorruptionError: the state of this member has drifted, and `on_drift` is "end".
             QuorumLostError, LeftBehindError, CollectiveTimeoutError: as of `allreduce`.
         """
-        number = checked_revision(revision)
         if on_drift not in ("mend", "end"):
             raise UsageError(f"on_drift must be 'mend' or 'end'; got {on_drift!r}")
-        limit = Deadline(self._options.timeout_s if timeout_s is None else checked_timeout_s(timeout_s))
-        member = self._membership()
-        with member.changed:
-            member.uses_state = True
-        call = member.has_result
-        if self._is_new and call:
-            others = [other for other in self.members if other.id != member.me.id]
-            fetched = self._fetched(state, call, others, limit)
-            if fetched is not None:
-                return self._shared(*fetched, call)
-        return self._compared(state, number, check_every, on_drift == "end", limit)
-
-    def _compared(
-        self, state: Any, revision: int, check_every: int, must_end: bool, limit: Deadline
-    ) -> SharedState[Any]:
-        """Make the call in which members tell their revisions and compare digests; return the newest state."""
-        import numpy as np
-
-        number = self.next_call
-        offer = Offer(state, revision, number)
-        digest = offer.number() if check_every and number % check_every == 0 else 0
-        row = np.array([[revision, digest, self._has_state]], np.int64)
-        self._exchange.offer(offer)
-        call = SwarmCall(
-            "state",
-            lambda comm, limit_s: comm.allgather(row, timeout_s=limit_s),
-            lambda size: np.zeros((size, row.shape[1]), np.int64),
-            is_state=True,
-        )
-        rows = [StateSummary(*fields) for fields in self._make(call, limit.remaining_s()).tolist()]
-        names = [member.name for member in call.contributors]
-        me = call.contributors.index(self.me)
-        right = ranks_with_state(rows)
-        if all(row.has_state for row in rows):
-            check_drift(names, right, me, must_end=must_end)
-        if me in right:
-            self._is_new, self._has_state = False, True
-            return SharedState(state, revision)
-        fetched = self._fetched(state, number, [call.contributors[rank] for rank in right], limit)
-        if fetched is None:
-            raise PeerLostError("no other member could pass its state on to this one")
-        return self._shared(*fetched, number)
-
-    def _fetched(self, state: Any, call: int, members: Sequence[Member], limit: Deadline) -> tuple[Any, int] | None:
-        try:
-            return self._exchange.fetch(state, call, members, limit)
-        except MismatchError as error:
-            self._membership().leave_for(error)
-            raise
-
-    def _shared(self, state: Any, revision: int, call: int) -> SharedState[Any]:
-        self._is_new, self._has_state = False, True
-        self._exchange.offer(Offer(state, revision, call))
-        return SharedState(state, revision)
+        number, limit = checked_revision(revision), self._limit(timeout_s)
+        asked = Asked(state, number, check_every, on_drift == "end")
+        return SharedState(*self._entered().sharing.share(asked, self._make, limit))
 
     def expel(self, rank: int) -> None:
         """Let the members go on without the member `rank`, which raises `LeftBehindError` in its next call.
@@ -451,185 +351,42 @@ class Swarm:
             raise UsageError(f"rank must be one of the {len(members)} members; got {rank!r}")
         if members[rank].id == state.me.id:
             raise UsageError("a member does not expel itself: call close()")
-        request = {"do": "expel", "member": members[rank].id, "for_good": True}
-        view = self._view()
-        assert view is not None
-        state.answer(dict(request))
-        state.tell(view.members, request)
+        self._entered().announce({"do": "expel", "member": members[rank].id, "for_good": True})
 
     def close(self) -> None:
         """Leave the swarm. The others go on at once; a call of theirs in progress is repeated without this member."""
         if self._is_closed:
             return
         self._is_closed = True
-        with contextlib.suppress(UnisonoError):
-            self._leave()
-        self._end()
-        if self._place is not None:
-            self._place.close()
+        if self._entry is not None:
+            with contextlib.suppress(UnisonoError):
+                self._entry.leave()
+            self._entry.close()
+        self._places.close()
         self._caller.close()
 
-    def _leave(self) -> None:
-        state = self._state
-        if state is None or state.gone:
-            return
-        view = state.view
-        if view is None or len(view.members) == 1:
-            self._places.leave(state.me, state.heartbeat_s)
-            return
-        request = {"do": "leave", "member": state.me.id}
-        state.answer(dict(request))
-        state.tell(view.members, request)
-        deadline = Deadline(_LEAVING * state.heartbeat_s)
-        with state.changed:
-            # If all leave, nobody is there to choose a view without them.
-            while not state.gone and not deadline.has_passed() and set(view.ids) - state.peers.lost() - state.leaving:
-                state.changed.wait(state.heartbeat_s / 4)
-                view = state.view or view
-        if not state.gone:
-            self._places.leave(state.me, state.heartbeat_s)
-
-    def _withdraw(self, state: Membership) -> None:
-        """Stop being a member, or waiting, and let the meeting places forget this process."""
-        self._end()
-        if self._registering is not None:
-            self._registering.join(state.heartbeat_s)
-        self._places.leave(state.me, state.heartbeat_s)
-
-    def _end(self) -> None:
-        """Stop being a member, or waiting."""
-        self._stop.set()
-        if self._proposer is not None:
-            self._proposer.close()
-        if self._state is not None:
-            self._state.close()
-        if self._service is not None:
-            self._service.close()
-        if self._routes is not None:
-            self._routes.close()
+    def _entered(self) -> Entry:
+        if self._entry is None:
+            raise UsageError("this process has not entered the swarm: call enter() first")
+        return self._entry
 
     def _membership(self) -> Membership:
-        if self._state is None:
-            raise UsageError("this process has not entered the swarm: call enter() first")
-        return self._state
+        return self._entered().membership
 
     def _view(self) -> View | None:
-        return None if self._state is None else self._state.view
+        return None if self._entry is None else self._entry.view
 
-    def _answer(self, request: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
-        if request.get("do") == "state":
-            return self._exchange.answer(request)
-        return self._membership().answer(request), NOTHING
+    def _limit(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._settings.options.timeout_s if timeout_s is None else checked_timeout_s(timeout_s))
 
-    def _make(self, call: SwarmCall, timeout_s: float | None) -> Any:
-        limit_s = self._options.timeout_s if timeout_s is None else checked_timeout_s(timeout_s)
+    def _make(self, call: SwarmCall, limit: Deadline) -> Any:
         if self._is_closed:
             raise UsageError("this swarm is closed: make another one")
         if not self._calling.acquire(blocking=False):
             raise UsageError("another thread makes a call on this swarm: members make one call at a time")
         try:
-            self._membership().make(call, limit_s)
+            self._entered().attempts.make(call, limit)
         finally:
             self._calling.release()
         self.last_call = LastCall(call.number, call.contributors, call.attempts)
         return call.result
-
-    def _await_admission(self, state: Membership, deadline: Deadline) -> None:
-        with state.changed:
-            while state.view is None or len(state.view.members) < self._least:
-                if self._problem is not None and self._is_refused:
-                    raise self._problem
-                if deadline.has_passed() or state.gone:
-                    raise self._problem or RendezvousError(self._why_not(state))
-                state.changed.wait(min(0.1, deadline.remaining_s()))
-
-    def _why_not(self, state: Membership) -> str:
-        limit_s = self._options.rendezvous_timeout_s
-        if state.gone:
-            return state.gone
-        if state.view is not None:
-            return f"{len(state.view.members)} of {self._least} members came within {limit_s:g} s"
-        why = f": {state.obstacle}" if state.obstacle else ""
-        return (
-            f"the members of the swarm at {', '.join(self._urls)} did not admit this process within {limit_s:g} s{why}"
-        )
-
-    def _register(self, state: Membership, proposer: Proposer, stop: threading.Event) -> None:
-        """Register at the meeting places again and again, and found the swarm if they say so."""
-        period_s = state.heartbeat_s / 4
-        while not stop.is_set():
-            began = time.monotonic()
-            self._try_to_serve()
-            view = state.view
-            try:
-                news = self._places.register(
-                    state.me, 0 if view is None else view.number, state.heartbeat_s, self._found_with
-                )
-                self._problem = RendezvousError(f"no meeting place answers: {news.problem}") if news.problem else None
-            except UnisonoError as error:
-                self._problem, self._is_refused = error, True
-            else:
-                state.routes.greet(news.waiting if view is not None else news.members)
-                if view is not None:
-                    proposer.offer(news.waiting)
-                elif news.may_found and not stop.is_set():
-                    self._found(state)
-            stop.wait(max(0.01, period_s - (time.monotonic() - began)))
-
-    def _found(self, state: Membership) -> None:
-        self._least = self._found_with  # so that the newest state of all of them counts
-        try:
-            state.found()
-        except UnisonoError as error:
-            self._problem = error
-
-    def _try_to_serve(self) -> None:
-        """Serve a meeting place if this process must, and none of its machine is served."""
-        if not self._serve or self._place is not None:
-            return
-        for url in self._urls:
-            try:
-                self._place = MeetingPlace(url, self._key)
-            except (RendezvousError, OSError):
-                continue
-            _log.info("this process serves the meeting place at %s", self._place.url)
-            return
-
-
-def _delivered(leaves: Leaves, results: Sequence[Any], out: Any) -> Any:
-    """Return the results in the form of the caller's arrays, in `out` if there is one."""
-    if out is None:
-        return leaves.value_of(results)
-    targets = Leaves(out).arrays
-    if len(targets) != len(results):
-        raise UsageError(f"out has {len(targets)} arrays, and the result {len(results)}")
-    for target, result in zip(targets, results, strict=True):
-        adapters.adapter_of(target, "out").view_to_write(target, "out")[...] = adapters.view(result, "the result")
-    return out
-
-
-def _repeated(array: Any, size: int) -> Any:
-    import numpy as np
-
-    adapter = adapters.adapter_of(array, "x")
-    return adapter.wrap(np.concatenate([adapter.view(array, "x")] * size), array)
-
-
-def _with_tls(options: Options) -> Options:
-    """Return the options with TLS, unless the program or the environment has set it."""
-    is_set = "tls" in options.passed or "UNISONO_TLS" in os.environ
-    return options if is_set else options.adopting({"tls": "on"})
-
-
-def _checked_name(name: str | None) -> str:
-    if name is None:
-        return f"{socket.gethostname()[: MOST_NAME - 12]}:{os.getpid()}"
-    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or not name.isprintable():
-        raise UsageError(f"name must be a printable text of 1 to {MOST_NAME} characters; got {name!r}")
-    return name
-
-
-def _checked_size(size: int | None) -> int | None:
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise UsageError(f"min_size must be a positive number of members; got {size!r}")
-    return size
