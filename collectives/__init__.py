@@ -3,6 +3,7 @@
 - `communicator.py`: the class `Communicator`, which inherits the methods of `api/` and `calls/groups.py`.
 - `api/`: the methods of a communicator that make calls.
 - `calls/`: how a call is checked, planned, run, started, grouped and counted.
+- `neighbourhoods/`: grids and graphs of ranks, and the calls among neighbours.
 - `custom_ops/`: reductions by Python functions.
 - `arrays/`: how arrays of numpy and other libraries become operands.
 - `device/`: calls and messages on arrays of a GPU.

@@ -13,24 +13,26 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from unisono.algorithms.ir.contracts import CONTRACTS, VECTOR_CALLS, Cut
+from unisono.collectives.api.grids import GridPlaces
 from unisono.collectives.api.mpi_names import MpiNames
+from unisono.collectives.api.neighbours import Neighbours
 from unisono.collectives.api.objects import Objects
 from unisono.collectives.api.point_to_point import Messages
-from unisono.collectives.arrays import adapters
-from unisono.collectives.arrays.operands import LISTS
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
 from unisono.collectives.calls.arguments import CallArguments, checked_integer
+from unisono.collectives.calls.checking import check_lasting
 from unisono.collectives.calls.groups import Groups
 from unisono.collectives.calls.host_side import HostSide
 from unisono.collectives.calls.planning import HostLayout, algorithm_request
-from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.custom_ops.functions import is_by_function
+from unisono.collectives.neighbourhoods.names import NEIGHBOUR_CALLS
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.foundation.near_names import did_you_mean
@@ -46,11 +48,14 @@ if TYPE_CHECKING:
     from unisono.collectives.arrays.typing import ArrayOrBuffer
     from unisono.collectives.calls.programs import ProgramCalls
     from unisono.collectives.calls.statistics import Statistics
+    from unisono.collectives.neighbourhoods.grid_shape import GridShape
     from unisono.tuning.machine.inventory import Topology
     from unisono.tuning.machine.network_map import NetworkMap
 
 # Makes the communicator of the survivors: `shrink` of `bootstrap.shrink`, which needs `Communicator` itself.
 Shrink: TypeAlias = "Callable[[Executor, Options, float], Communicator]"
+
+AnyCommunicator = TypeVar("AnyCommunicator", bound="Communicator")
 
 _INT64 = -(1 << 63), (1 << 63) - 1
 _MOST_JOINERS = 1 << 20
@@ -226,7 +231,7 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
         request = algorithm_request(algorithm, reproducible, accumulate)
         x = x if contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0) else None
         call = self._checker.check_one(CallArguments(name, x, out, op, root, rows, request), self._check_usable)
-        _check_lasting(call.checked, x)
+        check_lasting(call.checked, x)
         return call.persist(self._limit_s(timeout_s))
 
     def split(
@@ -279,6 +284,10 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
         >>> un.launch(reversed_sum, 3)
         [None, (1, 3), (0, 3)]
         """
+        return self._subgroup(ranks, Communicator)
+
+    def _subgroup(self, ranks: Sequence[int], make: Callable[..., AnyCommunicator]) -> AnyCommunicator:
+        """Return ``make(...)`` for these ranks, with the arguments of `Communicator`; see `subgroup`."""
         self._check_usable()
         members = [self._rank_of(rank, f"ranks[{index}]") for index, rank in enumerate(ranks)]
         if len(set(members)) != len(members):
@@ -287,25 +296,27 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
             raise UsageError(f"rank {self.rank} is not among the ranks {members}: call subgroup only on these ranks")
         layout = self._host_layout.of(members)
         hosts = [next(n for n, ranks in enumerate(self.hosts) if members[host[0]] in ranks) for host in layout.hosts]
-        return self._child(self._executor.subgroup(members), layout, self._options, self.tuner_state.among(hosts))
+        tuner_state = self.tuner_state.among(hosts)
+        return self._make_child(make, self._executor.subgroup(members), layout, self._options, tuner_state)
 
-    def _child(
+    def _child(self, executor: Executor, host_layout: HostLayout, options: Options) -> Communicator:
+        """Return a communicator of the same ranks over `executor` that is closed together with this one."""
+        return self._make_child(Communicator, executor, host_layout, options, self.tuner_state)
+
+    def _make_child(
         self,
+        make: Callable[..., AnyCommunicator],
         executor: Executor,
         host_layout: HostLayout,
         options: Options,
-        tuner_state: TunerState | None = None,
-    ) -> Communicator:
-        """Return a communicator over `executor` that is closed together with this one.
-
-        The child takes `tuner_state`; by default it shares the state of this communicator, whose hosts it then has.
-        """
-        child = Communicator(
+        tuner_state: TunerState,
+    ) -> AnyCommunicator:
+        child: AnyCommunicator = make(
             executor,
             host_layout,
             options,
             lambda: self._children.remove(child),
-            self.tuner_state if tuner_state is None else tuner_state,
+            tuner_state,
             self._shrink,
             epoch=self.epoch,
             launch_ranks=self._of_launch,
@@ -330,6 +341,36 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
         All first ranks must call it, and other ranks may. Nothing is sent.
         """
         return self.subgroup([host[0] for host in self.hosts]) if self.local_rank == 0 else None
+
+    def grid(
+        self, dims: int | Sequence[int | None], *, periodic: bool | Sequence[bool] = False, reorder: bool = True
+    ) -> Grid:
+        """Return a communicator of all ranks in a Cartesian grid. All ranks call it; nothing is sent.
+
+        Args:
+            dims: the number of ranks along each dimension, where None or 0 stands for a number to choose, or only the
+                number of dimensions; see `unisono.grid_dims`. The product is the number of ranks.
+            periodic: whether the first and the last rank along a dimension are neighbours: for all dimensions, or for
+                each.
+            reorder: whether ranks get places so that neighbours share hosts. The grid then numbers the ranks anew,
+                unless all are on one host. Otherwise each rank keeps its number.
+
+        Raises:
+            UsageError: `dims` or `periodic` is wrong, or the communicator is closed.
+
+        >>> import unisono as un
+        >>> def place(world):
+        ...     with world.grid(2, periodic=[True, False]) as grid:
+        ...         return grid.dims, grid.coordinates(), grid.shift(0)
+        >>> un.launch(place, 4)[2]
+        ((2, 2), (1, 0), (0, 0))
+        """
+        from unisono.collectives.neighbourhoods.grid_shape import checked_shape
+        from unisono.collectives.neighbourhoods.placement import rank_at_each_place
+
+        shape = checked_shape(self.size, dims, periodic)
+        ranks = rank_at_each_place(shape, self.hosts) if reorder else range(self.size)
+        return self._subgroup(ranks, partial(Grid, shape))
 
     def program_calls(self) -> ProgramCalls:
         """Return the registry of calls that compiled programs make on this communicator; `unisono.jax` uses it.
@@ -594,25 +635,60 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
         self._cache, self._messages = NO_CACHE, NO_MESSAGES
 
 
-def _check_lasting(call: CheckedCall, x: Any) -> None:
-    """Check that a persistent call on these arrays reads the current elements of `x` and writes an array of the user.
+class _WithNeighbours(Neighbours, Communicator):
+    """A communicator whose ranks have neighbours."""
 
-    Raises:
-        UsageError: the call would read a copy of an array, or would have to make a new result each time.
+    def plan(self, collective: str, x: Any = None, **options: Any) -> Callable[..., Any]:
+        """Do what `Communicator.plan` does, also for the collectives among neighbours.
+
+        >>> import numpy as np, unisono as un
+        >>> def around(world):
+        ...     with world.grid([2], periodic=True) as ring:
+        ...         x, out = np.full(2, ring.rank), np.zeros(2, int)
+        ...         exchange = ring.plan("neighbor_alltoall", x, out=out)
+        ...         return [exchange().tolist() for _ in range(2)]
+        >>> un.launch(around, 2)
+        [[[1, 1], [1, 1]], [[0, 0], [0, 0]]]
+        """
+        if collective in NEIGHBOUR_CALLS:
+            return self._plan_among_neighbours(collective, x, **options)
+        return super().plan(collective, x, **options)
+
+
+@uncopyable("it belongs to this process; dup() makes another one of the same ranks")
+class Grid(GridPlaces, _WithNeighbours):
+    """A communicator of ranks in a Cartesian grid, which `Communicator.grid` makes.
+
+    Its neighbours are, in each dimension, first the rank below and then the rank above.
     """
-    if any(array.is_packed for array in call.arrays):
-        raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
-    if any(array.convert is not None for array in call.arrays):
-        raise UsageError(
-            f"a plan overwrites its result each time, and an array of type {type(x).__name__} cannot be written: "
-            "pass an array that can be written as out"
-        )
-    for source in x if type(x) in LISTS else (x,):
-        if source is not None and not adapters.adapter_of(source, "x").lasts:
-            raise UsageError(
-                f"a plan reads the same memory each time, and assigning to a {type(source).__name__} replaces its "
-                "memory: copy it to a numpy array, and pass that as x"
-            )
+
+    def __init__(self, shape: GridShape, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._take_shape(shape)
+
+    def __repr__(self) -> str:
+        return f"<unisono.Grid {' × '.join(map(str, self.dims))}, rank {self.rank} of {self.size}>"
+
+    def dup(self) -> Grid:
+        return self._subgroup(range(self.size), partial(Grid, self._shape))
+
+    def subgrid(self, keep: Sequence[int]) -> Grid:
+        """Return the grid of the ranks that differ from this one at most in the dimensions `keep`. Nothing is sent.
+
+        All ranks call it with the same dimensions, in ascending order. So they all get a grid, such as that of their
+        row.
+
+        Raises:
+            UsageError: there is no such dimension, or they are not in ascending order.
+
+        >>> import unisono as un
+        >>> def rows(world):
+        ...     return world.grid([2, 2]).subgrid(keep=[1]).world_ranks
+        >>> un.launch(rows, 4)
+        [(0, 1), (0, 1), (2, 3), (2, 3)]
+        """
+        kept = self._kept(keep)
+        return self._subgroup(self._ranks_along(kept), partial(Grid, self._shape.along(kept)))
 
 
 def _rows_of(collective: str, counts: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], ...] | None:

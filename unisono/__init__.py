@@ -24,9 +24,14 @@ if TYPE_CHECKING:
     from unisono.collectives.api.reduce_local import reduce_local as reduce_local
     from unisono.collectives.arrays.mapped import empty as empty
     from unisono.collectives.bootstrap.init import init as init, join as join
-    from unisono.collectives.calls.wildcards import ANY_SOURCE as ANY_SOURCE, ANY_TAG as ANY_TAG
+    from unisono.collectives.calls.wildcards import (
+        ANY_SOURCE as ANY_SOURCE,
+        ANY_TAG as ANY_TAG,
+        NOBODY as NOBODY,
+    )
     from unisono.collectives.calls.work import Work as Work, wait_all as wait_all, wait_any as wait_any
-    from unisono.collectives.communicator import Communicator as Communicator
+    from unisono.collectives.communicator import Communicator as Communicator, Grid as Grid
+    from unisono.collectives.neighbourhoods.grid_shape import grid_dims as grid_dims
     from unisono.errors import (
         AbortedError as AbortedError,
         CollectiveTimeoutError as CollectiveTimeoutError,
@@ -73,7 +78,7 @@ _ERRORS = (
 # Public name → the module that defines it.
 _NAMES = {
     "algorithm": "unisono.algorithms.catalogue.registration",
-    "Communicator": "unisono.collectives.communicator",
+    **dict.fromkeys(("Communicator", "Grid"), "unisono.collectives.communicator"),
     "empty": "unisono.collectives.arrays.mapped",
     "GradientReducer": "unisono.frameworks.gradients.reducer",
     **dict.fromkeys(("init", "join"), "unisono.collectives.bootstrap.init"),
@@ -82,8 +87,9 @@ _NAMES = {
     "Options": "unisono.options",
     "MeetingPlace": "unisono.swarm.meeting_place",
     "Swarm": "unisono.swarm.swarm",
+    "grid_dims": "unisono.collectives.neighbourhoods.grid_shape",
     "reduce_local": "unisono.collectives.api.reduce_local",
-    **dict.fromkeys(("ANY_SOURCE", "ANY_TAG"), "unisono.collectives.calls.wildcards"),
+    **dict.fromkeys(("ANY_SOURCE", "ANY_TAG", "NOBODY"), "unisono.collectives.calls.wildcards"),
     "Message": "unisono.transports.contracts.executor",
     **dict.fromkeys(("Work", "wait_all", "wait_any"), "unisono.collectives.calls.work"),
     **dict.fromkeys(_ERRORS, "unisono.errors"),

@@ -17,6 +17,7 @@ in_order_tree.py       trees whose subtrees are runs of ranks
 mapped.py              through memory that peers map
 multiplying.py         recursive multiplying: doubling with a radix
 neighbour_exchange.py  pairs of neighbours
+neighbours.py          neighbourhood collectives, by direct messages
 pairwise.py            one partner in each round
 rabenseifner.py        recursive halving, then doubling
 ring.py                around a ring

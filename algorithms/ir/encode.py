@@ -9,8 +9,8 @@ The array is a header of 19 words, followed by these tables::
     item        times, first group, groups                       (a Group by itself is run once)
     group       first step, steps, first dependency, dependencies
     dependency  lane, group as run
-    step        opcode, flags (1: received first, 2: lower), peer, peer advance, dst (operand or -1), first source,
-                sources
+    step        opcode, flags (1: received first, 2: lower, 4: even if empty), peer, peer advance, dst (operand or -1),
+                first source, sources
     operand     peer (-1: own), buffer, start, count, stride, advance
     permutation one word per block
 
@@ -43,6 +43,8 @@ from unisono.algorithms.ir.plan import (
 from unisono.algorithms.ir.walk import reads
 
 VERSION = 3
+
+_FLAGS = {"received_first": 1, "lower": 2, "even_if_empty": 4}
 
 _STEP_WORDS = 7
 _OPERAND_WORDS = 6
@@ -89,7 +91,7 @@ class _Tables:
         sources = reads(step, -1)
         for peer, span in sources:
             self._add_operand(peer, span)
-        flags = bool(getattr(step, "received_first", False)) + 2 * bool(getattr(step, "lower", False))
+        flags = sum(bit for name, bit in _FLAGS.items() if getattr(step, name, False))
         peer, peer_advance = getattr(step, "peer", 0), getattr(step, "peer_advance", 0)
         self.steps += [OPCODES[type(step)], flags, peer, peer_advance, dst_index, first_source, len(sources)]
 

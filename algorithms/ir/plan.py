@@ -23,7 +23,7 @@ posted in *canonical order*: by (g + s, s). For example, 2 groups and 3 segments
 sends at most one message to a peer and receives at most one from it. Second, both ends of a message have the same group
 number; a rank that has nothing to do in between has empty groups. Both sides post the messages between two ranks on one
 lane in canonical order, so a first-in-first-out channel carries them without looking at the numbers. A message of zero
-bytes is not sent at all.
+bytes is not sent at all, unless its steps say `even_if_empty`: then a receiver that expects more detects it.
 
 *Operations.* The elements of INPUT are contributions, and partial results are states. A step marked `lower` turns the
 state that it writes into a result (`unisono.operations`). Each element of the result of a reduction is lowered exactly
@@ -138,20 +138,22 @@ def scratch_block(start: int = 0, count: int = 1, stride: int = 1, advance: int 
 
 @record
 class Send:
-    """Send the blocks of `src` to `peer`, as one message."""
+    """Send the blocks of `src` to `peer`, as one message; a message without bytes only if `even_if_empty`."""
 
     peer: int
     src: Span
     peer_advance: int = 0
+    even_if_empty: bool = False
 
 
 @record
 class Recv:
-    """Receive a message from `peer` into the blocks of `dst`."""
+    """Receive a message from `peer` into the blocks of `dst`; one without bytes only if `even_if_empty`."""
 
     peer: int
     dst: Span
     peer_advance: int = 0
+    even_if_empty: bool = False
 
 
 @record

@@ -11,5 +11,6 @@ block_meaning.py   what each block of a collective is about, and how long it is
 combine_order.py   the order in which contributions are combined
 liveness.py        how much SCRATCH is in use at a time
 lower_bounds.py    costs that no algorithm can go below
+neighbours.py      the same for neighbourhood collectives
 error_pictures.py  pictures of contributions, for errors
 """

@@ -235,18 +235,17 @@ def verify_plans(
             fault, or the ranks that wait for each other.
     """
     with _paused_collector():
-        report = _prove(plans, segments, in_place=in_place, commutative=commutative)
+        report = prove(PlanSet(plans), segments, in_place=in_place, commutative=commutative)
     _check_bounds(plans[0], report)
     return report
 
 
-def _prove(plans: Sequence[Plan], segments: int, *, in_place: bool, commutative: bool) -> Report:
-    """Prove all but the bounds.
+def prove(plan_set: PlanSet, segments: int, *, in_place: bool, commutative: bool) -> Report:
+    """Prove all but the bounds; raises as `verify_plans`.
 
     The intermediate data is freed when this returns, before the garbage collector resumes and would walk it.
     """
-    plan_set = PlanSet(plans)
-    unrolled_plans = unroll(plans, plan_set.length_numbers())
+    unrolled_plans = unroll(plan_set.plans, plan_set.length_numbers())
     events = run(unrolled_plans, segments)
     check_hazards(plan_set, unrolled_plans, events, in_place=in_place)
     check_mapped_hazards(plan_set, unrolled_plans, events, in_place=in_place)

@@ -2,6 +2,8 @@
 
 - `collectives.py`: collectives with equal shares, such as `allreduce`.
 - `vector_collectives.py`: collectives with a number of rows for each rank, such as `allgatherv`.
+- `neighbours.py`: collectives among neighbours, such as `neighbor_alltoall`.
+- `grids.py`: the coordinates of ranks in a grid.
 - `point_to_point.py`: messages between two ranks.
 - `objects.py`: collectives and messages of Python objects.
 - `reduce_local.py`: the reduction of arrays of one process.

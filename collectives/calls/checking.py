@@ -15,12 +15,12 @@ from unisono.algorithms.catalogue.variants import parsed
 from unisono.algorithms.catalogue.vendors import BY_NCCL
 from unisono.collectives.arrays import adapters
 from unisono.collectives.arrays.device_detection import on_device
-from unisono.collectives.arrays.operands import list_of
+from unisono.collectives.arrays.operands import LISTS, list_of
 from unisono.collectives.calls.arguments import CallArguments, spread
 from unisono.collectives.calls.binding import Binder
 from unisono.collectives.calls.executable import CheckedCalls, CustomOpCall, DeviceCall, ExecutableCall, HostCall
 from unisono.collectives.calls.planning import CallPlanner, CallSpec, as_request
-from unisono.collectives.calls.prepared import BoundArray, PreparedCall
+from unisono.collectives.calls.prepared import BoundArray, CheckedCall, PreparedCall
 from unisono.collectives.calls.work import Works
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.gateway import Devices
@@ -149,3 +149,24 @@ def _check_in_place(call: Call) -> None:
         raise UsageError(
             f"{call.signature.collective} by {name!r} cannot run in place: pass an out that shares no memory with x"
         )
+
+
+def check_lasting(call: CheckedCall, x: Any) -> None:
+    """Check that a persistent call on these arrays reads the current elements of `x` and writes an array of the user.
+
+    Raises:
+        UsageError: the call would read a copy of an array, or would have to make a new result each time.
+    """
+    if any(array.is_packed for array in call.arrays):
+        raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
+    if any(array.convert is not None for array in call.arrays):
+        raise UsageError(
+            f"a plan overwrites its result each time, and an array of type {type(x).__name__} cannot be written: "
+            "pass an array that can be written as out"
+        )
+    for source in x if type(x) in LISTS else (x,):
+        if source is not None and not adapters.adapter_of(source, "x").lasts:
+            raise UsageError(
+                f"a plan reads the same memory each time, and assigning to a {type(source).__name__} replaces its "
+                "memory: copy it to a numpy array, and pass that as x"
+            )

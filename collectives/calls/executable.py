@@ -102,6 +102,11 @@ class HostCall(ExecutableCall):
         self._sources = prepared.sources()
 
     @property
+    def prepared(self) -> PreparedCall:
+        """The call and its arrays."""
+        return self._prepared
+
+    @property
     def signature(self) -> Signature:
         return self._prepared.call.signature
 

@@ -85,19 +85,19 @@ def layout_of_share(shape: Extents, *, size: int, rank: int, rows: tuple[Extents
     return Layout(shape[1:], (row * sum(rows[0]), elements), row * sum(rows[0]), (shape,), rows=rows, row=row)
 
 
-def checked_rows(name: str, counts: Sequence[int], size: int) -> Extents:
-    """Return the counts, one for each rank, as a tuple of integers.
+def checked_rows(name: str, counts: Sequence[int], size: int, each: str = "rank") -> Extents:
+    """Return the counts, one for each of `size` ranks, as a tuple of integers.
 
     Raises:
-        UsageError: `counts` are not `size` integers from 0 on, or their sum is larger than any array; the text calls
-            them `name`.
+        UsageError: `counts` are not `size` integers from 0 on, or their sum is larger than any array. The text calls
+            them `name`, and says that there is one for each `each`.
     """
     try:
         rows = tuple(operator.index(count) for count in counts)
     except TypeError:
         raise UsageError(f"{name} must be a sequence of integers, not {counts!r}") from None
     if len(rows) != size:
-        raise UsageError(f"{name} must be {size} integers, one for each rank; got {len(rows)}")
+        raise UsageError(f"{name} must be {size} integers, one for each {each}; got {len(rows)}")
     if any(isinstance(count, bool) for count in counts) or min(rows) < 0 or sum(rows) > _MOST_ELEMENTS:
         raise UsageError(f"{name} must be numbers of rows, at least 0; got {list(rows)}")
     return rows

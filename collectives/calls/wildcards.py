@@ -1,4 +1,4 @@
-"""`ANY_SOURCE` and `ANY_TAG`: wildcards for `recv` and `probe`, which match any rank and any tag."""
+"""`ANY_SOURCE`, `ANY_TAG` and `NOBODY`: the peers and tags of messages that are no numbers."""
 
 from __future__ import annotations
 
@@ -23,5 +23,12 @@ class AnyTag(Enum):
     ANY_TAG = "any tag"
 
 
+class Nobody(Enum):
+    """The type of `NOBODY`, a neighbour that is no rank."""
+
+    NOBODY = "no rank"
+
+
 ANY_SOURCE: Final = AnySource.ANY_SOURCE
 ANY_TAG: Final = AnyTag.ANY_TAG
+NOBODY: Final = Nobody.NOBODY

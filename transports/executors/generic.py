@@ -566,24 +566,29 @@ class _Collective(_Running):
         return self._memory.output_written
 
     def post(self, step: Step, lane: int, group: int, segment: int) -> Posted | None:
-        """Carry out a local step and return None, or post a message and return it. An empty message is not posted."""
+        """Carry out a local step and return None, or post a message and return it.
+
+        An empty message is posted only if its step says `even_if_empty`.
+        """
         return _POST[type(step)](self, step, Identity(self._number, lane, group, segment))
 
     def post_send(self, step: Send, identity: Identity) -> Posted | None:
         pieces = self._memory.bytes_to_read(step.src, identity.segment)
-        if not pieces:
+        if not pieces and not step.even_if_empty:
             return None
         return Posted(step.peer, self._transport.post_send(step.peer, identity, self._signature, pieces))
 
     def post_recv(self, step: Recv, identity: Identity) -> Posted | None:
-        return self._post_recv(step.peer, identity, self._memory.bytes_to_write(step.dst, identity.segment))
+        pieces = self._memory.bytes_to_write(step.dst, identity.segment)
+        return self._post_recv(step.peer, identity, pieces) if pieces or step.even_if_empty else None
 
     def post_recv_reduce(self, step: RecvReduce, identity: Identity) -> Posted | None:
         source = flat(self._memory.views(step.src, identity.segment))
         stage = [view.empty() for view in source]
         operands = [stage, source] if step.received_first else [source, stage]
         finish = partial(self._combine, step.dst, operands, identity.segment, step.lower)
-        return self._post_recv(step.peer, identity, [as_bytes(view.array) for view in stage], finish)
+        pieces = [as_bytes(view.array) for view in stage]
+        return self._post_recv(step.peer, identity, pieces, finish) if pieces else None
 
     def post_copy(self, step: Copy, identity: Identity) -> None:
         if step.lower:
@@ -630,9 +635,7 @@ class _Collective(_Running):
 
     def _post_recv(
         self, peer: int, identity: Identity, pieces: list[memoryview], finish: Callable[[], None] | None = None
-    ) -> Posted | None:
-        if not pieces:
-            return None
+    ) -> Posted:
         return Posted(peer, self._transport.post_recv(peer, identity, self._signature, pieces), finish)
 
     def _read(self, peer: int, source: Span, segment: int, pieces: list[memoryview]) -> Request:

@@ -413,6 +413,7 @@ bool Collective::drive_receive(const Instance& instance, Message& message, Chann
   if (message.action->opcode == Opcode::wait) return receive_flag(message, channel);
   const Work& work = *instance.work;
   bool moved = false;
+  if (message.action->nbytes == 0) channel.consume(0);
   while (message.piece < message.action->pieces) {
     const bool more = message.action->opcode == Opcode::recv ? receive_plain(work, message, channel)
                                                              : receive_reducing(work, message, channel);

@@ -46,9 +46,10 @@ Partition read_partition(Reader& reader) {
 Step read_step(Reader& reader) {
   Step step;
   step.opcode = static_cast<Opcode>(reader.next_in(0, 9, "operation of a step"));
-  const std::int64_t flags = reader.next_in(0, 3, "flags of a step");
+  const std::int64_t flags = reader.next_in(0, 7, "flags of a step");
   step.received_first = (flags & 1) != 0;
   step.lower = (flags & 2) != 0;
+  step.even_if_empty = (flags & 4) != 0;
   step.peer = reader.next_in(-1, most_rows, "peer of a step");
   step.peer_advance = reader.next_in(-most_rows, most_rows, "advance of a peer");
   step.dst = reader.next();

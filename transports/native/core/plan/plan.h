@@ -49,6 +49,7 @@ struct Step {
   Opcode opcode = Opcode::copy;
   bool received_first = false;
   bool lower = false;
+  bool even_if_empty = false;  // whether a message without bytes is sent and received
   std::int64_t peer = 0;
   std::int64_t peer_advance = 0;
   std::int64_t dst = -1;  // index of an operand; -1: none

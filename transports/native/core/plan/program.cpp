@@ -142,7 +142,7 @@ void Program::resolve_step(const Step& step, std::int64_t iteration, std::int64_
   action.peer = static_cast<std::int32_t>(plan_->peer(step, iteration));
   action.operands = operands.size();
   if (!operands.empty()) refine(operands, step.lower, action, work);
-  if (action.nbytes != 0 || operands.empty()) work.actions.push_back(action);
+  if (action.nbytes != 0 || operands.empty() || step.even_if_empty) work.actions.push_back(action);
   if (!travels(action.opcode)) work.local_nbytes += action.nbytes;
   work.incoming = std::max(work.incoming, incoming_of(step.opcode));
 }

@@ -1,0 +1,7 @@
+"""Grids and graphs of ranks, and the calls among neighbours.
+
+- `grid_shape.py`: ranks and coordinates of a grid, and `grid_dims`.
+- `placement.py`: which rank gets which place of a grid, so that neighbours share hosts.
+- `names.py`: the names of the neighbourhood collectives.
+- `calls.py`: prepares neighbourhood collectives.
+"""
