@@ -190,6 +190,30 @@ def test_a_client_waits_for_a_server_that_starts_later():
     started[0].close()
 
 
+@pytest.mark.parametrize("moment", ["while it connects", "right after it has connected"])
+def test_store_client_survives_that_a_server_ends(moment, monkeypatch):
+    """The kernel resets a connection that a server has not accepted when it ends."""
+    listening = [socket.create_server(("127.0.0.1", 0))]
+    host, port = listening[0].getsockname()
+    servers = []
+
+    class Connecting(socket.socket):
+        def connect(self, address):
+            super().connect(address)
+            if listening:
+                listening.pop().close()
+                servers.append(StoreServer(host, port, key=None, job=JOB))
+                if moment == "while it connects":
+                    code = self.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(socket, "socket", Connecting)
+    with contextlib.closing(TcpStore(host, port, key=None, job=JOB, timeout_s=DEADLINE_S, prefix="1/")) as store:
+        store.set("1/key", b"value")
+        assert store.get("1/key", 0.0) == b"value"
+    servers[0].close()
+
+
 def test_a_client_without_a_server_gives_up_and_names_the_address():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         host, port = probe.getsockname()

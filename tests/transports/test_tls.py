@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import errno
 import logging
 import os
 import queue
@@ -190,6 +191,16 @@ def test_a_rank_learns_that_there_is_no_openssl_on_either_end(monkeypatch: pytes
         reason = "cannot be used: no OpenSSL" if lacks == "dialer" else "the other side has tls='off' or no OpenSSL"
         with pytest.raises(TransportUnavailableError, match=reason):
             connected(on_dialer("auto"), acceptor.addresses)
+
+
+def test_connection_that_its_peer_has_reset_is_an_error_of_that_kind() -> None:
+    """Both ways to dial try again after it. The socket has forgotten the address of its peer."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sock = socket.create_connection(listening.getsockname())
+    with sock:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+        with pytest.raises(ConnectionResetError):
+            TlsPolicy("auto").features(sock)
 
 
 def test_an_exposed_connection_has_tls_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -429,7 +429,7 @@ def _request(sock: socket.socket, verb: _Verb, key: bytes, value: bytes, timeout
 
 def _unreachable(url: str, timeout_s: float, error: OSError) -> RendezvousError:
     """Return the error for a store that refuses connections or cannot be reached."""
-    if isinstance(error, ConnectionRefusedError | TimeoutError):
+    if isinstance(error, ConnectionError | TimeoutError):
         return RendezvousError(f"no store answers at {url} within {timeout_s:g} s: {error}")
     hint = " (is the loopback interface up?)" if error.errno == errno.ENETUNREACH and "127." in url else ""
     return RendezvousError(f"the store at {url} cannot be reached: {error.strerror or error}{hint}")
@@ -446,13 +446,11 @@ def _connect(host: str, port: int, deadline: Deadline, is_open: bool, is_served:
     while True:
         addresses = _addresses(host, port, open_to_all=is_open)
         try:
-            sock = _connected(addresses, deadline)
-            if sock.getsockname() != sock.getpeername():
-                return sock
-            # Nobody listens yet, and the kernel chose that very port for the client: it is connected to itself.
-            sock.close()
-        except ConnectionRefusedError:
-            if is_served or deadline.remaining_s() <= pause:
+            return _connected(addresses, deadline)
+        except ConnectionError as error:
+            # The server of an earlier rendezvous resets connections that it has not accepted when it ends.
+            is_refused = isinstance(error, ConnectionRefusedError)
+            if (is_served and is_refused) or deadline.remaining_s() <= pause:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, longest)
@@ -466,7 +464,10 @@ def _connected(addresses: list[Any], deadline: Deadline) -> socket.socket:
         try:
             sock.settimeout(deadline.checked_remaining_s())
             sock.connect(address)
-            return sock
+            if sock.getsockname()[:2] != address[:2]:
+                return sock
+            # Nobody listens yet, and the kernel chose that very port for the client: it is connected to itself.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         except OSError as failed:
             sock.close()
             error = failed

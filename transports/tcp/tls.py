@@ -87,7 +87,7 @@ class TlsPolicy:
 
         Raises:
             TransportUnavailableError: the connection needs TLS, but OpenSSL or a certificate cannot be used.
-            OSError: the connection has ended.
+            ConnectionResetError: the peer has reset the connection.
         """
         if self._mode == "off" or sock.family == socket.AF_UNIX:
             return 0
@@ -143,7 +143,7 @@ class TlsHandshake:
 
         Raises:
             HandshakeError: the other end is not the rank that it must be, or refuses this one.
-            OSError: the connection has ended.
+            ConnectionResetError: the peer has reset the connection.
         """
         try:
             return self._advance()
@@ -284,8 +284,18 @@ def _context(certificate: str, key: str, authority: str) -> Any:
 
 
 def _is_exposed(sock: socket.socket) -> bool:
-    """Return whether a connection leaves loopback and private networks, as far as its two addresses show."""
-    return not all(_is_private(str(end[0])) for end in (sock.getsockname(), sock.getpeername()))
+    """Return whether a connection leaves loopback and private networks, as far as its two addresses show.
+
+    Raises:
+        ConnectionResetError: the peer has reset the connection, which has no second address any more.
+    """
+    try:
+        ends = sock.getsockname(), sock.getpeername()
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)) from None
+    return not all(_is_private(str(end[0])) for end in ends)
 
 
 def _is_private(address: str) -> bool:

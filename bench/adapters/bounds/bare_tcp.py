@@ -78,7 +78,7 @@ def _meet(rank: int, name: str) -> socket.socket:
         with socket.socket(socket.AF_UNIX) as asker:
             try:
                 asker.connect(name)
-            except ConnectionRefusedError:
+            except ConnectionError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_S)
