@@ -52,6 +52,26 @@ def address(host: int) -> str:
     return f"{_NETWORK}.{host + 1}"
 
 
+def home(host: int) -> str:
+    """Return the address at home of a host, which only its own processes can dial, after `move_home`."""
+    return f"192.168.{host + 1}.5"
+
+
+def move_home(hosts: Sequence[str], host: int, *, is_silent: bool) -> None:
+    """Add its address at home to a host. Other hosts have no route to it; or packets to it are lost silently."""
+    ip("addr", "add", f"{home(host)}/32", "dev", "lo", namespace=hosts[host])
+    for other in hosts if is_silent else ():
+        if other != hosts[host]:
+            ip("route", "add", f"{home(host)}/32", "dev", "eth0", namespace=other)
+            lost = ("lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+            ip("neigh", "add", home(host), *lost, namespace=other)
+
+
+def plug(hosts: Sequence[str], host: int, state: str) -> None:
+    """Set the link of a host to a state, which is "up" or "down"."""
+    ip("link", "set", f"port{host}", state, namespace=hosts[0].rpartition("-")[0] + "-switch")
+
+
 def inside(namespace: str) -> list[str]:
     """Return the words to put before a command so that it runs in a namespace."""
     return ["ip", "netns", "exec", namespace]

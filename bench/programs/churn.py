@@ -1,4 +1,4 @@
-"""Tries a swarm under churn: ``unisono bench churn [--seconds 1800] [--seed 1] [--json]``.
+"""Tries a swarm under churn: ``unisono bench churn [--seconds 1800] [--seed 1] [--transports tcp] [--homes] [--json]``.
 
 Three to six processes sum integers in a swarm, while a random one is killed, stopped, cut off, leaves, or enters. What
 each process contributes to a call follows from its number and that of the call. So every sum shows whether it has the
@@ -8,6 +8,9 @@ of all processes are compared:
 - no sum differs from that of its contributors;
 - no two processes name different contributors of a call;
 - no process has been without a call for longer than the bound.
+
+With ``--homes``, each process runs on a host of its own, a network namespace. Half of the hosts are at home, so that
+the others cannot dial them. Links of hosts go down for a while too. This needs root.
 
 The cost of a loss is the time from the loss to the next call that has ended on a member.
 """
@@ -27,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 import unisono as un
+from unisono.bench.namespaces import address, home, inside, move_home, network, plug
 from unisono.foundation.processes import python_command
 from unisono.foundation.program import begin
 
@@ -48,6 +52,9 @@ _LOOK_S = 0.02
 _GATHER_S = 60.0
 # (event, how often it is drawn)
 _EVENTS = {"kill": 3, "stop": 2, "cut": 2, "leave": 1, "enter": 4, "place": 1}
+_EVENTS_OF_HOSTS = {**_EVENTS, "unplug": 2}
+# The first hosts can be dialled by all others. So many of them always have a member, because members at home need one.
+_PUBLIC, _LEAST_PUBLIC = 3, 2
 
 # The module that started interpreters import; this one may be `__main__`.
 _MODULE = "unisono.bench.programs.churn"
@@ -91,10 +98,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--transports", default="auto")
+    parser.add_argument("--homes", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = try_swarm(Path(folder), options.seconds, options.seed, options.transports)
+    with contextlib.ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        hosts = opened.enter_context(hosts_with_homes()) if options.homes else ()
+        outcome = try_swarm(folder, options.seconds, options.seed, options.transports, hosts)
     if options.json:
         sys.stdout.write(json.dumps(outcome._asdict()) + "\n")
     else:
@@ -117,11 +127,30 @@ def _show(outcome: ChurnTrial) -> None:
     Console().print(table)
 
 
-def try_swarm(folder: Path, seconds: float, seed: int, transports: str = "auto") -> ChurnTrial:
-    """Run a swarm under churn for `seconds`, and return its events and results."""
+@contextlib.contextmanager
+def hosts_with_homes() -> Iterator[list[str]]:
+    """Create a host for each process, and yield their namespaces. The later half is at home, some of it silently."""
+    with network(MOST) as hosts:
+        for host in range(_PUBLIC, MOST):
+            move_home(hosts, host, is_silent=host % 2 == 0)
+        yield hosts
+
+
+def try_swarm(
+    folder: Path, seconds: float, seed: int, transports: str = "auto", hosts: Sequence[str] = ()
+) -> ChurnTrial:
+    """Run a swarm under churn for `seconds`, and return its events and results.
+
+    Args:
+        folder: for the key and the logs.
+        seconds: the length of the trial.
+        seed: decides about the events.
+        transports: the option of all processes.
+        hosts: as of `hosts_with_homes`; by default all processes run on this host.
+    """
     with open(os.open(folder / "key", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as key:
         key.write(os.urandom(32))
-    trial = _Trial(folder, random.Random(seed), transports)
+    trial = _Trial(folder, random.Random(seed), transports, hosts)
     try:
         trial.run(seconds)
     finally:
@@ -132,8 +161,9 @@ def try_swarm(folder: Path, seconds: float, seed: int, transports: str = "auto")
 class _Process:
     """A process of the trial: its number, its log, and whether it must make calls now."""
 
-    def __init__(self, number: int, process: subprocess.Popen[str], log: Path) -> None:
+    def __init__(self, number: int, process: subprocess.Popen[str], log: Path, host: int = 0) -> None:
         self.number = number
+        self.host = host
         self.process = process
         self.log = log
         self.is_stopped = False
@@ -164,10 +194,12 @@ class _Process:
 
 
 class _Trial:
-    def __init__(self, folder: Path, chance: random.Random, transports: str) -> None:
+    def __init__(self, folder: Path, chance: random.Random, transports: str, hosts: Sequence[str] = ()) -> None:
         self._folder = folder
         self._chance = chance
-        self._places = [f"tcp://127.0.0.1:{_free_port()}" for _ in range(2)]
+        self._hosts = hosts
+        self._events_drawn = _EVENTS_OF_HOSTS if hosts else _EVENTS
+        self._places = [f"tcp://{address(k) if hosts else '127.0.0.1'}:{_free_port()}" for k in range(2)]
         self._transports = transports
         self._all: list[_Process] = []
         self._place: subprocess.Popen[str] | None = None
@@ -175,6 +207,7 @@ class _Trial:
         self._events: defaultdict[str, int] = defaultdict(int)
         self._losses_s: list[float] = []
         self._hangs: list[str] = []
+        self._silences: list[threading.Thread] = []
         self._lost_at: float | None = None
         self._call_of_loss = 0
 
@@ -220,21 +253,32 @@ class _Trial:
 
     def _happen(self) -> None:
         members = self._members()
-        names = list(_EVENTS)
-        event = self._chance.choices(names, [_EVENTS[name] for name in names])[0]
+        names = list(self._events_drawn)
+        event = self._chance.choices(names, list(self._events_drawn.values()))[0]
         if event == "enter":
-            if len(self._living()) >= MOST:
+            if not self._has_room():
                 return
             self._start()
         elif event == "place":
             self._serve()
         elif len(members) <= LEAST or 2 * (len(members) - 1) <= max(each.view_size for each in members):
-            if len(self._living()) < MOST:
+            if self._has_room():
                 self._start()
             return
         else:
-            getattr(self, f"_{event}")(self._chance.choice(members))
+            process = self._chance.choice(members)
+            if self._is_needed(process, members):
+                return
+            getattr(self, f"_{event}")(process)
         self._events[event] += 1
+
+    def _has_room(self) -> bool:
+        return sum(each.process.poll() is None for each in self._all) < MOST
+
+    def _is_needed(self, process: _Process, members: Sequence[_Process]) -> bool:
+        """Return whether too few members could be dialled without this one."""
+        public = [each for each in members if each.host < _PUBLIC]
+        return bool(self._hosts) and process in public and len(public) <= _LEAST_PUBLIC
 
     def _kill(self, process: _Process) -> None:
         process.process.kill()
@@ -242,18 +286,29 @@ class _Trial:
         self._note_loss()
 
     def _stop(self, process: _Process) -> None:
-        """Stop a process by SIGSTOP for a while, which may be longer than the other members wait."""
+        """Stop a process by SIGSTOP for a while."""
         process.process.send_signal(signal.SIGSTOP)
+        self._silence(process, lambda: process.process.send_signal(signal.SIGCONT))
+
+    def _unplug(self, process: _Process) -> None:
+        """Set the link of a process's host down for a while."""
+        plug(self._hosts, process.host, "down")
+        self._silence(process, lambda: plug(self._hosts, process.host, "up"))
+
+    def _silence(self, process: _Process, end: Callable[[], object]) -> None:
+        """Expect no calls of a process for a while, which may be longer than the other members wait; then end it."""
         process.is_stopped = True
         self._note_loss()
         seconds = self._chance.uniform(0.2, 2.5) * HEARTBEAT_S
 
         def go_on() -> None:
             time.sleep(seconds)
-            process.process.send_signal(signal.SIGCONT)
+            end()
             process.progress, process.is_stopped = time.monotonic(), False
 
-        threading.Thread(target=go_on, daemon=True).start()
+        silence = threading.Thread(target=go_on, daemon=True)
+        silence.start()
+        self._silences.append(silence)
 
     def _cut(self, process: _Process) -> None:
         process.tell("cut")
@@ -281,25 +336,38 @@ class _Trial:
             "CHURN_PLACES": ",".join(self._places),
             "UNISONO_TRANSPORTS": self._transports,
         }
+        host = self._free_host() if self._hosts else 0
+        if self._hosts:
+            environ["UNISONO_BIND_ADDRESS"] = address(host) if host < _PUBLIC else home(host)
+            command = (*inside(self._hosts[host]), *command)
         with open(self._folder / f"output-{number}.txt", "w") as output:
             process = subprocess.Popen(
                 command, env=environ, stdin=subprocess.PIPE, stderr=output, stdout=output, text=True
             )
-        self._all.append(_Process(number, process, log))
+        self._all.append(_Process(number, process, log, host))
+
+    def _free_host(self) -> int:
+        """Return a host without a process: one that can be dialled, as long as too few of these have one."""
+        taken = {each.host for each in self._all if each.process.poll() is None}
+        free = [host for host in range(MOST) if host not in taken]
+        public = [host for host in free if host < _PUBLIC]
+        return self._chance.choice(public if _PUBLIC - len(public) < _LEAST_PUBLIC else free)
 
     def _serve(self) -> None:
         """End the meeting place, and start one at the other address."""
         self._end_place()
         self._place_number += 1
-        command = python_command(
-            "from unisono.bench.programs.churn import serve; serve()",
-            self._places[self._place_number % len(self._places)],
-        )
+        number = self._place_number % len(self._places)
+        command = python_command("from unisono.bench.programs.churn import serve; serve()", self._places[number])
+        if self._hosts:
+            command = (*inside(self._hosts[number]), *command)
         environ = {**os.environ, "UNISONO_KEY_FILE": str(self._folder / "key")}
         self._place = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, text=True)
 
     def end(self) -> None:
         """End all processes."""
+        for silence in self._silences:
+            silence.join()
         for each in self._all:
             _end(each.process)
         self._end_place()

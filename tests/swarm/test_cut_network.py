@@ -7,7 +7,7 @@ from pathlib import Path
 from support.hosts import needs_namespaces
 from support.swarms import SwarmProcesses
 
-from unisono.bench.namespaces import SUBNET, address, inside, ip, network
+from unisono.bench.namespaces import SUBNET, address, inside, network, plug
 
 PROGRAM = """
 one = {name: 10 ** index for index, name in enumerate("ABC")}
@@ -30,14 +30,13 @@ with un.Swarm(places, serve=name == "A", quorum_timeout_s=2.0, **settings) as sw
 @needs_namespaces
 def test_only_the_larger_part_of_a_cut_network_goes_on_and_the_other_enters_again(tmp_path: Path) -> None:
     with network(3) as hosts, SwarmProcesses(tmp_path, f"tcp://{address(0)}:29400") as swarm:
-        switch = hosts[0].rpartition("-")[0] + "-switch"
         for name, host in zip("ABC", hosts, strict=True):
             swarm.start(name, PROGRAM, {"UNISONO_BIND_ADDRESS": SUBNET}, inside(host))
         swarm.await_marks(*(f"{name} with ABC" for name in "ABC"))
         (tmp_path / "mark C with C").unlink(missing_ok=True)  # it may have founded the swarm
-        ip("link", "set", "port2", "down", namespace=switch)
+        plug(hosts, 2, "down")
         swarm.await_marks("A with AB", "B with AB", "C has no quorum")
-        ip("link", "set", "port2", "up", namespace=switch)
+        plug(hosts, 2, "up")
         swarm.mark("mended")
         swarm.await_marks("C entered again", *(f"{name} with ABC again" for name in "ABC"))
         assert not (tmp_path / "mark C with C").exists()  # alone, it founds no second swarm

@@ -12,7 +12,7 @@ from pathlib import Path
 from support.hosts import needs_namespaces
 from support.swarms import SwarmProcesses
 
-from unisono.bench.namespaces import address, inside, ip, network
+from unisono.bench.namespaces import address, home, inside, move_home, network, plug
 
 PROGRAM = """
 from support.deadlines import eventually
@@ -49,26 +49,10 @@ assert eventually(lambda: not sockets()), sockets()
 """
 
 
-def home(host: int) -> str:
-    """Return an address that only the processes of a host can dial."""
-    return f"192.168.{host + 1}.5"
-
-
-def move_home(hosts: list[str], host: int, *, is_silent: bool) -> None:
-    """Add the address of a home to its host. Other hosts have no route to it; or packets to it are lost silently."""
-    ip("addr", "add", f"{home(host)}/32", "dev", "lo", namespace=hosts[host])
-    for other in hosts if is_silent else ():
-        if other != hosts[host]:
-            ip("route", "add", f"{home(host)}/32", "dev", "eth0", namespace=other)
-            lost = ("lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
-            ip("neigh", "add", home(host), *lost, namespace=other)
-
-
 @needs_namespaces
 def test_members_at_home_dial_or_are_relayed_and_another_relay_takes_over_from_one_that_is_lost(tmp_path: Path) -> None:
     places = f"tcp://{address(0)}:29400,tcp://{address(1)}:29400"
     with network(4) as hosts, SwarmProcesses(tmp_path, places) as swarm:
-        switch = hosts[0].rpartition("-")[0] + "-switch"
         move_home(hosts, 2, is_silent=True)
         move_home(hosts, 3, is_silent=False)
         for host, name in enumerate("ABCD"):
@@ -79,10 +63,10 @@ def test_members_at_home_dial_or_are_relayed_and_another_relay_takes_over_from_o
         first = next(name for name in "AB" if (tmp_path / f"mark C to D relayed by {name}").exists())
         second = "AB".replace(first, "")
         rest = f"{second}CD"
-        ip("link", "set", f"port{'AB'.index(first)}", "down", namespace=switch)
+        plug(hosts, "AB".index(first), "down")
         swarm.mark("cut")
         swarm.await_marks(f"D to C relayed by {second}", *(f"{name} with {rest} cut" for name in rest))
-        ip("link", "set", f"port{'AB'.index(first)}", "up", namespace=switch)
+        plug(hosts, "AB".index(first), "up")
         swarm.mark("mended")
         swarm.await_marks(f"{first} was left behind", *(f"{name} with ABCD mended" for name in "ABCD"))
         swarm.processes[second].kill()
