@@ -4,7 +4,8 @@
     python examples/swarm.py                     # in each terminal
 
 Each process trains a network on examples of its own. After every `--inner-steps` steps, `DiLoCo` joins what the current
-members have learned. A process that is started later gets the parameters from the others. There is no code for losses.
+members have learned. A process that is started later gets the parameters from the others, and so does one that was cut
+off. There is no code for losses.
 The first process on a machine also serves the meeting place, and another one takes over when it ends. Ctrl-C ends a
 process in order, and kill -9 in disorder: the others go on.
 

@@ -142,8 +142,9 @@ class QuorumLostError(UnisonoError):
     They may go on without this one, if they are the larger part of a network that is cut.
 
     Remedy:
-        Make the call again to wait for them. To go on with fewer members, end the program, and start a new swarm from a
-        checkpoint. The argument `min_size` of `Swarm` sets the least number.
+        Make the call again to wait for them, or begin the step anew with `Swarm.state`, which also lets new processes
+        take their places. To go on with fewer members, end the program, and start a new swarm from a checkpoint. The
+        argument `min_size` of `Swarm` sets the least number.
     """
 
 
@@ -153,7 +154,8 @@ class LeftBehindError(UnisonoError):
     This process did not answer in time, was too slow, was expelled, or has left.
 
     Remedy:
-        Call `Swarm.enter` to become a member again, and get the state of the others by `Swarm.state`.
+        Begin the step anew with `Swarm.state`, which makes this process a member again, with the state of the others.
+        Without a state, call `Swarm.enter`.
     """
 
 

@@ -21,6 +21,9 @@ divides by the members whose changes it has.
 By their notes (`notes`) all members see whether any two differ. The members whose note differs from that of most raise
 an error. The others expel them, and go on.
 
+A member that is left behind, or loses the quorum, drops the averages that are on their way. Then it enters again as a
+newcomer does. The call of `Swarm.state` makes it a member again, as soon as the others can be reached.
+
 Example: A, B and C make average 7, and D enters after it. Twenty steps later, A, B and C note the number 8, and D notes
 nothing. C dies while they sum the changes a, b, c and 0. A, B and D repeat it, and get a + b + 0 and the weight 2.
 """
@@ -35,7 +38,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from unisono import MismatchError, UsageError
+from unisono import LeftBehindError, MismatchError, QuorumLostError, UsageError
+from unisono.foundation import log
 from unisono.frameworks.arrays import Array, checksum, same_bits
 from unisono.frameworks.outer.notes import Note, are_equal, usual
 from unisono.frameworks.outer.swarm_sums import swarm_sum
@@ -43,7 +47,10 @@ from unisono.frameworks.outer.swarm_sums import swarm_sum
 if TYPE_CHECKING:
     from unisono import Swarm
 
+_log = log.get()
+
 _NONE = Note(-1, 0)  # stands for a missing note
+_HAS_LOST_THE_OTHERS = (LeftBehindError, QuorumLostError)
 _NO_RESIDUALS = np.zeros(0, np.float32)
 
 
@@ -125,9 +132,10 @@ class SwarmAverages:
         self._flying: dict[int, Future[None]] = {}
         self._error: BaseException | None = None
         self._is_closed = False
+        self._step = 0  # the step of the last average that this member has applied
         self._thread = threading.Thread(target=self._work, name="unisono-outer", daemon=True)
 
-    def enter(self, step: int) -> int:
+    def begin(self, step: int) -> int:
         """Get the outer parameters that all members share, and return the step from which this member trains.
 
         If all members begin now, these are the parameters of a member with the highest `step`.
@@ -136,24 +144,23 @@ class SwarmAverages:
             MismatchError: the others have other arguments or parameters.
             UnisonoError: a call failed.
         """
-        before = self._swarm.last_call
-        shared = self._share(step)
-        if shared.value["facts"] != self._shared.facts or any(
-            own is not other for own, other in zip(self._shared.values, shared.value["values"], strict=False)
-        ):
-            raise MismatchError(
-                f"the other members train with other arguments or parameters: {shared.value['facts']}, and these are "
-                f"{self._shared.facts}"
-            )
-        own_step, step = step, int(shared.revision)
-        is_newcomer = self._swarm.last_call is before  # the others have begun before, and have made the call of `state`
-        if is_newcomer:
-            step = self._follow(step)
-        if is_newcomer or step != own_step:  # the residuals are those of other parameters
-            for state in self.states:
-                for each in state.values():
-                    each[...] = 0
+        self._step = step
+        step = self._entered()
         self._thread.start()
+        return step
+
+    def enter_again(self) -> int:
+        """Drop the averages that are on their way, and begin with the others once more; as `begin`, after an error.
+
+        Raises:
+            RendezvousError: the others have not admitted this process in time, or refuse it.
+            MismatchError, UnisonoError: as by `begin`.
+        """
+        for future in self._flying.values():
+            future.exception()  # all of them fail after the first one
+        self._flying.clear()
+        step = self._entered()
+        self._error = None
         return step
 
     def start(self, index: int, number: int, checksum: int) -> None:
@@ -164,13 +171,14 @@ class SwarmAverages:
         self._jobs.put((Note(number, checksum), self._flying[index]))
 
     def wait(self, index: int) -> None:
-        """Wait until the average of fragment `index` has been applied. After an error, no average succeeds.
+        """Wait until the average of fragment `index` has been applied. It raises its error again, until `enter_again`.
 
         Raises:
             MismatchError: this member has made another number of steps, or holds other outer parameters.
             QuorumLostError, LeftBehindError, CollectiveTimeoutError: a call failed.
         """
-        self._flying.pop(index).result()
+        self._flying[index].result()
+        del self._flying[index]
 
     def nbytes_sent(self) -> int:
         """Raise `UsageError`, because a swarm does not count bytes."""
@@ -182,6 +190,34 @@ class SwarmAverages:
         self._jobs.put(None)
         if self._thread.is_alive() and all(each.done() for each in self._flying.values()):
             self._thread.join()
+
+    def _entered(self) -> int:
+        """Become a member with the state of the others, and return the step from which this member trains."""
+        while True:
+            try:
+                return self._adopted()
+            except _HAS_LOST_THE_OTHERS as error:
+                _log.info("this member enters the swarm again: %s", error.message)
+
+    def _adopted(self) -> int:
+        before, own_step = self._swarm.last_call, self._step
+        shared = self._share(own_step)
+        if shared.value["facts"] != self._shared.facts or any(
+            own is not other for own, other in zip(self._shared.values, shared.value["values"], strict=False)
+        ):
+            raise MismatchError(
+                f"the other members train with other arguments or parameters: {shared.value['facts']}, and these are "
+                f"{self._shared.facts}"
+            )
+        step = int(shared.revision)
+        is_newcomer = self._swarm.last_call is before  # the others have begun before, and have made the call of `state`
+        if is_newcomer:
+            step = self._follow(step)
+        if is_newcomer or step != own_step:  # the residuals are those of other parameters
+            for state in self.states:
+                for each in state.values():
+                    each[...] = 0
+        return step
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -220,6 +256,7 @@ class SwarmAverages:
         count = self._combine(index, 0 if note is None else 1)
         if count:
             self._apply(index, count)
+        self._step = step
         self._share(step)
         return number
 

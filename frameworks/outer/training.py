@@ -25,13 +25,14 @@ filtering", ICASSP 2016; Douillard et al., "DiLoCo", arXiv:2311.08105, and "Stre
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono import Communicator, LeftBehindError, UnisonoError, UsageError
+from unisono import Communicator, LeftBehindError, QuorumLostError, UnisonoError, UsageError
 from unisono.foundation.autograph import unconverted
 from unisono.foundation.uncopyable import uncopyable
 from unisono.frameworks.arrays import Array, FlatArray, Named, checksum, flatten, flatten_all, pairs_of
@@ -84,7 +85,7 @@ class DiLoCo:
     Attributes:
         group: the communicator of this rank's group, over which the program averages gradients; None on a swarm, unless
             the argument `group` is set.
-        steps: the number of calls of `step`; on a newcomer of a swarm, that of the others.
+        steps: the number of calls of `step`; on a member that has entered a swarm late or again, that of the others.
         parameters: the arrays by name with which training begins; none after the first step.
 
     Raises:
@@ -202,9 +203,25 @@ class DiLoCo:
                 self._averages = averages
                 if state is not None:
                     self._load(state)
-                self.steps = averages.enter(self.steps)
+                self.steps = averages.begin(self.steps)
 
         self._led(enter)
+        self.parameters = {**self.parameters, **self._taken_over(lent)}
+
+    def _entered_again(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Become a member of the swarm again, with the parameters and the number of steps of the others."""
+        lent = {name: flatten(named[name], name) for name in self._described}
+        averages = self._averages
+
+        def enter() -> None:
+            if isinstance(averages, SwarmAverages):
+                self.steps = averages.enter_again()
+
+        self._led(enter)
+        return {**named, **self._taken_over(lent)}
+
+    def _taken_over(self, lent: Mapping[str, FlatArray]) -> dict[str, Any]:
+        """Let parameters be those that the members of a swarm share; return them by name."""
         if self.group is not None:
             self.steps = int(self.group.broadcast(np.array([self.steps]), 0)[0])
             for values in self._values:
@@ -213,7 +230,7 @@ class DiLoCo:
         self._is_here.clear()
         for fragment, values in zip(self._fragments, self._values, strict=True):
             write(fragment, lent, values)
-        self.parameters = {**self.parameters, **{name: each.put_back() for name, each in lent.items()}}
+        return {name: each.put_back() for name, each in lent.items()}
 
     def __enter__(self) -> DiLoCo:
         return self
@@ -227,6 +244,9 @@ class DiLoCo:
     def step(self, parameters: Named) -> dict[str, Any]:
         """Count a step of the inner optimizer, and use and start the averages that are due after it.
 
+        A member of a swarm that has been left behind, or has lost the quorum, enters again. Then it has all parameters
+        and `steps` from the others, as a newcomer has.
+
         Args:
             parameters: the present parameters, with the names, shapes and dtypes of the start. They are overwritten if
                 an average is due.
@@ -239,7 +259,7 @@ class DiLoCo:
             UsageError: these are other parameters.
             MismatchError: the ranks have made different numbers of steps, or hold other outer parameters.
             PeerLostError, CollectiveTimeoutError, AbortedError: an average failed.
-            QuorumLostError, LeftBehindError: an average failed on a swarm. No later one succeeds.
+            RendezvousError: this process could not enter a swarm again within `rendezvous_timeout_s`.
         """
         named = parameters if isinstance(parameters, dict) else dict(pairs_of(parameters))
         self.steps += 1
@@ -249,12 +269,15 @@ class DiLoCo:
         if not due and leaving is None:
             return named
         named = dict(named)
-        for index in due:
-            named.update(self._arrive(index, named, self._mixing))
-        if leaving is not None:
-            self._leave(leaving, named)
-            if not self._schedule.overlap:
-                named.update(self._arrive(leaving, named, self._mixing))
+        try:
+            for index in due:
+                named.update(self._arrive(index, named, self._mixing))
+            if leaving is not None:
+                self._leave(leaving, named)
+                if not self._schedule.overlap:
+                    named.update(self._arrive(leaving, named, self._mixing))
+        except (LeftBehindError, QuorumLostError):
+            return self._entered_again(named)
         return named
 
     def synchronize(self, parameters: Named) -> dict[str, Any]:
@@ -263,12 +286,15 @@ class DiLoCo:
         Training may continue after it. Argument, result and errors are those of `step`.
         """
         named = dict(pairs_of(parameters))
-        for index in list(self._due):
-            named.update(self._arrive(index, named, self._mixing))
-        for index in range(len(self._fragments)):
-            self._leave(index, named, len(self._fragments) - 1 - index)
-        for index in range(len(self._fragments)):
-            named.update(self._arrive(index, named, 1.0))
+        try:
+            for index in list(self._due):
+                named.update(self._arrive(index, named, self._mixing))
+            for index in range(len(self._fragments)):
+                self._leave(index, named, len(self._fragments) - 1 - index)
+            for index in range(len(self._fragments)):
+                named.update(self._arrive(index, named, 1.0))
+        except (LeftBehindError, QuorumLostError):
+            return self._entered_again(named)
         return named
 
     def state_dict(self) -> dict[str, Any]:
@@ -276,8 +302,9 @@ class DiLoCo:
 
         It waits for the averages that are on their way.
         """
-        for index in list(self._due):
-            self._receive(index)
+        with contextlib.suppress(LeftBehindError, QuorumLostError):  # the next step enters the swarm again
+            for index in list(self._due):
+                self._receive(index)
         return {
             "facts": self._facts,
             "rank": self._own_name,
@@ -365,22 +392,22 @@ class DiLoCo:
             self._averages.start(index, number, checksum(values))
 
     def _receive(self, index: int) -> None:
-        """Wait for the average of a fragment on its way, and apply it to the outer parameters. A failure drops it."""
-        if index in self._is_here:
-            return
+        """Wait for the average of a fragment on its way, and apply it to the outer parameters."""
+        if index not in self._is_here:
+            (self._receive_of_ranks if isinstance(self._world, Communicator) else self._receive_of_swarm)(index)
+            self._is_here.add(index)
+
+    def _receive_of_ranks(self, index: int) -> None:
+        """Wait for the average of a fragment, and apply it. A failure drops it."""
         try:
-            if not isinstance(self._world, Communicator):
-                self._receive_of_swarm(index)
-            else:
-                if self._averages is not None:
-                    self._averages.wait(index)
-                if self.group is not None and self.group.size > 1:
-                    self.group.broadcast(self._changes[index], 0, out=self._changes[index])
-                self._apply(index, len(self._members))
+            if self._averages is not None:
+                self._averages.wait(index)
+            if self.group is not None and self.group.size > 1:
+                self.group.broadcast(self._changes[index], 0, out=self._changes[index])
         except UnisonoError:
             del self._due[index]
             raise
-        self._is_here.add(index)
+        self._apply(index, len(self._members))
 
     def _receive_of_swarm(self, index: int) -> None:
         """Wait until the member of the swarm has applied the average of a fragment, and get the outer parameters."""
@@ -397,9 +424,10 @@ class DiLoCo:
         except UnisonoError as error:
             failure = error
         if self.group is not None and self.group.size > 1:
-            text: str | None = self.group.broadcast_object(None if failure is None else str(failure), 0)
-            if failure is None and text is not None:
-                failure = LeftBehindError(f"the first rank of this host could not go on in the swarm: {text}")
+            told = self.group.broadcast_object(None if failure is None else (type(failure), failure.message), 0)
+            if failure is None and told is not None:
+                kind, text = told
+                failure = kind(f"the first rank of this host could not go on in the swarm: {text}")
         if failure is not None:
             raise failure
 

@@ -265,6 +265,54 @@ def test_a_newcomer_begins_with_the_arrays_of_jax_that_the_others_share(tmp_path
     assert outputs["a"][1] == "ArrayImpl", outputs
 
 
+# "c" is stopped until the others have left it behind. Later, they are killed, and "d" makes a quorum with "c".
+AGAIN = """
+from unisono.data_parallel import DiLoCo, fingerprint
+
+with un.Swarm(places, quorum_timeout_s=1.0, **settings) as swarm:
+    model = {"a.w": np.zeros(3, np.float32), "b.stop": np.zeros(1)}
+    arguments = dict(inner_steps=4, fragments=2, overlap=1, mixing=0.5, compression="int8")
+    with DiLoCo(swarm, model, **arguments) as outer:
+        ids, most = set(), 0
+        while outer.steps % 4 != 1 or outer._values[1][-1] == 0:
+            ids.add(swarm.me.id)
+            most = max(most, outer.steps)
+            assert most - outer.steps < 4
+            model["a.w"] += 1.0
+            model["b.stop"] += has_mark(folder, "stop")
+            outer.step(model)
+            outer.state_dict()  # which waits for the averages on their way, and raises nothing
+            mark(f"{name} with {','.join(sorted(member.name for member in swarm.members))} {len(ids)}")
+            time.sleep(0.005)
+        model = outer.synchronize(model)
+        print(len(ids), outer.steps, fingerprint(model))
+        mark(f"{name} ends")
+        await_mark("c ends", "d ends")
+"""
+
+
+def test_members_that_are_left_behind_or_lose_the_quorum_train_on_with_the_others_as_soon_as_they_can(
+    tmp_path: Path,
+) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "abc":
+            swarm.start(name, AGAIN)
+        swarm.await_marks("a with a,b,c 1", "c with a,b,c 1")
+        swarm.processes["c"].send_signal(signal.SIGSTOP)
+        swarm.await_marks("a with a,b 1", "b with a,b 1")
+        swarm.processes["c"].send_signal(signal.SIGCONT)
+        swarm.await_marks("c with a,b,c 2")
+        for name in "ab":
+            swarm.processes[name].kill()
+        swarm.start("d", AGAIN)
+        swarm.await_marks("c with c,d 3", "d with c,d 1")
+        swarm.mark("stop")
+        (again, *rest), (once, *same) = (swarm.output(name).split() for name in "cd")
+    assert (again, once) == ("3", "1")
+    assert rest == same
+    assert int(rest[0]) > 8
+
+
 # Each host has two ranks, which add what their group averages. "b" is killed after three averages of both hosts.
 HOSTS = """
 from unisono.data_parallel import LocalSGD

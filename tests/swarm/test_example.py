@@ -46,6 +46,10 @@ def test_the_example_trains_on_while_processes_are_killed_begin_and_resume_from_
         start(2, *steps, *checkpoint)
         assert eventually(lambda: contributors(1) == 2 == contributors(2)), outputs[2].read_text()
         assert eventually(lambda: losses(2)[-1] < losses(0)[0] / 2), outputs[2].read_text()
+        processes[1].send_signal(signal.SIGSTOP)
+        assert eventually(lambda: contributors(2) == 1), outputs[2].read_text()
+        processes[1].send_signal(signal.SIGCONT)
+        assert eventually(lambda: contributors(2) == 2), outputs[1].read_text()
         for number in (1, 2):
             processes[number].send_signal(signal.SIGINT)
             assert processes[number].wait(DEADLINE_S) == 0, outputs[number].read_text()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
-from unisono.errors import PeerLostError, UnisonoError, UsageError
+from unisono.errors import LeftBehindError, PeerLostError, QuorumLostError, UnisonoError, UsageError
 from unisono.foundation import log
 from unisono.foundation.deadlines import Deadline, checked_timeout_s
 from unisono.foundation.uncopyable import uncopyable
@@ -306,6 +306,9 @@ class Swarm:
         All members make this call at the beginning of each step, and a process that has entered makes it first. Do not
         change the state until the next call has ended. Processes enter only after this call, once a program uses it.
 
+        A process that has been left behind or has lost the quorum becomes a member again in this call, as by `enter`,
+        and gets the state of the others. So a program begins its step anew if another call raises one of these errors.
+
         If none has called it before, the member with the highest revision passes its state to all others. So a swarm of
         which every member was lost resumes from the newest checkpoint that one of its processes has loaded.
 
@@ -329,13 +332,22 @@ class Swarm:
                 without it.
             PeerLostError: the others could not pass their state to this member.
             CorruptionError: the state of this member has drifted, and `on_drift` is "end".
-            QuorumLostError, LeftBehindError, CollectiveTimeoutError: as of `allreduce`.
+            RendezvousError: as of `enter`. The call may be made again.
+            QuorumLostError, LeftBehindError, CollectiveTimeoutError: as of `allreduce`, after `timeout_s`.
         """
         if on_drift not in ("mend", "end"):
             raise UsageError(f"on_drift must be 'mend' or 'end'; got {on_drift!r}")
         number, limit = checked_revision(revision), self._limit(timeout_s)
         asked = Asked(state, number, check_every, on_drift == "end")
-        return SharedState(*self._entered().sharing.share(asked, self._make, limit))
+        while True:
+            member = self._membership()
+            if member.gone or member.has_lost_quorum:
+                self.enter()
+            try:
+                return SharedState(*self._entered().sharing.share(asked, self._make, limit))
+            except (LeftBehindError, QuorumLostError):
+                if limit.has_passed():
+                    raise
 
     def expel(self, rank: int) -> None:
         """Let the members go on without the member `rank`, which raises `LeftBehindError` in its next call.
