@@ -6,11 +6,24 @@ import json
 import random
 from pathlib import Path
 
-from unisono.bench.programs.churn import _Process as Process, _Trial as Trial, contribution, try_swarm
+import pytest
+from support.hosts import needs_namespaces
+
+from unisono.bench.programs.churn import _Process as Process, _Trial as Trial, contribution, hosts_with_homes, try_swarm
 
 
 def test_a_swarm_under_churn_keeps_its_promises(tmp_path: Path) -> None:
     outcome = try_swarm(tmp_path, 20.0, seed=7)
+    assert outcome.is_right, outcome
+    assert outcome.calls > 1
+    assert set(outcome.errors) <= {"LeftBehindError", "QuorumLostError"}, outcome.errors
+
+
+@pytest.mark.night
+@needs_namespaces
+def test_a_swarm_of_which_half_is_at_home_keeps_its_promises_under_churn(tmp_path: Path) -> None:
+    with hosts_with_homes() as hosts:
+        outcome = try_swarm(tmp_path, 20.0, seed=7, hosts=hosts)
     assert outcome.is_right, outcome
     assert outcome.calls > 1
     assert set(outcome.errors) <= {"LeftBehindError", "QuorumLostError"}, outcome.errors
