@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from unisono.collectives.api.reduce_local import reduce_local as reduce_local
     from unisono.collectives.arrays.mapped import empty as empty
     from unisono.collectives.bootstrap.init import init as init, join as join
-    from unisono.collectives.calls.wildcards import (
-        ANY_SOURCE as ANY_SOURCE,
-        ANY_TAG as ANY_TAG,
-        NOBODY as NOBODY,
-    )
     from unisono.collectives.calls.work import Work as Work, wait_all as wait_all, wait_any as wait_any
     from unisono.collectives.communicator import Communicator as Communicator, Grid as Grid
     from unisono.collectives.neighbourhoods.grid_shape import grid_dims as grid_dims
@@ -55,6 +50,11 @@ if TYPE_CHECKING:
     from unisono.swarm.meeting_place import MeetingPlace as MeetingPlace
     from unisono.swarm.swarm import Swarm as Swarm
     from unisono.transports.contracts.executor import Message as Message
+    from unisono.transports.contracts.wildcards import (
+        ANY_SOURCE as ANY_SOURCE,
+        ANY_TAG as ANY_TAG,
+        NOBODY as NOBODY,
+    )
 
 __version__ = "0.1.0"
 
@@ -89,7 +89,7 @@ _NAMES = {
     "Swarm": "unisono.swarm.swarm",
     "grid_dims": "unisono.collectives.neighbourhoods.grid_shape",
     "reduce_local": "unisono.collectives.api.reduce_local",
-    **dict.fromkeys(("ANY_SOURCE", "ANY_TAG", "NOBODY"), "unisono.collectives.calls.wildcards"),
+    **dict.fromkeys(("ANY_SOURCE", "ANY_TAG", "NOBODY"), "unisono.transports.contracts.wildcards"),
     "Message": "unisono.transports.contracts.executor",
     **dict.fromkeys(("Work", "wait_all", "wait_any"), "unisono.collectives.calls.work"),
     **dict.fromkeys(_ERRORS, "unisono.errors"),

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from unisono.collectives.api.neighbours import Neighbours
 from unisono.collectives.calls.arguments import checked_integer
-from unisono.collectives.calls.wildcards import NOBODY, Nobody
 from unisono.errors import UsageError
+from unisono.transports.contracts.wildcards import NOBODY, Nobody
 
 if TYPE_CHECKING:
     from unisono.collectives.neighbourhoods.grid_shape import GridShape
@@ -76,7 +76,7 @@ class GridPlaces(Neighbours):
         ...     line = world.grid([3])
         ...     return line.shift(0)
         >>> un.launch(neighbours, 3)[0]
-        (<Nobody.NOBODY: 'no rank'>, 1)
+        (<Nobody.NOBODY: -1>, 1)
         """
         dimension = checked_integer(dimension, "dimension", 0, len(self.dims) - 1)
         by = checked_integer(by, "by", -_MOST, _MOST)

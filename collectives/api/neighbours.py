@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from unisono.collectives.calls.checking import check_lasting
 from unisono.collectives.calls.dispatch import Dispatcher
 from unisono.collectives.calls.executable import HostCall
-from unisono.collectives.calls.wildcards import NOBODY, Nobody
 from unisono.collectives.calls.work import Work
 from unisono.collectives.neighbourhoods.names import NEIGHBOUR_CALLS
 from unisono.errors import UsageError
+from unisono.transports.contracts.wildcards import NOBODY, Nobody
 
 if TYPE_CHECKING:
     from unisono.algorithms.ir.neighbourhood import Neighbourhood

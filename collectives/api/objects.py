@@ -30,12 +30,14 @@ import numpy as np
 from unisono.collectives.api.collectives import Collectives
 from unisono.collectives.api.vector_collectives import VectorCollectives
 from unisono.collectives.calls.arguments import checked_integer
+from unisono.collectives.calls.message_handoff import NO_RANK, waits_for_itself
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.foundation.deadlines import Deadline
 from unisono.foundation.records import record
 from unisono.transports.contracts.call import AnyArray
-from unisono.transports.contracts.transport import FIRST_RESERVED_TAG
+from unisono.transports.contracts.transport import FIRST_RESERVED_TAG, OWN_BUFFER_NBYTES, OWN_MESSAGE_NBYTES
+from unisono.transports.contracts.wildcards import ANY_SOURCE, AnySource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -203,7 +205,8 @@ class Objects(Collectives, VectorCollectives):
 
         Args:
             obj: the object.
-            dest: another rank.
+            dest: a rank, or `NOBODY`. At least 1 MiB of messages to this rank itself are buffered. A larger object is
+                refused if there is no other thread to receive it.
             tag: 0 to 2^30 - 1. Objects of one tag arrive in the order in which they were sent.
             timeout_s: seconds until the call fails; by default the option `timeout_s`.
 
@@ -215,18 +218,33 @@ class Objects(Collectives, VectorCollectives):
         """
         self._check_alone()
         dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
-        remaining_s, pickled = Deadline(self._limit_s(timeout_s)).remaining_s, _pickle(obj)
+        remaining_s = Deadline(self._limit_s(timeout_s)).remaining_s
+        if dest == NO_RANK:
+            return
+        pickled = _pickle(obj)
+        if dest == self.rank:
+            self._check_room(pickled, tag)
         self._executor.send(pickled.header, _NUMBER, dest, tag).wait(remaining_s())
         self._send_parts([pickled.head, *pickled.parts], dest, tag, remaining_s)
         if pickled.is_refused:
             raise self._refused(self.rank, pickled.head)
 
-    def recv_object(self, source: int, tag: int = 0, *, timeout_s: float | None = None) -> Any:
-        """Return the next object that rank `source` sends with this tag; see `send_object`."""
+    def recv_object(self, source: int | AnySource, tag: int = 0, *, timeout_s: float | None = None) -> Any:
+        """Return the next object that rank `source` sends with this tag; see `send_object`.
+
+        `source` may be `ANY_SOURCE`. It returns None if `source` is `NOBODY`.
+        """
         self._check_alone()
-        source, tag = self._peer_of(source, "source"), checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
+        rank = None if source is ANY_SOURCE else self._peer_of(source, "source")
+        tag = checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
         remaining_s, header = Deadline(self._limit_s(timeout_s)).remaining_s, np.empty(2, np.int64)
-        self._executor.recv(header, _NUMBER, source, tag).wait(remaining_s())
+        if rank == NO_RANK:
+            return None
+        receiving = self._executor.recv(header, _NUMBER, rank, tag)
+        receiving.wait(remaining_s())
+        message = receiving.message()
+        assert message is not None, "a receive that has ended has got a message"
+        source = message.source
         head = self._room(abs(header[0]), source)
         self._recv_parts([head], source, tag, remaining_s)
         if header[0] < 0:
@@ -234,6 +252,20 @@ class Objects(Collectives, VectorCollectives):
         parts = self._new_parts(head, header[1], source)
         self._recv_parts(parts, source, tag, remaining_s)
         return self._unpickle(source, head, parts)
+
+    def _check_room(self, pickled: _PickledObject, tag: int) -> None:
+        """Check that a pickled object can be sent to this rank itself, which receives it later.
+
+        Raises:
+            UsageError: the buffer for messages to this rank itself has no room for it.
+        """
+        messages = [pickled.header, pickled.head, *pickled.parts]
+        nbytes = sum(message.nbytes + OWN_MESSAGE_NBYTES for message in messages) - OWN_MESSAGE_NBYTES
+        if any(waits_for_itself(each._executor, tag, nbytes) for each in {self, self._for_objects()}):
+            raise UsageError(
+                f"an object of {nbytes} bytes for this rank itself ({self.rank}) does not fit into the rest of a "
+                f"buffer of {OWN_BUFFER_NBYTES} bytes: receive earlier ones before, or keep the object"
+            )
 
     def _for_objects(self) -> Objects:
         """Return the communicator of these ranks over which objects travel."""

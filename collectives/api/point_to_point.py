@@ -1,4 +1,4 @@
-"""Messages between two ranks: `send`, `recv`, `sendrecv`, `probe` and `iprobe`, on arrays, with tags and wildcards.
+"""Messages from rank to rank: `send`, `recv`, `sendrecv`, `probe` and `iprobe`, on arrays, with tags and wildcards.
 
 Used by: `Communicator`, which inherits from `Messages`. Most messages do not reach this file: once a channel is open,
 the native core handles blocking calls on numpy arrays by itself. Pickled objects have tags of their own, so these
@@ -15,12 +15,21 @@ from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.calls.arguments import checked_integer
 from unisono.collectives.calls.cached_methods import fast_message
 from unisono.collectives.calls.dispatch import Dispatcher
-from unisono.collectives.calls.message_handoff import BesideReceive, ReceiveOperand, SendOperand
-from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
+from unisono.collectives.calls.message_handoff import (
+    NO_RANK,
+    BesideReceive,
+    ReceiveFromNobody,
+    ReceiveOperand,
+    SendOperand,
+    SendToNobody,
+    waits_for_itself,
+)
 from unisono.collectives.calls.work import Work
 from unisono.errors import UsageError
 from unisono.foundation.deadlines import Deadline
-from unisono.transports.contracts.executor import Message
+from unisono.transports.contracts.executor import OF_NOBODY, Message
+from unisono.transports.contracts.transport import OWN_BUFFER_NBYTES
+from unisono.transports.contracts.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
 
 if TYPE_CHECKING:
     from unisono.collectives.arrays.typing import ArrayOrBuffer, Target
@@ -31,12 +40,24 @@ class Messages(Dispatcher):
 
     @overload
     def send(
-        self, x: ArrayOrBuffer, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[False]
+        self,
+        x: ArrayOrBuffer,
+        dest: int,
+        tag: int = ...,
+        *,
+        timeout_s: float | None = ...,
+        wait: Literal[False],
     ) -> Work[None]: ...
 
     @overload
     def send(
-        self, x: ArrayOrBuffer, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
+        self,
+        x: ArrayOrBuffer,
+        dest: int,
+        tag: int = ...,
+        *,
+        timeout_s: float | None = ...,
+        wait: Literal[True] = ...,
     ) -> None: ...
 
     @fast_message
@@ -53,13 +74,15 @@ class Messages(Dispatcher):
 
         Args:
             x: an array or a buffer of any library and layout.
-            dest: another rank.
+            dest: a rank, or `NOBODY`. A message to this rank itself must be received too. At least 1 MiB of messages to
+                itself are buffered.
             tag: 0 to 2^31 - 1. Messages of one tag arrive in the order in which they were sent.
             timeout_s: seconds until the call fails; by default the option `timeout_s`.
             wait: False starts the call and returns a `Work` at once. Do not change `x` before the call has ended.
 
         Raises:
-            UsageError: the call is wrong; nothing has been sent.
+            UsageError: the call is wrong; nothing has been sent. It is also raised if a message to this rank itself
+                would wait for ever: the buffer has no room, no receive is posted, and there is no other thread.
             PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the call failed.
         """
         limit_s = self._limit_s(timeout_s)
@@ -70,6 +93,8 @@ class Messages(Dispatcher):
         start = partial(outgoing.start, self._executor, dest, tag)
         if self._group is not None:
             return self._group.add(start, lambda _: None, limit_s)
+        if wait and dest == self.rank:
+            self._check_taken(outgoing, tag)
         operation = start()
         if not wait:
             operation.run_in_background(limit_s)
@@ -114,7 +139,8 @@ class Messages(Dispatcher):
         Args:
             out: a writable, contiguous array or buffer of the dtype and number of elements that were sent, and of the
                 shape of the sender's array, unless one of the two is flat: see `send`.
-            source: another rank, or `ANY_SOURCE`. `probe` returns the source of the next message beforehand.
+            source: a rank, `ANY_SOURCE`, or `NOBODY`, from whom `out` stays as it is. `probe` returns the source of
+                the next message beforehand. A receive from any rank may get a message of this rank itself.
             tag: as in `send`, or `ANY_TAG`. If several receives match a message, the first call gets it. After a call
                 with ``wait=False``, `Work.message` returns the source and tag.
             timeout_s: as in `send`.
@@ -143,15 +169,22 @@ class Messages(Dispatcher):
 
     @fast_message
     def sendrecv(
-        self, x: ArrayOrBuffer, dest: int, out: Target, source: int, tag: int = 0, *, timeout_s: float | None = None
+        self,
+        x: ArrayOrBuffer,
+        dest: int,
+        out: Target,
+        source: int | AnySource,
+        tag: int = 0,
+        *,
+        timeout_s: float | None = None,
     ) -> Target:
         """Send `x` to rank `dest` and receive `out` from rank `source` at the same time; return `out`.
 
         Args:
             x: an array, as in `send`.
-            dest: another rank. If `dest` and `source` are both this rank, `x` is copied to `out`.
+            dest: a rank, or `NOBODY`.
             out: an array to receive into, as in `recv`, that shares no memory with `x`.
-            source: another rank, or this rank as for `dest`.
+            source: as in `recv`.
             tag: as in `send`, for both messages.
             timeout_s: seconds until the call fails, for both messages together; by default the option `timeout_s`.
 
@@ -170,18 +203,17 @@ class Messages(Dispatcher):
                 "a group has no sendrecv: call send and recv instead, which run at the same time in a group"
             )
         limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, MOST_TAG)
-        self._check_usable()
-        dest, source = self._rank_of(dest, "dest"), self._rank_of(source, "source")
-        if not dest == source == self.rank:
-            dest, source = self._peer_of(dest, "dest"), self._peer_of(source, "source")
-        sent, received = self._to_send(x, dest, limit_s), self._to_receive(out, source, limit_s)
+        dest_rank, source_rank = self._peer_of(dest, "dest"), self._source_of(source)
+        sent, received = self._to_send(x, dest_rank, limit_s), self._to_receive(out, source_rank, limit_s)
         operands.share_memory(sent.operand, received.operand, None)
-        if dest == source == self.rank:
-            operands.copy(sent.operand, received.operand)
-            return received.finish(None)  # type: ignore[no-any-return]
+        if dest_rank == self.rank:
+            if source_rank == self.rank and not self._has_arrived(self.rank, tag):
+                operands.check_message(sent.operand, received.operand)
+            else:
+                self._check_taken(sent, tag)
         deadline = Deadline(limit_s)
-        receiving = received.start(self._executor, source, tag)
-        sent.start(self._executor, dest, tag).wait(limit_s)
+        receiving = received.start(self._executor, source_rank, tag)
+        sent.start(self._executor, dest_rank, tag).wait(limit_s)
         receiving.wait(deadline.remaining_s())
         return received.finish(receiving)  # type: ignore[no-any-return]
 
@@ -198,12 +230,12 @@ class Messages(Dispatcher):
         this rank receives it first.
 
         Args:
-            source: another rank, or `ANY_SOURCE`.
+            source: a rank, `ANY_SOURCE`, or `NOBODY`.
             tag: as in `send`, or `ANY_TAG`.
             timeout_s: as in `send`.
 
         Raises:
-            UsageError: the call is wrong, or there is no other rank.
+            UsageError: the call is wrong.
             PeerLostError: the source has left, or all other ranks have; also raised on the other ranks.
             CollectiveTimeoutError, AbortedError, MismatchError: as in `send`.
 
@@ -232,32 +264,54 @@ class Messages(Dispatcher):
     def _probe(
         self, source: int | AnySource, tag: int | AnyTag, timeout_s: float | None, *, once: bool
     ) -> Message | None:
-        limit_s = self._limit_s(timeout_s)
-        probe = self._executor.probe(self._source_of(source), tag_of(tag), once=once)
+        limit_s, source_rank, tag_number = self._limit_s(timeout_s), self._source_of(source), tag_of(tag)
+        if source_rank == NO_RANK:
+            return OF_NOBODY
+        probe = self._executor.probe(source_rank, tag_number, once=once)
         probe.wait(limit_s)
         return probe.message()
 
     def _to_send(self, x: Any, dest: int, limit_s: float) -> SendOperand:
         """Return the operand of an array that is sent to rank `dest`."""
+        if dest == NO_RANK:
+            return SendToNobody(x)
         if on_device(x):
             return self._devices.messages.outgoing(x, dest, limit_s)
         return SendOperand(operands.source(x, any_order=False))
 
     def _to_receive(self, out: Any, source: int | None, limit_s: float) -> ReceiveOperand:
         """Return the operand of an array that receives from a rank; `source` is None for any rank."""
+        if source == NO_RANK:
+            return ReceiveFromNobody(out)
         if on_device(out):
             return self._devices.messages.incoming(out, source, limit_s)
         target = operands.target(out)
         return BesideReceive(target, out) if target.order == "F" else ReceiveOperand(target, out)
 
     def _source_of(self, source: int | AnySource) -> int | None:
-        """Return the checked rank to receive from; None for any rank."""
+        """Return the checked rank to receive from; None for any rank, and `NO_RANK` for `NOBODY`."""
         if source is not ANY_SOURCE:
             return self._peer_of(source, "source")
         self._check_usable()
-        if self.size == 1:
-            raise UsageError("messages go between two ranks, and this communicator has only one")
         return None
+
+    def _has_arrived(self, source: int, tag: int) -> bool:
+        """Return whether a message has arrived that no receive has got."""
+        return self._probe(source, tag, None, once=True) is not None
+
+    def _check_taken(self, outgoing: SendOperand, tag: int) -> None:
+        """Check that a blocking send to this rank itself does not wait for a receive that this rank makes later.
+
+        Raises:
+            UsageError: no receive is posted for it, and the buffer for such messages has no room.
+        """
+        nbytes = outgoing.operand.flat.nbytes
+        if waits_for_itself(self._executor, tag, nbytes):
+            raise UsageError(
+                f"a message of {nbytes} bytes to this rank itself ({self.rank}) waits for its receive, because it does "
+                f"not fit into the rest of a buffer of {OWN_BUFFER_NBYTES} bytes: call recv(wait=False) before, "
+                "or sendrecv, or send(wait=False)"
+            )
 
 
 def tag_of(tag: int | AnyTag) -> int | None:

@@ -264,8 +264,8 @@ def in_fortran_order(flat: AnyArray, shape: tuple[int, ...]) -> AnyArray:
     return flat.reshape(shape).reshape(-1, order="F")
 
 
-def copy(x: Operand, out: Operand) -> None:
-    """Copy the elements of `x` to `out`, both in C order, as a message between ranks does.
+def check_message(x: Operand, out: Operand) -> None:
+    """Check that a message of `x` may be received into `out`.
 
     Raises:
         UsageError: the dtypes, the numbers of elements or the shapes differ.
@@ -276,7 +276,6 @@ def copy(x: Operand, out: Operand) -> None:
     shapes = [[length for length in operand.shape if length != 1] for operand in (x, out)]
     if x.flat.size and all(len(shape) > 1 for shape in shapes) and shapes[0] != shapes[1]:
         raise UsageError(f"x has shape {x.shape} and out has {out.shape}: pass arrays of one shape, or flat ones")
-    out.flat[...] = x.flat
 
 
 def check_apart(pairs: Sequence[tuple[AnyArray | None, AnyArray | None]]) -> None:

@@ -19,7 +19,6 @@
 - `serial_queue.py`: runs functions one after the other.
 - `verification.py`: compares the results of the ranks, if the option `verify_results` asks for it.
 - `message_handoff.py`: the operands that `send` and `recv` hand to an executor.
-- `wildcards.py`: `ANY_SOURCE`, `ANY_TAG` and `NOBODY`.
 - `statistics.py`: the counters that `Communicator.stats` returns.
 - `metrics.py`: exports them to Prometheus and OpenTelemetry.
 """

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from unisono.collectives.arrays.operands import LISTS
 from unisono.collectives.calls.arguments import CallArguments, OpArgument, checked_integer, gets_result
 from unisono.collectives.calls.checking import CallChecker
+from unisono.collectives.calls.message_handoff import NO_RANK
 from unisono.collectives.calls.planning import AlgorithmLike, CallPlanner, HostLayout
 from unisono.collectives.calls.views import is_of_other_library, run_on_views
-from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.device.gateway import Devices
 from unisono.errors import TransportUnavailableError, UsageError
@@ -34,6 +34,7 @@ from unisono.foundation.autograph import unconverted
 from unisono.foundation.deadlines import checked_timeout_s
 from unisono.options import Options
 from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor
+from unisono.transports.contracts.wildcards import ANY_SOURCE, ANY_TAG, NOBODY
 from unisono.transports.host.system_limits import is_refusal, unavailable
 from unisono.tuning.decide.choice import NO_STATE, TunerState
 
@@ -160,11 +161,9 @@ class Dispatcher:
         return checked_integer(rank, name, 0, self.size - 1)
 
     def _peer_of(self, peer: int, name: str) -> int:
+        """Return the checked rank of the other end of a message; `NO_RANK` for `NOBODY`."""
         self._check_usable()
-        peer = self._rank_of(peer, name)
-        if peer == self.rank:
-            raise UsageError(f"{name} is this rank itself ({peer}): messages go between two ranks")
-        return peer
+        return NO_RANK if peer is NOBODY else self._rank_of(peer, name)
 
     def _check_usable(self) -> None:
         if self._refusal is not None:

@@ -1,27 +1,37 @@
 """Operands of messages: the memory that `send` and `recv` hand to an executor.
 
 A message is the elements of an array in C order, whatever the memory order of the array at either end. So a source in
-Fortran order is packed, and the elements for a target in Fortran order are received beside it and then copied.
+Fortran order is packed, and the elements for a target in Fortran order are received beside it and then copied. A
+message to or from `NOBODY` has operands of its own, which check the array and start nothing.
 
 Used by: `api/point_to_point.py`. Arrays on a GPU have operands of their own in `device/point_to_point.py`.
 """
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from unisono.collectives.arrays import operands
+from unisono.collectives.arrays import adapters, operands
+from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.arrays.operands import Operand
 from unisono.collectives.calls.work import Work, Works
+from unisono.dtypes import DTYPES
 from unisono.errors import UnisonoError
 from unisono.foundation import log
 from unisono.transports.contracts.call import MemoryType
-from unisono.transports.contracts.executor import Executor, Operation, Probe
+from unisono.transports.contracts.executor import OF_NOBODY, Executor, Message, Operation, Probe
 
 _log = log.get("calls")
+
+# The number that stands for `NOBODY` where ranks are numbers.
+NO_RANK = -1
+# Threads of the library make no calls by themselves, but for those that run the callbacks of the program.
+_OWN_THREADS, _CALLBACKS = "unisono-", "unisono-callbacks"
+_NO_ELEMENTS = Operand(np.empty(0, np.uint8), DTYPES["uint8"], (0,), "C")
 
 
 class SendOperand:
@@ -65,8 +75,65 @@ class ReceiveOperand:
         return works.add(received, None, limit_s, lambda _: self.finish(received), message=received.message)
 
     def finish(self, received: Probe | None) -> Any:
-        """Return the user's array after the receive has ended; `received` is None if this rank sent to itself."""
+        """Return the user's array after the receive has ended."""
         return self._out
+
+
+class _Nothing:
+    """The operation of a message to or from `NOBODY`, which has ended when it starts."""
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float) -> None:
+        """Return at once."""
+
+    def run_in_background(self, timeout_s: float) -> None:
+        """Do nothing."""
+
+    def ended(self) -> bool:
+        return True
+
+    def abort(self, reason: str) -> None:
+        """Do nothing."""
+
+    def message(self) -> Message | None:
+        return OF_NOBODY
+
+    def host_copy(self) -> bytes | None:
+        return None
+
+
+class SendToNobody(SendOperand):
+    """The array of a `send` to `NOBODY`, which nobody reads.
+
+    Raises:
+        UsageError: the array cannot be sent.
+    """
+
+    def __init__(self, x: Any) -> None:
+        if not on_device(x):
+            operands.dtype_of(adapters.view(x, "x"), "x")
+        super().__init__(_NO_ELEMENTS)
+
+    def start(self, executor: Executor, dest: int, tag: int) -> Operation:
+        return _Nothing()
+
+
+class ReceiveFromNobody(ReceiveOperand):
+    """The array of a `recv` from `NOBODY`, which stays as it is.
+
+    Raises:
+        UsageError: a message cannot be received into the array.
+    """
+
+    def __init__(self, out: Any) -> None:
+        if not on_device(out):
+            operands.target(out)
+        super().__init__(_NO_ELEMENTS, out)
+
+    def start(self, executor: Executor, source: int | None, tag: int | None) -> Probe:
+        return _Nothing()
 
 
 class BesideReceive(ReceiveOperand):
@@ -98,6 +165,17 @@ class _BesideWork(Work[Any]):
         with suppress(UnisonoError):  # `wait` raises it again
             self.wait()
         return True
+
+
+def waits_for_itself(executor: Executor, tag: int, nbytes: int) -> bool:
+    """Return whether a message of a rank to itself would wait for a receive that no thread can make.
+
+    It is so if the buffer for such messages has no room, no receive is posted, and the program has only this thread.
+    """
+    if executor.takes_from_itself(tag, nbytes):
+        return False
+    others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+    return all(name.startswith(_OWN_THREADS) and name != _CALLBACKS for name in others)
 
 
 def _named(name: str, number: int | None) -> str:

@@ -296,9 +296,7 @@ def refused(world: un.Communicator) -> list[str]:
         lambda: world.recv(np.zeros(1), -1, 0),
         lambda: world.recv(np.zeros(1), un.ANY_TAG, 0),  # type: ignore[call-overload]
         lambda: world.probe(0, un.ANY_SOURCE),  # type: ignore[arg-type]
-        lambda: world.iprobe(world.rank),
         lambda: world.probe(timeout_s=0),
-        lambda: world.subgroup([world.rank]).iprobe(),
     ]
     said = []
     for call in calls:
@@ -312,7 +310,7 @@ def test_wrong_recv_and_probe_calls_are_refused(four: NativeRanks) -> None:
     texts = four.run_calls(refused)[3]
     for text, expected in zip(
         texts,
-        ["source must be", "source must be", "tag must be", "this rank itself", "timeout_s", "has only one"],
+        ["source must be", "source must be", "tag must be", "timeout_s"],
         strict=True,
     ):
         assert expected in text

@@ -170,7 +170,6 @@ WRONG: dict[str, Any] = {
     "a reserved tag": lambda world, peer: world.send(X, peer, 1 << 31),
     "any tag to send with": lambda world, peer: world.send(X, peer, un.ANY_TAG),
     "any rank to send to": lambda world, peer: world.send(X, un.ANY_SOURCE),
-    "this rank": lambda world, peer: world.send(X, world.rank),
     "a rank that there is not": lambda world, peer: world.recv(OUT, 2),
     "a huge rank": lambda world, peer: world.recv(OUT, 1 << 70),
     "no rank": lambda world, peer: world.sendrecv(X, None, OUT, peer),

@@ -371,6 +371,51 @@ void a_receive_from_any_rank_times_out() {
   CHECK(ranks.control(0).failure().text.find("any rank") != std::string::npos);
 }
 
+// Threads of a rank send to the rank itself what others receive, by rank and from any, beside messages of the peer.
+void threads_of_a_rank_send_to_it() {
+  constexpr std::size_t rounds = 50;
+  for (const Transport transport : transports) {
+    Ranks ranks(2, transport);
+    ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
+      const auto send_all = [&](std::uint32_t tag, std::int32_t peer) {
+        for (std::size_t i = 0; i < rounds; ++i) {
+          Bytes data = pattern(i % 5 == 0 ? SelfQueue::buffer_nbytes : i * 100, i);
+          const auto request = endpoint.start(Message::to_send(peer, DType::uint8, tag, data.data(), data.size()), {});
+          CHECK(done(endpoint, *request));
+        }
+      };
+      const auto receive_all = [&](std::uint32_t tag, std::optional<std::int32_t> peer) {
+        for (std::size_t i = 0; i < rounds; ++i) {
+          Bytes data(i % 5 == 0 ? SelfQueue::buffer_nbytes : i * 100);
+          const auto request =
+              endpoint.start(Message::to_receive(peer, DType::uint8, tag, data.data(), data.size()), {});
+          CHECK(done(endpoint, *request));
+          CHECK(data == pattern(data.size(), i));
+        }
+      };
+      std::thread own([&] { send_all(1, rank); });
+      std::thread of_peer([&] { send_all(2, 1 - rank); });
+      std::thread any([&] { receive_all(1, std::nullopt); });
+      receive_all(2, 1 - rank);
+      own.join(), of_peer.join(), any.join();
+      CHECK(endpoint.takes_from_itself(3, SelfQueue::buffer_nbytes - SelfQueue::nbytes_per_message));
+      CHECK(!endpoint.takes_from_itself(3, SelfQueue::buffer_nbytes));
+    });
+  }
+}
+
+// A send whose memory the queue refers to leaves it when the communicator ends.
+void an_own_message_that_nobody_receives_ends_with_the_endpoint() {
+  Ranks ranks(1, transports[0]);
+  ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
+    Bytes data = pattern(2 * SelfQueue::buffer_nbytes, 0);
+    const auto request = endpoint.start(Message::to_send(rank, DType::uint8, 0, data.data(), data.size()), {});
+    CHECK(endpoint.wait(*request, 0.05, nullptr) == Outcome::failed);
+    endpoint.close();
+    CHECK(endpoint.poll(*request) == Outcome::failed);
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -396,5 +441,8 @@ int main() {
       {"a mismatched receive from any rank fails", a_mismatched_receive_from_any_rank_fails},
       {"a receive from any rank fails when all have departed", a_receive_from_any_rank_fails_when_all_have_departed},
       {"a receive from any rank times out", a_receive_from_any_rank_times_out},
+      {"threads of a rank send to it", threads_of_a_rank_send_to_it},
+      {"an own message that nobody receives ends with the endpoint",
+       an_own_message_that_nobody_receives_ends_with_the_endpoint},
   });
 }

@@ -3,5 +3,6 @@
 `call.py`              a call: arguments, signature, extents, plan
 `executor.py`          `Executor`, which runs plans, and `Operation`, a started call
 `transport.py`         `MessageTransport` and `MappedTransport`, which the generic executor uses
+`wildcards.py`         `ANY_SOURCE`, `ANY_TAG` and `NOBODY`
 `communicator_id.py`   the id of a communicator
 """

@@ -18,6 +18,7 @@ from unisono.errors import UnisonoError
 from unisono.foundation.records import record
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType, Operand, Usage, VendorRefusal
 from unisono.transports.contracts.transport import Traffic
+from unisono.transports.contracts.wildcards import NOBODY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,12 +69,18 @@ class Exchange:
 
 @record
 class Message:
-    """A message that can be received: its source, its tag, its dtype, and the count of its elements."""
+    """A message that can be received: its source, its tag, its dtype, and the count of its elements.
+
+    The message of a receive from `NOBODY` has this source, tag 0, the dtype uint8 and a count of 0.
+    """
 
     source: int
     tag: int
     dtype: str
     count: int
+
+
+OF_NOBODY = Message(NOBODY, 0, "uint8", 0)
 
 
 class Probe(Operation, Protocol):
@@ -275,12 +282,18 @@ class Executor(Protocol):
     ) -> Probe:
         """Start receiving the next message of `tag` from rank `source` into the flat `array`; `shape` is as in `send`.
 
-        None stands for any other rank, and for any tag below `FIRST_RESERVED_TAG`. If several receives accept a
-        message, it goes to the one that was started first.
+        None stands for any rank, and for any tag below `FIRST_RESERVED_TAG`. If several receives accept a message, it
+        goes to the one that was started first.
 
         If `memory` is not host memory, only the address of `array` is used; ask `receives_into` first. The payload
         stays on the host if the message was buffered before this receive, or if its link cannot write to `memory`. Then
         `Probe.host_copy` returns it.
+        """
+
+    def takes_from_itself(self, tag: int, nbytes: int) -> bool:
+        """Return whether a message to this rank itself can be sent now without another receive.
+
+        It can if it fits into the buffer for such messages (`OWN_BUFFER_NBYTES`), or if a receive is posted for it.
         """
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> Probe:
@@ -289,7 +302,7 @@ class Executor(Protocol):
     def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
         """Return the fast path of messages; `timeout_s` is their default time limit.
 
-        `any_source` and `any_tag` are the values by which callers mean any other rank and any tag.
+        `any_source` and `any_tag` are the values by which callers mean any rank and any tag.
         """
 
     def wait_for_end(self, seen: int, most_s: float) -> int:

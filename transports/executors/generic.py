@@ -227,6 +227,11 @@ class GenericExecutor:
             self._launch(receive)
             return receive
 
+    def takes_from_itself(self, tag: int, nbytes: int) -> bool:
+        with self._lock:
+            self.progress()
+            return self.is_over() or self._matching.takes_own(tag, nbytes)
+
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> _Probe:
         signature = Signature("probe", None, None, "C", None, None, "direct", 1)
         with self._lock:

@@ -4,7 +4,8 @@ Theory of operation. Point-to-point messages have a lane of their own. In their 
 `sequence` numbers the messages of that tag and direction. A receive from one source and tag gets the next number when
 it is posted. A receive from any source or of any tag gets none at first: it waits in a queue until a message arrives
 that it accepts and whose number is next. A later receive that might accept the same message waits behind it, so the
-receive that was posted first gets the message.
+receive that was posted first gets the message. The messages of this rank to itself are not in the transport, but in a
+queue (`own_messages`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from unisono.errors import PeerLostError
 from unisono.transports.contracts.call import MESSAGE, Signature
 from unisono.transports.contracts.executor import Message
 from unisono.transports.contracts.transport import FIRST_RESERVED_TAG, Identity, MessageTransport, Request
+from unisono.transports.executors.own_messages import OwnMessages
 
 POINT_TO_POINT_LANE = -1
 
@@ -63,16 +65,26 @@ class Matching:
         self._sent: Counter[tuple[int, int]] = Counter()  # by peer and tag
         self._received: Counter[tuple[int, int]] = Counter()
         self._queue: list[Receive] = []
+        self._own = OwnMessages(transport.members[transport.rank])
 
     def send(self, dest: int, tag: int, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         """Post the next message of a tag."""
         identity = self._next(self._sent, dest, tag)
+        if dest == self._transport.rank:
+            return self._own.post_send(identity, signature, pieces)
         return self._transport.post_send(dest, identity, signature, pieces)
+
+    def takes_own(self, tag: int, nbytes: int) -> bool:
+        """Return whether a message to this rank itself could be sent now without another receive."""
+        self.match()
+        me = self._transport.rank
+        waits = any(receive.source in (None, me) and receive.tag in (None, tag) for receive in self._queue)
+        return waits or self._own.has_room(nbytes) or self._own.expects(tag)
 
     def receive(
         self, source: int | None, tag: int | None, signature: Signature, pieces: Sequence[memoryview]
     ) -> Receive:
-        """Post a receive. None stands for any other rank, and for any tag that is not reserved."""
+        """Post a receive. None stands for any rank, and for any tag that is not reserved."""
         receive = Receive(self, source, tag, signature, pieces)
         if source is None or tag is None or any(map(receive.overlaps, self._queue)):
             self._queue.append(receive)
@@ -99,28 +111,30 @@ class Matching:
         return message
 
     def sources(self, source: int | None) -> Sequence[int]:
-        """Return the ranks that `source` stands for: one rank, or all other ranks for None."""
-        transport = self._transport
-        return [peer for peer in range(transport.size) if peer != transport.rank] if source is None else [source]
+        """Return the ranks that `source` stands for: one rank, or all ranks for None."""
+        return range(self._transport.size) if source is None else [source]
 
     def lost(self, source: int | None) -> PeerLostError | None:
         """Return the error to raise if every rank that could send the message has left; otherwise None.
 
         Call it before `match` and `find`: a rank may send a message and leave in between.
         """
-        sources, members = self.sources(source), self._transport.members
-        if not all(map(self._transport.departed, sources)):
+        me, members = self._transport.rank, self._transport.members
+        others = [peer for peer in self.sources(source) if peer != me]
+        if not others or not all(map(self._transport.departed, others)):
             return None
         who = "all other ranks" if source is None else f"rank {members[source]}"
-        me = members[self._transport.rank]
-        return PeerLostError(f"{who} left while rank {me} still needed a message", peer=members[sources[-1]])
+        return PeerLostError(f"{who} left while rank {members[me]} still needed a message", peer=members[others[-1]])
 
     def _arrived(self) -> list[tuple[Message, int]]:
         """Return the messages that have arrived and are not assigned to a receive, with their numbers."""
+        me = self._transport.rank
         return [
             (_message(peer, identity, signature), identity.sequence)
             for peer in self.sources(None)
-            for identity, signature in self._transport.arrived(peer, POINT_TO_POINT_LANE)
+            for identity, signature in (
+                self._own.arrived() if peer == me else self._transport.arrived(peer, POINT_TO_POINT_LANE)
+            )
         ]
 
     def _assign_all(self, arrived: list[tuple[Message, int]]) -> None:
@@ -142,7 +156,10 @@ class Matching:
     def _assign(self, receive: Receive, source: int, tag: int) -> None:
         identity = self._next(self._received, source, tag)
         receive.message = _message(source, identity, receive.signature)
-        receive.request = self._transport.post_recv(source, identity, receive.signature, receive.pieces)
+        if source == self._transport.rank:
+            receive.request = self._own.post_recv(identity, receive.signature, receive.pieces)
+        else:
+            receive.request = self._transport.post_recv(source, identity, receive.signature, receive.pieces)
 
     def _next(self, numbers: Counter[tuple[int, int]], peer: int, tag: int) -> Identity:
         numbers[peer, tag] += 1

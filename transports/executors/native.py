@@ -408,8 +408,9 @@ class NativeExecutor:
         memory: MemoryType = MemoryType.HOST,
         shape: Sequence[int] = (),
     ) -> NativeOperation:
-        with self._compiling:
-            self._open([(_core.SENDING_LANE, dest)])
+        if dest != self.rank:
+            with self._compiling:
+                self._open([(_core.SENDING_LANE, dest)])
         request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype), memory, shape)
         return NativeOperation(self._failures, request, f"send({_shown(array, dtype, shape)}, dest={dest}, tag={tag})")
 
@@ -424,6 +425,9 @@ class NativeExecutor:
     ) -> NativeProbe:
         request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype), memory, shape)
         return NativeProbe(self._failures, request, f"recv({_shown(array, dtype, shape)}, {_origin(source, tag)})")
+
+    def takes_from_itself(self, tag: int, nbytes: int) -> bool:
+        return self._endpoint.takes_from_itself(tag, nbytes)
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> NativeProbe:
         request = self._endpoint.probe(source, tag, once)

@@ -518,6 +518,8 @@ void bind_endpoint(nb::module_& module) {
             return endpoint.accepts(lane, peer, memory_type(memory), nbytes);
           },
           nb::arg("lane"), nb::arg("peer"), nb::arg("memory"), nb::arg("nbytes"))
+      .def("takes_from_itself", &Endpoint::takes_from_itself, nb::arg("tag"), nb::arg("nbytes"),
+           nb::call_guard<LockReleased>())
       .def("probe", probe, nb::arg("peer").none(), nb::arg("tag").none(), nb::arg("once"))
       .def("traffic", traffic)
       .def(

@@ -215,6 +215,18 @@ bool Endpoint::reaches(std::int32_t peer) {
   return channels_.at(ChannelTable::sending_lane, peer).channel.load(std::memory_order_acquire) != nullptr;
 }
 
+bool Endpoint::takes_from_itself(std::uint32_t tag, std::uint64_t nbytes) {
+  take_leadership();
+  for (int i = 0; i < 2; ++i) drive();  // begins queued calls, and then lets earlier messages find their receives
+  bool takes = true;
+  if (!closed_ && !control_->failed()) {  // otherwise the send raises the error
+    const auto receives = mailbox(ChannelTable::receiving_lane, member(rank()));
+    takes = to_itself_->has_room(nbytes) || receives->expects(header_of(DType::uint8, tag, 0, 0));
+  }
+  step_down();
+  return takes;
+}
+
 std::optional<StreamState> Endpoint::retire_stream(std::int64_t lane, std::int32_t peer, const BrokenStream& stream) {
   take_leadership();
   Channel* channel = channels_.at(lane, peer).channel.load(std::memory_order_acquire);
@@ -359,17 +371,23 @@ const SharedDescription& Endpoint::description_of(const Message& message) {
   return cached.description;
 }
 
-// Returns the mailbox of the peer; for a message from any rank, the mailboxes of all other ranks.
+// Returns the mailbox of the peer; for a message from any rank, the mailboxes of all ranks.
 std::vector<std::shared_ptr<Mailbox>> Endpoint::mailboxes_of(const Message& message) {
+  if (message.peer) return {mailbox(message.lane(), *message.peer)};
   std::vector<std::shared_ptr<Mailbox>> mailboxes;
-  const std::int32_t me = member(rank());
-  for (std::int32_t peer = message.peer.value_or(0); peer < (message.peer ? *message.peer + 1 : size()); ++peer) {
-    if (!message.peer && peer == me) continue;
-    auto& mailbox = mailboxes_[{message.lane(), peer}];
-    if (!mailbox) mailbox = std::make_shared<Mailbox>(channels_.at(message.lane(), peer));
-    mailboxes.push_back(mailbox);
-  }
+  for (std::int32_t peer = 0; peer < size(); ++peer) mailboxes.push_back(mailbox(message.lane(), peer));
   return mailboxes;
+}
+
+std::shared_ptr<Mailbox> Endpoint::mailbox(std::int64_t lane, std::int32_t peer) {
+  auto& mailbox = mailboxes_[{lane, peer}];
+  if (mailbox) return mailbox;
+  const bool is_own = job_rank(peer) == rank();
+  if (is_own && !to_itself_) {
+    to_itself_ = std::make_shared<SelfQueue>();
+    channels_.add(ChannelTable::receiving_lane, make_self_channel(peer, to_itself_));
+  }
+  return mailbox = std::make_shared<Mailbox>(channels_.at(lane, peer), is_own ? to_itself_ : nullptr);
 }
 
 // Begins the next queued collective, if there is one.

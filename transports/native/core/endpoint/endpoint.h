@@ -180,6 +180,8 @@ class Endpoint {
   std::unique_ptr<Request> try_now(const Message& message, const CallSite& site, std::uint32_t rounds);
   //! Whether the channel for messages to `peer`, a valid rank, is open.
   bool reaches(std::int32_t peer);
+  //! Whether a send to this rank itself would end now: its buffer has room, or a receive is posted for the message.
+  bool takes_from_itself(std::uint32_t tag, std::uint64_t nbytes);
   //! Whether the channel to or from a peer accepts messages of `nbytes` in this type of memory; empty if the channel is
   //! not open yet.
   std::optional<bool> accepts(std::int64_t lane, std::int32_t peer, MemoryType memory, std::uint64_t nbytes) {
@@ -254,6 +256,7 @@ class Endpoint {
   void begin_messages();
   void begin_message(Request& request);
   std::vector<std::shared_ptr<Mailbox>> mailboxes_of(const Message& message);
+  std::shared_ptr<Mailbox> mailbox(std::int64_t lane, std::int32_t peer);
   const SharedDescription& description_of(const Message& message);
   bool begin_collective();
   bool advance_collectives();
@@ -354,6 +357,7 @@ class Endpoint {
   };
   std::optional<AwaitedVerdict> awaited_verdict_;
   std::map<std::pair<std::int64_t, std::int32_t>, std::shared_ptr<Mailbox>> mailboxes_;  // by lane and peer
+  std::shared_ptr<SelfQueue> to_itself_;            // null before the first message that may be
   std::vector<Request*> messages_;                  // requests that have begun and not ended
   std::vector<Channel*> resumed_;                   // with bytes to send again
   std::array<CachedDescription, 16> descriptions_;  // indexed by a hash of the message

@@ -31,7 +31,8 @@ bool PointToPoint::advance() {
 
 void PointToPoint::blocked_on(std::vector<Blocked>& waits) const {
   if (done_) return;
-  for (const auto& mailbox : mailboxes_) waits.push_back(mailbox->blocked(verb_ == Verb::send));
+  for (const auto& mailbox : mailboxes_)
+    if (!mailbox->own_ || mailboxes_.size() == 1) waits.push_back(mailbox->blocked(verb_ == Verb::send));
 }
 
 std::string PointToPoint::unclaimed_text() const {
@@ -68,7 +69,10 @@ Blocked Mailbox::blocked(bool sends) { return {open() ? channel_ : nullptr, entr
 
 void Mailbox::post(PointToPoint& operation) {
   if (operation.verb_ == Verb::send) {
-    sends_.push_back(&operation);
+    if (own_)
+      own_->add(operation.buffer_.header, operation.buffer_.data, operation.done_);
+    else
+      sends_.push_back(&operation);
     return;
   }
   const auto waiting = std::find_if(unexpected_.begin(), unexpected_.end(),
@@ -85,6 +89,7 @@ void Mailbox::post(PointToPoint& operation) {
 }
 
 void Mailbox::withdraw(PointToPoint& operation) {
+  if (own_ && operation.verb_ == Verb::send && !operation.done_) own_->forget(operation.done_);
   std::erase(sends_, &operation);
   std::erase(receives_, &operation);
   std::erase(probes_, &operation);
@@ -105,9 +110,11 @@ void Mailbox::blocked_on(std::vector<Blocked>& waits) {
   if (!sends_.empty()) waits.push_back(blocked(true));
   if (receives_.empty() && probes_.empty()) return;
   const auto is_of_any = [](const PointToPoint* operation) { return operation->mailboxes_.size() > 1; };
+  const bool needed = !std::all_of(receives_.begin(), receives_.end(), is_of_any) ||
+                      !std::all_of(probes_.begin(), probes_.end(), is_of_any);
+  if (!needed && own_) return;
   waits.push_back(blocked(false));
-  waits.back().needed = !std::all_of(receives_.begin(), receives_.end(), is_of_any) ||
-                        !std::all_of(probes_.begin(), probes_.end(), is_of_any);
+  waits.back().needed = needed;
 }
 
 bool Mailbox::advance_sends() {

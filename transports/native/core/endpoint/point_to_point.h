@@ -2,7 +2,8 @@
 //
 // Messages with one tag between two ranks arrive in the order in which they were sent. A receive takes the first
 // message with its tag. Messages with other tags in front of it are buffered in memory. A receive from any rank is
-// posted in the mailboxes of all ranks, until one of them has a message for it.
+// posted in the mailboxes of all ranks, until one of them has a message for it. The mailbox of this rank itself is
+// among them. But such a receive does not wait for this rank: it fails when all other ranks have gone.
 #pragma once
 
 #include <deque>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "endpoint/operation.h"
+#include "endpoint/self_channel.h"
 #include "plan/collective.h"
 
 namespace unisono {
@@ -92,12 +94,15 @@ class PointToPoint final : public Operation {
 //! The point-to-point messages to one peer, or from one peer.
 class Mailbox {
  public:
-  explicit Mailbox(ChannelEntry& entry) : entry_(entry) {}
+  //! `own`: the queue of the messages of this rank to itself, if this mailbox is for them, and otherwise null.
+  Mailbox(ChannelEntry& entry, std::shared_ptr<SelfQueue> own) : entry_(entry), own_(std::move(own)) {}
 
   //! Moves what can be moved of all posted operations; see `Operation::advance`.
   bool advance();
   //! Adds this channel if an operation waits on it.
   void blocked_on(std::vector<Blocked>& waits);
+  //! Whether a receive is posted for messages with this header.
+  bool expects(const Header& header) { return find_receive(header) != nullptr; }
   //! Forgets the channel, which is about to close. Posted operations make no more progress.
   void close() { channel_ = nullptr; }
 
@@ -128,6 +133,7 @@ class Mailbox {
   void end(PointToPoint& receive);
 
   ChannelEntry& entry_;
+  const std::shared_ptr<SelfQueue> own_;
   Channel* channel_ = nullptr;  // nullptr until it is open
   std::deque<PointToPoint*> sends_;
   std::deque<PointToPoint*> receives_;

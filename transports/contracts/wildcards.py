@@ -1,8 +1,8 @@
-"""`ANY_SOURCE`, `ANY_TAG` and `NOBODY`: the peers and tags of messages that are no numbers."""
+"""`ANY_SOURCE`, `ANY_TAG` and `NOBODY`: peers and tags of messages that stand for any or for none."""
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Final
 
 from unisono.transports.contracts.transport import FIRST_RESERVED_TAG
@@ -12,9 +12,9 @@ MOST_TAG = FIRST_RESERVED_TAG - 1
 
 # The wildcards are not numbers, so a rank or tag that the program computed wrongly is never taken for one.
 class AnySource(Enum):
-    """The type of `ANY_SOURCE`, which stands for any other rank."""
+    """The type of `ANY_SOURCE`, which stands for any rank."""
 
-    ANY_SOURCE = "any other rank"
+    ANY_SOURCE = "any rank"
 
 
 class AnyTag(Enum):
@@ -23,10 +23,11 @@ class AnyTag(Enum):
     ANY_TAG = "any tag"
 
 
-class Nobody(Enum):
-    """The type of `NOBODY`, a neighbour that is no rank."""
+# An integer, because `Message.source` may be `NOBODY`. Calls compare its identity, so they refuse the number -1.
+class Nobody(IntEnum):
+    """The type of `NOBODY`, a peer that is no rank. A message to or from it does nothing, and ends at once."""
 
-    NOBODY = "no rank"
+    NOBODY = -1
 
 
 ANY_SOURCE: Final = AnySource.ANY_SOURCE
