@@ -45,9 +45,11 @@ from unisono.tuning.decide.choice import NO_STATE, Explanation, TunerState, expl
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from unisono.algorithms.ir.neighbourhood import Neighbourhood
     from unisono.collectives.arrays.typing import ArrayOrBuffer
     from unisono.collectives.calls.programs import ProgramCalls
     from unisono.collectives.calls.statistics import Statistics
+    from unisono.collectives.neighbourhoods.edges import Weights
     from unisono.collectives.neighbourhoods.grid_shape import GridShape
     from unisono.tuning.machine.inventory import Topology
     from unisono.tuning.machine.network_map import NetworkMap
@@ -372,6 +374,57 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
         ranks = rank_at_each_place(shape, self.hosts) if reorder else range(self.size)
         return self._subgroup(ranks, partial(Grid, shape))
 
+    def graph(
+        self,
+        neighbours: Sequence[int] | None = None,
+        *,
+        sources: Sequence[int] | None = None,
+        destinations: Sequence[int] | None = None,
+        weights: Sequence[Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Graph:
+        """Return a communicator of all ranks with a graph of neighbours. All ranks call it; it makes two collectives.
+
+        Each rank passes its own neighbours: `neighbours`, or `sources` and `destinations` if directions differ. Their
+        order is that of the blocks in collectives among neighbours. A rank may be its own neighbour, and may occur
+        several times: the nth edge that one end names belongs to the nth that the other end names.
+
+        Args:
+            neighbours: the ranks to which this rank sends and from which it receives.
+            sources: the ranks from which it receives.
+            destinations: the ranks to which it sends.
+            weights: a number for each of `neighbours`, or one list for `sources` and one for `destinations`. The graph
+                only keeps them.
+            timeout_s: seconds until the call fails; by default the option `timeout_s`.
+
+        Raises:
+            UsageError: an argument is wrong. If the two ends of an edge do not name it equally often, all ranks raise
+                this error, which names the edge, and the communicator stays usable.
+            MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: as in `allgather`.
+
+        >>> import numpy as np, unisono as un
+        >>> def star(world):
+        ...     with world.graph([1, 2] if world.rank == 0 else [0]) as graph:
+        ...         return graph.neighbor_allgather(np.array([world.rank])).tolist()
+        >>> un.launch(star, 3)
+        [[1, 2], [0], [0]]
+        """
+        from unisono.collectives.neighbourhoods import edges
+
+        self._check_alone()
+        own = edges.named_neighbourhood(neighbours, sources, destinations, self.size)
+        checked = edges.checked_weights(weights, own, are_of_both=neighbours is not None)
+        limit_s = self._limit_s(timeout_s)
+
+        def gather(integers: Sequence[int]) -> Sequence[int]:
+            return list(map(int, self.allgather(np.array(integers, np.int64), timeout_s=limit_s)))
+
+        def gather_counted(integers: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
+            return list(map(int, self.allgatherv(np.array(integers, np.int64), counts, timeout_s=limit_s)))
+
+        edges.check_edges(edges.gathered(own, gather, gather_counted))
+        return self._subgroup(range(self.size), partial(Graph, own, checked))
+
     def program_calls(self) -> ProgramCalls:
         """Return the registry of calls that compiled programs make on this communicator; `unisono.jax` uses it.
 
@@ -689,6 +742,27 @@ class Grid(GridPlaces, _WithNeighbours):
         """
         kept = self._kept(keep)
         return self._subgroup(self._ranks_along(kept), partial(Grid, self._shape.along(kept)))
+
+
+@uncopyable("it belongs to this process; dup() makes another one of the same ranks")
+class Graph(_WithNeighbours):
+    """A communicator of ranks with a graph of neighbours, which `Communicator.graph` makes.
+
+    Attributes:
+        weights: the weights of `sources` and of `destinations`; None without weights.
+    """
+
+    def __init__(self, neighbourhood: Neighbourhood, weights: Weights, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.weights = weights
+        self._neighbourhood = neighbourhood
+        self._meet(neighbourhood)
+
+    def __repr__(self) -> str:
+        return f"<unisono.Graph rank {self.rank} of {self.size}>"
+
+    def dup(self) -> Graph:
+        return self._subgroup(range(self.size), partial(Graph, self._neighbourhood, self.weights))
 
 
 def _rows_of(collective: str, counts: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], ...] | None:

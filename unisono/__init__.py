@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from unisono.collectives.arrays.mapped import empty as empty
     from unisono.collectives.bootstrap.init import init as init, join as join
     from unisono.collectives.calls.work import Work as Work, wait_all as wait_all, wait_any as wait_any
-    from unisono.collectives.communicator import Communicator as Communicator, Grid as Grid
+    from unisono.collectives.communicator import Communicator as Communicator, Graph as Graph, Grid as Grid
     from unisono.collectives.neighbourhoods.grid_shape import grid_dims as grid_dims
     from unisono.errors import (
         AbortedError as AbortedError,
@@ -78,7 +78,7 @@ _ERRORS = (
 # Public name → the module that defines it.
 _NAMES = {
     "algorithm": "unisono.algorithms.catalogue.registration",
-    **dict.fromkeys(("Communicator", "Grid"), "unisono.collectives.communicator"),
+    **dict.fromkeys(("Communicator", "Graph", "Grid"), "unisono.collectives.communicator"),
     "empty": "unisono.collectives.arrays.mapped",
     "GradientReducer": "unisono.frameworks.gradients.reducer",
     **dict.fromkeys(("init", "join"), "unisono.collectives.bootstrap.init"),

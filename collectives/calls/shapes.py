@@ -98,7 +98,7 @@ def checked_rows(name: str, counts: Sequence[int], size: int, each: str = "rank"
         raise UsageError(f"{name} must be a sequence of integers, not {counts!r}") from None
     if len(rows) != size:
         raise UsageError(f"{name} must be {size} integers, one for each {each}; got {len(rows)}")
-    if any(isinstance(count, bool) for count in counts) or min(rows) < 0 or sum(rows) > _MOST_ELEMENTS:
+    if any(isinstance(count, bool) for count in counts) or min(rows, default=0) < 0 or sum(rows) > _MOST_ELEMENTS:
         raise UsageError(f"{name} must be numbers of rows, at least 0; got {list(rows)}")
     return rows
 

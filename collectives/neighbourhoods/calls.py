@@ -143,7 +143,8 @@ def _exchanged(neighbours: Neighbourhood, _: int, shape: Extents, out: Extents |
     elements = destinations * prod(block), sources * prod(block)
     if prod(shape) != elements[0]:
         raise UsageError(f"x has {shape[0]} rows, and this rank sends to no neighbour: pass an x without rows")
-    return Layout(block, elements, 0, ((sources * length, *shape[1:]),))
+    # A rank without neighbours does not know the rows of a block, so all ranks agree on the shape of a row only.
+    return Layout(shape[1:], elements, 0, ((sources * length, *shape[1:]),))
 
 
 def _gathered_rows(neighbours: Neighbourhood, rank: int, shape: Extents, out: Extents | None, rows: Rows) -> Layout:
