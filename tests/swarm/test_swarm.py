@@ -336,3 +336,37 @@ def test_a_swarm_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("UNISONO_KEY_FILE", raising=False)
     with pytest.raises(un.UsageError, match="needs the key of its job"):
         un.Swarm("tcp://127.0.0.1:1")
+
+
+# "C" ends all its connections by TCP, as a network does that forgets them, while the members call.
+CUT = """
+from unisono.bench.programs.churn import _cut_connections
+with un.Swarm(places, **{**settings, "transports": "tcp", "timeout_s": 90.0}) as swarm:
+    cuts = 0
+    while not has_mark(folder, "end"):
+        try:
+            swarm.allreduce(np.zeros(4096))
+        except un.LeftBehindError:
+            swarm.enter()
+            continue
+        except un.QuorumLostError:  # the others have ended
+            continue
+        is_full = len(swarm.last_call.contributors) == 3
+        mark(f"{name} with {len(swarm.last_call.contributors)} {cuts}")
+        mark(f"{name} is whole {has_mark(folder, 'cut 5')}" if is_full else f"{name} is less")
+        if name == "C" and is_full and cuts < 5:
+            cuts += 1
+            _cut_connections()
+            mark(f"cut {cuts}")
+    os._exit(0)
+"""
+
+
+def test_members_go_on_after_all_connections_of_one_have_broken_again_and_again(tmp_path: Path) -> None:
+    with SwarmProcesses(tmp_path) as swarm:
+        for name in "ABC":
+            swarm.start(name, CUT)
+        swarm.await_marks("cut 5", *(f"{name} is whole True" for name in "ABC"))
+        swarm.mark("end")
+        for name in "ABC":
+            swarm.output(name)

@@ -204,9 +204,10 @@ void Control::expect_resumption(std::int32_t peer) {
 
 void Control::give_up_resumption(std::int32_t peer) {
   const std::lock_guard lock(mutex_);
-  resuming_.erase(peer);
+  const auto now = Clock::now();
+  resuming_[peer] = now;  // the peer may try again and again, and gets no further time for that
   for (Suspicion& suspicion : suspicions_)
-    if (suspicion.peer == peer) suspicion.until = std::min(suspicion.until, Clock::now() + departure_time);
+    if (suspicion.peer == peer) suspicion.until = std::min(suspicion.until, now + departure_time);
   wake_.ring();
 }
 
