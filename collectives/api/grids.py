@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from unisono.errors import UsageError
 from unisono.transports.contracts.wildcards import NOBODY, Nobody
 
 if TYPE_CHECKING:
+    from unisono.collectives.arrays.typing import Target
     from unisono.collectives.neighbourhoods.grid_shape import GridShape
+    from unisono.collectives.neighbourhoods.halo import Halo
 
 _MOST = 1 << 31
 
@@ -84,6 +87,52 @@ class GridPlaces(Neighbours):
         source = self._shape.neighbour(self.rank, [-each for each in offset])
         destination = self._shape.neighbour(self.rank, offset)
         return NOBODY if source is None else source, NOBODY if destination is None else destination
+
+    def halo(
+        self,
+        array: Target,
+        width: int | Sequence[int] = 1,
+        *,
+        corners: bool = False,
+        timeout_s: float | None = None,
+    ) -> Halo[Target]:
+        """Return the halo of an array: a persistent exchange of the elements next to the neighbours. Nothing is sent.
+
+        Dimension d of the grid is axis d of the array; further axes belong to each element. Each rank passes the array
+        of its part of a field, with `width` ghost layers on both sides of each dimension. An exchange copies the own
+        elements next to a neighbour to the ghost layers of that neighbour. Ghost layers at the border of the grid stay
+        as they are.
+
+        Args:
+            array: a writable array on the host, of numpy, torch or another library whose arrays can be written, with
+                any strides. Along each of these axes it has at least three times the width.
+            width: the number of ghost layers: for all dimensions, or for each.
+            corners: whether ghost elements that lie outside along several dimensions are exchanged, too. Each rank then
+                has up to 26 neighbours in 3 dimensions, and all are reached at once.
+            timeout_s: seconds until an exchange fails; by default the option `timeout_s`.
+
+        Raises:
+            UsageError: an argument is wrong, or the grid is closed.
+            TransportUnavailableError: the array is in the memory of a device.
+
+        >>> import numpy as np, unisono as un
+        >>> def filled(world):
+        ...     line = world.grid([2])
+        ...     field = np.full(4, -1)
+        ...     field[1:-1] = 10 * line.rank, 10 * line.rank + 1
+        ...     return line.halo(field).exchange().tolist()
+        >>> un.launch(filled, 2)
+        [[-1, 0, 1, 10], [1, 10, 11, -1]]
+        """
+        from unisono.collectives.neighbourhoods.halo import Halo, HaloPlan
+
+        self._check_usable()
+        limit_s = self._limit_s(timeout_s)
+        plan = HaloPlan(self._shape, self.rank, self.size, array, width, corners=corners)
+        on_start = partial(self._works.add, limit_s=limit_s)
+        stages = plan.stages
+        again = self._executor.persistent(plan.call, stages.source, stages.target, limit_s, None, on_start)
+        return Halo(array, plan.width, stages, again)
 
     def _ranks_along(self, kept: Sequence[int]) -> list[int]:
         """Return the ranks that differ from this one at most in the coordinates of the dimensions `kept`, in order."""

@@ -584,6 +584,7 @@ NB_MODULE(_core, module) {
   bind_fast_messages(module);
   bind_cached_method(module);
   bind_cuda_programs(module);
+  bind_strided_regions(module);
   bind_group_recorder(module);
   bind_xla_calls(module);
 
