@@ -20,10 +20,10 @@ constexpr std::size_t judge_count = 2;
 constexpr auto farewell_time = 200ms;
 // How long the reason for a rank's end may take to arrive.
 constexpr auto departure_time = 500ms;
-// How long an outlook (diagnosis.h) of the hub counts before one of its stand-in replaces it.
+// The outlooks (diagnosis.h) of the hub go before those of the stand-in, until they are this old.
 constexpr auto outlook_time = 300ms;
-// A call is asked about twice: for its warning and for its error. The answer to the first question counts for the
-// second until another one arrives, but only for this long.
+// A rank asks the judges twice about a late call: for its warning, and for its error. Their first answer also serves
+// the error until the second one arrives, but only for this long.
 constexpr auto recent_time = 5s;
 // A judge that has not reported about a late call for this long is silent.
 constexpr auto silence_time = 50ms;
@@ -37,14 +37,15 @@ constexpr auto admission_time = 30s;
 // The limit in place of `admission_time` if the number of channels is unknown, because the farewell came from a new
 // judge.
 constexpr auto usual_admission_time = 300ms;
-// More frames are not kept for a peer that takes none, such as one that is stopped, or that asks and never reads.
+// At most this many bytes of frames wait for a peer that does not read them, for example because it is stopped. More
+// frames are dropped.
 constexpr std::size_t most_unsent_nbytes = 16 << 20;
 constexpr auto interrupt_check_period = 20ms;
 // A rank asks for the clock of rank 0 this many times and keeps the shortest round trip, because other work of the two
 // service threads delays some answers.
 constexpr int clock_questions = 16;
-// The least time that a link which has been reset may take to go on over another connection. If only one end has
-// noticed the reset, the heartbeats of the other end's kernel find it within a second.
+// After a reset, a control link has at least this long to continue over another connection. If only one end has noticed
+// the reset, the heartbeats of the other end's kernel detect it within a second.
 constexpr auto least_resumption_time = 1500ms;
 // A silent connection is dialled again after this time, or after a third of the time until its peer is lost.
 constexpr auto most_silent_time = 1000ms;
@@ -113,8 +114,8 @@ void Control::send_past_events(std::int32_t peer) {
   if (failed()) send(peer, failure_frame());
 }
 
-// A rank passes its own counts on to the judges, because they write to the other ranks. Any other reader gets the
-// number of its own channels.
+// Returns the frame that announces a departure to `reader`, with the number of channels between the two. A departing
+// rank sends the judges its numbers for all ranks, because the judges write to the other ranks.
 Frame Control::farewell_frame(std::int32_t departed, std::int32_t reader) const {
   Frame frame;
   frame.type = FrameType::leaving;
@@ -190,7 +191,8 @@ void Control::trust(std::int32_t peer) {
   resuming_.erase(peer);
 }
 
-// Further attempts get no further time, because a peer that has left the communicator refuses every one of them.
+// Only the first attempt to continue a channel extends the time of a suspicion. Further attempts do not, because a peer
+// that has left the communicator refuses every one of them.
 void Control::expect_resumption(std::int32_t peer) {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
@@ -612,8 +614,8 @@ void Control::lose_late_links(Clock::time_point now) {
       lose_link(peer, Loss::out_of_reach);
 }
 
-// Loses the peers that have been silent for too long, and lets silent links be opened anew before that. If this process
-// was stopped, the silence before is not known to have lasted.
+// Declares peers lost that have been silent for too long, and asks for another connection to them before that. If this
+// process itself was stopped meanwhile, the silence counts anew, because nobody listened.
 void Control::look_at_links(Clock::time_point now) {
   const bool was_stopped = now - looked_at_ > lost_after_ / 2;
   looked_at_ = now;
@@ -714,7 +716,7 @@ void Control::handle(std::int32_t from, const Frame& frame) {
   }
 }
 
-// Sends a frame to another rank, or handles it here if `peer` is this rank.
+// Sends a frame to the rank `peer`, or handles the frame in this process if `peer` is this rank.
 void Control::deliver(std::int32_t peer, const Frame& frame) {
   if (peer == rank_)
     handle(rank_, frame);

@@ -73,7 +73,7 @@ struct LostConnection {
   BrokenStream stream;
 };
 
-//! In a `LostConnection` and a suspicion, stands for the control links instead of a communicator.
+//! This value of `communicator`, in a `LostConnection` or a suspicion, means a control link instead of a communicator.
 inline constexpr std::uint64_t control_links = ~std::uint64_t{0};
 
 //! The control links of one rank.
@@ -81,8 +81,9 @@ class Control {
  public:
   using Clock = std::chrono::steady_clock;
 
-  //! Starts the service thread. `recorded`: how many calls the flight recorder keeps for readers. `slow_after`: when a
-  //! call counts as slow. `lost_after`: when a rank of another host that gives no sign of life is lost.
+  //! Starts the service thread. `recorded`: the number of calls that the flight recorder keeps for readers.
+  //! `slow_after`: the time after which a call counts as slow. `lost_after`: the time of silence after which a rank on
+  //! another host counts as lost.
   Control(std::int32_t rank, std::int32_t size, std::size_t recorded = 0,
           Clock::duration slow_after = std::chrono::hours(1'000'000),
           Clock::duration lost_after = std::chrono::seconds(3));
@@ -103,7 +104,7 @@ class Control {
   Clock::duration silent_after() const;
   //! How often to look for silent connections.
   Clock::duration look_period() const;
-  //! Adds a notice for the log of the program and rings the doorbells. `important`: other ranks do not report the same.
+  //! Adds a notice for the log of the program and rings the doorbells. `important`: only this rank reports this event.
   void notify(std::string text, bool important);
   //! Removes and returns the notices, with whether each is important.
   std::vector<std::pair<std::string, bool>> take_notices();
@@ -128,18 +129,19 @@ class Control {
   Failure failure() const;
   //! Reports a failure. Only the first one counts, and every rank learns of it.
   void fail(Failure failure);
-  //! Reports that a peer seems to be lost, for `reason`, in a call of `communicator`, or `control_links` if in none. A
-  //! failure follows within half a second, unless the suspicion ends before. Its text says why the peer departed or
-  //! failed, if a judge reports that, and is `reason` otherwise.
+  //! Reports that a peer seems to be lost, for `reason`, in a call of `communicator`; `control_links` stands for no
+  //! call. The job fails within half a second, unless the suspicion ends before. The text of the failure is the reason
+  //! that a judge reports for the end of the peer, or else `reason`.
   void suspect(std::int32_t peer, std::uint64_t communicator, std::int64_t sequence, const std::string& reason);
   //! Ends the suspicion of a peer, whose channel goes on.
   void trust(std::int32_t peer);
-  //! Reports that a channel to the peer is about to go on over another connection. A suspicion of the peer may then
-  //! last as long as that may take.
+  //! Reports that this rank is about to continue a channel to the peer over another connection. If the rank suspects
+  //! the peer, it waits as long as that may take before the suspicion becomes a failure.
   void expect_resumption(std::int32_t peer);
   //! Reports that the channel cannot go on.
   void give_up_resumption(std::int32_t peer);
-  //! Ends the suspicions of calls of a communicator that is closed: these calls need no peer any more.
+  //! Ends all suspicions of lost peers that calls of a closed communicator have reported, because these calls need no
+  //! peer any more.
   void forget_suspicions(std::uint64_t communicator);
   //! Reports connections to open anew, and rings the doorbells.
   void lost_connections(const std::vector<LostConnection>& lost);

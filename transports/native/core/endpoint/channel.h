@@ -96,7 +96,8 @@ class Channel {
   void serve(std::int64_t lane) { lane_ = lane; }
   const char* transport() const { return transport_; }
   const Counters& counters() const { return *counters_; }
-  //! Counts in a traffic record from now on, where other processes see it. Called before the channel is used.
+  //! Makes the channel count its traffic in `slot` from now on, where other processes can read the counters. The owner
+  //! calls this before it uses the channel.
   void count_in(TrafficSlot slot) {
     slot_ = std::move(slot);
     if (slot_) counters_ = &slot_->counters;
@@ -146,7 +147,8 @@ class Channel {
   //! that computes.
   virtual bool polls_by_syscall() const { return false; }
 
-  //! Whether the peer has gone, or its connection has. Messages that it sent before can still be received.
+  //! Whether the peer has died or departed, or the connection to it has ended. Messages that the peer sent before can
+  //! still be received.
   virtual bool closed() = 0;
 
   //! The streams that can be continued over other connections, if the peer lives.

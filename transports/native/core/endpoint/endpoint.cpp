@@ -18,7 +18,8 @@ using namespace std::chrono_literals;
 constexpr auto verdict_time = 1500ms;
 // How long a library may take to release the memory of failed calls.
 constexpr auto release_time = 200ms;
-// Looks for progress before waiting: fewer where the peer may need this core, and where each look takes a system call.
+// A thread looks for progress this many times before it waits. The number is small where the peer may need this core,
+// and where each look takes a system call.
 constexpr std::uint32_t crowded_rounds = 2;
 constexpr std::uint32_t syscall_rounds = 50;
 
@@ -436,7 +437,8 @@ bool Endpoint::advance_messages() {
     if (mailbox->advance()) moved = true;
   for (const Request* request : messages_) {
     if (request->operation_ == nullptr || request->operation_->done() || !request->operation_->probes_once()) continue;
-    // If every rank that could answer has gone, the probe does not end here: it fails like a waiting call.
+    // If every rank that could still send the message has gone, the probe does not end here. It fails like a call that
+    // waits.
     std::vector<Blocked> on;
     request->operation_->blocked_on(on);
     if (!std::all_of(on.begin(), on.end(), [this](const Blocked& wait) { return peer_has_gone(wait); }))

@@ -176,7 +176,7 @@ class Endpoint {
   //! Queues a message; throws std::invalid_argument if there is no such peer.
   std::unique_ptr<Request> start(const Message& message, const CallSite& site);
   //! Begins a message at once, looks for progress `rounds` times, and returns its request, which may have ended.
-  //! Returns nullptr if something is in the way; then nothing has happened.
+  //! Returns nullptr, and does nothing, if another call or leader is in the way.
   std::unique_ptr<Request> try_now(const Message& message, const CallSite& site, std::uint32_t rounds);
   //! Whether the channel for messages to `peer`, a valid rank, is open.
   bool reaches(std::int32_t peer);
@@ -321,8 +321,9 @@ class Endpoint {
   // Whether the leader is asleep, or about to look once more before it sleeps. A thread that queues a call reads it
   // afterwards. Both use sequential consistency, so one of them sees the other.
   std::atomic<bool> asleep_{false};
-  // The largest value among the channels, and whether any channel polls so. The thread that adds a channel writes them
-  // with the mutex of the control held. Threads that wait read them without it.
+  // `Channel::extra_yields` and `polls_by_syscall`: the largest value among the channels, and whether it is true of
+  // any. The thread that adds a channel writes them with the mutex of the control held. Threads that wait read them
+  // without it.
   std::atomic<std::uint32_t> extra_yields_{0};
   std::atomic<bool> polls_by_syscall_{false};
   // How many requests have ended. The leader counts, and followers compare it with the number that they have seen.
@@ -338,7 +339,7 @@ class Endpoint {
   // The work of the server: background requests that have not ended, and resumed channels with bytes to send again. The
   // thread that adds work counts it, and the leader takes it off. The server leads only while there is some.
   std::atomic<std::size_t> background_count_{0};
-  // Started, with the mutex held, by the thread that has the first work for it.
+  // The server thread. The thread that has the first work for the server starts it, with the mutex held.
   std::thread server_;
   // Set by the server before it sleeps. The one thread that clears it rings the bell.
   std::atomic<bool> server_idle_{false};

@@ -18,12 +18,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Looks without progress for which a waiting rank spins, and then yields, before it sleeps.
+// A waiting rank looks for progress again and again. After this many vain looks it no longer spins but yields its core
+// between looks, and after as many again as the second number it sleeps. The third number replaces the second while
+// other threads want the core.
 constexpr std::uint32_t spin_rounds = 300;
 constexpr std::uint32_t yield_rounds = 300;
 constexpr std::uint32_t contended_yield_rounds = 30;
-// How often a crowded rank yields before it starts to wait. That takes as long as one time slice of ranks that only
-// pass messages on. The second number: how often it yields between two full looks.
+// The number of yields before a rank starts to wait if its host has more ranks than cores. They take as long as one
+// time slice of ranks that only pass messages on. The second number counts the yields between two looks at all
+// channels.
 constexpr std::uint32_t yields_before_waiting = 4;
 constexpr std::uint32_t yields_between_looks = 8;
 constexpr std::uint32_t serving_spin_rounds = 30;
@@ -33,8 +36,8 @@ constexpr std::uint32_t rounds_per_check = 128;
 constexpr auto shared_yield = 30us;
 constexpr auto contended_time = 5ms;
 constexpr auto check_period = 1ms;
-// A call is reported as blocked after 10 ms without progress, then after 1 s, and then every 30 s. Repeated, because a
-// rank that disagrees may call later and not wait at all.
+// A rank reports a call as blocked after 10 ms without progress, then after 1 s, and then every 30 s. It repeats the
+// report, because a rank that makes a different call may make it later, and may not wait in it at all.
 constexpr auto second_report = 1000ms;
 constexpr auto report_period = 30s;
 // A call is late once half of its time has passed, or 2 s before its deadline if that is later.
@@ -77,7 +80,7 @@ void Endpoint::wake_server() {
   if (server_idle_.exchange(false)) server_bell_.ring();
 }
 
-// Takes the lead from any other leader, for a thread that has urgent work and waits for no call.
+// Makes this thread the leader of the endpoint, because it has urgent work. Any other leader steps down first.
 void Endpoint::take_leadership() {
   if (leadership_->try_take()) return;
   leadership_->begin_urgency();
@@ -263,8 +266,9 @@ void Endpoint::back_off(Idle& idle, bool serving) {
   if (now - idle.checked_at > shared_yield) contended_until_ = now + contended_time;
 }
 
-// While a rank in a crowd has yielded, others have filled the caches. So it reads as little as possible between two
-// yields: only the lines where a message would arrive.
+// Yields the core several times, on a host with more ranks than cores, until a message may have arrived. While this
+// rank yields, the other ranks fill the caches with their data. So between two yields it reads only the cache lines
+// where a message would arrive.
 void Endpoint::yield_in_crowd() {
   const std::vector<Blocked> waits = blocked();
   const auto may_progress = [](const Blocked& on) {
@@ -295,7 +299,8 @@ void Endpoint::run_periodic_checks(Idle& idle) {
   check_deadlines(now);
 }
 
-// Readers of the flight recorder see for whom a call waits, and the counters of traffic for how long.
+// Records the peer for which the call in progress waits, in the flight recorder, and adds the time of waiting to the
+// traffic counters of the channel with that peer.
 void Endpoint::record_waits(Idle& idle, Clock::time_point now) {
   const std::vector<Blocked> waits = blocked();
   const auto first = std::find_if(waits.begin(), waits.end(), [](const Blocked& on) { return on.needed; });
@@ -450,9 +455,8 @@ std::optional<std::int32_t> Endpoint::needed_and_gone(const std::vector<Blocked>
   return lost == waits.end() ? std::nullopt : std::optional(job_rank(lost->peer));
 }
 
-// A channel whose peer has gone brings no more messages after its last one has been read. Returns whether a waiting
-// operation needed a peer that has gone. It looks again after it has read the last messages, because a channel may have
-// been added meanwhile.
+// Returns whether a waiting operation needed a peer that has gone. First it reads the last messages that the peer had
+// sent. Then it looks at the operations again, because they may have ended, or a channel may have been added meanwhile.
 bool Endpoint::check_closed() {
   if (!needed_and_gone(blocked())) return false;
   if (drive() || control_->failed()) return true;
@@ -465,7 +469,7 @@ bool Endpoint::check_closed() {
   return true;
 }
 
-// Lets broken connections be opened anew, in case that their peers live.
+// Asks for another connection in place of each broken one, because the peer may still live.
 void Endpoint::report_broken(const std::vector<Blocked>& waits) {
   const auto now = Clock::now();
   if (now < next_loss_report_) return;
@@ -479,8 +483,9 @@ void Endpoint::report_broken(const std::vector<Blocked>& waits) {
   if (!lost.empty()) control_->lost_connections(lost);
 }
 
-// Lets silent connections be opened anew (silence.h). Their peers are not suspected, because the first ones may go on.
-// It looks at all channels: a call may wait for one peer because another one lacks a message that was sent long ago.
+// Asks for another connection in place of each silent one (silence.h). The rank does not suspect the peers, because the
+// silent connections may still recover. It looks at all channels: a call may wait for one peer because another one
+// lacks a message that was sent long ago.
 void Endpoint::report_silent(Clock::time_point now) {
   if (now < next_look_ || !polls_by_syscall_.load(std::memory_order_relaxed)) return;
   next_look_ = now + control_->look_period();

@@ -59,7 +59,8 @@ class Leadership {
   friend class LeadershipRequest;
   // Set by the thread that becomes the leader, and cleared by it.
   std::atomic<bool> taken_{false};
-  // How many threads are followers. A thread that has changed something reads it, and takes the mutex only if it must.
+  // How many threads are followers. A thread that has changed something on which followers wait reads it. It takes the
+  // mutex and notifies only if there are followers.
   std::atomic<int> following_{0};
   // How many threads ask for the lead to wait for their own calls, and for urgent work. The leader reads both.
   std::atomic<int> requests_{0};

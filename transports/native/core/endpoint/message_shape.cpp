@@ -6,11 +6,12 @@
 namespace unisono {
 namespace {
 
-// The number holds the lengths of the first axes, this many bits for each. The count of elements gives the last axis.
+// The shape code (message_shape.h) holds the lengths of all axes but the last, in this many bits each. The length of
+// the last axis follows from the number of elements.
 constexpr unsigned bits_of_axis = 21;
 constexpr unsigned most_axes = 3;
 constexpr std::uint64_t most_length = (std::uint64_t{1} << bits_of_axis) - 1;
-// Set in a number that is a hash of a shape with more axes, or with longer ones.
+// This bit is set in a shape code that is a hash, because the shape has more axes or longer ones than fit.
 constexpr std::uint64_t is_hash = std::uint64_t{1} << 63U;
 constexpr std::uint64_t hash_factor = 0x9e3779b97f4a7c15;
 

@@ -74,7 +74,8 @@ struct NarrowFloat {
     auto* y = reinterpret_cast<Unaligned<Bits>*>(out);
     for (size_t i = 0; i < count; ++i) y[i] = encode(in[i]);
   }
-  // Combines elements of two arrays without states in memory, where that is faster. Returns how many it has combined.
+  // Combines elements of two arrays in registers, where that is faster than by accumulators in memory. Returns how many
+  // elements it has combined.
   template <class Op>
   static size_t combine_two(byte*, const byte*, const byte*, size_t) {
     return 0;

@@ -183,7 +183,8 @@ bool Collective::advance_straight() {
   return moved;
 }
 
-// Active instances continue before new ones are posted, because a message may not overtake another one on its channel.
+// Drives the posted instances of all lanes before it posts new ones, because a message may not overtake another one on
+// its channel.
 bool Collective::advance_lanes() {
   bool any = false;
   for (bool moved = true; moved && instances_left_ != 0;) {
@@ -197,7 +198,8 @@ bool Collective::advance_lanes() {
   return any;
 }
 
-// Posts the next instance of a lane if it may begin, and drives it as far as possible. Returns whether it was posted.
+// Posts the next instance (a group for one segment) of a lane if it may begin, and drives it as far as possible.
+// Returns whether it was posted.
 bool Collective::post(std::size_t lane) {
   LaneRun& run = lanes_[lane];
   if (!may_post(lane)) return false;

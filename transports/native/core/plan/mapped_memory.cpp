@@ -47,7 +47,8 @@ void MappedMemory::bind(const Program& program, std::vector<std::byte*>& bases) 
   const std::span own = std::span(bases).first(program.scratch_base());
   input.set_extents(own.first(inputs), program.extents(BufferKind::input));
   output.set_extents(own.subspan(inputs), program.extents(BufferKind::output));
-  // A call in place stays in place. So peers can read this rank's INPUT only until it writes its OUTPUT.
+  // If INPUT and OUTPUT are one array of the caller, their arenas are one too. So peers can read this rank's INPUT only
+  // until this rank writes its OUTPUT.
   if (input.user == output.user && input.nbytes == output.nbytes) output.place = input.place;
   scratch.allocate(program.scratch_nbytes());
   auto next = own.begin();

@@ -27,7 +27,8 @@ struct Partition {
   std::int64_t counts = 0;  // 0: equal parts; otherwise which of the caller's lists of counts
 };
 
-//! How SCRATCH is cut: by counts of its own, or as copies of another buffer or of one of its blocks.
+//! The partition of SCRATCH into blocks: by counts of its own, or like that of another buffer or of one of its blocks,
+//! several times.
 struct ScratchLayout {
   std::int64_t like = -1;  // the other buffer; -1: counts of its own
   std::int64_t copies = 1;

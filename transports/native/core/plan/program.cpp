@@ -210,8 +210,8 @@ void Program::find_runs_of_peer(const Operand& operand, std::int64_t peer, std::
   add_runs_of_block(base, dst.buffer, block.offset, part_of(block), runs);
 }
 
-// Appends the part of a peer's buffer in `range`, with the partition of this rank's buffer. The peer's extents lie one
-// after the other.
+// Appends to `runs` the part of a peer's buffer that `range` selects. The peer's buffer has the partition of this
+// rank's buffer `like`, and its extents lie one after the other.
 void Program::add_runs_of_peer(std::size_t base, BufferKind like, Range range, Runs& runs) const {
   const auto kind = static_cast<std::size_t>(like);
   for_each_strip(like, range, [&](const Strip& strip, const Range& part) {
@@ -221,8 +221,9 @@ void Program::add_runs_of_peer(std::size_t base, BufferKind like, Range range, R
   });
 }
 
-// Appends the part of a peer's buffer in `range`, counted as in this rank's buffer `like`. The peer has only the block
-// that begins at `origin`, and its extents are the strips of that block.
+// Appends to `runs` the part of a peer's buffer that `range` selects, where the peer's buffer holds only one block of
+// this rank's buffer `like`. That block begins at element `origin`. `range` counts elements of `like`, too. The peer's
+// extents are the strips of the block, one after the other.
 void Program::add_runs_of_block(std::size_t base, BufferKind like, std::int64_t origin, Range range, Runs& runs) const {
   std::size_t offset = 0;  // of the strip, or of its part after `origin`
   const Range block{origin, range.offset + range.length - origin};

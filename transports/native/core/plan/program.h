@@ -38,7 +38,8 @@ struct Extent {
   std::size_t itemsize() const { return dtype_table[static_cast<std::size_t>(dtype)].itemsize; }
   //! The size of the extent.
   std::size_t nbytes() const { return static_cast<std::size_t>(count) * itemsize(); }
-  //! Whether one piece of memory may contain elements of both extents, because they have the same dtype and op.
+  //! Whether one piece of memory may contain elements of this extent and of `other`, because both have the same dtype
+  //! and op.
   bool is_like(const Extent& other) const {
     return dtype == other.dtype && combine == other.combine && divisor == other.divisor;
   }

@@ -4,7 +4,7 @@
 //! -------------------
 //! The memory is a memfd. Processes of the same user can map it through /proc/PID/fd, and cannot write it. So a reader
 //! sees what a rank does without its help: while the rank computes, while another library blocks it, or while it is
-//! stopped. `unisono/observe/memory.py` is the reader. The header holds the place and the size of each area, in the
+//! stopped. `transports/recorder/memory.py` is the reader. The header holds the place and the size of each area, in the
 //! order in which they follow it:
 //!
 //!     about          a JSON object that describes the rank, written once
@@ -102,7 +102,7 @@ class FlightMemory {
   TrafficSlot traffic(std::int32_t peer, std::string_view transport);
   //! Writes a text and returns its place.
   std::uint64_t put(std::string_view text);
-  //! Whether a text at this place will still be there after many more have been written.
+  //! Whether the text at this place is so new that many more texts can be written before one overwrites it.
   bool keeps(std::uint64_t place) const { return place != 0 && texts_end_ - place < texts_nbytes / 2; }
 
  private:

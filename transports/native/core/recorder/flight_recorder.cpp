@@ -96,7 +96,8 @@ std::size_t FlightRecorder::write(std::uint64_t communicator, std::uint64_t sequ
   record.waits_for.store(-1, std::memory_order_relaxed);
   record.state.store(RecordState::running, std::memory_order_relaxed);
   kept.listens = false;
-  // A program that repeats a call finds its description here and does not touch its reference count.
+  // If the program repeats a call, the slot has its description already. Then the reference count, which costs an
+  // atomic operation, stays untouched.
   if (kept.description != description) kept.description = description;
   kept.site = site;
   if (memory_.is_published()) {

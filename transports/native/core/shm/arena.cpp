@@ -164,7 +164,8 @@ class ArenaRegistry {
     return {entry.id.load(std::memory_order_acquire), begin - start};
   }
 
-  // Runs in a forked child, which has only this thread and holds the mutex since before the fork.
+  // Makes all arenas private to a forked child. The child runs this as its only thread, and has held the mutex since
+  // before the fork.
   void become_private() {
     for (const auto& [begin, arena] : by_address_) {
       ::mmap(arena->data_, arena->nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,

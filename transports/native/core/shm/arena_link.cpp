@@ -17,7 +17,8 @@
 namespace unisono {
 namespace {
 
-// More arenas than a process can have descriptors, as a bound for a peer that never reuses numbers.
+// The most numbers of arenas that a peer may use. It is more than a process can have descriptors, so only a faulty
+// peer, which never uses a number again, exceeds it.
 constexpr std::size_t most_arenas = 1 << 20;
 
 union ControlRoom {

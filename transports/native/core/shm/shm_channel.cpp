@@ -145,8 +145,8 @@ bool ShmChannel::open_slot() {
   return true;
 }
 
-// Counts that arrive with messages save a look at the peer's counter. A count of more slots than were published is
-// impossible and ignored.
+// Notes how many of this rank's slots the peer has read, by a count that came with a message. This saves a look at the
+// peer's counter, which costs a cache line. A count above the number of published slots is wrong and ignored.
 void ShmChannel::note_consumed(std::uint32_t acknowledged) {
   const std::uint32_t newly = acknowledged - static_cast<std::uint32_t>(known_consumed_);
   if (newly <= published_ - known_consumed_) known_consumed_ += newly;
@@ -316,8 +316,8 @@ const Header* ShmChannel::front() {
   return take_slot() ? &in_header_ : nullptr;
 }
 
-// Prefetches the lines of a cell together with the slot that announces it, as many as the last cell had. Not at every
-// look, because that would take the lines from the peer while it fills them.
+// Prefetches the lines of a cell together with the slot that announces it, as many as the last cell had. It does not do
+// so at every look for a message, because prefetching would take the lines from the peer while the peer fills them.
 void ShmChannel::fetch_cell() {
   if (cell_fetched_ == 0 || ++looks_ % looks_per_fetch != 0) return;
   const std::byte* cell = in_cells_[released_ % slots].data;

@@ -42,7 +42,7 @@ class SingleCopyPolicy {
   static constexpr bool is_eligible(std::size_t nbytes, Incoming incoming) {
     return incoming != Incoming::none && nbytes >= least_nbytes;
   }
-  //! Nanoseconds for 64 KiB of the last message of one use, by either way; 0 if unknown.
+  //! The cost of the last messages of one kind: nanoseconds for 64 KiB through slots, and by single copy; 0 if unknown.
   struct Cost {
     std::uint32_t by_slots;
     std::uint32_t by_single_copy;

@@ -14,10 +14,10 @@ namespace {
 
 // One fill in this many is timed.
 constexpr std::uint32_t fills_per_time = 8;
-// One timed fill in this many takes the way that seems worse, and fewer the worse it seems. At first the ways
-// alternate. Then trials are frequent, because fresh memory is slow either way. They are frequent again after each
-// change of the better way, which a slow moment may have caused. The first trial then comes soon, however much worse
-// the other way seems.
+// There are two ways to store: ordinary and streaming stores. One timed fill in this many is a trial of the way that
+// seems slower, and trials are rarer the slower it seems. At first the two ways alternate. Then trials are frequent,
+// because fresh memory is slow to write by either way. They are frequent again after each change of the better way,
+// which a slow moment may have caused. The first trial then comes soon, however much worse the other way seems.
 constexpr std::uint32_t times_per_trial = 32;
 constexpr double rarest_trials = 16;
 // The choice changes only if the other way costs less than this fraction of the cost of the present way.

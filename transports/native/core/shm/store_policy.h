@@ -72,8 +72,9 @@ class RecentTimes {
   std::uint64_t added_ = 0;
 };
 
-//! Chooses between two ways. It takes the way with the lower cost. Now and then it takes the other one, `burst` times
-//! in a row, to measure its cost.
+//! Chooses between two ways to do the same work, such as ordinary and streaming stores, by their measured costs. It
+//! takes the way with the lower cost. Now and then it takes the other way, `burst` times in a row, to measure its cost
+//! again.
 class Choice {
  public:
   explicit Choice(std::uint32_t burst) : burst_(burst) {}
@@ -114,8 +115,8 @@ class StorePolicy {
   }
   //! Fills memory that the peer has read since the last fill. Returns the time taken, or 0 if the fill is not timed.
   std::chrono::nanoseconds fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Way way);
-  //! Copies to memory that nobody reads soon, by the faster kind of store. `read` has the times to read that memory,
-  //! for callers to whom they matter.
+  //! Copies to memory that nobody reads soon, by the faster kind of store. `read` has the times to read that memory, if
+  //! the caller knows them; by default they count as equal.
   void copy(std::byte* dst, const std::byte* src, std::size_t nbytes, const ReadTimes& read = {1, 1});
   //! The time of one fill and one read in the usual way, in nanoseconds for 64 KiB; 0 if unknown.
   std::uint32_t usual_cost(const ReadTimes& read) const { return cost(usual_, read); }

@@ -42,9 +42,9 @@ class BriefLock {
   std::atomic<bool> taken_{false};  // set by the thread that holds the lock
 };
 
-//! When the kernel runs a thread that wakes while another one computes on its core. Patient: when the other thread has
-//! used its time slice. Prompt: at once. A prompt thread asks for short time slices, and Linux 6.12 and later runs such
-//! threads first. Its share of the core does not change.
+//! The moment when the kernel runs a thread that wakes while another thread computes on its core. Patient: after the
+//! time slice of the other thread. Prompt: at once. A prompt thread asks for short time slices, and Linux 6.12 and
+//! later runs such threads first. Its share of the core does not change.
 enum class Waking : std::uint8_t { patient, prompt };
 
 //! Sets the mode of this thread. Where the kernel refuses it or does not know it, nothing changes.

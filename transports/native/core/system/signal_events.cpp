@@ -54,7 +54,7 @@ void give_up_signal() {
   if (current_handler() == add_to_events) set_handler(SIG_DFL);
 }
 
-// In a forked child the numbers of the descriptors may be those of other files.
+// Forgets all events in a forked child, where the numbers of their descriptors may belong to other files.
 void forget_all_in_child() {
   for (auto& event : notified) event = 0;
   give_up_signal();

@@ -53,8 +53,8 @@ class Messenger {
 
   //! Whether the library can send and receive messages in memory of this type.
   virtual bool supports(MemoryType memory) const { return memory == MemoryType::host; }
-  //! Sends `nbytes` at `data`. The memory must stay valid until the transfer has ended. An immediate error is a
-  //! transfer that has failed.
+  //! Sends `nbytes` at `data`. The memory must stay valid until the transfer has ended. If the library refuses the send
+  //! at once, the transfer has failed; nothing is thrown.
   virtual void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType memory,
                     Transfer& transfer) = 0;
   //! Receives up to `nbytes` into `data`, which must stay valid until the transfer has ended.
@@ -62,9 +62,10 @@ class Messenger {
                        Transfer& transfer) = 0;
   //! Moves data where possible, and notes whether `transfer` has ended.
   virtual void test(Transfer& transfer) = 0;
-  //! Asks that the transfer end. One that is under way may end only when it has arrived.
+  //! Asks the library to end the transfer early. A transfer that is under way may still end only when its message has
+  //! arrived.
   virtual void cancel(Transfer& transfer) = 0;
-  //! Posts a transfer that ends when everything sent to the peer, and ended here, has left this process.
+  //! Posts a transfer that ends when every message to the peer whose send has ended has also left this process.
   virtual void flush(Peer peer, Transfer& transfer) = 0;
   //! Leaves a transfer that will not end to the library. Its memory must never be freed.
   virtual void abandon_transfer(Transfer& transfer) = 0;

@@ -10,8 +10,8 @@ namespace unisono {
 namespace {
 
 constexpr int success = 0;
-// MPI has no descriptor that reports an event, so a thread that sleeps through the end of a message is late by a whole
-// sleep. So for about a millisecond it yields instead.
+// MPI has no descriptor that reports an event. So a thread that sleeps when a message ends notices the end only after
+// this time. Therefore a thread yields for about a millisecond before it sleeps.
 constexpr std::chrono::microseconds max_sleep_time{200};
 constexpr std::uint32_t mpi_yields_before_sleep = 1000;
 // At least the size of every MPI's MPI_Status.
@@ -127,7 +127,7 @@ class MpiMessenger final : public Messenger {
   }
 
   void cancel(Transfer& transfer) override {
-    // MPI may take a cancelled send back or not, and may wait for the receiver to tell. So sends are not cancelled.
+    // Only receives are cancelled. MPI need not cancel a send, and may wait for the receiver to find out.
     if (!transfer.receives) return;
     auto request = handle_of<Handle>(transfer.request);
     const std::lock_guard lock(mpi_mutex());

@@ -25,7 +25,8 @@ constexpr auto quiet_time = 150ms;
 constexpr auto closing_time = 1000ms;
 constexpr auto cancelling_time = 200ms;
 
-// Keeps memory that a library may still use. It is never freed, on purpose, but stays reachable for leak checkers.
+// Keeps memory that the library of messages may still use. The memory is never freed, on purpose, but stays reachable
+// for leak checkers.
 template <class Owners>
 void leak(std::unique_ptr<Owners> kept) {
   static std::mutex lock;  // guards `all`, because channels of several endpoints may close at the same time

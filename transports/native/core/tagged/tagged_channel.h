@@ -16,7 +16,7 @@
 // Chunks. The sender sends chunks from where the payload lies if it lies in one piece, and otherwise from stages. A
 // plain `read` receives a chunk into its destination if the whole chunk fits there. Other chunks go to stages, where a
 // reduction reads them. A stage fits the second-level cache. Several chunks are under way at a time, and many if they
-// need no stage. So a rank that gets its core back finds much to do.
+// need no stage. So a rank that another process has kept from its core finds many chunks that have arrived meanwhile.
 //
 // Point-to-point messages lie in one piece on both sides, and a library moves them best as a whole. Only the longest
 // are cut, so that a transfer under way does not take long to end when a call fails. A library moves chunks only when

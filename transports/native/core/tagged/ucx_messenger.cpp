@@ -89,7 +89,8 @@ RequestParam param_of(MemoryType memory) {
 // A sleep is bounded although there are events: a sleeping thread of another communicator may have taken the event.
 constexpr std::chrono::microseconds max_sleep_with_events{2000};
 constexpr std::chrono::microseconds max_sleep_without_events{200};
-// Waking takes as long as half a megabyte, and the sender gets no event before the end.
+// A thread takes as long to wake up as half a megabyte takes to arrive, and the sender gets no event before the end of
+// its message. So threads yield often before they sleep.
 constexpr std::uint32_t ucx_yields_before_sleep = 1000;
 
 }  // namespace

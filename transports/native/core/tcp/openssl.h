@@ -8,7 +8,8 @@
 
 namespace unisono {
 
-//! TLS cannot be used, or the other end of a connection is not what it must be.
+//! TLS cannot be used, or the other end of a connection fails a check: it lacks the key of the job, or its certificate
+//! is refused.
 struct TlsError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

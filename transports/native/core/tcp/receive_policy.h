@@ -83,7 +83,8 @@ class StagingPolicy {
     if (nbytes < ReceivePolicy::least_nbytes) return;
     const std::uint32_t ns_per_64k = RecentTimes::of(took, nbytes);
     if (ns_per_64k > quickest_ * clearly_slower) line_offset_ ^= half_cache_line;
-    // The bound rises slowly, because the shortest time of the past may no longer be possible.
+    // The shortest time rises slowly towards the newest one, because the machine may no longer reach the times of the
+    // past.
     quickest_ = std::min(ns_per_64k, quickest_ + quickest_ / 16);
   }
 

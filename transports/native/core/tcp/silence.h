@@ -20,8 +20,8 @@ class Silence {
  public:
   using Clock = std::chrono::steady_clock;
 
-  //! Looks at the connection. Times count from the first look that finds an answer missing, so look several times in a
-  //! second.
+  //! Examines the connection. Silence counts from the first examination that finds an answer missing, so the caller
+  //! examines it several times a second.
   void look(int socket, Clock::time_point now);
   //! Forgets the former connection.
   void reset() { unheard_since_ = stuck_since_ = {}; }

@@ -16,8 +16,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t largest_block_nbytes = 256 << 10;
-// A new connection buffers this much. A longer block would have to wait for acknowledgements of its start, while the
-// other streams wait for their turn.
+// The size of a block if a channel has several streams. The kernel buffers this much of a new connection. A longer
+// block would have to wait for acknowledgements of its start, while the other streams wait for their turn.
 constexpr std::size_t shared_block_nbytes = 64 << 10;
 // Space for a block with its checksum, and for a little of the data after it.
 constexpr std::size_t most_read_ahead_nbytes = largest_block_nbytes + 4096;

@@ -83,7 +83,8 @@ class TcpChannel final : public Channel {
   std::size_t block_nbytes_;
   std::vector<TcpStream> streams_;
 
-  // Sending. Only the stream used last can have waiting bytes, and streams that have been resumed.
+  // The stream on which bytes were sent last. Only this stream, and streams that have been resumed, can have bytes that
+  // wait to be sent.
   TcpStream* out_stream_;
   bool was_resumed_ = false;      // since all streams were flushed
   std::uint32_t out_number_ = 0;  // of the next message

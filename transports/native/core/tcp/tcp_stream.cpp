@@ -44,8 +44,8 @@ bool stays_in_the_kernel(int socket) {
          address_of(ours) == address_of(theirs);
 }
 
-// BBR paces what it sends, which takes half as long again on a link that cannot be congested. Every kernel has Reno and
-// allows it, and Reno does not pace.
+// Sets Reno as congestion control in place of BBR. BBR paces its packets, so a transfer takes half as long again on a
+// link that cannot be congested. Reno does not pace, and every kernel has and allows it.
 void do_without_pacing(int socket) {
   static constexpr char reno[] = "reno";
   ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, reno, sizeof reno - 1);  // on failure the kernel's default stays
@@ -53,13 +53,15 @@ void do_without_pacing(int socket) {
 
 // On a network with a round trip of this many microseconds, the loss of few packets must not slow a stream down.
 constexpr std::uint32_t far_us = 5000;
-// The place of the least round trip in the kernel's tcp_info, of which the C library knows only the beginning.
+// The offset of tcpi_min_rtt, the shortest round trip, in the kernel's tcp_info. The C library declares only the
+// beginning of that struct.
 constexpr std::size_t min_rtt_offset = 148;
 constexpr std::size_t tcp_info_nbytes = 192;
 constexpr std::uint32_t unmeasured = 0xffffffff;
 
-// Reno and CUBIC take a lost packet for congestion, and a window of one long round trip is lost with it: at 100 ms and
-// a loss of 0.1 %, CUBIC carries 5 Mbit/s of 200. BBR sends at the rate at which data arrives.
+// Sets BBR as congestion control, on a link with long round trips. Reno and CUBIC take each lost packet for congestion
+// and send less for many round trips: at 100 ms and a loss of 0.1 %, CUBIC carries 5 Mbit/s of 200. BBR sends at the
+// rate at which data arrives.
 void endure_losses(int socket) {
   std::array<std::byte, tcp_info_nbytes> info{};
   socklen_t nbytes = tcp_info_nbytes;

@@ -42,7 +42,8 @@ class TcpStream {
   //! Adds bytes to the waiting ones; they are sent before anything else.
   void append(const void* data, std::size_t nbytes);
   //! Sends the waiting bytes and then up to `nbytes` at `data`, without TLS in one system call. Returns how many bytes
-  //! of `data` were taken. With `lasting`, they stay unchanged until `keep_lasting`.
+  //! of `data` were taken. With `lasting`, the caller promises that these bytes stay unchanged until it calls
+  //! `keep_lasting`. Then the history refers to them instead of copying them.
   std::size_t send(const std::byte* data, std::size_t nbytes, bool lasting = false);
   //! Sends waiting bytes; true when none is waiting any more.
   bool flush();
@@ -52,7 +53,8 @@ class TcpStream {
   std::size_t waiting_nbytes() const {
     return waiting_.size() - waiting_sent_ + (tls_ == nullptr ? 0 : tls_->unsent_nbytes());
   }
-  //! Copies those lasting bytes that may have to be sent again, because they may change from now on.
+  //! Ends the promise of `send(..., lasting=true)`: from now on the caller may change the bytes that it sent. So this
+  //! copies those of them that may have to be sent again.
   void keep_lasting();
 
   //! The bytes that were read ahead.
@@ -78,7 +80,7 @@ class TcpStream {
   bool ended() const { return gone_; }
   //! The error that ended the connection; 0 if the peer closed it.
   int error() const { return error_; }
-  //! Looks whether the other end answers. Between two addresses of one kernel it always does.
+  //! Examines whether the other end answers (silence.h). Between two addresses of one kernel it always does.
   void look(Silence::Clock::time_point now);
   //! Forgets the times of silence that `look` has measured.
   void forget_silence() { silence_.reset(); }
@@ -116,7 +118,8 @@ class TcpStream {
   std::uint32_t resumptions_ = 0;
   std::size_t kept_nbytes_;
   SentHistory history_;
-  // The bytes sent after those in the history, which lie in memory of the caller.
+  // Bytes that were sent after those in the history and are not copied: they still lie in memory of the caller,
+  // unchanged.
   std::vector<std::span<const std::byte>> lasting_;
   std::size_t lasting_nbytes_ = 0;
   std::uint64_t sent_ = 0;      // bytes passed to the kernel, without those that were sent again

@@ -242,7 +242,7 @@ const openssl::BioMethod* Tls::bio_method(const openssl::Library& ssl) {
   return method;
 }
 
-// A session that was never begun: the form in which OpenSSL takes a pre-shared key.
+// Returns a session that was never used for a connection: OpenSSL takes a pre-shared key in this form.
 openssl::Session* Tls::new_session(openssl::Connection* connection) const {
   openssl::Session* session = ssl_.SSL_SESSION_new();
   if (session == nullptr) return nullptr;
