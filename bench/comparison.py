@@ -75,7 +75,7 @@ def read(path: Path) -> dict[str, Any]:
         document: dict[str, Any] = checked(value, _SHAPE)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{path} is no benchmark of `unisono bench`: {reason}") from None
+        raise UsageError(f"{path} is no result of `unisono bench`: {reason}") from None
     return document
 
 

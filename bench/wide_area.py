@@ -210,7 +210,9 @@ def wide_area(
         raise UsageError(f"a wide-area network has 2 to {MOST_HOSTS} hosts, not {hosts}")
     for source, target in area.ways:
         if source == target or not {source, target} <= set(range(hosts)):
-            raise UsageError(f"there is no way from host {source} to host {target}: hosts are 0 to {hosts - 1}")
+            raise UsageError(
+                f"ways lead from one host to another, from 0 to {hosts - 1}, and not from {source} to {target}"
+            )
         _check(area.ways[source, target])
     if reason := missing():
         raise UsageError(reason)
@@ -258,7 +260,7 @@ def _pairs(hosts: int) -> list[tuple[int, int]]:
 
 def _check(way: NetworkWay) -> None:
     if not (all(0 <= number < math.inf for number in way[:4]) and way.loss <= 1):
-        raise UsageError(f"{way} is no way: its numbers must be finite and not negative, and its loss at most 1")
+        raise UsageError(f"{way} cannot be simulated: numbers must be finite and not negative, and the loss at most 1")
 
 
 def _bit_s(mbit_s: float) -> int:

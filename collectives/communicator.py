@@ -507,7 +507,7 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
             for peer, traffic in more.items():
                 totals[peer] = totals[peer] + traffic if peer in totals else traffic
         if sys.is_finalizing():  # nothing can be imported any more
-            raise UsageError("Python is ending: call stats() before")
+            raise UsageError("Python is ending, and can import nothing any more: call stats() earlier")
         from unisono.collectives.calls.statistics import Statistics
 
         return Statistics(totals, self._executor.usage(), self._devices.statistics())

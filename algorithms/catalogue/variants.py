@@ -63,4 +63,4 @@ def _name(expression: ast.expr) -> str:
         return f"{_name(expression.value)}.{expression.attr}"
     if isinstance(expression, ast.Name):
         return expression.id
-    raise ValueError("no name")
+    raise ValueError("the name of an algorithm must be a Python name, such as ring")

@@ -41,7 +41,8 @@ class _NeighbourPlans(PlanSet):
             inputs = 1 if self._gathers else len(neighbourhood.destinations)
             blocks = [plan.input.blocks, plan.output.blocks]
             if blocks != [inputs, len(neighbourhood.sources)]:
-                raise PlanError(f"rank {plan.rank}: INPUT and OUTPUT have {blocks} blocks, unlike its neighbourhood")
+                expected = [inputs, len(neighbourhood.sources)]
+                raise PlanError(f"rank {plan.rank}: INPUT and OUTPUT have {blocks} blocks, expected {expected}")
 
     def origins(self, rank: int) -> Sequence[BlockOrigin]:
         return [BlockOrigin(rank, block) for block in range(self.plans[rank].input.blocks)]

@@ -132,7 +132,7 @@ def read(path: Path) -> list[tuple[Round, float | None]]:
                     numbers = tuple(str(int(row[name])) for name in ("p", "tasks_per_node", "count_int32"))
                     median_us = float(row["median_us"])
                 except (TypeError, ValueError):
-                    raise UsageError(f"{path}, line {reader.line_num}: not a measurement") from None
+                    raise UsageError(f"{path}, line {reader.line_num}: expected whole numbers and a time") from None
                 key = (row["coll"], *numbers, row["timestamp"], row["test"], row["lib"])
                 by_round[key].setdefault(row["algo"], []).append(median_us * 1e-6)
     except OSError as error:

@@ -79,7 +79,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike, device: str | None = Non
     if nbytes == 0:
         return np.empty(extents, element)
     if nbytes > np.iinfo(np.intp).max:
-        raise MemoryError(f"no address space is large enough for an array of {nbytes} bytes")
+        raise MemoryError(f"an array of {nbytes} bytes is larger than an address space: pass a smaller shape")
     array: AnyArray = np.ndarray(extents, element, buffer=_zeros(nbytes))
     return array
 
@@ -93,7 +93,7 @@ def _zeros(nbytes: int) -> memoryview:
     try:
         return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     except OSError as error:
-        raise MemoryError(f"an array of {nbytes} bytes: {error.strerror}") from error
+        raise MemoryError(f"the system has no memory for an array of {nbytes} bytes: {error.strerror}") from error
 
 
 @once_per_process

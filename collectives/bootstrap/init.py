@@ -195,7 +195,7 @@ def init(
         TransportUnavailableError: the system refuses descriptors, threads or system calls that ranks need.
     """
     if sys.is_finalizing():  # nothing can be imported any more
-        raise UsageError("Python is ending: a rank meets the others before")
+        raise UsageError("Python is ending, and can start no rank any more: call init() earlier")
     if settings:
         options = Options(**settings) if options is None else dataclasses.replace(options, **settings)
     if store is None and mpi_comm is None and is_restarted(os.environ):

@@ -69,7 +69,7 @@ def spread(arguments: CallArguments) -> list[CallArguments]:
         return [arguments]
     sources = [None] * len(out) if x is None else x
     if not sources:
-        raise UsageError("x is an empty list: there is nothing to be done")
+        raise UsageError("x is an empty list: pass a list with at least one array")
     _check_elements(sources)
     targets = outs_of(sources, out)
     return [arguments._replace(x=source, out=target) for source, target in zip(sources, targets, strict=True)]

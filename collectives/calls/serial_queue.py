@@ -153,6 +153,6 @@ class QueuedOperation:
     def _result(self) -> None:
         if not self._ended.done():
             raise UsageError(
-                "this process was forked from a rank, and the call goes on only in the rank", operation=self._operation
+                "this process was forked from a rank, and only the rank continues the call", operation=self._operation
             )
         self._ended.result()

@@ -41,7 +41,7 @@ def average_metrics(world: Communicator, metrics: Mapping[str, Any], samples: fl
     # The numbers of a rank without samples may be NaN, so they are replaced by zeros.
     sums = world.allreduce(np.append(values * weight if weight else np.zeros(len(names)), weight), reproducible=True)
     if sums[-1] == 0:
-        raise UsageError("no rank has a sample: there is nothing to average")
+        raise UsageError("no rank has a sample, so the average is not defined: let one rank pass samples above 0")
     return dict(zip(names, (sums[:-1] / sums[-1]).tolist(), strict=True))
 
 

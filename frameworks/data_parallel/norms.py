@@ -122,7 +122,9 @@ def scale_by_larc(
     factors = {}
     for name, weight, gradient in zip(lent, *np.split(norms, 2), strict=True):
         if not math.isfinite(weight + gradient):
-            raise FloatingPointError(f"the norm of {name!r} is {weight}, and of its gradient {gradient}")
+            raise FloatingPointError(
+                f"{name!r} has the norm {weight} and its gradient {gradient}: no gradient was changed"
+            )
         if weight and gradient:
             rate = trust * weight / (gradient + weight_decay * weight)
             factors[name] = float((min(rate, learning_rate) if clip else rate) / learning_rate)

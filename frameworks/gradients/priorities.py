@@ -89,7 +89,8 @@ class Arriving(Mapping[str, Any]):
                 raise KeyError(name)
             if self._is_over:
                 raise UsageError(
-                    f"the gradient of {name!r} was not looked up before the next step began: look it up in its own step"
+                    f"the gradient of {name!r} was first read after the next step had begun: read each "
+                    "gradient in its own step"
                 )
             for index in indices:
                 self._wait(index)

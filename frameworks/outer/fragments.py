@@ -52,8 +52,8 @@ def check_schedule(schedule: FragmentSchedule, layers: Sequence[Layer]) -> None:
         raise UsageError(f"{fragments} fragments need inner_steps={fragments} or more, not {inner_steps}")
     if overlap >= inner_steps:
         raise UsageError(
-            f"overlap={overlap} must be below inner_steps={inner_steps}, because a fragment returns before it leaves "
-            "again"
+            f"overlap={overlap} must be below inner_steps={inner_steps}, because the average of a fragment must "
+            "arrive before the fragment is averaged again"
         )
 
 

@@ -438,7 +438,7 @@ def test_comparison_tells_changes_from_noise_and_from_a_slower_machine(
     [
         ({"ranks": 4}, "one has ranks 2, the other 4"),
         ({"rows": []}, "no size, placement and library in common"),
-        ({"rows": 3}, "is no benchmark of `unisono bench`"),
+        ({"rows": 3}, "is no result of `unisono bench`"),
     ],
 )
 def test_benchmarks_that_differ_are_not_compared(

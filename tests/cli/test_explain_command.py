@@ -52,7 +52,7 @@ def test_explain_table_marks_the_choice(capsys: pytest.CaptureFixture[str]) -> N
     ("arguments", "message"),
     [
         (["alltogether", "8"], "alltogether"),
-        (["allreduce", "8", "--size", "8"], "given twice"),
+        (["allreduce", "8", "--size", "8"], "both set the number of bytes"),
         (["allreduce", "8", "--algorithm", "rnig"], "did you mean 'ring'"),
         (["allreduce", "many"], "'many' is not"),
         (

@@ -712,7 +712,7 @@ def in_turns(world: Any, compression: str | None, folder: str) -> tuple[list[str
             if step == 0:
                 reducer.load_state_dict({**reducer.state_dict(), "turns": TURNS})
         reducer.flush()
-        with pytest.raises(un.UsageError, match="'p0' was not looked up before"):
+        with pytest.raises(un.UsageError, match="'p0' was first read after the next step"):
             reduced["p0"]
         assert (reduced["p2"] == 4.5).all()
         reducer.trace(Path(folder, f"{world.rank}.json"))

@@ -50,8 +50,8 @@ def test_bind_address_may_be_an_address_an_interface_or_a_network(option: str, a
         ("nonsense/8", "write a network as"),
         ("eth99", "it must be an address, a host name, an interface or a network of this machine: lo 127.0.0.1"),
         ("x" * 100, "UNISONO_BIND_ADDRESS"),
-        ("0.0.0.0", "means no particular interface"),
-        ("::", "means no particular interface"),
+        ("0.0.0.0", "means all interfaces"),
+        ("::", "means all interfaces"),
         ("203.0.113.7", "cannot be listened on"),
     ],
 )

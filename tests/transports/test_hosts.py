@@ -406,7 +406,10 @@ def test_init_between_hosts_on_loopback_says_what_to_set(
     lines = [line for line in capfd.readouterr().err.splitlines() if "RendezvousError" in line]
     assert len(lines) == 2
     for line in lines:
-        assert "ranks 0 and 1 are apart (another network namespace), and rank 0 and 1 more can be reached" in line
+        assert (
+            "ranks 0 and 1 are on different hosts (another network namespace), and rank 0 and 1 more can be reached"
+            in line
+        )
         assert "UNISONO_BIND_ADDRESS" in line
 
 

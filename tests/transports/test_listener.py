@@ -380,7 +380,7 @@ def test_listener_reports_garbage_in_the_debug_log_only(door, caplog):
             sock.sendall(b"x" * HELLO_NBYTES)
             assert_dropped(sock)
         assert_serves(door)
-    assert "not a hello of Unisono" in caplog.text
+    assert "sent no HELLO of Unisono" in caplog.text
     assert all(record.levelno == logging.DEBUG for record in caplog.records)
 
 

@@ -153,7 +153,7 @@ def test_a_prefix_keeps_two_jobs_in_one_store_apart(opened):
 
 
 def test_store_server_on_a_used_port_says_who_must_change_it(server):
-    with pytest.raises(RendezvousError, match="in use; whoever starts the job must pick another port"):
+    with pytest.raises(RendezvousError, match="in use; start the job with a store at another port"):
         StoreServer(*host_and_port(server.url), key=KEY, job=JOB)
 
 

@@ -128,7 +128,7 @@ def test_interpolation_bench_refuses_invalid_data_with_the_line(tmp_path: Path) 
     with pytest.raises(UsageError, match="no column 'tasks_per_node'"):
         read(file)
     file.write_text(f"{HEADER}here,now,0,ALLREDUCE,4,1,four,lib,ring_ompi,2,1.0\n")
-    with pytest.raises(UsageError, match=r"data\.csv, line 2: not a measurement"):
+    with pytest.raises(UsageError, match=r"data\.csv, line 2: expected whole numbers and a time"):
         read(file)
     with pytest.raises(SystemExit) as end:
         main(["--data", str(file)])

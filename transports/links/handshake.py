@@ -142,7 +142,7 @@ class Hello:
             message
         )
         if magic != _MAGIC:
-            raise HandshakeError("not a hello of Unisono")
+            raise HandshakeError("the other end sent no HELLO of Unisono, so it is another program")
         try:
             use = Purpose(purpose)
         except ValueError:
@@ -280,7 +280,7 @@ class _Handshake:
         if not data:
             raise HandshakeError("the connection ended during the handshake")
         if len(data) > self.needed:
-            raise HandshakeError("more bytes than the hello has")
+            raise HandshakeError("the other end sent more bytes than a HELLO has")
         self._received += data
         if self.needed:
             return b""
@@ -337,7 +337,7 @@ class DialerHandshake(_Handshake):
 
     def _on_ready(self, message: bytes) -> bytes:
         if message != _READY:
-            raise HandshakeError("the acceptor is not ready")
+            raise HandshakeError("the acceptor sent other bytes than its confirmation at the end of the handshake")
         return b""
 
 

@@ -76,7 +76,9 @@ class Invitation(NamedTuple):
         checked(fields, _INVITATION, "an invitation")
         invitation = cls(**{name: fields[name] for name in _INVITATION})
         if not 0 < invitation.rank < invitation.size or invitation.epoch < 1:
-            raise ValueError("an invitation is out of range")
+            raise ValueError(
+                f"an invitation has rank {invitation.rank} of {invitation.size} and epoch {invitation.epoch}"
+            )
         return invitation
 
 
@@ -102,7 +104,7 @@ class JoinRequest:
         fields = json_of(value, _REQUEST, "a request")
         request = cls(**{name: fields[name] for name in _REQUEST})
         if not 0 < request.port < 1 << 16:
-            raise ValueError("its port is out of range")
+            raise ValueError(f"a request has port {request.port}, which is no TCP port")
         return request
 
     def pack(self) -> bytes:

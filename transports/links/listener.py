@@ -155,7 +155,7 @@ def listen_tcp(bind_address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not any(socket.inet_pton(family, host.partition("%")[0])):
         raise UsageError(
-            f"{SETTING}={bind_address!r} means no particular interface: name an address that other ranks can connect to"
+            f"{SETTING}={bind_address!r} means all interfaces: name an address that other ranks can connect to"
         )
     sock = closed_in_child(socket.socket(family, socket.SOCK_STREAM))
     try:

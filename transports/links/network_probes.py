@@ -107,7 +107,7 @@ class Appointment(NamedTuple):
         checked(message, dict.fromkeys(cls._fields, float))
         terms = cls(*(message[name] for name in cls._fields))
         if not 0 < terms.turn_s <= _MOST_TURN_S or not 0 < terms.limit_s < LONGEST_WAIT_S:
-            raise ValueError("an appointment is out of range")
+            raise ValueError(f"the times of a network measurement cannot be {terms.turn_s} s and {terms.limit_s} s")
         return terms
 
 
@@ -184,7 +184,7 @@ class ProbeConnections:
             if self._failure is not None:
                 raise self._failure
             if (lane, peer) not in self._arrived:
-                raise TimeoutError(f"rank {peer} did not come to measure")
+                raise TimeoutError(f"rank {peer} did not connect in time for the network measurement")
             return self._arrived.pop((lane, peer))
 
     def close(self) -> None:
@@ -250,7 +250,7 @@ def _network(rows: Sequence[Sequence[Sequence[float]]]) -> Network:
     """Return the network of which each host has measured a row: round trips, and seconds of a byte to that host."""
     hosts = range(len(rows))
     if any(len(row) != len(rows) or any(len(values) != 2 for values in row) for row in rows):
-        raise ValueError("a host sent another number of measurements")
+        raise ValueError(f"a host sent other measurements than one pair for each of the {len(rows)} hosts")
     return Network.of(
         {
             "round_trip_s": [[min(rows[i][j][0], rows[j][i][0]) for j in hosts] for i in hosts],
@@ -333,5 +333,5 @@ def _per_byte_s(arrivals: Sequence[tuple[float, int]]) -> float:
     from_s = ended_s - (ended_s - began_s) / 3
     before_s, before = max(arrival for arrival in arrivals if arrival[0] <= from_s or arrival is arrivals[0])
     if nbytes == before or math.isclose(ended_s, before_s):
-        raise ValueError("too little arrived from another host")
+        raise ValueError("another host sent too few bytes to measure the rate of its link")
     return (ended_s - before_s) / (nbytes - before)

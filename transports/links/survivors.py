@@ -217,7 +217,9 @@ class Search:
             if not {self._me} <= set(answer["members"]) <= set(self._members):
                 raise ValueError(f"the ranks {answer['members']} are not survivors with rank {self._me} among them")
         except ValueError as error:
-            raise RendezvousError(f"rank {leader} sent no verdict on who goes on: {error}", peer=leader) from None
+            raise RendezvousError(
+                f"rank {leader} sent no valid list of the ranks that continue: {error}", peer=leader
+            ) from None
         return Verdict(tuple(answer["members"]), answer["epoch"], answer["store"])
 
     def _lead(self, deadline: Deadline) -> Verdict | None:

@@ -180,7 +180,7 @@ def parse(memory: bytes, last: int | None = None) -> Snapshot:
     about_at, about_nbytes, communicators_at, slots, traffic_at, traffic_slots, *of_calls, named = areas
     records_at, record_nbytes, depth, texts_at, texts_nbytes = of_calls
     if about_nbytes > _MOST_ABOUT_NBYTES or traffic_slots > _MOST_CHANNELS:
-        raise ValueError("the memory of a flight recorder describes more than a rank can have")
+        raise ValueError("the header of a flight recorder counts more channels or bytes than a rank can have")
     for begin, count, each in (
         (communicators_at, min(slots, named), _COMMUNICATOR.size),
         (traffic_at, traffic_slots, _TRAFFIC.size),

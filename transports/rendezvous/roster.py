@@ -256,8 +256,8 @@ def _check_reachable(members: Sequence[Member]) -> None:
         shown = f"rank {hidden[0].rank}" + (f" and {len(hidden) - 1} more" if len(hidden) > 1 else "")
         why = first.surroundings.apart_from(away.surroundings)
         raise RendezvousError(
-            f"ranks 0 and {away.rank} are apart ({why}), and {shown} can be reached from its own host only (it listens "
-            f"on {hidden[0].addresses.tcp_host}): {HOW_TO_REACH}"
+            f"ranks 0 and {away.rank} are on different hosts ({why}), and {shown} can be reached from its own host "
+            f"only (it listens on {hidden[0].addresses.tcp_host}): {HOW_TO_REACH}"
         )
 
 

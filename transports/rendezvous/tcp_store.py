@@ -511,7 +511,7 @@ def _listen(host: str, port: int, *, open_to_all: bool) -> socket.socket:
         sock.close()
         raise RendezvousError(
             f"the store cannot listen on {_url(host, port)}: {error.strerror or error}; "
-            "whoever starts the job must pick another port"
+            "start the job with a store at another port"
         ) from None
     return sock
 

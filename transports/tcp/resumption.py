@@ -194,7 +194,9 @@ class Resumption:
         streams = self._streams(stream.communicator)
         state = None if streams is None else streams.retire_stream(*stream[1:], resumptions)
         if state is None:
-            raise ConnectionAbortedError("the stream has ended, or goes on already")
+            raise ConnectionAbortedError(
+                "this stream of the channel has ended, or another connection has continued it already"
+            )
         sock.sendall(_STATE.pack(*state))
         return state[0]
 

@@ -61,7 +61,9 @@ def serve(ticket: Ticket, host: str) -> str:
     with _lock:
         _check_free(ticket.name)
         if ticket.name in _servers:
-            raise UsageError(f"a communicator named {ticket.name!r} is being opened here: pass another name")
+            raise UsageError(
+                f"another thread of this process opens a communicator named {ticket.name!r}: pass another name"
+            )
         server = _servers[ticket.name] = StoreServer(host, 0, key=ticket.key, job=ticket.job)
     return server.url
 

@@ -262,7 +262,7 @@ def _met(key: str, name: str, size: int, rank: int) -> Communicator:
                 raise UsageError(f"rank 0 has made the group for {ticket.size} ranks, and rank {rank} for {size}")
             return meeting.join(ticket, rank, host)
         if deadline.has_passed():
-            raise RendezvousError(f"rank 0 of the group {key!r} did not come within {limit_s:g} s")
+            raise RendezvousError(f"rank 0 of the group {key!r} did not create the group within {limit_s:g} s")
         time.sleep(_LOOK_S)
 
 

@@ -25,7 +25,7 @@ class BareAdapter:
     def __init__(self) -> None:
         self.size = int(os.environ["UNISONO_SIZE"])
         if self.size != 2:
-            raise NotImplementedError("only two ranks are supported")
+            raise NotImplementedError(f"a bare TCP socket connects 2 ranks, not {self.size}")
         self._rank = int(os.environ["UNISONO_RANK"])
         self._socket = _meet(self._rank, f"\0unisono-bare-{os.environ['UNISONO_JOB']}")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -36,7 +36,9 @@ class BareAdapter:
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
         """Return the call to measure."""
         if (collective, array.dtype.name) != ("allreduce", "float32"):
-            raise NotImplementedError("only allreduce of float32 is supported")
+            raise NotImplementedError(
+                f"a bare TCP socket carries allreduce of float32 only, not {collective} of {array.dtype}"
+            )
         arguments = self._socket.fileno(), self._rank, ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.size)
         return lambda: _check(self._program.bare_allreduce(*arguments))
 

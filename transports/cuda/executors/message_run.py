@@ -127,7 +127,8 @@ class MessageRun:
             if self._deadline.has_passed():
                 peers = sorted({self._links.members[posted.peer] for lane in lanes for posted in lane.posted()})
                 raise CollectiveTimeoutError(
-                    f"rank {self._links.members[self._links.rank]} waited for rank {peers[0]} in a call between hosts",
+                    f"rank {self._links.members[self._links.rank]} waited for rank {peers[0]} on another "
+                    f"host until the time limit of {self._call.signature}",
                     peer=peers[0],
                 )
             if pause_s is not None:

@@ -126,7 +126,9 @@ class Channel:
     def _slab_of(self, peer: int, generation: int) -> Slab:
         slab = self._boards[peer].slab(self._number, generation)
         if slab.generation != generation:
-            raise InternalError(f"rank {peer} shows slab {slab.generation} and not {generation}")
+            raise InternalError(
+                f"rank {peer} announces generation {slab.generation} of its GPU memory, expected {generation}"
+            )
         return slab
 
     @property

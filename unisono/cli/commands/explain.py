@@ -101,7 +101,7 @@ def command(
     are simulated on the hosts of the file, with one rank on each host or as many as --per-host says.
     """
     if nbytes is not None and vector is not None:
-        raise UsageError("the bytes are given twice: use either BYTES or --size")
+        raise UsageError("BYTES and --size both set the number of bytes: use only one")
     if topology is not None and (per_host or link):
         raise UsageError("a topology already has hosts and links: omit --per-host and --link")
     length = next((each for each in (nbytes, vector) if each is not None), 1 if collective == "barrier" else 1 << 20)

@@ -173,8 +173,8 @@ def _process_watching() -> str:
         os.close(os.pidfd_open(os.getpid()))
     except (OSError, AttributeError) as error:
         why = getattr(error, "strerror", None) or "this Python has no os.pidfd_open"
-        raise OSError(f"no pidfd_open ({why}): launchers look ten times a second whether ranks have ended") from None
-    return "the kernel tells when a rank ends (pidfd)"
+        raise OSError(f"pidfd_open fails ({why}): launchers look ten times a second whether ranks have ended") from None
+    return "the kernel reports the end of a rank at once (pidfd)"
 
 
 def _single_copies() -> str:
@@ -199,8 +199,8 @@ def _facts_of_the_kernel() -> str:
     here = Surroundings.here()
     unknown = [name for name in ("machine", "network", "users") if not getattr(here, name)]
     if unknown:
-        raise OSError(f"/proc does not tell {', '.join(unknown)}")
-    return "/proc tells the boot and the namespaces of this process"
+        raise OSError(f"/proc does not show the {', '.join(unknown)} of this process")
+    return "/proc shows the boot and the namespaces of this process"
 
 
 def _cache_folder() -> str:

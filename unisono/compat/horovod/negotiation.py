@@ -329,7 +329,9 @@ class Negotiator:
                 entry.fail(self._error_of(first))
             return
         if len(entries) < len(batch) and not has_joined:
-            raise InternalError(f"rank {self.comm.rank} is to make {first.request.key!r}, which it has not started")
+            raise InternalError(
+                f"rank 0 lets all ranks make {first.request.key!r}, and rank {self.comm.rank} has not requested it"
+            )
         for key in entries:
             self._on_event(key, "start")
         if first.request.kind == "reducer":
