@@ -33,7 +33,7 @@ _TIMES = {"median_us": (int, float), "p90_us": (int, float)}
 
 @record
 class Change:
-    """A library at a size, in both benchmarks.
+    """The times of one library at one size in the old benchmark and in the new one.
 
     Attributes:
         nbytes, placement, library: the point.
@@ -52,7 +52,7 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """How many times as long a call takes now."""
+        """The time of a call in the new benchmark over that in the old one."""
         return self.new_us / self.old_us
 
     @property

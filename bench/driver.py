@@ -92,7 +92,7 @@ class Results:
     """All results, in the order of measurement.
 
     Attributes:
-        samples, failures, versions: the measured rounds, what failed, and the version of each library.
+        samples, failures, versions: the measured rounds, the failures, and the version of each library.
         load: the load average of the machine over the last minute before the measurement, in processes.
     """
 
@@ -106,7 +106,7 @@ class ProgressObserver(Protocol):
     """Is notified of progress, only between measurements."""
 
     def step(self, description: str) -> None:
-        """Note that one of `steps(settings)` steps begins."""
+        """Take notice that the next one of `steps(settings)` steps begins."""
 
 
 def steps(settings: Settings) -> int:

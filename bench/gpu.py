@@ -248,7 +248,7 @@ def _descendants() -> set[int]:
 
 
 def _adopt_orphans() -> None:
-    """Make orphans of descendants children of this process, which kills them."""
+    """Make this process the parent of orphaned descendants, so that it can kill them."""
     set_child_subreaper = 36
     ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
@@ -354,7 +354,7 @@ def settings(environ: Mapping[str, str], scratch: str, *, allows_double: bool = 
 
 
 def refuted(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the environment that keeps the stages from what does not work here, so that they measure the rest."""
+    """Return the variables that switch off the features that failed here, so that the stages measure the others."""
     lacking = {lack for record in records for name, lack in NEEDED if record.get("name") == name and not _works(record)}
     return {WITHOUT: ",".join(sorted(lacking))} if lacking else {}
 

@@ -73,7 +73,7 @@ def plug(hosts: Sequence[str], host: int, state: str) -> None:
 
 
 def inside(namespace: str) -> list[str]:
-    """Return the words to put before a command so that it runs in a namespace."""
+    """Return the command line up to the program to run, which makes it run in a namespace."""
     return ["ip", "netns", "exec", namespace]
 
 

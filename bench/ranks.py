@@ -38,7 +38,7 @@ class JobError(Exception):
 
 
 class RefusedError(Exception):
-    """The library lacks the collective or the dtype, or its result is wrong. The job continues."""
+    """The measured library lacks the collective or the dtype, or its result is wrong. The job continues."""
 
 
 class _Connection:

@@ -174,7 +174,7 @@ class WideAreaNetwork:
         self.area = Area(self.area.lines, {**self.area.ways, (source, target): way})
 
     def cut(self, source: int, target: int, *, is_cut: bool = True) -> None:
-        """Cut both ways between two hosts, or mend them."""
+        """Make both directions between two hosts lose all packets, or none because of this any more."""
         for pair in ((source, target), (target, source)):
             self.set_way(*pair, self.area.way(*pair)._replace(is_cut=is_cut))
 

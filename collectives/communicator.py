@@ -139,7 +139,7 @@ class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
 
     @property
     def topology(self) -> Topology:
-        """Where the ranks are, and what the machine of this rank has: processors, NUMA nodes, GPUs, interfaces.
+        """Where the ranks are, and the parts of this rank's machine: processors, NUMA nodes, GPUs, interfaces.
 
         Each access reads the machine anew, which takes some milliseconds. It asks no other rank.
         """

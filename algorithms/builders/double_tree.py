@@ -119,7 +119,7 @@ def broadcast_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
 
 
 def _under_root(size: int, rank: int, root: int, tree: int) -> tuple[int, Node, Callable[[int], int]]:
-    """Return a rank's position in a tree below the root, its node, and the function from positions to ranks.
+    """Return the position of a rank in one of the two trees, its node there, and the function from positions to ranks.
 
     The members of the tree are the other ranks, in order after the root, modulo `size`. The position of the root comes
     after theirs.

@@ -29,7 +29,7 @@ class Folding:
 
     @property
     def is_exact(self) -> bool:
-        """Whether no rank stands aside."""
+        """Whether every rank has a place in the rounds, because the number of ranks is a power of the radix."""
         return self.positions == self.size
 
     def run(self, position: int) -> range:
@@ -53,7 +53,7 @@ class Folding:
         return self.leader(self.position(rank)) == rank
 
     def folded_onto(self, rank: int) -> list[int]:
-        """Return the ranks that stand aside for the leader `rank`, in ascending order."""
+        """Return the ranks whose contributions the leader `rank` takes into the rounds, in ascending order."""
         return [other for other in self.run(self.position(rank)) if other != rank]
 
 

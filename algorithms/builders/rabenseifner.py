@@ -171,7 +171,10 @@ def _exchanges(folding: Folding, rank: int, bits: Iterable[int]) -> list[_Exchan
 
 
 def _combine(folding: Folding, rank: int, exchanges: Sequence[_Exchange], partial: Buffer, blocks: _Blocks) -> Lane:
-    """Return the groups that fold and halve, with partial results in `partial`. The last group lowers the result."""
+    """Return the groups that combine contributions by folding and recursive halving, with partial results in `partial`.
+
+    The last group lowers the result.
+    """
     current, whole = Buffer.INPUT, range(folding.positions)
     lane: Lane = ()
     if not folding.is_exact:

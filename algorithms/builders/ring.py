@@ -167,7 +167,7 @@ def allgather_lane(size: int, rank: int, first: int, track: _Track = _ONLY) -> L
 
 
 def _pass_around(times: int, size: int, rank: int, first: int, track: _Track = _ONLY) -> Lane:
-    """Return `times` groups that send blocks of OUTPUT as they arrive: `first`, then the blocks before it."""
+    """Return `times` groups, in each of which a rank sends a block of OUTPUT on: `first`, then the blocks before it."""
     step = track.direction
     send = Send((rank + step) % size, track.span(Buffer.OUTPUT, first, -step))
     receive = Recv((rank - step) % size, track.span(Buffer.OUTPUT, first - step, -step))

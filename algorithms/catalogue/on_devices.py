@@ -1,4 +1,4 @@
-"""The ways that calls on GPU arrays take: algorithms over mapped memory and others, and a rule that chooses."""
+"""The algorithms that calls on GPU arrays can use, over mapped memory and others, and a rule that chooses one."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Move(NamedTuple):
 
 
 def rows(plans: Sequence[Plan], segments: int = 1) -> list[DrawnGroup]:
-    """Return the rows of a schedule: `plans` of one algorithm run over `segments` segments, in canonical order."""
+    """Return the rows of a schedule: the groups of `plans` for each of `segments` segments, in the order of posting."""
     lanes = [[list(plan.groups(lane)) for plan in plans] for lane in range(max(len(plan.lanes) for plan in plans))]
     instances = [
         (group + segment, segment, lane, group)

@@ -144,7 +144,7 @@ class Execution:
                 self._deliver(event)
 
     def check(self) -> bool:
-        """Check that every rank's OUTPUT holds what the collective promises.
+        """Check that every rank's OUTPUT holds the data that the collective promises.
 
         Return whether ranks that are promised the same result compute it by the same expression.
         """

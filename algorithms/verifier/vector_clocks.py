@@ -87,11 +87,11 @@ class Clocks:
         self.final = [self._final(unrolled) for unrolled in unrolled_plans]
 
     def has_heard(self, clock: int, rank: int) -> bool:
-        """Return whether `clock` says that `rank` has begun."""
+        """Return whether a group with this clock starts for certain only after `rank` has begun."""
         return bool(clock >> self._begun[rank] & 1)
 
     def covers(self, clock: int, rank: int, lane: int, group: int) -> bool:
-        """Return whether `clock` holds a group."""
+        """Return whether a group has ended for certain before a group with this clock starts."""
         return bool(clock >> self._first[rank][lane] + group & 1)
 
     def count(self, clock: int, rank: int, lane: int) -> int:

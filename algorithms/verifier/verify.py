@@ -298,7 +298,10 @@ def _check_synchronization(plan_set: PlanSet, unrolled_plans: Sequence[UnrolledP
 
 
 def _check_bounds(plan: Plan, report: Report) -> None:
-    """Check that the cost is not below what is possible. If it is, the verifier has failed to count something."""
+    """Check that the cost is not below the least cost that the collective allows.
+
+    If it is, the verifier has failed to count something.
+    """
     bound = BOUNDS[plan.collective]
     # A flag is raised without waiting, so the flags of many groups may be under way at the same time.
     ports = plan.size - 1 if report.mapped else report.ports

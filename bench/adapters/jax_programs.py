@@ -52,11 +52,11 @@ class _Unisono:
         return program
 
     def whole(self, x: Any) -> Any:
-        """Return an argument of the program for the array of this rank."""
+        """Return the argument of the program that stands for the arrays of all ranks, made of this rank's array."""
         return x
 
     def part(self, x: Any) -> Any:
-        """Return the array of this rank of a result."""
+        """Return the part of a result of the program that lies on this rank."""
         return x
 
 
@@ -127,7 +127,10 @@ _WORLDS: dict[str, Callable[[], Any]] = {"unisono": _Unisono, "mpi4jax": _Mpi4ja
 
 
 class JaxAdapter:
-    """Compiled programs over a library. It is also the worker's memory: arrays are `Holder`s."""
+    """The adapter of compiled programs of JAX, whose collectives a library carries out.
+
+    It is also the worker's memory: arrays are `Holder`s.
+    """
 
     def __init__(self) -> None:
         self._world = _WORLDS[os.environ[PROGRAMS]]()

@@ -1,4 +1,4 @@
-"""torch's ways of an allreduce on CUDA tensors, for ranks that share the first GPU: backends, and symmetric memory."""
+"""Allreduces of torch on CUDA tensors, for ranks that share the first GPU: by backends, and by symmetric memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TorchMemory:
 
 
 class TorchCudaAdapter:
-    """One way of torch: "gloo" or "nccl", or "one_shot" or "two_shot" over symmetric memory."""
+    """One allreduce of torch: by the backend "gloo" or "nccl", or "one_shot" or "two_shot" over symmetric memory."""
 
     def __init__(self) -> None:
         self._torch = torch = importlib.import_module("torch")

@@ -68,8 +68,8 @@ class ChurnTrial(NamedTuple):
         views: the number of different lists of contributors.
         events: how often each event occurred.
         losses_s: the cost of each loss, in seconds.
-        wrong_sums, disagreements, hangs: what must not be, as sentences.
-        errors: what processes raised, with the number of times.
+        wrong_sums, disagreements, hangs: the violated promises, as sentences.
+        errors: the errors of processes, with the number of times.
     """
 
     calls: int
@@ -83,7 +83,7 @@ class ChurnTrial(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether all sums were right and equal on all members, and no call hung."""
         return not (self.wrong_sums or self.disagreements or self.hangs)
 
 
@@ -212,7 +212,7 @@ class _Trial:
         self._call_of_loss = 0
 
     def run(self, seconds: float) -> None:
-        """Let events happen for `seconds`."""
+        """Kill, stop, add and remove processes of the swarm at random for `seconds`."""
         self._serve()
         for _ in range(LEAST + 1):
             self._start()

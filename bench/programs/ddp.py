@@ -82,7 +82,7 @@ def _measure_rank(world: un.Communicator, url: str, layers: int, rounds: int) ->
 
 
 def times_of(steps: dict[str, Callable[[], None]], barrier: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Measure a step of each name in every round; return their medians as ``…_ms`` and minima as ``best_…_ms``."""
+    """Measure a step of each kind in every round; return the medians as ``…_ms`` and the minima as ``best_…_ms``."""
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(_WARM_UPS + rounds):
         for name, make_step in steps.items():

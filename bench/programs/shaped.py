@@ -71,7 +71,7 @@ def run(hosts: Sequence[str], per_host: int, arguments: Sequence[str]) -> list[l
 
 
 def judge(times: list[list[float]], hosts: int, algorithms: Sequence[str]) -> list[AlgorithmTimes]:
-    """Return the times of each algorithm and its bound."""
+    """Return the times of each algorithm, and its bound: the time in which the measured stream sends its bytes."""
     bounds = [2 * (hosts - 1) / hosts * row[0] for row in times]
     rows = []
     for k, algorithm in enumerate(algorithms):

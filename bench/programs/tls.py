@@ -1,4 +1,4 @@
-"""Measures what TLS costs: ``unisono bench tls [--sizes 8,1K,1M,64M] [--rounds 20] [--json]``.
+"""Measures the costs of TLS: ``unisono bench tls [--sizes 8,1K,1M,64M] [--rounds 20] [--json]``.
 
 Two jobs of two ranks exchange messages over TCP on loopback, one without TLS and one with it. They take turns, round by
 round, and each round is repeated with the jobs in the other order, so the machine treats both alike. A time is half of
@@ -52,7 +52,7 @@ class TlsTimes(NamedTuple):
 
 
 def main() -> None:
-    """Measure what TLS costs, as the command line asks, and print the times."""
+    """Measure the costs of TLS, as the command line asks, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     sizes = "8,1K,1M,64M"
     parser.add_argument("--sizes", type=lambda text: [parse_nbytes(part) for part in text.split(",")], default=sizes)

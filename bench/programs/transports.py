@@ -98,7 +98,7 @@ def _in_turns(stopwatches: dict[str, Callable[[], float]], rounds: int) -> dict[
 
 
 def _stopwatch(world: un.Communicator, pingpong: PingPong, source: Bytes, target: Bytes) -> Callable[[], float]:
-    """Return a function that measures once, with a number of repeats determined by a first try."""
+    """Return a function that measures one ping-pong, repeated as often as a first try finds long enough."""
     pingpong(source, target)
     tried = np.array([_seconds(world, pingpong, source, target, 2)])
     slowest = float(world.allreduce(tried, op="max")[0])

@@ -100,7 +100,7 @@ def _show(title: str, results: Sequence[CallTimes]) -> None:
 
 
 def _names(text: str) -> list[str]:
-    """Return the names in a list with commas between, of which those inside brackets belong to a name.
+    """Return the names in a list that is separated by commas. A comma inside of brackets belongs to a name.
 
     >>> _names("auto,ring(order=(1, 0)),direct")
     ['auto', 'ring(order=(1, 0))', 'direct']

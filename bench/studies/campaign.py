@@ -279,7 +279,7 @@ def _judged(trial: Trial, said: dict[int, list[dict[str, Any]]], fault_ns: int |
 
 
 def _one_ended_before(fault_ns: int | None, ends: Iterable[dict[str, Any]]) -> bool:
-    """Return whether a rank ended before the fault, so that its error cannot come from it."""
+    """Return whether a rank ended before the fault, so that the fault did not cause its error."""
     return fault_ns is None or any(end["ns"] < fault_ns for end in ends)
 
 

@@ -62,9 +62,9 @@ class PlannedFault(NamedTuple):
     """A fault.
 
     Attributes:
-        name: what goes wrong.
+        name: the fault, for people.
         function: the function of `faulty_rank.py`.
-        says: for each source, what it must say; or a reason in brackets why it cannot say anything.
+        says: for each source, the words that it must contain; or a reason in brackets why it cannot say anything.
         place: makes the place of the ranks, from a folder for files.
         environ: settings other than `SETTINGS`.
         is_slow: whether the job is slow and does not fail. Then SIGUSR1 asks for dumps.
@@ -260,7 +260,7 @@ def _names(pattern: str, text: str) -> bool | None:
 
 
 def _top(launcher: subprocess.Popen[str], place: RankPlaces) -> list[str]:
-    """Return what `unisono top` finds, looking until it finds something or the job has ended."""
+    """Return the findings of `unisono top`, which is run again until it has some or the job has ended."""
     while launcher.poll() is None:
         ranks = [rank for rank in json.loads(_output(_unisono("top", "--once", "--json"))) if _is_of(launcher, rank)]
         hidden = [rank["pid"] for rank in ranks if rank["rank"] in place.foreign]

@@ -20,7 +20,7 @@ from unisono.bench.programs import ddp
 
 
 def main() -> None:
-    """Measure in turns, and print the medians over turns."""
+    """Measure Horovod and Unisono in turns, and print the medians over turns."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=3, help="of 3.2 million parameters each")

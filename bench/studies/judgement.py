@@ -49,7 +49,7 @@ class SizeTimes(NamedTuple):
         return even, odd
 
     def regret(self, selector: str) -> float:
-        """Return the time of the choice over that of the best."""
+        """Return the time of the variant that the selector chose, over that of the fastest variant."""
         ratios = list[float]()
         for choosing, scoring in (self.halves(), self.halves()[::-1]):
             best = scoring[_least(choosing)]
@@ -144,7 +144,7 @@ def summary(points: Sequence[SizeTimes]) -> dict[str, dict[str, float]]:
 
 
 def shown(title: str, points: Sequence[SizeTimes]) -> Table:
-    """Return the table of the regrets."""
+    """Return a table of the regrets of each selector, where regret is the time of the choice over that of the best."""
     table = Table(title=title)
     for heading in ("chosen by", "geometric mean", "p90", "max", "within 5 %"):
         table.add_column(heading, justify="left" if heading == "chosen by" else "right")

@@ -1,4 +1,4 @@
-"""Measures what stays after long use: ``unisono bench leaks [--transport shm] [--scale 1.0] [--json]``.
+"""Measures the leaks of long use: ``unisono bench leaks [--transport shm] [--scale 1.0] [--json]``.
 
 Two ranks open and close 10,000 communicators, make a million calls, and join and abort 1,000 jobs. After the first half
 of each, and at its end, they count descriptors, threads, mappings, the bytes that C and C++ hold, and the blocks that
@@ -47,7 +47,7 @@ class HeldResources(NamedTuple):
 
 
 class Leak(NamedTuple):
-    """The growth of the rank with the larger one, in the second half of the repetitions of a use."""
+    """The growth of resources in the second half of many repetitions of a use, on the rank where they grow more."""
 
     use: str
     repetitions: int

@@ -55,7 +55,7 @@ class MpiPlace(NamedTuple):
 
 
 class SelectorComparison(NamedTuple):
-    """A comparison: the choices of a selector, with the best of its rivals at each point."""
+    """A comparison of the choices of a selector with the fastest choice of its rivals at each point."""
 
     name: str
     selector: str

@@ -135,7 +135,7 @@ class Sweep:
             field.least_s[name] = min(field.least_s[name], seconds)
 
     def _steadily(self, measure: Callable[[], T]) -> tuple[T, float]:
-        """Return a measurement and its seconds; if the cores move during it, it is repeated.
+        """Return a measurement and its seconds. The measurement is repeated if the hypervisor moves cores meanwhile.
 
         Raises:
             UsageError: the cores moved each time.

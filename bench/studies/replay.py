@@ -168,7 +168,7 @@ def predictions(recorded: Recorded) -> list[SizeTimes]:
 
 
 def shown(recorded: Recorded, parts: Sequence[float], seeds: int) -> Table:
-    """Return the table of regrets by the campaign's part of the sweep's time."""
+    """Return a table of regrets by the time of a campaign, as a part of the time that measuring everything takes."""
     table = Table(title=f"{recorded.ranks} ranks, {recorded.transport}: regret of tables")
     for heading in ("of the sweep's time", "geometric mean", "p90", "max"):
         table.add_column(heading, justify="right")

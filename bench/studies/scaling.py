@@ -75,7 +75,7 @@ def hep() -> list[tuple[str, str]]:
 
 
 def caffe() -> list[tuple[str, str]]:
-    """Return the time of a flat reduce, and of hierarchical ones."""
+    """Return the simulated time of a flat reduce, and of hierarchical ones."""
     topology = Topology(160, KESCH)
     rows = []
     flat = _of("reduce", "binomial", 256e6, topology)

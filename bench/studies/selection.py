@@ -207,7 +207,7 @@ def _regret(predicted: Predictions, each: PredictedPoint) -> float:
 
 
 def _time_share(points: Sequence[PredictedPoint], at: int, margin: float) -> float:
-    """Return the mean part of the measuring time that algorithms near the best take."""
+    """Return the mean part of the time of measuring that goes to the algorithms nearly as fast as the best one."""
     near = [survivors(each.both(at), list(each.seconds), margin) for each in points]
     both = zip(points, near, strict=True)
     return float(np.mean([sum(each.seconds[name] for name in of) / sum(each.seconds.values()) for each, of in both]))

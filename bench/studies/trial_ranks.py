@@ -74,7 +74,7 @@ class Trial(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A fault, and what the library promises after it.
+    """A fault, and the end that the library promises for calls after it.
 
     Attributes:
         plant: called in the victim with its communicator.

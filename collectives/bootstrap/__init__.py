@@ -1,6 +1,6 @@
 """The start of a job: from the environment of the launcher to a communicator of all ranks.
 
-- `init`: `un.init`, and what a communicator of all ranks holds open
+- `init`: `un.init`, and the objects that a communicator of all ranks holds open
 - `environment`: rank, size, store and key from environment variables
 - `launcher_variables`: the variables of mpirun, mpiexec and Slurm's srun
 - `rendezvous`: how the ranks find each other

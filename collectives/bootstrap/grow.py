@@ -131,7 +131,10 @@ class Growth:
         self._forget_joiners()
 
     def _decide(self, world: Communicator, count: int | None, deadline: Deadline) -> tuple[GrowDecision, _Party]:
-        """Return what all members do, and the joiners of the leader. Members wait in short rounds, which end early."""
+        """Return the decision of the leader for all members.
+
+        The leader also returns the joiners that it invites. Members wait in short rounds, which end early.
+        """
         while True:
             decision, party = (
                 self._look(world, count, deadline) if world.rank == 0 else (GrowDecision("wait"), _Party())
@@ -165,7 +168,10 @@ class Growth:
         return GrowDecision("meet", len(links), party.url), party
 
     def _serve(self, joiners: Joiners, links: list[socket.socket]) -> StoreServer:
-        """Serve the store of the meeting; if that fails, let the joiners wait on."""
+        """Serve the store by which members and joiners find each other.
+
+        If that fails, the joiners wait for the next round.
+        """
         me = self._session.identity
         try:
             return StoreServer(self._session.addresses.tcp_host, 0, key=me.key, job=me.job)
@@ -264,7 +270,7 @@ class _Party:
             send(link, {"begin": True})
 
     def fail(self, reason: str) -> None:
-        """Let the meeting fail for all that are still in it."""
+        """Tell all members and joiners that still connect to each other that they must give up, for this reason."""
         if self._server is not None:
             self._server.fail(reason)
 

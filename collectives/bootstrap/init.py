@@ -117,7 +117,7 @@ class _Job:
                 parts.callback(self._growth.close)
 
     def end(self) -> None:
-        """Close the communicator at exit; if it is garbage, close what it held open."""
+        """Close the communicator at exit; if it is garbage, close the objects that it held open."""
         world = self._world()
         (self if world is None else world).close()
 

@@ -94,7 +94,7 @@ class _Attempt:
         opened.callback(self._search.close)
 
     def agree(self) -> Verdict:
-        """Return the verdict: the survivors that go on."""
+        """Return the list of survivors on which all of them have agreed."""
         return self._search.agree(self._deadline)
 
     def meet(self, verdict: Verdict) -> Communicator:
@@ -144,7 +144,7 @@ class _Attempt:
 
 
 def _await_all(store: TcpStore, rank: int, size: int, deadline: Deadline) -> None:
-    """Wait until all ranks have met, so that none goes on while another begins again."""
+    """Wait until all survivors have met, so that none uses the new communicator while another starts a new attempt."""
     limit_s = deadline.remaining_s()
     if rank == 0:
         for other in range(1, size):

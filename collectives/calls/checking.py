@@ -152,7 +152,7 @@ def _check_in_place(call: Call) -> None:
 
 
 def check_lasting(call: CheckedCall, x: Any) -> None:
-    """Check that a persistent call on these arrays reads the current elements of `x` and writes an array of the user.
+    """Check that each use of a persistent call can read the current elements of `x` and write an array of the user.
 
     Raises:
         UsageError: the call would read a copy of an array, or would have to make a new result each time.

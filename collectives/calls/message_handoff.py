@@ -1,8 +1,8 @@
 """Operands of messages: the memory that `send` and `recv` hand to an executor.
 
 A message is the elements of an array in C order, whatever the memory order of the array at either end. So a source in
-Fortran order is packed, and the elements for a target in Fortran order are received beside it and then copied. A
-message to or from `NOBODY` has operands of its own, which check the array and start nothing.
+Fortran order is packed, and the elements for a target in Fortran order are received in memory of their own and then
+copied. A message to or from `NOBODY` has operands of its own, which check the array and start nothing.
 
 Used by: `api/point_to_point.py`. Arrays on a GPU have operands of their own in `device/point_to_point.py`.
 """
@@ -137,7 +137,7 @@ class ReceiveFromNobody(ReceiveOperand):
 
 
 class BesideReceive(ReceiveOperand):
-    """A `recv` into an array in Fortran order: the elements are received beside it, in C order, and then copied."""
+    """A `recv` into an array in Fortran order, by a second array in C order, from which the elements are copied."""
 
     def __init__(self, target: Operand, out: Any) -> None:
         super().__init__(operands.in_c_order(target, np.empty_like(target.flat)), out)

@@ -1,4 +1,4 @@
-"""Metrics of a communicator, for Prometheus and OpenTelemetry: the extra `metrics` installs what they need.
+"""Metrics of a communicator, for Prometheus and OpenTelemetry: the extra `metrics` installs both.
 
 Nothing is exported unless the program, or the option `metrics`, asks for it. Both exporters read `Communicator.stats`
 whenever they are asked, so calls do not become slower. The names, labels and units are those of `METRICS` in both; by

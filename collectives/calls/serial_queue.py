@@ -72,7 +72,7 @@ class SerialQueue:
         self._thread: threading.Thread | None = None
 
     def are_over(self) -> bool:
-        """Return whether the functions of all tickets have ended."""
+        """Return whether all functions that have a ticket have ended."""
         return self._last is None or self._last.done()
 
     def take(self) -> Ticket:

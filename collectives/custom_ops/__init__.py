@@ -2,5 +2,5 @@
 
 - `reducer.py`: carries out a reduction: an exchange, the combination in Python, and a second exchange.
 - `exchanges.py`: the exchanges by which a reduction can be carried out.
-- `functions.py`: calls the function, and checks what it returns.
+- `functions.py`: calls the function, and checks its result.
 """

@@ -194,7 +194,10 @@ class AcrossHosts:
         return [Part(call, segment) for segment in segments_of(call.collective, call.whole, self._rails, most)]
 
     def _fetch(self, index: int, parts: Sequence[Part], deadline: Deadline) -> None:
-        """Issue phase 1 of segment `index`, and the copy of its result to the host; nothing behind the last."""
+        """Issue phase 1 of segment `index`, and the copy of its result to the host.
+
+        If there is no such segment, do nothing.
+        """
         if index >= len(parts):
             return
         (call, segment), slot = parts[index], self._slots[index % 2]
@@ -217,7 +220,7 @@ class AcrossHosts:
         self._device.record(slot.fetched, self._inward)
 
     def _packed(self, call: PhasedCall, segment: Segment, slot: Slot) -> int:
-        """Return the address of the elements that a segment reads, one behind the other; 0 if this rank has none."""
+        """Return the address of the elements that a segment reads, packed together; 0 if this rank has none."""
         if call.source and len(segment.reads) > 1:
             self._pack(call, slot.packed, call.source, segment.reads, self._inward)
             return slot.packed
@@ -310,7 +313,7 @@ class AcrossHosts:
         within.issue(signature, Extent(elements, call.dtype, op), source, target, stream, deadline)
 
     def _pack(self, call: PhasedCall, dst: int, src: int, runs: Runs, stream: Stream) -> None:
-        """Issue copies of ranges of elements of an array to `dst`, where they lie one behind the other."""
+        """Issue copies of ranges of elements of an array to `dst`, where they lie without gaps."""
         extents = []
         for first, count in runs:
             extents.append(Copied(dst, src + call.nbytes(first), call.nbytes(count)))
@@ -318,7 +321,7 @@ class AcrossHosts:
         self._copy(extents, stream)
 
     def _unpack(self, call: PhasedCall, src: int, runs: Runs) -> None:
-        """Issue copies of elements that lie one behind the other to their places in OUTPUT."""
+        """Issue copies of elements that lie without gaps to their places in OUTPUT."""
         extents = []
         for first, count in runs:
             extents.append(Copied(call.target + call.nbytes(first), src, call.nbytes(count)))

@@ -36,7 +36,7 @@ class HostCalls(Protocol):
 
 
 class Route(Protocol):
-    """A way in which the data of a call gets from the devices of some ranks to those of others."""
+    """A means to bring the data of a call from the GPUs of some ranks to those of others, such as CUDA IPC or NCCL."""
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:
         """Return the reason why a call cannot take this route, as text; None if it can. It is equal on all ranks."""
@@ -52,10 +52,13 @@ class Route(Protocol):
         """
 
     def fail(self, error: UnisonoError) -> None:
-        """End all calls of this route on this rank: streams that wait for other ranks go on."""
+        """End all calls of this route on this rank, so that no stream waits for other ranks any more."""
 
     def is_intact(self) -> bool:
-        """Return whether calls end with their results: no stream went on without those of other ranks."""
+        """Return whether the results of calls are valid.
+
+        They are not if a stream stopped waiting for another rank by `fail`.
+        """
 
     def close(self, deadline: Deadline) -> None:
         """Release streams and memory once the device has done the issued work.

@@ -1,4 +1,4 @@
-"""Entrance to calls and messages on GPU arrays: imports and creates what they need at the first such array.
+"""Entrance to calls and messages on GPU arrays: imports modules and creates objects for them at the first such array.
 
 Most processes never use a GPU. So this module imports no CUDA code, and a communicator creates a `Devices` at no cost.
 `arrays.device_detection` recognises the arrays.

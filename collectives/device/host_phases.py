@@ -6,8 +6,8 @@ ranks of a host. The table `PHASES` names the first and the last.
 
 The bytes between hosts are the fewest possible. Of an allreduce, a reduce or a broadcast, 1/p travels on each rail. Of
 an allgather or a gather, each rank sends its own share to one rank of each other host. In a reduce_scatter, the ranks
-of a host combine what they have for a rail first. In an alltoall or a scatter, each rank collects what its host has for
-its rail, so that each pair of hosts needs p messages and not p * p.
+of a host first combine their elements for a rail. In an alltoall or a scatter, each rank collects the elements of its
+host for its rail, so that each pair of hosts needs p messages and not p * p.
 
 A call is cut into segments. Each vector, or each share, is cut into the same number of parts.
 

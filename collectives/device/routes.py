@@ -102,7 +102,7 @@ class ByIpc:
         return chosen.pop() if len(chosen) == 1 else STAGED
 
     def refuse(self, route: str, reason: str) -> None:
-        """Choose `route` for no call from now on, on all ranks."""
+        """Exclude `route` from all later calls, on all ranks."""
         self._refused[route] = reason
         self._known.clear()
 
@@ -159,7 +159,10 @@ class ByIpc:
             self._device.record(finished, self._stream)
 
     def _shown(self, call: CheckedDeviceCall, deadline: Deadline) -> Sequence[Shown | None]:
-        """Return for each array where the ranks read those of others; at the first use of a plan, they agree on it."""
+        """Return for each array the addresses at which this rank reads the arrays of others.
+
+        The first use of a plan exchanges them.
+        """
         if call.plan is None:
             return [None] * len(call.checked.arrays)
         if call.plan.shown is None:

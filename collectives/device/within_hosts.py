@@ -35,7 +35,7 @@ class Within(Protocol):
         """Raise the error that prevents a new call, if any."""
 
     def fail(self, error: UnisonoError) -> None:
-        """End the communicator with `error` on all ranks; streams go on."""
+        """End the communicator with `error` on all ranks, so that no stream waits for other ranks any more."""
 
     def is_intact(self) -> bool:
         """Return whether calls end with their results."""

@@ -81,7 +81,7 @@ class Arrival:
         return event
 
     def order(self) -> None:
-        """Make the streams that the arrays are used on wait for this point before they run later work."""
+        """Make later work of the streams on which the arrays are used wait for this point."""
         with self.device.current():
             streams, self._streams = self._streams, None
             try:

@@ -172,11 +172,14 @@ class Trials:
         self.warm_up(calls, nbytes, round(run_s / self._estimates[key]))
 
     def _fitting(self, key: tuple[str, int, str], seconds: float) -> int:
-        """Return how many timed calls take `seconds` together, up to the limit of a run."""
+        """Return how many calls fit into `seconds` by their least time, at most as many as a run may have."""
         return min(_MOST, round(seconds / self._estimates[key]))
 
     def _note(self, key: tuple[str, int, str], times: Sequence[float]) -> None:
-        """Keep the least time so far. With that of a disturbed run, the next run would have too few calls."""
+        """Record the time of a call if it is the least so far.
+
+        By the time of a disturbed run, the next run would have too few calls.
+        """
         self._estimates[key] = min((self._estimates.get(key, math.inf), *times))
 
     def warm_up(self, calls: CallCycle, nbytes: int, most: int) -> None:

@@ -87,13 +87,13 @@ def read(layer: Layer, lent: Mapping[str, FlatArray], into: Array) -> None:
 
 @same_bits
 def write(layer: Layer, lent: Mapping[str, FlatArray], values: Array) -> None:
-    """Write values to the lent parameters of a layer. The caller puts them back."""
+    """Write values to the parameters of a layer, which the program has passed. The caller puts them back."""
     for name, start, end in _places(layer):
         lent[name].flat[...] = values[start:end].astype(lent[name].flat.dtype)
 
 
 def mix(layer: Layer, lent: Mapping[str, FlatArray], values: Array, share: float) -> None:
-    """Move the lent parameters of a layer by a share of the way to `values`. The caller puts them back."""
+    """Move the parameters of a layer towards `values`, by a share of the difference. The caller puts them back."""
     for name, start, end in _places(layer):
         flat = lent[name].flat
         own = flat.astype(layer.dtype)

@@ -147,7 +147,9 @@ def agree_on_missing(
 
 
 def raise_other_turn(world: Communicator, turn: int) -> None:
-    """Raise an error that names the first rank whose turn is not that of rank 0. All ranks call it.
+    """Raise an error that names the first rank that averages gradients more or less often than rank 0.
+
+    All ranks call it.
 
     Raises:
         MismatchError: the turns differ.

@@ -36,7 +36,7 @@ class Codec(NamedTuple):
 
     Attributes:
         nbytes: ``nbytes(elements)`` returns the bytes of that number of elements on the wire.
-        encode: ``encode(wire, x, residual)`` writes ``x + residual``, and to `residual` what is lost.
+        encode: ``encode(wire, x, residual)`` writes ``x + residual``, and the rounding error to `residual`.
         decode: ``decode(x, wire, adds=False)`` writes the elements to `x`, or adds them.
     """
 

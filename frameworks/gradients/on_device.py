@@ -8,11 +8,11 @@ the last gradient of a bucket has been passed, one kernel packs all gradients of
 buckets. When a step is handed out, one kernel unpacks all gradients, and the current streams of the program wait for
 it.
 
-With compression, a bucket travels as codes with fewer bits (`transports.cuda.kernels.quantised_form`), and what
-rounding loses is added to the next gradients. Each rank owns a part of the bucket. A rank quantises the part of each
-owner, the ranks exchange the parts, and each owner adds up what it received, in float32, and quantises the result for
-all. A thread of the bucket communicator issues these steps in their order, because each one needs the one before, and
-so all ranks issue them alike.
+With compression, a bucket travels as codes with fewer bits (`transports.cuda.kernels.quantised_form`), and the rounding
+errors are added to the next gradients. Each rank owns a part of the bucket. A rank quantises the part of each owner,
+the ranks exchange the parts, and each owner adds up what it received, in float32, and quantises the result for all. A
+thread of the bucket communicator issues these steps in their order, because each one needs the one before, and so all
+ranks issue them alike.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class ReadyOrder:
         self._repetitions = 0
 
     def see(self, full: Sequence[int], names: Sequence[str]) -> bool:
-        """Record a step; return whether the ranks should adopt another order.
+        """Record the order of one training step. Return whether the ranks should adopt another order.
 
         Args:
             full: the buckets, in the order in which they became full.

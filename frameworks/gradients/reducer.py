@@ -11,10 +11,10 @@ bucket is started when it is full and all buckets before it have been started (`
 the same buckets in the same order, whatever the order in which their gradients become ready. With priorities the start
 order is another one (`priorities`).
 
-`finish` starts the buckets that have not been started. It also starts a small reduction of what the ranks must agree on
-in this step, such as complaints and requests for a new layout (`agreement.Flags`). Then it waits for the step that is
-due (`lag`) and hands out its gradients. A checksum of some parameters travels with the flags, so that ranks notice when
-their parameters differ (`sync_check`).
+`finish` starts the buckets that have not been started. It also starts a small reduction of the facts on which the ranks
+must agree in this step, such as complaints and requests for a new layout (`agreement.Flags`). Then it waits for the
+step that is due (`lag`) and hands out its gradients. A checksum of some parameters travels with the flags, so that
+ranks notice when their parameters differ (`sync_check`).
 
 A step in flight has memory of its own (`step_memory`): with a lag of k, k + 1 step memories are in use. The layout
 changes only between two steps, after the ranks have agreed on it, in three cases (`replanning`, `additions`):
@@ -327,8 +327,9 @@ class GradientReducer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, of which each rank passes its own. All ranks call it, between two steps.
 
-        A rank may pass the state of another rank. It then starts with residuals of zero, because residuals are what its
-        own rounding has lost; all else is the same on all ranks. So compression loses the rounding errors of one step.
+        A rank may pass the state of another rank. It then starts with residuals of zero, because a residual is the
+        rounding error of its own rank; all else is the same on all ranks. So compression loses the rounding errors of
+        one step.
 
         Raises:
             UsageError, MismatchError: the states of the ranks do not belong together.
@@ -490,7 +491,7 @@ class GradientReducer:
                 memory.step.waits.append((began, now()))
 
     def _settle(self) -> None:
-        """End the step whose gradients are arriving, if there is one."""
+        """End the step whose gradients the program reads one by one as they arrive, if there is such a step."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
             arriving.end()
@@ -498,7 +499,10 @@ class GradientReducer:
                 self._retire()
 
     def _hand_out(self, memory: StepMemory) -> dict[str, Any]:
-        """Return the gradients of the only step in flight; each is written back while later buckets are in flight."""
+        """Return the gradients of the only step in flight.
+
+        Each is written to the array of the program as soon as it is reduced, while later buckets are in flight.
+        """
         reduced: dict[str, Any] = {}
         waiting = set(memory.works)
         for name in memory.layout.gradients:
@@ -516,7 +520,10 @@ class GradientReducer:
         return memory.present(reduced) if memory.absent else reduced
 
     def _retire_due(self) -> StepMemory | None:
-        """Wait for the steps that are due; return a memory with the sum of their gradients, or None if none is due."""
+        """Wait for the training steps whose gradients the program gets now, by the lag.
+
+        Return a memory with the sum of their gradients, or None if there is no such step.
+        """
         due: StepMemory | None = None
         while len(self._steps.pending) > self._lag.at(self._step):
             retired = self._retire()

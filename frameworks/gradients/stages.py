@@ -36,7 +36,8 @@ class Flat(NamedTuple):
     Attributes:
         communicators: one for each collective of the reduction.
         memory: the elements, of a dtype of floats.
-        state: by kind, what the compression keeps from one training step to the next: float32, as long as `memory`.
+        state: the values that the compression keeps from one training step to the next, by their kind, such as
+            "residual". Each kind is float32, with as many elements as `memory`.
         pieces: the gradients in the memory, in ascending order. Elements between them are zero.
         op: "avg" or "sum".
         timeout_s: the time limit of each collective.

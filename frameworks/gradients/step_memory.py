@@ -304,7 +304,7 @@ class StepMemoryPool:
     Attributes:
         layout: where gradients lie.
         start_order: the order in which buckets are started.
-        states: by kind, what compression keeps of each gradient; empty if nothing is compressed.
+        states: by their kind, the values that compression keeps of each gradient; empty if nothing is compressed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Starting and waiting for the reductions of training steps."""
+"""Starts the reductions of the buckets of training steps, and waits for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.frameworks.gradients.timeline import now
 
 
 class StepsInFlight:
-    """The steps of a reducer that have not been handed out, and the calls that carry them.
+    """The training steps of a reducer whose gradients the program has not yet received, and the calls that reduce them.
 
     Every method that waits or starts a call raises the cause if a reduction has failed: `PeerLostError`,
     `CollectiveTimeoutError` or `AbortedError`.

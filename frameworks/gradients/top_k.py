@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 Each rank adds its gradient to its residual, and sends the `ratio` largest magnitudes with their indices to all ranks.
-Every rank adds up what all have sent, in the order of ranks. An element that has been sent leaves no residual.
+Every rank adds up the elements of all ranks, in the order of ranks. An element that has been sent leaves no residual.
 
 Elements that wait miss the momentum that they would have had in the optimizer. So the rank may apply the momentum
 before (*momentum correction*): it sums up velocities and not gradients, and ends the velocity of an element that it

@@ -46,7 +46,7 @@ class CallEffect(effects.Effect):  # type: ignore[misc]
     """The effect of a call: JAX keeps all calls, and keeps them in the order of the program."""
 
     def __repr__(self) -> str:
-        """Return what JAX shows where it forbids the effect, as in a program for several devices."""
+        """Return the text that JAX shows where it forbids the effect, as in a program for several devices."""
         return "calls of unisono.jax, which need one process for each device, or token="
 
 

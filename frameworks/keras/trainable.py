@@ -115,7 +115,7 @@ def verify_trained(model: Any, skipped: Sequence[Any] = ()) -> None:
 def distribute(
     optimizer: Any, average: Callable[[Sequence[Any], Any], list[Any]], verify: Callable[[list[Any]], None]
 ) -> Any:
-    """Let an optimizer apply what `average` makes of gradients, and return it.
+    """Make an optimizer apply the averages that `average` returns for its gradients. Return the optimizer.
 
     Args:
         optimizer: an optimizer of Keras.

@@ -34,7 +34,8 @@ class Averages:
         timeout_s: the time limit of each average; None for that of `world`.
 
     Attributes:
-        states: by fragment, and then by kind, what compression keeps; without compression there are no kinds.
+        states: by fragment, and then by their kind, the values that compression keeps; without compression there are no
+            kinds.
     """
 
     def __init__(

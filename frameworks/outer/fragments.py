@@ -14,7 +14,9 @@ from unisono.frameworks.data_parallel.layers import Layer, spread
 
 
 class FragmentSchedule(NamedTuple):
-    """When each fragment leaves and returns. Steps are counted from 1.
+    """The schedule of fragments: the inner steps at which the average of each one starts and is applied.
+
+    Steps are counted from 1.
 
     Attributes:
         inner_steps: the steps between two averages of a fragment.

@@ -1,4 +1,4 @@
-"""`Note`: what travels beside an average, so that all see whether they average the same.
+"""`Note`: facts that ranks exchange beside an average, so that each rank sees whether all average the same parameters.
 
 The ranks join the bits of their notes by "bor". Each bit stands there together with its complement, so a bit that two
 ranks set differently is set in both.

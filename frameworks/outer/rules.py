@@ -1,4 +1,4 @@
-"""`OuterRule`: what an outer optimizer does with the average change of the parameters.
+"""`OuterRule`: the rule by which an outer optimizer applies the average change of the parameters.
 
 The *change* of a rank is its parameters minus the outer parameters, so the pseudo-gradient of DiLoCo is minus the
 change. Every operation here is on single elements, so all ranks compute the same bits on every processor.

@@ -55,7 +55,7 @@ _NO_RESIDUALS = np.zeros(0, np.float32)
 
 
 class Turn(NamedTuple):
-    """An average in the order of all averages.
+    """The position of one average in the order of all averages of a training.
 
     Attributes:
         step: the step after which the fragment leaves.
@@ -235,7 +235,10 @@ class SwarmAverages:
                 future.set_result(None)
 
     def _follow(self, step: int) -> int:
-        """Make the next averages without a change, until a fragment leaves alone; return the step of the last one."""
+        """Take part in the next averages without a change, until a step averages one fragment only.
+
+        Return the step of the last average.
+        """
         while True:
             number = self._average(None)
             if number is None:  # the members that have trained are gone, and this one has their state

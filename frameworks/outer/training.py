@@ -381,7 +381,7 @@ class DiLoCo:
         return lent
 
     def _leave(self, index: int, named: Mapping[str, Any], following: int = 0) -> None:
-        """Start the average of a fragment's change, after which others follow in the same step."""
+        """Start the average of a fragment's change; more averages follow in the same step."""
         fragment, values, changes = self._fragments[index], self._values[index], self._changes[index]
         change(fragment, self._lent(fragment, named), values, changes)
         if self._weight != 1:
@@ -417,7 +417,10 @@ class DiLoCo:
             self.group.broadcast(self._values[index], 0, out=self._values[index])
 
     def _led(self, act: Callable[[], None]) -> None:
-        """Run `act`, which the first rank of a host makes for all. They raise its error too."""
+        """Run `act`, whose work only the first rank of a host does.
+
+        If it fails there, all ranks of the host raise the error.
+        """
         failure: UnisonoError | None = None
         try:
             act()
@@ -432,7 +435,7 @@ class DiLoCo:
             raise failure
 
     def _arrive(self, index: int, named: Mapping[str, Any], mixing: float) -> dict[str, Any]:
-        """Let the parameters follow a fragment of the outer parameters; return those of the fragment by name."""
+        """Move the parameters of a fragment to the outer parameters. Return the parameters of the fragment by name."""
         lent = self._lent(self._fragments[index], named)
         self._receive(index)
         self._is_here.remove(index)

@@ -1,4 +1,4 @@
-"""Registration of the backend with torch.distributed, on request or when torch is imported."""
+"""Registers the backend "unisono" with torch.distributed, on request or when torch is imported."""
 
 from __future__ import annotations
 

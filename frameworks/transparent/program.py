@@ -84,7 +84,7 @@ def _change_keras(changes: Changes, keras: Any) -> None:
 
 
 def _begin_alike(world: un.Communicator) -> None:
-    """Give the random generators of Python and numpy the state of rank 0."""
+    """Set the random generators of Python and numpy on all ranks to their state on rank 0."""
     python, numpy = world.broadcast_object((random.getstate(), np.random.get_state()))
     random.setstate(python)
     np.random.set_state(numpy)
@@ -92,7 +92,7 @@ def _begin_alike(world: un.Communicator) -> None:
 
 @contextmanager
 def _argv(words: Sequence[str], folder: str) -> Iterator[None]:
-    """Let the program see its own arguments, and import modules from its folder."""
+    """Set `sys.argv` to the arguments of the program, and let the program import modules from its folder."""
     before, sys.argv = sys.argv, list(words)
     sys.path.insert(0, folder)
     try:

@@ -167,7 +167,7 @@ class _Averaged:
         return {id(parameter) for parameter in self._trainable.own.values()}
 
     def forget(self) -> None:
-        """Begin to collect the gradients of a new step, on top of those that are there now, such as zeros."""
+        """Begin to collect the gradients of a new step, which backward adds to the present ones, such as zeros."""
         self._is_averaged = False
         gradients = {name: parameter.grad for name, parameter in self._trainable.own.items()}
         self._seen = {name: (grad, grad._version) for name, grad in gradients.items() if grad is not None}

@@ -362,13 +362,13 @@ class Device(Protocol):
         Args:
             codes: the address of the codes, a multiple of 16.
             src: the elements, of `dtype`: float16, bfloat16 or float32.
-            residual: the address of what rounding has lost of each element, as float32; 0 keeps no residual.
+            residual: the address of the rounding error of each element, as float32; 0 keeps no residual.
             count: the number of elements.
             dtype: the dtype of the elements.
             form: the dtype of the codes, which has fewer bits than `dtype`.
             stream: the stream to issue to.
-            feeds: whether the residual is added to the elements first, and is then what their codes have lost. If not,
-                `weight` times what the codes have lost is added to the residual.
+            feeds: whether the residual is added to the elements first, and then becomes the rounding error of their
+                codes. If not, `weight` times the rounding error of the codes is added to the residual.
             weight: see `feeds`.
         """
         ...

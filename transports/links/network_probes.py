@@ -300,7 +300,7 @@ def _send(sock: socket.socket, turn_s: float) -> None:
 
 
 def _drain(sock: socket.socket, most_s: float) -> None:
-    """Receive what is still under way, until nothing comes for a moment."""
+    """Receive the bytes that are still under way, until none arrives for a moment."""
     end_s = time.monotonic() + most_s
     while time.monotonic() < end_s and select.select([sock], [], [], _QUIET_S)[0]:
         if not sock.recv(_CHUNK_NBYTES):

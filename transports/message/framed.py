@@ -76,7 +76,7 @@ class FrameLinks(Protocol):
     def receive(self) -> Iterable[tuple[int, memoryview]]:
         """Return the frames that have arrived, each with its sender, and in the order of the sender.
 
-        The frames belong to the caller. The method also sends what the links can take of the frames that wait.
+        The frames belong to the caller. The method also sends waiting frames, as many as the links can take.
         """
 
     def ended(self, peer: int) -> bool:

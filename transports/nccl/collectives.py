@@ -178,7 +178,7 @@ class NcclCollectives:
         self._executor.check(operation)
 
     def traffic(self) -> Mapping[int, Traffic]:
-        """Return nothing, because NCCL does not say what it has moved."""
+        """Return no counters, because NCCL does not report the bytes that it moves."""
         return {}
 
     def fail(self, error: UnisonoError) -> None:

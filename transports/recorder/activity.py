@@ -80,7 +80,7 @@ def _difference(now: LiveRank, before: LiveRank) -> tuple[Mapping[str, int], int
 
 
 def where(job: str, expected: Collection[int] = ()) -> list[str]:
-    """Return a sentence about each rank of a job of this host: what it does, or that it is not in the job.
+    """Return a sentence about each rank of a job of this host: its present call, or that it is not in the job.
 
     Args:
         job: the beginning of the id of the job.

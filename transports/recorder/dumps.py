@@ -1,4 +1,6 @@
-"""Dumps: what the flight recorder of one rank knew at one moment, as a JSON file. docs/file-formats.md has the format.
+"""Dumps: the content of the flight recorder of one rank at one moment, as a JSON file.
+
+docs/file-formats.md has the format.
 
 A process that is killed while it writes, or a full disk, never leaves half a dump (host/whole_file.py).
 """

@@ -27,7 +27,7 @@ class LiveRank:
 
     Attributes:
         pid: its process, as this process sees it. In a container the process may have another number.
-        snapshot: what its recorder holds.
+        snapshot: the records of its flight recorder.
         read_ns: when it was read, by CLOCK_MONOTONIC, in nanoseconds.
         is_stopped: whether the process is stopped, as by SIGSTOP or a debugger.
     """

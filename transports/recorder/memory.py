@@ -94,7 +94,7 @@ class ChannelTraffic:
         slot: the number of the channel, which another one may get after it is closed.
         peer: the other rank, in the job.
         transport: the transport, such as "shm".
-        sent_messages, sent_nbytes, received_messages, received_nbytes: what it has moved.
+        sent_messages, sent_nbytes, received_messages, received_nbytes: the messages and bytes that it has moved.
         waited_ns: how long calls have waited for the peer, in nanoseconds; waits under a millisecond are not counted.
     """
 

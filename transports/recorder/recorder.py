@@ -1,6 +1,6 @@
 """`Recorder`: the flight recorder of a session, and its dumps.
 
-The native core records the calls (flight_recorder.h). This file writes dumps of what it recorded: when the job fails,
+The native core records the calls (flight_recorder.h). This file writes dumps of the records: when the job fails,
 when the process gets SIGUSR1, and when the program asks. The thread of the session's event loop does so, because the
 thread of the program may be in a call that never ends.
 """

@@ -11,8 +11,8 @@ channel or link dials the stream again. If the other rank notices the loss first
                                                    ←      STATE
 
 STATE holds how many bytes the rank has received over the stream, and how often the stream has been continued. Each rank
-then sends what the other has not received (native/core/tcp/tcp_stream.h). Two ranks that notice the loss at the
-same time may ask twice; the second request names an earlier connection, and is ignored.
+then sends the bytes that the other has not received (native/core/tcp/tcp_stream.h). Two ranks that notice the loss at
+the same time may ask twice; the second request names an earlier connection, and is ignored.
 
 The peer of a channel whose connection has ended is lost (`Control::suspect`) in three cases: the ranks do not connect
 within half a second, they then do not exchange STATE within `Control::resumption_time`, or bytes are lost. A control
@@ -20,9 +20,9 @@ link has the longer time from the beginning, and ends at once if the peer refuse
 
 Open questions
 --------------
-Tried: waiting for TCP to repeat what is lost. After an outage of 1.8 s the next packet comes 3 s after its beginning,
-so silent connections are dialled again. Further attempts on a channel once got further time each, and a call on a
-communicator that the peer had closed did not end. Now they share the time of the first.
+Tried: waiting for TCP to repeat the lost packets. After an outage of 1.8 s the next packet comes 3 s after its
+beginning, so silent connections are dialled again. Further attempts on a channel once got further time each, and a call
+on a communicator that the peer had closed did not end. Now they share the time of the first.
 
 Doubted: half a second to connect may be too short on a crowded host. A similar wait of 300 ms for a new channel was, at
 a load average of about 20 (docs/measurements/campaign.md). A relay that acknowledges bytes and then loses them is not

@@ -67,7 +67,7 @@ class TunerState(NamedTuple):
     network: NetworkMap | None = None
 
     def over(self, network: NetworkMap, link: str) -> TunerState:
-        """Return this state, in which measurements of a network replace what was known about a link."""
+        """Return this state, in which measurements of a network replace the earlier costs of a link."""
         links = {**self.parameters.links, link: network.link(link)}
         return self._replace(parameters=self.parameters._replace(links=links), network=network)
 

@@ -12,8 +12,8 @@ resource of a round is the link of the host, not a rank's own port. The messages
 message with all their bytes.
 
 Whole rounds that were measured, by the bytes of a message, replace the constants, as in PLogP. They were measured
-between two ranks or among all ranks of a job. Measurements among all ranks show best what ranks on shared cores cost
-each other.
+between two ranks or among all ranks of a job. Measurements among all ranks show best how much ranks on shared cores
+slow each other down.
 
 Algorithms of the same closed form still differ, because their ranks wait for each other in different orders. So if
 whole calls of an algorithm were measured at a few sizes, they give the factor by which the prediction is off. Rounds

@@ -65,7 +65,7 @@ class Machine:
 
 @record
 class Topology:
-    """Where the ranks of a communicator are, and what this rank's machine has.
+    """Where the ranks of a communicator are, and the parts of this rank's machine.
 
     Attributes:
         hosts: the ranks of each host, in the order of their lowest ranks.

@@ -111,9 +111,10 @@ class NetworkMap(NamedTuple):
         return max(1, min(_MOST_STREAMS, math.ceil(self.under_way_nbytes() / _STREAM_NBYTES)))
 
     def link(self, name: str) -> Link:
-        """Return the costs of the slowest way of all.
+        """Return a link with the longest delay and the lowest rate of all pairs of hosts.
 
-        Segments are twice as long as the bytes under way, because a pipeline waits for a delay after each of them.
+        Its segments are twice as long as the bytes that are under way on it at a time, because a pipeline waits for the
+        delay after each segment.
         """
         segment_nbytes = max(_LEAST_SEGMENT_NBYTES, 1 << math.ceil(math.log2(2 * self.under_way_nbytes())))
         return Link(

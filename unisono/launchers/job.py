@@ -73,7 +73,7 @@ class LocalJob:
     Attributes:
         late: the ranks that were stopped because the time limit of `run` had passed.
         alone: the ranks that were stopped because they waited to join, and no other rank was left to admit them.
-        whereabouts: what each rank did just before the job ended the ranks, in sentences; empty until it does so.
+        whereabouts: sentences about the call of each rank just before the job ended the ranks; empty until it does so.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The agent of the launcher on another host: starts the ranks of that host, and reports what happens to them.
+"""The agent of the launcher on another host: starts the ranks of that host, and reports their states.
 
 ssh connects its standard input and standard output to the launcher. The agent ends its ranks when the input ends, which
 happens if the launcher or the connection is lost. The kernel ends the ranks if the agent itself is killed.

@@ -16,7 +16,7 @@ class Report:
 
     Attributes:
         dumps: the dumps.
-        findings: what is wrong, the most certain first.
+        findings: the faults, the most certain first.
         rows: the last collectives of each communicator, in the order of their numbers.
     """
 

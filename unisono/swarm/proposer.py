@@ -205,7 +205,7 @@ class Proposer:
         return True
 
     def _answering(self, joiners: Sequence[Member]) -> tuple[Member, ...]:
-        """Return those processes that wait and answer."""
+        """Return those of the waiting processes that answer a question of this member."""
         replies = self._ask(joiners, self._state.question(), limit_s=self._state.heartbeat_s / 2)
         for joiner in joiners:
             reply = replies[joiner.id]

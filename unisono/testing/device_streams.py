@@ -40,7 +40,7 @@ class StreamState:
     Attributes:
         stream: its number, which is unique among all processes.
         is_released: whether it has passed a flag that the host released after a failure. Then its accesses have no
-            order, and what they write is undefined.
+            order, and the written values are undefined.
     """
 
     stream: int

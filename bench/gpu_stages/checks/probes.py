@@ -1,4 +1,4 @@
-"""Tests on a real driver the premises of the code, and measures the driver's calls that issue a collective.
+"""Tests on a real driver whether the driver behaves as the code assumes, and measures calls that issue a collective.
 
 Each *premise* is a sentence about the driver. A record says whether it holds, by which figure, and which part of the
 code stands on it. A premise is tried on a stream that a flag holds up, which the host releases after `HELD_S`. The
@@ -101,7 +101,7 @@ class Held(NamedTuple):
 
 
 def say(name: str, holds: bool, figure: str, premise: str = "") -> None:
-    """Print whether a premise holds."""
+    """Print whether the driver behaves as the code assumes in one point."""
     tell("premise", name=name, holds=holds, figure=figure, premise=premise or PREMISES[name])
 
 
@@ -142,7 +142,7 @@ class GpuProbes:
             say_waits(name, held.seconds(number, call))
 
     def fence(self) -> None:
-        """Record an event of the context while a stream is held up."""
+        """Record an event behind all work of the context while one stream waits for a flag."""
         device, driver, held, event = self.device, self._driver, Held.of(self.device), self.device.new_event()
         if not has_context_events(driver):
             say(FENCED, False, "the driver lacks cuCtxRecordEvent")
@@ -202,7 +202,7 @@ class GpuProbes:
         tell_cost("program of 3 calls", program, held.finish)
 
     def streams(self) -> None:
-        """Try which streams a waiting one holds up."""
+        """Try which other streams cannot go on while one stream waits for a flag."""
         device, held, words = self.device, Held.of(self.device), self._gpu.empty(2 * STREAMS, np.dtype(np.int64))
         others = [Held.of(device) for _ in range(STREAMS - 1)]
         device.await_flag(held.flags, 0, 1, held.stream)
@@ -320,7 +320,7 @@ def gone() -> None:
 
 
 def of_pair(world: un.Communicator, rounds: int, copy_nbytes: int) -> list[tuple[str, float]]:
-    """Return the seconds of what two processes do, by name; "" of a closed handle that was held up."""
+    """Return the seconds of each action of two processes, by name. The name "" is the closing of a handle in use."""
     gpu = MeasuredGpu()
     device, held, side = gpu.device, Held.of(gpu.device), gpu.device.new_stream()
     own, memory = device.new_flags(1), device.allocate(max(4096, 2 * copy_nbytes))
@@ -374,14 +374,17 @@ def pairs(rounds: int, copy_nbytes: int) -> None:
 
 
 def peak(gpu: MeasuredGpu, clock: DeviceClock, nbytes: int) -> None:
-    """Print the speed of a copy on the device, which no call can surpass."""
+    """Print the speed of a copy on the device, which bounds the speed of every collective."""
     target, source = (gpu.device.allocate(nbytes).pointer for _ in range(2))
     milliseconds = min(clock.milliseconds(lambda: gpu.device.copy(target, source, nbytes, STREAM)) for _ in range(9))
     tell("cost", name=f"copy of {nbytes} bytes", us=milliseconds * 1e3, gbps=2 * nbytes / milliseconds / 1e6)
 
 
 def attempt(name: str, probe: Callable[[], object]) -> None:
-    """Make a probe. If it raises an error, the premise that it tries counts as refuted."""
+    """Run one probe, and print why it failed if it fails.
+
+    If it raises an error, the premise that it tries counts as refuted.
+    """
     try:
         probe()
     except Exception as error:  # noqa: BLE001  (any failure is a finding, and the other probes go on)

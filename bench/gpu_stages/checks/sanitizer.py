@@ -94,7 +94,7 @@ class Arrays:
 
 
 def reductions(arrays: Arrays, values: Any, sources: Sequence[int]) -> Iterator[str]:
-    """Yield what is wrong with sums of arrays that are shifted in all ways."""
+    """Yield an error text for each wrong sum of arrays, at all offsets from aligned addresses."""
     for k in sources:
         rows = [values + i for i in range(k)]
         expected = np.empty_like(values)
@@ -108,7 +108,7 @@ def reductions(arrays: Arrays, values: Any, sources: Sequence[int]) -> Iterator[
 
 
 def scalings(arrays: Arrays, values: Any, sources: Sequence[int]) -> Iterator[str]:
-    """Yield what is wrong with arrays multiplied by a factor."""
+    """Yield an error text for each wrong product of an array and a factor."""
     op = Op.premul_sum(FACTOR)
     for of_result, of_source in SHIFTS:
         source, result = arrays.place(values, of_source), arrays.place(np.zeros_like(values), of_result)
@@ -118,7 +118,7 @@ def scalings(arrays: Arrays, values: Any, sources: Sequence[int]) -> Iterator[st
 
 
 def extents(arrays: Arrays, values: Any, sources: Sequence[int]) -> Iterator[str]:
-    """Yield what is wrong with arrays of bytes that one kernel copies."""
+    """Yield an error text for each array of bytes that one kernel has copied wrongly."""
     raw = values.view(np.uint8)
     pairs = [
         (arrays.place(raw[: raw.size - i], i), arrays.place(np.zeros(raw.size - i, np.uint8), j))
@@ -132,7 +132,7 @@ def extents(arrays: Arrays, values: Any, sources: Sequence[int]) -> Iterator[str
 
 
 def quantisations(arrays: Arrays, values: Any, sources: Sequence[int]) -> Iterator[str]:
-    """Yield what is wrong with arrays as codes, and with sums of codes."""
+    """Yield an error text for each array that was quantised wrongly, and for each wrong sum of codes."""
     count, device = values.size, arrays.gpu.device
     for form in FORMS:
         codes, kept = DTYPES[form], np.zeros(count, np.float32)

@@ -98,7 +98,7 @@ def _fraction(kernels: Sequence[Record], dtype: str) -> JudgedTarget:
 
 
 def _is_sanity(record: Record) -> bool:
-    """Return whether a record tells what a tool has found, or what went wrong without one."""
+    """Return whether a record has the findings of a tool, or the reason why the tool could not run."""
     return record["kind"] == "sanitizer" and (record["tool"] != "none" or bool(record["found"]))
 
 

@@ -159,7 +159,7 @@ def by_compiled_model(place: TrainingPlace) -> Step:
 
 
 class TrainingWay(NamedTuple):
-    """A way to train.
+    """A name for a way to train, with the function that trains so.
 
     Attributes:
         begin: makes the model; returns the function of a step.

@@ -1,7 +1,7 @@
 """Measures an allreduce among ranks that count as those of two hosts, beside one that is staged.
 
-All of them are on this machine, and what leaves a "host" goes over its shared memory. So it shows what the phases cost
-on GPUs, and not what a network does.
+All of them are on this machine, and data that leaves a "host" goes over its shared memory. So it shows the cost of the
+phases on GPUs, and not the effect of a network.
 """
 
 from __future__ import annotations

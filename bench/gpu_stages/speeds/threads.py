@@ -79,7 +79,7 @@ class Rank:
         self._collectives.start(signature, extent, pointer, pointer, self._stream, algorithm).wait(TIMEOUT_S)
 
     def synchronize(self) -> None:
-        """Wait until the device has done what this rank has issued."""
+        """Wait until the device has done all work that this rank has issued."""
         self.device.record(self._event, self._stream)
         while not self.device.done(self._event):
             time.sleep(0)

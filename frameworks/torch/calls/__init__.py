@@ -3,5 +3,5 @@
 - `tensors`: tensors as the memory of a call. `sparse`: the sum of sparse tensors.
 - `work`: calls in flight, and their futures.
 - `operations`, `errors`: operations and errors of torch and of Unisono.
-- `dynamo_skip`: what keeps torch.compile out of the backend.
+- `dynamo_skip`: a decorator that keeps torch.compile out of the backend.
 """

@@ -38,7 +38,7 @@ _TOKEN = "unisono/group"
 
 @skip_dynamo
 class GroupOperations(Collectives, PointToPoint):
-    """The calls of a group, and what happens at its beginning and its end.
+    """The calls of a group, and the actions at its beginning and its end.
 
     Each group uses its own part of the store and has its own links. So the failure of one group does not affect another
     one, and threads may use different groups at the same time.

@@ -59,7 +59,7 @@ class DeferredUpdates:
         self._end_watch = watch(model, parameters.values(), self.need)
 
     def defer(self, reduced: Arriving) -> dict[str, Any]:
-        """Take over the gradients of a step, and make the updates whose gradients have arrived.
+        """Keep the gradients of a step for deferred updates, and make the updates whose gradients have arrived.
 
         A parameter whose update is deferred has no ``.grad`` from now on, because a gradient on its way must not be
         changed or read. All updates of the step before must have been made.
@@ -88,7 +88,7 @@ class DeferredUpdates:
             return {name: reduced[name] for name in reduced if id(self._parameters[name]) not in self._unseen}
 
     def need(self, parameter: Any) -> None:
-        """Make the update of a parameter if it is deferred. Called when a parameter is looked up, in any thread.
+        """Update a parameter now if its update is deferred. Called when a parameter is looked up, in any thread.
 
         Raises:
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
@@ -104,7 +104,7 @@ class DeferredUpdates:
             self._unseen.discard(id(parameter))
 
     def overlooked(self, parameter: Any) -> bool:
-        """Return whether a parameter that has got a gradient was not looked up since the last step."""
+        """Return whether a parameter had a gradient in the last step, and the model has not read it since."""
         return id(parameter) in self._unseen
 
     def make_all(self) -> None:

@@ -111,7 +111,7 @@ class Trainable:
         return tensor
 
     def vacate_others(self, passed: Collection[str]) -> None:
-        """Take the tensors of all slots but those in `passed` out of them, because the reducer writes zeros there."""
+        """Move the tensors out of all slots but those in `passed`, because the reducer writes zeros there."""
         for name in self._slots.keys() - passed:
             self._vacate(name)
 

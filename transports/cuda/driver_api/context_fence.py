@@ -56,7 +56,7 @@ class ContextFence:
             return True
 
     def _recorded(self) -> Any:
-        """Return an event behind the work; None while a stream records a graph."""
+        """Return an event that happens after the work; None while a stream records a graph."""
         driver = self._driver
         with self._recordings:
             if self._is_recording():

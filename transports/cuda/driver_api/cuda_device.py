@@ -473,7 +473,10 @@ class CudaDevice:
             return self._driver(name, *arguments)
 
     def _destroy(self, name: str, handle: int) -> None:
-        """Give a handle back to the driver, which does not wait. A context that has ended took it along."""
+        """Destroy an object of the driver by its handle.
+
+        The driver does not wait for work. If the context has ended, the object has ended with it.
+        """
         if not self._context.is_lost:
             with contextlib.suppress(ContextLostError):
                 self._call(name, handle)
@@ -485,7 +488,7 @@ class CudaDevice:
         return not events
 
     def _give_back(self, name: str, address: int) -> None:
-        """Let the reaper give memory back to the driver."""
+        """Let the device's own thread free memory, because the driver may wait for all work meanwhile."""
         if not self._context.is_lost:
             self._reaper.put(functools.partial(_release, self._driver, self._context, name, address))
 

@@ -108,7 +108,10 @@ class Driver:
         return values[0] if values else None
 
     def relaxed(self, name: str, *arguments: Any) -> Any:
-        """Do the same as a call of this object, in the mode in which captures of other threads allow every call."""
+        """Call the function `name` as `__call__` does, also while another thread captures its work into a graph.
+
+        Otherwise CUDA refuses some calls then. This thread uses the relaxed mode of capturing for the call.
+        """
         result, *values = self._attempt_relaxed(name, *arguments)
         if int(result):
             raise self.error(name, result)

@@ -56,7 +56,7 @@ class RepeatedCalls:
         self._issue: Callable[[], None] | None = None
 
     def __call__(self) -> None:
-        """Issue the calls; raises what the methods of the device raise."""
+        """Issue the calls. Raises the errors of the methods of the device."""
         if self._issue is None:
             self._issue = self._compile()
         self._issue()
@@ -74,8 +74,8 @@ class Bound:
         layouts: the memory of each rank.
         direct: whether ranks of one process read each other's arrays instead of images.
         shown: the addresses in this process of arrays that are read where they lie.
-        repeats: issue segments again, by what decides about them besides this object. Over flags, the same calls issue
-            the same segment: with the same arrays, slabs and stream, only the numbers of flags differ.
+        repeats: issue segments again, by the facts that decide about them besides this object. Over flags, the same
+            calls issue the same segment: with the same arrays, slabs and stream, only the numbers of flags differ.
     """
 
     rank: int

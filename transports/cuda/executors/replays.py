@@ -101,7 +101,10 @@ class GraphFlags:
         return number * self._size + rank
 
     def release(self) -> None:
-        """Let this rank's streams go on that wait for flags. The streams of many replays need several calls of this."""
+        """Set the flags for which streams of this rank wait, so that the streams end after a failure.
+
+        The streams of many replays need several calls of this.
+        """
         if self._flags is None or not self.is_used:
             return
         for _ in range(_RELEASES):

@@ -64,7 +64,7 @@ class Staging:
         """Carry out the parts of a call one after the other.
 
         Args:
-            parts: no part writes what a later one reads.
+            parts: no part writes memory that a later one reads.
             ready: recorded events; all copies run after them.
             finished: recorded after all that this call has issued, also in case of an error.
             deadline: when to give up.

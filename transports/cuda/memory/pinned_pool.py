@@ -52,7 +52,7 @@ class PinnedPool:
                 self._device.unpin(idle.pop())
 
     def take_back(self, memory: AnyArray) -> None:
-        """Keep memory that is no longer in use, or unpin it."""
+        """Keep memory that is no longer in use for later requests, or unpin it if enough is kept."""
         idle = self._idle[memory.nbytes]
         if self._is_closed or memory.nbytes > _MOST_NBYTES or len(idle) >= _MOST_IDLE:
             self._device.unpin(memory)

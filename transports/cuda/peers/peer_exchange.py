@@ -1,4 +1,4 @@
-"""`PeerExchange`: the ranks of a host exchange what each needs to use the others' device memory.
+"""`PeerExchange`: the ranks of a host exchange the handles by which each uses the others' device memory.
 
 All ranks get the same result. If one of them cannot take part, all learn why; the reason of the lowest rank counts.
 """

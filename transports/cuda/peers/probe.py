@@ -90,7 +90,7 @@ class _ByEvents:
         self._device.wait(self._stream, self._theirs[0])
 
     def release(self) -> None:
-        """Do nothing: the stream waits only for what the other process has recorded."""
+        """Do nothing: the stream waits only for work that the other process has recorded."""
 
     def end(self) -> None:
         for event in (self._own, *self._theirs):

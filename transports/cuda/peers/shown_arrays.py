@@ -1,6 +1,6 @@
 """`ShownArrays`: ranks show each other where their arrays lie, so that these are read there.
 
-Only registered memory can be shown. Each rank says for each array whether it is, and all ranks know what each has said.
+Only registered memory can be shown. Each rank says for each array whether it is, and all ranks know all answers.
 So they agree which arrays are read where they lie and which by images, in every mixture.
 """
 

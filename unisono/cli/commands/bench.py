@@ -172,7 +172,7 @@ command.add_command(peers, "peers")
 @click.argument("new", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def _compare(*, old: Path, new: Path, as_json: bool) -> int:
-    """Show what has changed from OLD to NEW beyond noise. Both are files of --out or --save.
+    """Show the changes from OLD to NEW that are larger than noise. Both are files of --out or --save.
 
     The exit code is 1 if Unisono has become slower somewhere.
     """

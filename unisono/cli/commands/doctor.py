@@ -65,7 +65,7 @@ class Report:
 @click.command(short_help="Check what works on this machine, and say why the rest does not.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, as_json: bool) -> int:
-    """Check what works on this machine, and say why the rest does not.
+    """Check which features work on this machine, and say why the others do not.
 
     The exit code is 1 if Unisono itself cannot be used.
     """

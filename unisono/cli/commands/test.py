@@ -40,7 +40,7 @@ class _Wrong:
     """A case with a wrong result.
 
     Attributes:
-        message: the number of the case, what is wrong, and the program.
+        message: the number of the case, its fault, and the program.
         program: a program that repeats the simplest call with a wrong result.
     """
 
@@ -125,7 +125,7 @@ def _run(
 
 
 def _verdict(judges: Judges, case: Case, ranks: int, most_s: float = math.inf) -> tuple[str, bool]:
-    """Return what is wrong with a case (empty if nothing is), and whether the call was refused."""
+    """Return the fault of a case (empty if there is none), and whether the call was refused."""
     outcome = judges.run(_judge, case, ranks, most_s)
     return (str(outcome), False) if isinstance(outcome, RanksFailure) else (outcome[0].wrong, outcome[0].is_refused)
 

@@ -34,7 +34,7 @@ class Finding:
     """The outcome of one check.
 
     Attributes:
-        subject: what was checked.
+        subject: the operation that was checked.
         usable: whether it works here.
         detail: the result, or exactly why it does not work.
         remedy: a command that helps, or empty.
@@ -49,7 +49,7 @@ class Finding:
 
 
 class Check(NamedTuple):
-    """A check of an operation that the system may refuse, and what Unisono does without it.
+    """A check of an operation that the system may refuse, and Unisono's substitute for it.
 
     docs/environments.md shows these as a table, and tests/cli/test_environments.py takes each away from ranks.
 

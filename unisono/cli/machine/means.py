@@ -22,7 +22,7 @@ class Means(NamedTuple):
     Attributes:
         name: its name.
         needs: the subjects of the findings that it needs.
-        about: what it is for.
+        about: its purpose.
         executable: an executable that it needs; empty for none.
         install: the command that installs the executable.
     """

@@ -148,7 +148,8 @@ class ObjectState(State):
 def run(function: Callable[..., Result]) -> Callable[..., Result]:
     """Decorate a function ``train(state, …)`` so that it is called again after each change of the ranks.
 
-    The function goes on from what `state` holds. Under `unisono run` it needs ``--keep-going``, or ``--max-restarts``.
+    The function continues from the values in `state`. Under `unisono run` it needs ``--keep-going``, or
+    ``--max-restarts``.
 
     Raises:
         HorovodInternalError: no rank was lost, but the program made an error, such as different names on two ranks.

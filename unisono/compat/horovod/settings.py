@@ -1,4 +1,4 @@
-"""The variables ``HOROVOD_*`` that change what this API does. All others of Horovod have no effect."""
+"""The variables ``HOROVOD_*`` that change the behaviour of this API. All others of Horovod have no effect."""
 
 from __future__ import annotations
 

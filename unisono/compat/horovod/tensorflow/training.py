@@ -72,7 +72,7 @@ def DistributedGradientTape(  # noqa: N802  (the name of Horovod, whose result i
         device_dense: ignored here.
         device_sparse: ignored here.
         compression: the form in which gradients travel. ``Compression.fp16`` is the "float16" of `GradientReducer`,
-            which also corrects what rounding has lost.
+            which also corrects rounding errors.
         sparse_as_dense: whether an ``IndexedSlices`` is made dense. Otherwise ranks gather its values and indices.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: gradients are divided by it before the sum, and multiplied by it after. For Average.

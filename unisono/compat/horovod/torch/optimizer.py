@@ -184,7 +184,7 @@ def DistributedOptimizer(  # noqa: N802  (the name of Horovod, whose result is a
         named_parameters: ``model.named_parameters()``. Without it parameters are numbered, so all ranks must have them
             in the same order.
         compression: the form in which gradients travel. ``Compression.fp16`` is the "float16" of `GradientReducer`,
-            which also corrects what rounding has lost.
+            which also corrects rounding errors.
         backward_passes_per_step: how many backwards accumulate gradients before they are averaged.
         op: Average, Sum or Adasum. With Adasum each rank applies its own gradients, and `step` combines the changes.
             With Sum, call `zero_grad` in each step: a sum that ``.grad`` still holds counts again for each rank, as in
