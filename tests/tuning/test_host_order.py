@@ -86,6 +86,20 @@ def test_search_without_all_orders_finds_nearly_the_best(monkeypatch: pytest.Mon
     assert sum(factor <= 1.05 for factor in factors) >= 7
 
 
+def test_orders_that_cannot_win_are_not_searched_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+    monkeypatch.setattr(
+        host_order, "best_order", lambda _, name, network, *rest: searched.append(name) or by_regions(network)
+    )
+    hosts = tuple((rank,) for rank in range(16))
+    explained(Question("allreduce", 8, 16, "tcp", hosts=hosts), random_map(16, 1))
+    assert searched == []  # a ring passes on 30 times what all send to all at once
+    explained(Question("allreduce", 8, 16, "tcp", hosts=hosts, algorithm="ring"), random_map(16, 1))
+    assert searched == ["ring"]
+    explained(Question("allreduce", 64 << 20, 16, "tcp", hosts=hosts), random_map(16, 1))
+    assert searched[1:] == ["ring", "bidirectional_ring"]
+
+
 @pytest.mark.parametrize("first", [0, 3])
 def test_order_of_many_hosts_begins_with_the_root_and_names_each_host_once(first: int) -> None:
     network = random_map(12, 3)

@@ -257,10 +257,12 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
     algorithms = {Variant(each.name): each for each in looked_at(question)}
     algorithms |= {variant: find(question.collective, variant.algorithm) for variant in named}
     costs = _costs_for(question, state)
-    candidates = [
-        _candidate(algorithm, row.params, question, costs, times.get(str(row)) if times else None, row in named)
-        for row, algorithm in algorithms.items()
-    ]
+    candidates: list[Candidate] = []
+    for row, algorithm in _searched_last(algorithms, costs):
+        usable_s = (each.predicted_s for each in candidates if each.refusal is None and each.predicted_s is not None)
+        limit_s = math.inf if row in named else _ALIKE * min(usable_s, default=math.inf)
+        measured_s = times.get(str(row)) if times else None
+        candidates.append(_candidate(algorithm, row.params, question, costs, measured_s, row in named, limit_s))
     candidates.sort(key=candidate_key)
     if costs.network is not None:
         candidates = _fewest_rounds_first(candidates, question)
@@ -275,6 +277,15 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
     params = tuple({**dict(hosts), **dict(best.phases), **order, **builder_params(best.params)}.items())
     choice = Choice(best.algorithm, best.segments, tier, best.predicted_s, params, best.in_order)
     return Explanation(question, tuple(candidates), choice, is_calibrated=bool(costs.far.step.nbytes))
+
+
+def _searched_last(algorithms: Mapping[Variant, Algorithm], costs: _Costs) -> list[tuple[Variant, Algorithm]]:
+    """Return the algorithms in an order in which those come last whose order of hosts is searched."""
+    if costs.network is None:
+        return list(algorithms.items())
+    from unisono.tuning.decide.host_order import ORDERED
+
+    return sorted(algorithms.items(), key=lambda each: each[1].name in ORDERED)
 
 
 def _fewest_rounds_first(candidates: Sequence[Candidate], question: Question) -> list[Candidate]:
@@ -404,7 +415,7 @@ def candidate(
 ) -> Candidate:
     """Return a variant with its prediction and its refusal. `is_named`: the caller or the decision table names it."""
     algorithm = find(question.collective, row.algorithm)
-    return _candidate(algorithm, row.params, question, _costs_for(question, state), measured_s, is_named)
+    return _candidate(algorithm, row.params, question, _costs_for(question, state), measured_s, is_named, math.inf)
 
 
 class _Costs(NamedTuple):
@@ -450,8 +461,12 @@ def _candidate(
     costs: _Costs,
     measured_s: float | None,
     is_named: bool,
+    limit_s: float,
 ) -> Candidate:
-    """Return an algorithm with these parameters as a candidate; see `candidate`."""
+    """Return an algorithm with these parameters as a candidate; see `candidate`.
+
+    It keeps the order of hosts if no order takes less than `limit_s`.
+    """
     is_possible = is_named or (algorithm.chosen_far and costs.far.is_far)
     params = dict(variant_params)
     refusal = _refusal(algorithm, question, is_possible)
@@ -470,7 +485,7 @@ def _candidate(
     parts = segments(algorithm, cost, question.nbytes, params.get(SEGMENT) or question.segment_nbytes or usual_nbytes)
     order: tuple[int, ...] = ()
     if costs.network is not None and refusal is None and predicted is not None:
-        order, predicted = _over_network(algorithm, params, phases, question, costs.network, parts, predicted)
+        order, predicted = _over_network(algorithm, params, phases, question, costs.network, parts, predicted, limit_s)
     return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, variant_params, order)
 
 
@@ -482,11 +497,12 @@ def _over_network(
     network: NetworkMap,
     segments: int,
     predicted_s: float,
+    limit_s: float,
 ) -> tuple[tuple[int, ...], float]:
     """Return the order of ranks in which an algorithm takes the least time on a network, and that time.
 
-    The order is empty if it is the usual one, or if the caller has set one. The time is `predicted_s` if hosts have
-    several ranks.
+    The order is empty if it is the usual one, if the caller has set one, or if no order takes less than `limit_s`. The
+    time is `predicted_s` if hosts have several ranks.
     """
     from unisono.tuning.decide import host_order
 
@@ -494,20 +510,16 @@ def _over_network(
     root_host = next(number for number, ranks in enumerate(question.hosts) if question.root in ranks)
     usual = tuple(range(network.hosts))
     hosts = usual
-    if across and ORDER not in params and _may_be_reordered(question):
+    plain = builder_params(tuple(params.items()))
+    facts = question.nbytes, segments, question.root
+    is_searched = across and ORDER not in params and _may_be_reordered(question)
+    if is_searched and question.size == network.hosts:
+        is_searched = host_order.least_s(algorithm, plain, network, *facts) < limit_s
+    if is_searched:
         hosts = host_order.best_order(question.collective, across, network, question.nbytes, root_host)
     order = tuple(rank for host in hosts for rank in question.hosts[host])
     if question.size == network.hosts:
-        positions = params.get(ORDER, order)
-        predicted_s = host_order.simulated_s(
-            algorithm,
-            builder_params(tuple(params.items())),
-            network,
-            positions,
-            question.nbytes,
-            segments,
-            question.root,
-        )
+        predicted_s = host_order.simulated_s(algorithm, plain, network, params.get(ORDER, order), *facts)
     return order if hosts != usual else (), predicted_s
 
 
