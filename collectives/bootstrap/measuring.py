@@ -58,7 +58,8 @@ def measured_again(world: Collectives, executor: Executor, hosts: int, link: str
         if not agreed.limit_s:
             return None
         network = measure(agreed)
-    matrices = np.zeros((2, hosts, hosts)) if network is None else np.array(network)
+    is_far = network is not None and network.is_far
+    matrices = np.array(network) if is_far else np.zeros((2, hosts, hosts))
     shared = world.broadcast(matrices, timeout_s=limit_s + agreed.limit_s + _GRACE_S)
     if not shared.any():
         return None

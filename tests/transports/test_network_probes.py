@@ -99,6 +99,9 @@ def test_rank_0_has_the_round_trips_and_rates_of_all_pairs() -> None:
     assert others == [None, None]
     assert network is not None
     assert Network.of(json.loads(json.dumps(network._asdict()))) == network
+    assert not network.is_far  # by the many packets of a turn, on however busy a machine
+    far = network._replace(round_trip_s=((0.0, FAR_S, 0.001), (FAR_S, 0.0, 0.001), (0.001, 0.001, 0.0)))
+    assert far.is_far
     for i in range(3):
         for j in range(3):
             assert (network.per_byte_s[i][j] > 0) == (i != j)

@@ -10,7 +10,8 @@ network to all ranks.
 
 No call is involved, so no rank counts or records anything. A turn takes 12 round trips, because a connection begins
 slowly, and 2 s at most. If a host fails or is late, it closes its connections, and rank 0 gets no network from it. The
-ranks then begin without a network, after the time limit of the appointment at the latest.
+ranks then begin without a network, after the time limit of the appointment at the latest. So they do if the hosts are
+near by the many packets of the turns: on a busy machine, the few packets of the links may have taken long.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ class Network(NamedTuple):
 
     round_trip_s: Matrix
     per_byte_s: Matrix
+
+    @property
+    def is_far(self) -> bool:
+        """Whether hosts are far apart."""
+        return max(map(max, self.round_trip_s)) >= _FAR_S
 
     @classmethod
     def of(cls, message: Any) -> Network:

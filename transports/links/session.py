@@ -265,12 +265,13 @@ class Session:
         self._gathering.begin(self._add_control_link, self.network)
 
     def _measured(self, deadline: Deadline) -> Network | None:
-        """Let the hosts measure their network if they are far apart. Only rank 0 calls it."""
+        """Let the hosts measure their network if they seem far apart; return it if they are. Only rank 0 calls it."""
         terms = appointment(self._gathering.round_trips_s(), len(self._leaders()), deadline.remaining_s())
         if terms is None:
             return None
         self._gathering.arrange(terms)
-        return self._measure(terms)
+        network = self._measure(terms)
+        return network if network is not None and network.is_far else None
 
     def _measure(self, terms: Appointment) -> Network | None:
         """Take part in the measuring if this rank is the first one of its host; return the network on rank 0."""
