@@ -2,8 +2,9 @@
 
 In each round of recursive halving, pairs of ranks split the blocks of which both have partial results. Each sends one
 half to its partner and combines the other half. After log2 p rounds every rank has its part of the result, and has sent
-less than one vector. The exchanges backwards carry the parts to all ranks, or to the root. If the number of ranks is
-not a power of two, some stand aside (`builders.folding`), which costs up to two more vectors.
+less than one vector. The same exchanges in the opposite order carry the parts to all ranks, or to the root. If the
+number of ranks is not a power of two, some ranks take no part in the rounds (`builders.folding`), which costs up to two
+more vectors.
 
 Allreduce and reduce pair neighbours first. A partial result then always covers consecutive ranks, so the operation need
 not be commutative. Reduce-scatter pairs the most distant ranks first. The blocks of a rank are then always consecutive
@@ -196,7 +197,7 @@ def _combine(folding: Folding, rank: int, exchanges: Sequence[_Exchange], partia
 
 
 def _hand_over(folding: Folding, rank: int, blocks: _Blocks) -> Group:
-    """Return the group in which a rank that stands aside sends its contribution to its leader."""
+    """Return the group in which a rank without a place in the rounds sends its contribution to its leader."""
     return Group((Send(_leader(folding, rank), blocks(Buffer.INPUT, range(folding.positions))),))
 
 

@@ -204,7 +204,7 @@ def reduce_scatter_direct(size: int, window: int = 32) -> Cost:
 
 
 def reduce_scatter_balanced_tree(size: int, window: int = 32) -> Cost:
-    """The cost of `reduce_scatter_direct`, but the inner nodes of the tree store their results too."""
+    """As `reduce_scatter_direct`, but a rank also stores the result of each inner node of the tree."""
     direct = reduce_scatter_direct(size, window)
     return replace(direct, stored=2 * _others(size))
 

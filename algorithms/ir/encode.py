@@ -1,4 +1,4 @@
-"""Encodes a plan as an array of 64-bit integers, which the native core decodes and interprets.
+"""Encodes a plan as an array of 64-bit integers, which the native core decodes and runs.
 
 The array is a header of 19 words, followed by these tables::
 

@@ -268,10 +268,10 @@ class _Run:
         return PlanError(f"waiting cycle:{cycle([str(member) for member in path[path.index(instance) :]])}")
 
     def _waits_for(self, instance: _Instance) -> _Instance:
-        """Return an instance that must act before `instance` can end. `instance` has not ended.
+        """Return an instance for which `instance`, which has not ended, waits.
 
-        If `instance` is not posted, this is an instance that must end, or the next one of its lane, which comes first.
-        Otherwise it is the instance at the other end of a message that has not been delivered.
+        If `instance` is not posted, the result is an instance that must end first, or one that its lane posts first.
+        Otherwise the result is the instance at the other end of a message that has not been delivered.
         """
         if instance not in self._undelivered:
             head = self._next(instance.rank, instance.lane)

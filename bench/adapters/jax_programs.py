@@ -1,7 +1,7 @@
 """Allreduces in compiled programs of JAX: by `unisono.jax`, mpi4jax, or `psum` over Gloo or Unisono.
 
-A program makes several allreduces, each of the mean of the one before, because its start takes as long as a short call.
-The environment variable `PROGRAMS` names the library.
+A program makes several allreduces, because starting a program takes as long as a short call. Each allreduce gets the
+mean of the result before it. The environment variable `PROGRAMS` names the library.
 """
 
 from __future__ import annotations

@@ -457,7 +457,7 @@ def take_part() -> None:
 
 
 def _call(swarm: un.Swarm, number: int) -> dict[str, Any]:
-    """Make a call and return its line."""
+    """Make a call of the swarm, and return the line about it for the log."""
     x = np.arange(_ELEMENTS, dtype=np.int64) + contribution(number, swarm.next_call)
     before, began = x.copy(), time.monotonic()
     result = swarm.allreduce(x, "sum")

@@ -47,7 +47,7 @@ class Neighbours(Dispatcher):
     destinations: tuple[int | Nobody, ...]
 
     def _meet(self, neighbourhood: Neighbourhood) -> None:
-        """Set the neighbours of this rank."""
+        """Set the neighbours of this rank, and prepare its neighbourhood collectives."""
         self.sources = tuple(NOBODY if rank is None else rank for rank in neighbourhood.sources)
         self.destinations = tuple(NOBODY if rank is None else rank for rank in neighbourhood.destinations)
         from unisono.collectives.neighbourhoods.calls import NeighbourCalls

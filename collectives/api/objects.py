@@ -313,7 +313,7 @@ class Objects(Collectives, VectorCollectives):
         return UsageError(f"rank {speaker} cannot pickle its object: {text}", peer=speaker)
 
     def _share(self, array: AnyArray, root: int, remaining_s: Callable[[], float]) -> None:
-        """Copy the root's bytes into the `array` of all other ranks."""
+        """Broadcast the root's bytes into the array `array` of each other rank."""
         # The broadcast runs in place. If the root's memory is read-only, it makes a result there that nobody uses.
         out = array if array.flags.writeable else None
         self._for_objects().broadcast(array, root, out=out, timeout_s=remaining_s())

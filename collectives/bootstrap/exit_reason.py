@@ -1,4 +1,7 @@
-"""The reason for which this process leaves a job. The farewell to the other ranks carries it."""
+"""The reason why this process leaves a job: the exception that ends the program, if there is one.
+
+The farewell to the other ranks carries it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls that a route of device calls makes on host memory.
+"""The calls on host memory that a call on GPU arrays needs, for example between hosts.
 
 Used by: `Communicator`, which inherits from `HostSide` and so is a `collectives.device.contracts.HostCalls`.
 """

@@ -44,7 +44,7 @@ class PhasedCall:
         return count * self.dtype.itemsize
 
     def takes_part(self, inside: Inside | None) -> bool:
-        """Return whether the ranks of this host make a phase."""
+        """Return whether the ranks of this host take part in a phase inside hosts."""
         return inside is not None and (not inside.at_root or self.root is None or self.root[0] == self._rails.host)
 
     def sends(self, segment: Segment) -> bool:

@@ -110,7 +110,7 @@ _LATE: list[InUse] = []
 
 
 def keep_late(pending: Iterable[InUse]) -> None:
-    """Keep memory of a communicator that ends alive, as long as the device uses it."""
+    """Keep memory alive as long as the device uses it, although its communicator is being closed."""
     _LATE[:] = [memory for memory in (*_LATE, *pending) if not memory.is_over()]
 
 

@@ -34,7 +34,7 @@ class View:
     op: Op | None
 
     def like(self, array: AnyArray) -> View:
-        """Return a view of other elements, with the same operation."""
+        """Return a view of `array`, with the operation of this view."""
         return View(array, self.op)
 
     def empty(self) -> View:

@@ -145,7 +145,10 @@ class HostDiscovery:
                 sock.close()
 
     def _find(self, name: str, deadline: Deadline) -> None:
-        """Bind `name` and serve, or ask the rank that has bound it. Try again if that rank has gone or is too busy."""
+        """Bind the abstract socket `name` and answer the other ranks, or ask the rank that has bound it.
+
+        Try again if that rank has gone or is too busy.
+        """
         refusals = 0
         with open(_segment_like_a_channels(), "r+b", buffering=0) as segment:
             while not self._be_first(name):

@@ -94,7 +94,7 @@ class Channels:
         self._used: dict[int, str] = {}  # by peer, the transport of its latest channel
 
     def start(self, options: Options, fabrics: Fabrics) -> None:
-        """Make the openers of all transports.
+        """Create the opener of each transport.
 
         Args:
             options: `transports`, and the options of TCP.
@@ -154,7 +154,7 @@ class Channels:
             return self._endpoints.get(communicator)
 
     def close(self) -> None:
-        """Drop all endpoints, and the connections that wait for their communicator."""
+        """Drop all endpoints, and close the connections whose communicator this rank has not made yet."""
         with self._lock:
             self._endpoints.clear()
             early, self._early = self._early, []
@@ -230,7 +230,10 @@ class Channels:
         return "" if self._hooks.is_local(peer) else self._hooks.why_apart(peer)
 
     def _note_used(self, communicator: int, peer: int, transport: str) -> None:
-        """Remember the transport to a peer. Channels of pickled objects do not count: they may use another one."""
+        """Record the transport of the latest channel to a peer.
+
+        Channels of pickled objects do not count: they may use another one.
+        """
         if communicator not in self._authenticated:
             self._used[peer] = transport
 

@@ -47,7 +47,7 @@ _NO_ROUTE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, er
 
 
 class Ways(Protocol):
-    """The ways to ranks of which some do not listen where this rank can dial them. Several threads may use it."""
+    """Reaches ranks of which this rank cannot dial some, such as ranks behind a router. Several threads may use it."""
 
     def is_direct(self, peer: int) -> bool:
         """Return whether this rank dials a peer at its address, as far as is known now."""
@@ -103,7 +103,7 @@ class DialingRank:
     ways: Ways | None = None
 
     def dials(self, target: Target) -> bool:
-        """Return whether this rank dials a target at its address."""
+        """Return whether this rank reaches a target by dialling its address."""
         return target.use_unix or self.ways is None or self.ways.is_direct(target.peer)
 
     def connected(self, target: Target, timeout_s: float) -> socket.socket | None:
@@ -355,7 +355,7 @@ class Dialer:
         self._connections[connection] = self._loop.call_after(attempts.next_patience_s(), expire)
 
     def _hurry(self, attempts: _Attempts, connection: Connection) -> None:
-        """Begin another attempt beside one that the peer's host has not answered."""
+        """Begin a second attempt while the first one goes on, because the peer's host has not answered it."""
         if connection.is_connecting:
             self._begin(attempts)
         else:

@@ -84,7 +84,10 @@ class Acceptor:
         self._take(closed_in_child(sock))
 
     def _starve(self, error: OSError) -> None:
-        """Give other threads a moment to close a descriptor; after `_STARVED_S` seconds in vain, fail the loop."""
+        """Wait a moment for other threads to close a descriptor, because none is free.
+
+        Fail the loop after `_STARVED_S` seconds.
+        """
         self._starved = self._starved or Deadline(_STARVED_S)
         if self._starved.has_passed():
             self._loop.fail(error)

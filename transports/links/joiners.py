@@ -62,7 +62,7 @@ _REQUEST = {"release": str, "host": str, "port": int, "node": str, "pid": int}
 
 
 class Invitation(NamedTuple):
-    """The place of a joiner among the ranks, and the URL of the store where all meet."""
+    """The invitation of a joiner: its rank in the new job, and the URL of the store where all ranks meet."""
 
     rank: int
     size: int
@@ -142,7 +142,7 @@ class Joiners:
         self._dialled: dict[int, _Dialled] = {}  # by request
 
     def look(self, patience_s: float = 0.0) -> int:
-        """Dial the joiners with new requests, side by side; return the number of all that wait now.
+        """Dial the joiners that have made new requests. Return the number of all joiners that wait now.
 
         A joiner that does not answer at once is looked at again in the next call. With `patience_s`, this call waits so
         long for those that have been dialled.
@@ -180,7 +180,7 @@ class Joiners:
         return links
 
     def wait_again(self, links: list[socket.socket]) -> None:
-        """Let joiners that `ready` has returned wait on."""
+        """Tell joiners that `ready` has returned to wait for the next round."""
         self._waiting = links + self._waiting
 
     def close(self) -> None:

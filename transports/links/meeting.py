@@ -94,7 +94,7 @@ class Gathering:
             return [least_round_trip_s(link) for link in self._arrived.values()]
 
     def arrange(self, terms: Appointment) -> None:
-        """Tell all ranks that the hosts measure their network now."""
+        """Tell all ranks that the hosts begin to measure their network."""
         with self._changed:
             arrived = list(self._arrived.values())
         for link in arrived:

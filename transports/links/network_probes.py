@@ -97,7 +97,7 @@ class Network(NamedTuple):
 
 
 class Appointment(NamedTuple):
-    """The decision of rank 0 that the hosts measure.
+    """The decision of rank 0 that the hosts measure their network, with the times.
 
     Attributes:
         turn_s: the seconds of each turn, for one direction.
@@ -175,7 +175,7 @@ class ProbeConnections:
             self._changed.notify_all()
 
     def take(self, lane: int, peer: int, deadline: Deadline) -> socket.socket:
-        """Return a connection, once it is there.
+        """Wait for the connection of this lane and peer, and return it.
 
         Raises:
             TimeoutError: it is not there before the deadline.
@@ -294,7 +294,7 @@ def _pair(sock: socket.socket, turn_s: float, deadline: Deadline, *, sends_first
 
 
 def _send(sock: socket.socket, turn_s: float) -> None:
-    """Send zeros for a turn."""
+    """Send zero bytes for the time of a turn."""
     poll = select.poll()
     poll.register(sock, select.POLLOUT)
     end_s, sent = time.monotonic() + turn_s, 0
@@ -314,7 +314,7 @@ def _drain(sock: socket.socket, most_s: float) -> None:
 
 
 def _arrivals(sock: socket.socket, turn_s: float) -> list[tuple[float, int]]:
-    """Receive for a turn; return how many bytes have arrived at which times."""
+    """Receive for the time of a turn. Return (time, number of bytes up to then) for each receive."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     end_s, arrivals = time.monotonic() + turn_s, [(time.monotonic(), 0)]

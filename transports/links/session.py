@@ -335,14 +335,14 @@ class Session:
                 )
 
     def _end_linking(self, judge: int, end: Callable[[int, Any], None], result: Any) -> None:
-        """Add the link to a judge, or fail."""
+        """Add the finished link to a judge, or fail the job if it could not be made."""
         end(judge, result)
         with self._linked:
             self._half_linked.discard(judge)
             self._linked.notify_all()
 
     def _await_links(self) -> None:
-        """Wait until the dialler has linked this rank to the judges.
+        """Wait until this rank has a control link to each judge.
 
         A judge may have its end of a link before this rank has the other end. If this rank left then, the judge would
         see an end without a farewell, which means a death.

@@ -153,7 +153,7 @@ class Search:
         self._links: dict[int, socket.socket] = {}  # to the leader, or from the leader to its followers
 
     def agree(self, deadline: Deadline) -> Verdict:
-        """Return the verdict of the leader, once all survivors are connected to it.
+        """Return the verdict of the leader (the list of survivors), once all survivors are connected to it.
 
         Raises:
             RendezvousError: members that live did not connect before `deadline`.
@@ -190,7 +190,10 @@ class Search:
         self._links.clear()
 
     def _follow(self, candidate: int, deadline: Deadline) -> Verdict | None:
-        """Follow `candidate` and return its verdict; None if it does not answer, or closes the link before."""
+        """Connect to the candidate for the leader, and return its verdict: the list of survivors.
+
+        Return None if it does not answer, or closes the link before.
+        """
         link = self._reach(candidate, _TO_FOLLOW)
         if link is None:
             return None

@@ -119,7 +119,10 @@ class FaultyMemory:
 
 
 class _Lost:
-    """The request of a message that was dropped; it pretends to be done."""
+    """The request of a message that was dropped.
+
+    It says that it is done, as that of a message which is lost on its way.
+    """
 
     def done(self) -> bool:
         return True

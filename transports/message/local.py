@@ -165,7 +165,11 @@ class LocalNetwork:
                 self._flags.add((source, dest, identity))
 
     def sees(self, flag: _Flag) -> bool:
-        """Return whether a flag has been raised, and lower it. Raise an error if it can never be raised any more."""
+        """Return whether a flag has been raised.
+
+        If so, count it as seen, so that the next wait needs another raise. Raise an error if it can never be raised any
+        more.
+        """
         key = flag.peer, flag.rank, flag.identity
         with self._lock:
             if key not in self._flags:

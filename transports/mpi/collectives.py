@@ -280,7 +280,7 @@ class MpiCollectives:
             self._waiting.popleft()
 
     def let_go_on(self, operation: MpiOperation) -> None:
-        """Let a thread poll an operation, if MPI was initialised for several threads."""
+        """Make a background thread poll an operation, if MPI was initialised for several threads."""
         if not self._own_thread:
             return
         with self._lock:

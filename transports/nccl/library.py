@@ -33,7 +33,7 @@ class NcclComm(Protocol):
     """
 
     def is_ready(self) -> bool:
-        """Return whether NCCL has done all that it was asked on the host."""
+        """Return whether NCCL has finished its work on the host for the last call of this communicator."""
 
     def all_reduce(self, source: int, target: int, count: int, dtype: int, op: int, stream: Stream, /) -> None: ...
 
@@ -72,7 +72,7 @@ class Library(Protocol):
     version: int
 
     def unique_id(self) -> bytes:
-        """Return a name for a new communicator, which one rank draws."""
+        """Return a random id for a new communicator. One rank calls this, and the others get the id from it."""
 
     def join(self, unique_id: bytes, size: int, rank: int, current: Current) -> NcclComm:
         """Return this rank's part of a new communicator; `NcclComm.is_ready` says when all ranks have joined.

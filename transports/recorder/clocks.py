@@ -1,4 +1,4 @@
-"""The clocks of hosts: when CLOCK_MONOTONIC of each rank was 0, on one clock for all.
+"""The clocks of hosts: the time at which CLOCK_MONOTONIC of each rank was 0, on one clock for all.
 
 Ranks on different hosts have different clocks. Each rank that is not on the host of rank 0 measures how far rank 0's
 CLOCK_MONOTONIC is ahead of its own, over their control link (control.h). It does so at its start, and again before it

@@ -66,7 +66,7 @@ def write(snapshot: Snapshot, path: str | os.PathLike[str]) -> Path:
 
 
 def write_events(events: list[dict[str, Any]], facts: dict[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Write events and facts about them as a trace; raises as `write` does."""
+    """Write events as a trace, with the facts `about` the rank. Raises as `write` does."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target) as file:

@@ -1,4 +1,4 @@
-"""The rendezvous of this moment in a store of torch.distributed, which may outlive the ranks: `agree`.
+"""`agree`: ranks find the keys of their present rendezvous in a store of torch.distributed with keys of older ones.
 
 Theory of operation
 -------------------
@@ -94,7 +94,7 @@ def _follow(store: TorchStore, rank: int, size: int, timeout_s: float) -> str:
 
 
 class _Follower:
-    """A rank other than 0, which looks for a name that it can accept."""
+    """A rank other than 0, which waits until rank 0 has accepted it for a rendezvous."""
 
     def __init__(self, store: TorchStore, rank: int, size: int) -> None:
         self._store = store

@@ -74,7 +74,7 @@ class TorchStore:
         self._keys[key] = None
 
     def adopt(self, keys: Iterable[str]) -> None:
-        """Let `clear` remove keys that other clients have set."""
+        """Make `clear` remove these keys too, which other clients have set."""
         self._keys.update(dict.fromkeys(keys))
 
     def get(self, key: str, timeout_s: float) -> bytes:

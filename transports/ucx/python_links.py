@@ -356,7 +356,7 @@ def open_links(bootstrap: Bootstrap) -> FramedTransport:
 
 
 def _ends(bootstrap: Bootstrap, worker: _Worker) -> dict[int, tuple[Any, int, int]]:
-    """Exchange the addresses of workers, and return the ends of the links to all peers."""
+    """Exchange the addresses of the workers of all ranks, and return this rank's end of the link to each peer."""
     first = worker.reserve(bootstrap.size)
     messages = bootstrap.exchange(_FIRST_TAG.pack(first) + worker.core.address())
     ends = {}

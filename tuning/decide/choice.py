@@ -371,7 +371,7 @@ def _context(question: Question, state: TunerState) -> Any:
 
 
 def reading_of(question: Question, state: TunerState) -> Reading | None:
-    """Return the reading of the decision table, or None if there is none or the model is the better source.
+    """Return the reading of the decision table. It is None if there is no table, or if the model is the better source.
 
     The model is better than a reading that was interpolated between numbers of ranks if whole calls were calibrated
     among exactly these ranks.
@@ -396,7 +396,7 @@ def _variants_of(reading: Reading | None) -> list[Variant]:
 
 
 def _best(candidates: list[Candidate], forced: Variant | None, reading: Reading | None) -> tuple[Candidate, str]:
-    """Return the best of the candidates, which are sorted, and the tier that decided."""
+    """Return the chosen one of the sorted candidates, and the source of the choice, as in `Choice`."""
     if forced:
         return next(each for each in candidates if each.variant == str(forced)), "forced"
     if reading:

@@ -28,7 +28,7 @@ _SLACK = 1.10
 
 
 class Suspicion(NamedTuple):
-    """One broken guideline.
+    """A place in a decision table where measured times break one guideline.
 
     Attributes:
         text: a sentence about it.
@@ -43,7 +43,7 @@ class Suspicion(NamedTuple):
 
 
 def lint(table: Table) -> list[Suspicion]:
-    """Return the suspicions about a table; none if all its times and ranges agree with each other."""
+    """Return the suspicious times of a table; none if all its times and ranges agree with each other."""
     suspicions = list[Suspicion]()
     for context, decision in table.decisions.items():
         where = f"{context.collective}, {context.ranks} ranks by {context.link}"

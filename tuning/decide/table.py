@@ -52,7 +52,7 @@ class Range(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The ranges and the times of one context.
+    """A decision: the ranges and the times of one context (collective, ranks, link and class of dtypes).
 
     Attributes:
         ranges: ascending and disjoint.
@@ -94,7 +94,7 @@ class Decision(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The answer of a table for one call.
+    """The answer of a decision table to the question which variant is fastest for one call.
 
     Attributes:
         tier: how the table got the answer: "table" (measured at this number of ranks) or "table, interpolated"
@@ -163,7 +163,7 @@ class Table(NamedTuple):
 
 
 def _with_ranks(context: Context, other: Context) -> Context:
-    """Return the context with the ranks per host of `other` if both are on one host, else unchanged."""
+    """Return a context. If it and `other` are both on one host, the result has the ranks per host of `other`."""
     both_on_one_host = context.ranks == context.ranks_per_host and other.ranks == other.ranks_per_host
     return context._replace(ranks_per_host=other.ranks_per_host) if both_on_one_host else context
 
@@ -177,7 +177,7 @@ def compiled(measurements: Iterable[Measurement]) -> Table:
 
 
 def measured_when(measurements: Iterable[Measurement]) -> dict[str, dict[str, Any]]:
-    """Return for each machine, by its fingerprint, when it was measured and how busy it was.
+    """Return, for each machine by its fingerprint, the dates of its measurements and its load then.
 
     The fields are ``measured``, the first and last date, and ``load``, the least and greatest load average. A field is
     absent if no measurement of the machine has it.

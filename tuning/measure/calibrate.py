@@ -210,12 +210,12 @@ def _by_ratios(turns: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _positive(seconds: Mapping[int, float]) -> Curve:
-    """Return the curve of differences, with lower bounds because noise can make them negative."""
+    """Return a curve of differences of times. Noise can make a difference negative, so each has a lower bound."""
     return curve((nbytes, max(each, nbytes * _FASTEST_S, _SHORTEST_S)) for nbytes, each in seconds.items())
 
 
 def _rate(work: Callable[[int], float]) -> Curve:
-    """Return the time of work on memory by bytes, without the cost of a call.
+    """Return the curve of the time of work on memory, by bytes, without the constant cost of a call.
 
     Below the first size of `_MEMORY`, a byte takes as long as there, although the data may lie in a faster cache.
     """

@@ -63,7 +63,7 @@ def patience_s(budget_s: float) -> float:
 
 
 class PlacementWait(NamedTuple):
-    """The placement of the cores: how far apart they are.
+    """The result of waiting for a placement of the cores.
 
     Attributes:
         label: the placement; empty if it is not known.
@@ -358,7 +358,7 @@ class Campaign:
     def _raced(
         self, collective: str, nbytes: int, variants: Sequence[str], budget_s: float
     ) -> tuple[Outcome, str] | None:
-        """Return the outcome and the placement of a race; None if no variant can run, or the cores kept moving."""
+        """Return the outcome and the placement of a race; None if no variant can run, or the cores moved each time."""
         able = [each for each in dict.fromkeys(variants) if self._trials.prepare(collective, nbytes, each) is None]
         if not able:
             return None
@@ -411,7 +411,7 @@ class Campaign:
         return placed.label
 
     def _note(self, collective: str, nbytes: int, outcome: Outcome, placement: str) -> None:
-        """Keep the times of variants that had none at this size, scaled by a variant that had one."""
+        """Record the times of new variants at a size, scaled to the earlier times by a variant that has both."""
         times, context = self._times[collective][nbytes], self._context(collective)
         again = [lap for lap in outcome.laps if lap.candidate in times]
         factor = times[again[0].candidate] / again[0].median_s if again else 1.0

@@ -48,7 +48,7 @@ _MOST_DISCARDED = 0.5
 
 
 class Rules(NamedTuple):
-    """When a race ends.
+    """The rules by which candidates leave a race, and by which the race ends.
 
     Attributes:
         fewest, most: numbers of blocks that count.
@@ -61,7 +61,7 @@ class Rules(NamedTuple):
 
 
 class Lap(NamedTuple):
-    """One candidate in one race.
+    """One candidate of a race, with its times up to now.
 
     Attributes:
         candidate: its name.

@@ -122,7 +122,7 @@ def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> Si
 
 
 def waves(steps: Schedule) -> list[Ranks]:
-    """Return for each lane the round of each group: after the group before it, and after all groups that it waits for.
+    """Return the round of each group of each lane: the first one after all groups for which the group waits.
 
     Raises:
         RecursionError: there is no such order, because lanes wait for each other in both directions.

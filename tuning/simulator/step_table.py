@@ -226,7 +226,7 @@ def _digits(size: int, radix: int) -> tuple[int, ...]:
 
 
 def _looked_at(size: int, radices: Sequence[int]) -> list[int]:
-    """Return the ranks whose plans are compared with that of rank 0."""
+    """Return the ranks whose plans are compared with that of rank 0, to find out whether the ranks are symmetric."""
     if size <= _ALL_RANKS:
         return list(range(1, size))
     powers = [prod(radices[:digit]) for digit in range(len(radices))]
@@ -266,7 +266,7 @@ def _of_symmetry(plan: Plan, rows: Sequence[StepRow], radices: Sequence[int]) ->
 
 
 def _apart(ranks: Ranks, offset: int, radices: Sequence[int]) -> Ranks:
-    """Return the rank that is as far from each of `ranks` as `offset` is from 0, digit by digit."""
+    """Return the rank at the distance `offset` from each of `ranks`, added digit by digit."""
     peers: Ranks = ranks.copy()
     power = 1
     for radix in radices:

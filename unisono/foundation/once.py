@@ -38,7 +38,7 @@ def once_per_process(make: Callable[..., Value]) -> Callable[..., Value]:
 
 
 class _Made:
-    """The values of one process, by their arguments."""
+    """The values that one process has made, by the arguments of their functions."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

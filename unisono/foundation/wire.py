@@ -1,4 +1,6 @@
-"""Messages over sockets: a length, and so many bytes. One place decides about limits, deadlines and closed connections.
+"""Messages over sockets: each is a length in bytes, followed by as many bytes.
+
+One place decides about limits, deadlines and closed connections.
 
 `more` reads the bytes that have arrived, for event loops, and `exactly` waits for all bytes of a message. `Framing` is
 a header with the length of the message. A peer may be a stranger, so a framing has a limit.
@@ -75,7 +77,9 @@ class Framing(NamedTuple):
         return self.header.pack(len(message)) + message
 
     def nbytes(self, received: bytes | bytearray) -> int:
-        """Return the bytes of the frame that begins with `received`: as long as its header is missing, those of it.
+        """Return the size of the frame that begins with `received`.
+
+        As long as the header is incomplete, return its size.
 
         Raises:
             ValueError: the message is too long.

@@ -288,7 +288,7 @@ class NodeStore(JobStore):
             raise UsageError(error)
 
     def _take(self, key: str, value: bytes, node: LauncherNode) -> None:
-        """Set a value that only this launcher may set."""
+        """Set a value, unless another launcher has set it, which is an error."""
         try:
             self._launchers.set(key, value)
         except RendezvousError as error:

@@ -122,7 +122,7 @@ class Pool:
             processes.close()
 
     def _forget(self) -> None:
-        """Let go of the ranks without ending them; the caller does that."""
+        """Forget the ranks without ending them. The caller ends them."""
         self._processes = None
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -145,7 +145,7 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    """Let go of the ranks of all pools in a forked child, because they belong to the parent."""
+    """Forget the ranks of all pools in a forked child, without ending them, because they belong to the parent."""
     for pool in list(_pools):
         pool._forget()
 

@@ -24,7 +24,7 @@ from unisono.transports.rendezvous import host_and_port
 
 @record
 class Rules:
-    """How a job runs, wherever its ranks run.
+    """The settings of a job that do not depend on where its ranks run.
 
     Attributes:
         bind: "core" or "numa" to bind ranks to cores; None not to bind them.

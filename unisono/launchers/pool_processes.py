@@ -1,4 +1,4 @@
-"""The processes of a pool, from their start to their end. The first failure ends all of them.
+"""Starts the processes of a pool, runs functions in them, and ends them. The first failure ends all of them.
 
 One thread starts and watches the ranks. The thread that calls `PoolProcesses.run` sends tasks and collects replies.
 """

@@ -160,7 +160,7 @@ class SshJob:
         return self._exits
 
     def attend(self) -> bool:
-        """Carry out requests; see `LocalJob.attend`."""
+        """Handle the requests of other threads; see `LocalJob.attend`."""
         while self._requests:
             self._requests.popleft()()
         self._give_up_silent_hosts()
@@ -435,7 +435,7 @@ class _Agent:
         self.error = self.error or error
 
     def dismiss(self) -> None:
-        """Let the agent end, which has nothing more to do."""
+        """Tell the agent to end, because its ranks have ended."""
         self.is_dismissed = True
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()

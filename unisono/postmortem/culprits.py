@@ -35,7 +35,7 @@ _MOST_UNDER_WAY_NBYTES = 64 << 10
 
 @record
 class Finding:
-    """Something that is wrong with the job.
+    """A fault of the job, with the ranks that it is about.
 
     Attributes:
         kind: "mismatch", "dead", "left", "no dump", "not met", "stopped", "user code", "behind", "deadlock", "slow",

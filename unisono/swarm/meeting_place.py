@@ -178,7 +178,7 @@ class Places:
         return None if self._place is None else self._place.url
 
     def try_to_serve(self) -> None:
-        """Serve a place if this process must, and none of its machine is served."""
+        """Serve a meeting place at the first address of this machine that is free, if the program asks for it."""
         if not self._serves or self._place is not None:
             return
         for url in self.urls:

@@ -116,7 +116,7 @@ class Routes:
         self._streams.listen(port, take)
 
     def of(self, members: Sequence[Member]) -> RanksWays:
-        """Return the ways to members as ranks."""
+        """Return the ways to members, which are ranks in the order of `members`."""
         return RanksWays(self, members)
 
     def ways(self, members: Iterable[Member]) -> tuple[Way, ...]:

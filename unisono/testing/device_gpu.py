@@ -252,7 +252,7 @@ class GpuState:
         return not self._closing
 
     def release_all(self) -> None:
-        """Free the memory whose release was put off."""
+        """Free the memory that was released, but that the double had not freed yet."""
         while self._closing:
             self._close_next()
 
@@ -260,7 +260,7 @@ class GpuState:
         self._closing.popleft().close()
 
     def _bury(self, address: int) -> None:
-        """Keep released addresses from being used again for a while."""
+        """Reserve released addresses for a while, so that a late access to them is noticed."""
         self._gone.append(address)
         if len(self._gone) > _GRAVES:
             del self._regions[self._gone.popleft()]

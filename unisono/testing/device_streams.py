@@ -50,7 +50,7 @@ class StreamState:
     is_released: bool = False
 
     def is_deferred(self) -> bool:
-        """Return whether the clock of new work is known only when that runs."""
+        """Return whether the clock of new work is known only when the work runs."""
         return any(work.is_deferred for work in self.queue)
 
 

@@ -100,7 +100,7 @@ class Judges:
 
 
 def while_searching(is_wrong: Callable[..., bool]) -> Callable[..., bool]:
-    """Return a judge for a search that begins now, which accepts everything once the search has taken too long."""
+    """Return a judge for a search that begins now. Once the search takes too long, the judge accepts every case."""
     end = time.monotonic() + _SEARCH_S
     return lambda *arguments: time.monotonic() < end and is_wrong(*arguments)
 

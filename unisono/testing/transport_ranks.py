@@ -133,7 +133,7 @@ class Ranks:
         self.until(all_done, what)
 
     def idle(self) -> None:
-        """Make progress for a moment, so that an unwanted event has time to happen."""
+        """Make progress for a moment, so that an event that must not happen would have had the time to."""
         until = time.monotonic() + _QUIET_S
         while time.monotonic() < until:
             self.progress()

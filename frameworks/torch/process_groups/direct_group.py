@@ -48,8 +48,8 @@ class DirectGroup(dist.ProcessGroup):  # type: ignore[misc]
 def devices_of_direct_group(options: Options) -> Collection[str]:
     """Return the types of devices of the group that torch is creating if it may be a `DirectGroup`, or else nothing.
 
-    It may not if other backends serve some of the devices. Nor may it if the calls have to pass what torch puts between
-    the group and the backend: its hooks, and the checks of ``TORCH_DISTRIBUTED_DEBUG=DETAIL``.
+    The group cannot be a `DirectGroup` if other backends serve some of the devices. Nor can it be one if torch puts
+    layers between the group and the backend: hooks, or the checks of ``TORCH_DISTRIBUTED_DEBUG=DETAIL``.
     """
     is_observed = (
         options.hooks

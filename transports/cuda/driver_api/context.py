@@ -58,7 +58,7 @@ class CurrentContext:
 
 
 class _Thread(threading.local):
-    """The contexts whose bodies this thread is in, from the outermost one on."""
+    """The contexts that this thread has made current in nested with-blocks, the outermost first."""
 
     def __init__(self) -> None:
         self.entered: list[CurrentContext] = []

@@ -66,7 +66,7 @@ class Layout:
         return list(self._parts(span.buffer, self._plan.physical_blocks(span), segment))
 
     def images(self, buffer: Buffer, segment: int) -> list[Place]:
-        """Return the parts of `buffer` in `segment` that have images."""
+        """Return the parts of `buffer` in `segment` that have a copy in the slab, which other ranks read."""
         return list(self._parts(buffer, [block for of, block in self._images if of is buffer], segment))
 
     def _parts(self, buffer: Buffer, blocks: list[int], segment: int) -> Iterator[Place]:

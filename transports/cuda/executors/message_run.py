@@ -248,7 +248,7 @@ class MessageRun:
 
 
 class _Request:
-    """A request that is done when a generator has ended, which goes on by one step each time that it is asked."""
+    """A request that runs a generator, one step at each look, and is done when the generator has ended."""
 
     def __init__(self, progress: Iterator[None]) -> None:
         self._progress = progress
@@ -260,7 +260,7 @@ class _Request:
 
 
 class _Memory:
-    """Memory of a device as bytes, of which only the address may be used."""
+    """An array of bytes in memory of a device. The host may use only its address."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__array_interface__ = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}

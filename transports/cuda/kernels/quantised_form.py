@@ -1,4 +1,4 @@
-"""How quantised arrays lie in memory: the codes, and behind them the scales of the blocks.
+"""The layout of a quantised array in memory: the codes, and then the scales of the blocks.
 
 A row of codes for each rank lies in one array, which one collective exchanges. Each row begins at a multiple of 16
 bytes, so that a thread stores the codes of 16 bytes of elements by one instruction.

@@ -60,7 +60,7 @@ class Reaper:
         return self.is_idle()
 
     def end(self) -> None:
-        """Let the thread end after the functions that it has."""
+        """End the thread when it has called the functions that were put so far."""
         self._queue.put(None)
 
 

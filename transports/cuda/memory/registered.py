@@ -64,13 +64,13 @@ class Registry:
         return next((block for block in list(self._blocks.values()) if block.covers(pointer, nbytes)), None)
 
     def retire(self, block: Block) -> None:
-        """Note that the array has gone."""
+        """Take notice that no object refers to the array any more."""
         with self._lock:
             block.has_array = False
             self._free_if_unused(block)
 
     def hold(self, block: Block) -> bytes:
-        """Keep memory until `release`, and return the handle with which other processes open it."""
+        """Keep memory allocated until `release`, and return the handle with which other processes open it."""
         with self._lock:
             block.handle = block.handle or self._device.export(block.allocation)
             block.holders += 1

@@ -137,7 +137,7 @@ class Channel:
         return len(self._slabs)
 
     def behind(self) -> set[int]:
-        """Return the ranks that do not show the slab of the current call yet."""
+        """Return the ranks that have not yet published the slab for the current call."""
         boards, generation = self._boards, len(self._slabs)
         return {peer for peer, board in enumerate(boards) if board.generation(self._number) < generation}
 
@@ -163,7 +163,7 @@ class Channel:
         return self._flags, peer, NextNumber(self._awaited, peer)
 
     def release(self) -> None:
-        """Let this rank's streams go on that wait for flags."""
+        """Set the flags for which streams of this rank wait, so that the streams end after a failure."""
         if self._flags is not None:
             self._device.release_flags(self._flags)
 

@@ -187,7 +187,7 @@ class DeviceCollectives:
             return operation
 
     def agree(self, calls: Sequence[tuple[Piece, Piece]], timeout_s: float) -> Sequence[Shown | None]:
-        """Show the other ranks the arrays of some calls, as far as they are registered.
+        """Tell the other ranks the addresses of the arrays of some calls, if the arrays are in registered memory.
 
         All ranks call this at the same point. Ranks of one process read each other's arrays anyway.
 
@@ -262,7 +262,7 @@ class DeviceCollectives:
             self._lock.release()
 
     def is_intact(self) -> bool:
-        """Return whether no flag has been released: then calls end with their results."""
+        """Return whether the results of calls are valid, because no flag has been set to end a wait."""
         return not self._has_released
 
     def _release_flags(self) -> None:
@@ -408,7 +408,7 @@ class DeviceCollectives:
 
 
 class Watched(Protocol):
-    """Calls on a device that end only if somebody looks for failures."""
+    """Calls on a device, whose streams would wait for ever for a lost rank if no thread looked for failures."""
 
     def watch(self) -> bool:
         """Look for failures, and end waiting work after one; return whether the device is idle."""
@@ -546,7 +546,7 @@ class DeviceOperation:
         return True
 
     def _again(self, key: tuple[object, ...], channel: Channel, stream: Stream) -> Callable[[], None] | None:
-        """Return a function that issues a segment again; None if the segment must be issued by its plan."""
+        """Return a function that repeats the calls of an earlier use of a segment; None if there are none."""
         if self._replays is not None:
             return partial(self._replays.replay, channel, stream) if self._replays.has(key) else None
         return self.bound.repeats.get(key) if channel.by_flags else None

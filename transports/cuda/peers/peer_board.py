@@ -1,4 +1,4 @@
-"""The board of a rank: numbers about its device, in memory that all ranks of the host map.
+"""The board of a rank: a page of numbers about its device, in memory that all ranks of the host map.
 
 Theory of operation
 -------------------

@@ -78,7 +78,7 @@ class PeerExchange:
         self.refusal = refusal
 
     def _introduce(self, size: int, created: contextlib.ExitStack) -> dict[str, Any]:
-        """Create this rank's board, which `created` closes on an error, and return this rank's description."""
+        """Create this rank's board, and return this rank's description. On an error, `created` closes the board."""
         self._board = Board.new(size, secrets.randbits(63))
         created.callback(self._board.close)
         return {"token": self._board.token, "board": self._board.handle(), **_place(self._device)}

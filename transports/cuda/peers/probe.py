@@ -26,7 +26,7 @@ _POLL_S = 0.001
 
 
 class _Order(Protocol):
-    """Orders one stream of this process and one of the other."""
+    """Makes a stream of this process and one of the other process wait for each other, by flags or events."""
 
     def handle(self) -> bytes:
         """Return the handle for the other process."""
@@ -35,13 +35,13 @@ class _Order(Protocol):
         """Open the handle of the other process."""
 
     def signal(self) -> None:
-        """Signal behind the work that is on the stream."""
+        """Signal the other process when the work that is on the stream now is done."""
 
     def follow(self) -> None:
         """Make the stream wait for the signal of the other process."""
 
     def release(self) -> None:
-        """Let the stream go on although the other process may have ended."""
+        """End the wait of the stream, because the other process may have ended."""
 
     def end(self) -> None:
         """Release the flags, events and streams of this process."""

@@ -1,4 +1,4 @@
-"""`ShownArrays`: ranks show each other where their arrays lie, so that these are read there.
+"""`ShownArrays`: ranks exchange the addresses of their arrays, so that peers read the arrays without a copy.
 
 Only registered memory can be shown. Each rank says for each array whether it is, and all ranks know all answers.
 So they agree which arrays are read where they lie and which by images, in every mixture.
@@ -35,7 +35,7 @@ class ShownArrays:
         self._opened: list[bytes] = []
 
     def agree(self, calls: Sequence[tuple[Piece, Piece]]) -> list[Shown | None]:
-        """Return for each call where the arrays of all ranks lie; None if all are read by images.
+        """Return the addresses of the arrays of all ranks, for each call; None if peers read copies of all arrays.
 
         Args:
             calls: INPUT and OUTPUT of this rank for each call. All ranks pass the same number of calls.

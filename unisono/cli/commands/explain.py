@@ -165,7 +165,7 @@ def _size_on(network: NetworkMap, size: int, per_host: int) -> int:
 def _explained(
     question: Question, topology: Path | None, table: str, network: NetworkMap | None = None
 ) -> tuple[Explanation, str, str]:
-    """Return the explanation, the place of its ranks, and the source of its times."""
+    """Return the explanation, the hosts of its ranks in words, and the source of its times."""
     if question.memory == "device":
         if topology is not None:
             raise UsageError("times on GPUs are measured, and not simulated: omit --topology")
@@ -204,7 +204,7 @@ def _placed(size: int, per_host: int | None, link: str | None) -> tuple[Hosts, s
 
 
 def _place(question: Question) -> str:
-    """Return the place of the ranks, for the title."""
+    """Return the hosts and links of the ranks in words, for the title."""
     if len(question.hosts) > 1:
         return f"on {len(question.hosts)} hosts, by {question.inside} inside them and by {question.link} between them"
     if not question.hosts:

@@ -105,7 +105,7 @@ def _by_job(activities: Sequence[Activity]) -> dict[str, list[Activity]]:
 
 
 def _said(activities: Sequence[Activity]) -> list[Text]:
-    """Return a line about each culprit."""
+    """Return a line about each rank that makes others wait."""
     return [Text(sentence(finding.text), style="yellow") for finding in _findings(activities)]
 
 

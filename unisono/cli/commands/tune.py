@@ -59,7 +59,7 @@ _PROGRESS = "\x1eunisono-tune "
 
 
 class TuneRequest(NamedTuple):
-    """The measurements that all ranks are asked for.
+    """The request for measurements, which all ranks get.
 
     Attributes:
         collectives, sizes, budget_s, dtype, placement: as in `Settings` of a campaign.

@@ -104,7 +104,7 @@ def _table(outcomes: Sequence[ProofResult]) -> Table:
 
 
 def _costs(reports: dict[int, Report]) -> tuple[str, ...]:
-    """Return the cells of the columns from "sizes" to "bits"."""
+    """Return the cells of a row of the table, in the columns from "sizes" to "bits"."""
     if not reports:
         return ("none", *[""] * 6)
     last = reports[max(reports)]

@@ -146,7 +146,7 @@ def _draw_curves(figure: Figure, decision: Decision, own: Sequence[Measurement])
 
 
 def _place(decision: Decision, variant: str) -> float:
-    """Return the ratio of a variant's time to the best time, at the size where it is least."""
+    """Return the least ratio, over all sizes, of a variant's time to the best time."""
     ratios = [
         seconds / min(decision.times_at(nbytes).values())
         for nbytes, seconds in zip(decision.sizes, decision.times_s[variant], strict=True)

@@ -13,7 +13,7 @@ from unisono.compat.horovod.requests import NEEDS_EVERY_RANK, Answer, ReadyCall
 
 @dataclass
 class _Asked:
-    """A name that some ranks have asked for.
+    """A name for which some ranks have requested a call.
 
     Attributes:
         since_s: when the first rank asked.
@@ -66,7 +66,7 @@ class Coordinator:
         return answers
 
     def waits(self) -> bool:
-        """Return whether some name has no answer yet."""
+        """Return whether a name that ranks have requested has no answer yet."""
         return bool(self._asked)
 
     def slow(self, now_s: float, limit_s: float) -> list[str]:

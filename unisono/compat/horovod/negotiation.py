@@ -223,7 +223,10 @@ class Negotiator:
     # --- threads ----------------------------------------------------------------------------------------------------
 
     def _run(self, role: Callable[[], None]) -> None:
-        """Run the part of a thread. An error of a communicator ends all calls, as none of the job works after it."""
+        """Run the loop of one of the negotiator's threads, and end all calls if it fails.
+
+        An error of a communicator ends all calls, as none of the job works after it.
+        """
         try:
             role()
         except UnisonoError as error:
@@ -380,7 +383,7 @@ def _bytes(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 
 def _renewed(error: HorovodInternalError) -> HorovodInternalError:
-    """Return an equal error, because one that is raised again collects tracebacks."""
+    """Return a copy of an error, because an error that several threads raise would collect all their tracebacks."""
     if isinstance(error, UnisonoError):
         return type(error)(error.message)
     renewed = HorovodInternalError(str(error))

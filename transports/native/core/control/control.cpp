@@ -25,7 +25,7 @@ constexpr auto outlook_time = 300ms;
 // A rank asks the judges twice about a late call: for its warning, and for its error. Their first answer also serves
 // the error until the second one arrives, but only for this long.
 constexpr auto recent_time = 5s;
-// A judge that has not reported about a late call for this long is silent.
+// If a judge sends no outlook on a late call for this long, the rank counts the judge as silent.
 constexpr auto silence_time = 50ms;
 // At most this many outlooks of late calls are kept.
 constexpr std::size_t most_outlooks = 256;
@@ -49,7 +49,8 @@ constexpr int clock_questions = 16;
 constexpr auto least_resumption_time = 1500ms;
 // A silent connection is dialled again after this time, or after a third of the time until its peer is lost.
 constexpr auto most_silent_time = 1000ms;
-// How often links are examined until their peer is lost, and the longest time between two looks.
+// The number of times that a link is examined until its silent peer counts as lost, and the longest time between two of
+// them.
 constexpr int looks = 12;
 constexpr auto longest_look_period = 1000ms;
 

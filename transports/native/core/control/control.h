@@ -65,7 +65,7 @@ struct ClockOffset {
   std::int64_t uncertainty_ns = 0;
 };
 
-//! A stream of a TCP channel whose connection has ended; `peer` is a rank of the job.
+//! A stream of a TCP channel that has lost its connection. `peer` is a rank of the job.
 struct LostConnection {
   std::uint64_t communicator;
   std::int64_t lane;
@@ -176,8 +176,8 @@ class Control {
   //! trip counts (F. Cristian, Probabilistic clock synchronization, 1989).
   std::optional<ClockOffset> measure_clock(std::chrono::milliseconds limit);
 
-  //! Calls `add`, which adds a channel with `peer` to an endpoint, and counts the channel. A farewell says how many
-  //! channels the rank had with each other rank.
+  //! Calls `add`, which adds a channel with `peer` to an endpoint, and counts the channel. This rank announces the
+  //! counts in its farewell, so that other ranks know how many channels to wait for.
   void add_channel(std::int32_t peer, const std::function<void()>& add);
   //! Whether a rank has departed.
   bool departed(std::int32_t peer) const;
@@ -194,9 +194,9 @@ class Control {
 
   //! Sends a farewell to all ranks and ends the service. Repeated calls do nothing.
   void leave(const std::string& farewell);
-  //! Ends everything silently in a forked child, where all links are closed already (see descriptor.h). This object
-  //! must not be used after it. Nor may its mutex or that of an endpoint be taken, because a thread of the parent may
-  //! have held it during the fork.
+  //! Stops the use of this object in a forked child, and reports no error. All its links are closed there already (see
+  //! descriptor.h). The child must not use the object any more. Nor may the child take the mutex of this object or of
+  //! an endpoint, because a thread of the parent may have held it during the fork.
   void abandon();
   //! Whether this is a forked child.
   bool abandoned() const { return abandoned_; }

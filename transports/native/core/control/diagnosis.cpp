@@ -36,7 +36,8 @@ std::string about_several(std::string clause) {
   return clause;
 }
 
-//! Clauses about ranks, such as "rank 3 has left". Ranks with the same clause are named together.
+//! Collects clauses about ranks, such as "rank 3 has left", for an error. Ranks with the same clause are named
+//! together.
 class Clauses {
  public:
   void add(std::size_t rank, const std::string& clause) {
@@ -144,7 +145,7 @@ Outlook Diagnosis::outlook_of_call() const {
     if (has_called(ranks[rank])) callers.push_back(static_cast<std::int32_t>(rank));
     if (ranks[rank].is_in_another_call()) ++elsewhere;
   }
-  // Most ranks are in another call, so the few that wait here are likely to be the wrong ones.
+  // Most ranks are in another call. So the few ranks that wait in this call have probably made the wrong one.
   if (!callers.empty() && callers.size() < elsewhere) why.insert(0, "only " + ranks_text(callers) + " called it; ");
   const auto caller = std::find_if(ranks.begin(), ranks.end(), has_called);
   const std::string call = caller == ranks.end() ? "" : " " + caller->text;

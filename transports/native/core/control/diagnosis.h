@@ -33,7 +33,7 @@ struct Outlook {
   std::string text;        // continues "rank 3 waited 2 s"
 };
 
-//! The state of one question of a judge.
+//! A question of a judge, why one call does not end, and the reports about it.
 //!
 //! Example: ranks 0 and 1 call allreduce(float32[8]) as call #5, and rank 2 calls barrier(). The reports have two
 //! digests, so `disagreement` names rank 2. If rank 2 has made only four calls, there is no disagreement. The outlook

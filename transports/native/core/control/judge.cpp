@@ -9,7 +9,7 @@ using namespace std::chrono_literals;
 
 // How long a judge waits for answers, and for ranks that have not made the call, before it decides without them.
 constexpr auto decision_time = 1000ms;
-// How long a judge keeps asking after the deadline of a late call, because a slow rank may notice its deadline later.
+// A judge asks about a late call until this long after its deadline, because a slow rank may notice the deadline later.
 constexpr auto overtime = 100ms;
 // Bounds of the time between two rounds about a late call, which is a quarter of the remaining time.
 constexpr std::chrono::microseconds shortest_period = 2ms;
@@ -127,7 +127,8 @@ void Judge::note_departure(std::int32_t rank, const std::string& farewell) {
   }
 }
 
-// The report of a departed rank. If it said that this call was its last, it made the call.
+// Returns the report of a departed rank. The rank has made the call if it had announced that this call was its last
+// one.
 RankReport Judge::departed(std::int32_t rank, const Key& call) const {
   RankReport report{CallState::departed, 0, farewells_.at(rank), -1, 0};
   for (const LastCall& last : last_calls_)

@@ -80,7 +80,7 @@ class CudaProgram {
   void raise_flag(std::uintptr_t address, std::uint64_t& counter, void* stream);
   void await_flag(std::uintptr_t address, std::uint64_t& counter, void* stream);
 
-  //! Makes all calls in the context of the GPU, and returns the first one that fails. Later ones are not made.
+  //! Makes all calls in the context of the GPU, up to the first call that fails, and returns that failure.
   std::optional<CudaFailure> issue() const;
 
  private:

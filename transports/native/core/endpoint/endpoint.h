@@ -328,7 +328,8 @@ class Endpoint {
   std::atomic<bool> polls_by_syscall_{false};
   // How many requests have ended. The leader counts, and followers compare it with the number that they have seen.
   std::atomic<std::uint64_t> ended_{0};
-  // Set by the thread that fails the calls, before it ends their requests. The owners of the memory read it.
+  // Whether a library may still use memory of failed calls. The thread that fails the calls sets it before it ends
+  // their requests, and the owners of the memory read it then.
   std::atomic<bool> memory_must_leak_{false};
 
   // Queued requests that have not begun, guarded by the mutex. Their number can be read without it.
@@ -341,7 +342,7 @@ class Endpoint {
   std::atomic<std::size_t> background_count_{0};
   // The server thread. The thread that has the first work for the server starts it, with the mutex held.
   std::thread server_;
-  // Set by the server before it sleeps. The one thread that clears it rings the bell.
+  // Whether the server sleeps. The server sets it, and the one thread that clears it rings the server's doorbell.
   std::atomic<bool> server_idle_{false};
   std::atomic<int> awaited_{0};  // threads that wait for requests which the server drives
   Doorbell server_bell_;

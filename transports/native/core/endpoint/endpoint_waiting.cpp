@@ -32,7 +32,7 @@ constexpr std::uint32_t yields_between_looks = 8;
 constexpr std::uint32_t serving_spin_rounds = 30;
 // Looks between two readings of the clock while spinning.
 constexpr std::uint32_t rounds_per_check = 128;
-// A yield that takes longer has let another thread run, which will want the core again for a while.
+// If a yield takes longer than this, another thread has run on the core, and will probably want the core again soon.
 constexpr auto shared_yield = 30us;
 constexpr auto contended_time = 5ms;
 constexpr auto check_period = 1ms;
@@ -392,8 +392,8 @@ bool Endpoint::is_first_waiting(std::int32_t awaited) const {
 void Endpoint::sleep(Idle& idle, bool serving) {
   std::vector<pollfd> descriptors{{doorbell_.get(), POLLIN, 0}};
   if (awaited_verdict_ || check_closed()) {
-    // Only the control links bring news now, and they ring the doorbell. The channels' descriptors would wake this
-    // thread at once.
+    // While the judges decide, or when a channel that the call needs has closed, only the control links bring news, and
+    // they ring the doorbell. The descriptors of closed channels would wake this thread at once.
     if (!control_->failed()) ::poll(descriptors.data(), 1, static_cast<int>(longest_sleep.count()));
     doorbell_.drain();
     return;

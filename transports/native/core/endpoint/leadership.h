@@ -45,7 +45,7 @@ class Leadership {
   //! Whether a thread that waits for its own call asks to become the leader. It has priority over a leader that only
   //! drives calls of other threads.
   bool is_requested() const { return requests_.load(std::memory_order_seq_cst) != 0; }
-  //! Whether a thread needs the lead for urgent work. It has priority over every leader.
+  //! Whether a thread with urgent work asks to become the leader. It has priority over every leader.
   bool is_urgent() const { return urgent_.load(std::memory_order_relaxed) != 0; }
   //! Lets the threads that `is_urgent` holds up go on.
   void end_urgency() {
@@ -62,11 +62,12 @@ class Leadership {
   // How many threads are followers. A thread that has changed something on which followers wait reads it. It takes the
   // mutex and notifies only if there are followers.
   std::atomic<int> following_{0};
-  // How many threads ask for the lead to wait for their own calls, and for urgent work. The leader reads both.
+  // The number of threads that ask to become the leader because they wait for their own calls, and the number of those
+  // that have urgent work. The leader reads both.
   std::atomic<int> requests_{0};
   std::atomic<int> urgent_{0};
-  // A follower holds the mutex from its look at the condition until it sleeps on `changed_`. So no notice comes
-  // between.
+  // A follower holds the mutex from its look at the condition until it sleeps on `changed_`. So no notification can
+  // come in between and be missed.
   std::mutex mutex_;
   std::condition_variable changed_;
 };

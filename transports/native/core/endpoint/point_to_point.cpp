@@ -197,7 +197,8 @@ void Mailbox::check(const PointToPoint& receive, const Header& header, std::int3
                      " is to be received");
 }
 
-// Reads more of the front message into `data`, which has `moved` of its bytes already. True if the message is complete.
+// Reads more of the front message into `data`, into which `moved` of its bytes have been read already. Returns true if
+// the message is complete.
 bool Mailbox::read_all(std::byte* data, std::size_t nbytes, MemoryType memory, std::size_t& moved) {
   if (nbytes == 0) channel_->consume(0);
   while (moved < nbytes) {

@@ -53,7 +53,7 @@ struct MatchedMessage {
 //! One send, receive or probe.
 class PointToPoint final : public Operation {
  public:
-  //! Posts it in the mailbox of the peer, or in those of all peers that a message may come from.
+  //! Posts the operation in the mailbox of the peer, or in the mailboxes of all peers from which a message may come.
   PointToPoint(std::vector<std::shared_ptr<Mailbox>> mailboxes, const Posting& posting);
   ~PointToPoint() override;
 

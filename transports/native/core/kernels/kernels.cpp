@@ -14,7 +14,8 @@ namespace unisono {
 namespace {
 
 #ifdef UNISONO_X86
-// clang 14 has no name for this check. AVX2 implies that the system saves the registers.
+// Whether the processor has F16C instructions. clang 14 has no name for this check. AVX2 implies that the system saves
+// the registers.
 bool has_f16c() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;

@@ -95,7 +95,8 @@ class ChannelTable {
   ChannelEntry& make_entry(std::int64_t lane, std::int64_t peer);
 
   const std::size_t size_;
-  // Guards the vectors that own, and every change. `accepts` holds it too, so that nobody closes the channel meanwhile.
+  // Guards the vectors that own channels, and every change of the table. `accepts` holds it too, so that no thread
+  // closes the channel meanwhile.
   mutable std::mutex mutex_;
   // The entries of each lane; null before the first use of the lane. Threads read them without the mutex.
   std::array<std::atomic<Peers*>, most_lanes + 2> lanes_{};

@@ -203,7 +203,8 @@ void Plan::check_step(const Step& step) const {
     require(source.peer < 0 || shape.remote, "a step has a source in memory of a peer");
 }
 
-// A peer's buffer is assumed to have this rank's partition, or to be one block if this rank has none.
+// The check assumes that a peer's buffer has the partition of this rank's buffer, or is one block if this rank has no
+// such buffer.
 void Plan::check_operand(const Operand& operand) const {
   require(operand.peer < size_, "peer of an operand");
   const std::int64_t blocks = partition(operand.buffer).blocks;

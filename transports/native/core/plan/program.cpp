@@ -8,7 +8,8 @@
 namespace unisono {
 namespace {
 
-// Programs with at most this many steps are resolved beforehand, which takes about 100 KiB.
+// The groups of a program with at most this many steps are resolved when the program is made, which takes about 100
+// KiB.
 constexpr std::int64_t most_resolved = 1024;
 
 Incoming incoming_of(Opcode opcode) {

@@ -23,7 +23,7 @@ constexpr std::size_t about_nbytes = 8192;
 constexpr std::size_t communicator_slots = 256;
 constexpr std::size_t communicator_nbytes = 256;
 constexpr std::size_t traffic_slots = 512;
-// Error messages quote recent calls, so some are kept even where no recorder is wanted.
+// The least number of records. Error messages quote recent calls, so some are kept even if the option asks for none.
 constexpr std::size_t least_depth = 64;
 constexpr std::size_t most_text_nbytes = 4096;
 constexpr int seal_future_write = 0x10;  // F_SEAL_FUTURE_WRITE, which older headers lack
@@ -123,7 +123,8 @@ std::uint64_t FlightMemory::put(std::string_view text) {
     texts_end_ += texts_nbytes - texts_end_ % texts_nbytes;
   const std::uint64_t place = texts_end_;
   texts_end_ += length + 1;
-  // The end is stored before the bytes, so that a reader notices that older texts are being overwritten.
+  // The new end of the texts is stored before their bytes, so that a reader notices that older texts are being
+  // overwritten.
   header().texts_end.store(texts_end_, std::memory_order_seq_cst);
   std::byte* at = begin_ + header().texts_offset + place % texts_nbytes;
   std::memcpy(at, text.data(), length);

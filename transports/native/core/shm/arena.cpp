@@ -181,7 +181,7 @@ class ArenaRegistry {
   std::mutex mutex_;  // guards all changes
   // Odd while the table is rewritten. A reader looks at it before and after, and repeats its look if it has changed.
   std::atomic<std::uint64_t> version_{0};
-  // The entries in use, and the latest table. A reader takes both without the mutex.
+  // The number of arenas in the table, and the latest table. A reader takes both without the mutex.
   std::atomic<std::size_t> count_{0};
   std::atomic<Table*> table_{nullptr};
   // All tables that were ever used. They stay, because a reader may still be in an old one.

@@ -253,7 +253,8 @@ bool ShmChannel::flush() {
   return single_copy_data_ == nullptr || write_refused();
 }
 
-// The part of a single-copy message that the peer could not read is now sent through slots.
+// Looks whether the peer could read a single-copy message, which it has finished. If not, the rest will go through
+// slots.
 void ShmChannel::note_refusal() {
   if (single_copy_data_ == nullptr) return;
   if (out_->refused.load(std::memory_order_relaxed) != published_) {
@@ -489,7 +490,7 @@ bool ShmChannel::may_progress(bool for_send, bool for_receive) const {
   return for_receive && in_->slot(released_).turn.load(std::memory_order_relaxed) == released_ + 1;
 }
 
-// Unread bytes in the socket do not matter, only that the peer has hung up.
+// Returns whether the peer has closed its end of the socket. Unread bytes in the socket do not matter.
 bool ShmChannel::closed() {
   pollfd socket{socket_.get(), POLLRDHUP, 0};
   return ::poll(&socket, 1, 0) > 0;

@@ -101,7 +101,7 @@ class Choice {
 //! Chooses how to store, from the measured times of fills and of the peer's reads.
 class StorePolicy {
  public:
-  //! How long the reader takes for 64 KiB, by the kind of store; 0 if unknown.
+  //! The time that the reader takes to read 64 KiB, by the kind of store with which they were written; 0 if unknown.
   using ReadTimes = std::array<std::uint32_t, store_ways>;
 
   //! Returns how to store the next `nbytes`. The function `read` returns the reader's times. It is called only for

@@ -38,7 +38,8 @@ double flag_latency_ns(int core_a, int core_b, std::int64_t rounds) {
     if (const int code = pin(core); code != 0) error.store(code);
     return error.load() == 0;
   };
-  // A thread stops if it cannot be pinned or sees that the other one could not, so neither waits for ever.
+  // A thread stops if it cannot be pinned to its core, or if it sees that the other thread could not be. So neither
+  // waits for ever.
   const auto await = [&](Ball& ball, std::int64_t value) {
     while (ball.value.load(std::memory_order_acquire) != value)
       if (error.load(std::memory_order_relaxed) != 0) return false;

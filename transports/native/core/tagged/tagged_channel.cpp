@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// After the peer has hung up, it counts as gone when nothing has arrived for this long.
+// After the peer has closed its socket, it counts as gone once no message has arrived for this long.
 constexpr auto quiet_time = 150ms;
 // How long transfers may take to end when a channel closes, and after they have been cancelled.
 constexpr auto closing_time = 1000ms;
@@ -377,7 +377,8 @@ void TaggedChannel::use(Chunk& chunk, std::size_t nbytes) {
   if (in_done_ == in_header_.nbytes) end_message();
 }
 
-// Each call continues where the last one stopped, so chunks that are posted already have the right destination.
+// Each call of `read` continues where the last one stopped, so receives of chunks that are posted already have the
+// right destination.
 std::size_t TaggedChannel::read(std::byte* data, std::size_t nbytes, MemoryType memory) {
   if (is_small(in_header_.nbytes)) return Channel::read(data, nbytes, memory);
   std::size_t moved = 0;

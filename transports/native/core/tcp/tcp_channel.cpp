@@ -26,8 +26,9 @@ constexpr std::size_t most_gathered_nbytes = 4096;
 // A plain receive of at least this many bytes goes from the kernel directly into its destination.
 constexpr std::size_t direct_read_nbytes = 16 << 10;
 
-// A checked block that has arrived damaged must be sent again, although the peer's kernel has acknowledged it. It lies
-// at most as far back as that kernel buffers; Linux buffers 6 MiB by default.
+// The bytes that a sender keeps if blocks have checksums. A block that arrives damaged must be sent again, although the
+// peer's kernel has acknowledged it. The damaged block lies among the bytes that this kernel buffers, which are 6 MiB
+// by default on Linux.
 constexpr std::size_t kept_checked_nbytes = 8 << 20;
 
 }  // namespace
@@ -160,8 +161,8 @@ void TcpChannel::stage(TcpStream& stream) {
   staging_.note(Clock::now() - began, stream.staged().size());
 }
 
-// Demands data that has arrived damaged once more. Throws Corruption if the peer does not keep it, or if it has arrived
-// damaged before.
+// Asks the peer to send data again that has arrived damaged. Throws Corruption if the peer does not keep it, or if it
+// has arrived damaged before.
 void TcpChannel::demand_again(TcpStream& stream, const char* how) {
   if (!terms_.checksum || damaged_++ != 0) throw Corruption(arrived(how), peer());
   stream.reject();

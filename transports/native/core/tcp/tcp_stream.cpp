@@ -20,7 +20,7 @@
 namespace unisono {
 namespace {
 
-// A history up to this size is kept without asking the kernel which part of it is acknowledged.
+// The sender keeps a history of up to this size without asking the kernel which part of it is acknowledged.
 constexpr std::size_t most_unexamined_nbytes = 64 << 10;
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }

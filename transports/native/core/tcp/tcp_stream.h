@@ -91,7 +91,8 @@ class TcpStream {
   //! Receives what has arrived over the connection, and does not use it any more. It stays open until the stream goes
   //! on, because the other end, which may not know of that yet, would see its end.
   StreamState retire();
-  //! Closes the connection and forgets the bytes that were read ahead, which are damaged. They count as not received.
+  //! Closes the connection and drops the bytes that were read ahead, because they are damaged. They count as not
+  //! received.
   void reject();
   //! Continues over another connection with the bytes that the peer has not received. Returns false, and changes
   //! nothing, if the history does not reach back so far.
