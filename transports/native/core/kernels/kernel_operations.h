@@ -1,6 +1,7 @@
 // The operations on elements: how each one combines two elements, and how sums are divided. Shared by the kernels of
 // each instruction set (kernels_isa.cpp) and of GPUs (transports/cuda/kernels), where NVRTC compiles this file
-// unchanged. pragma once
+// unchanged.
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>

@@ -57,9 +57,10 @@ struct CallRecord {
 inline constexpr std::uint64_t point_to_point_record = std::uint64_t{1} << 63;
 
 //! All collectives of this rank, back to the last 65,536 runs. A judge asks about old collectives when ranks make
-//! different calls and one of them has run ahead.  A run is a number of consecutive calls with one signature. A program
-//! that repeats a broadcast a million times has one run. A program that alternates between two signatures has one run
-//! for each call.
+//! different calls and one of them has run ahead.
+//!
+//! A run is a number of consecutive calls with one signature. A program that repeats a broadcast a million times has
+//! one run. A program that alternates between two signatures has one run for each call.
 class CallHistory {
  public:
   //! A call, as `find` and `last` return it.

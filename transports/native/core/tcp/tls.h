@@ -9,9 +9,11 @@
 //! Here the caller sees bytes before encryption and after decryption, by functions like those of a nonblocking socket.
 //! Encrypted bytes that the socket does not take wait in this object, and count as sent. `send` encrypts no more bytes
 //! until the socket has taken these. OpenSSL reads ahead: bytes may wait in its buffer although the socket has none, so
-//! a thread that is about to sleep until the socket can be read must ask `may_have_data` first.  A connection ends as
-//! one without TLS: by the end of its TCP connection. An attacker who ends that one early gains nothing, because
-//! messages have lengths, and a rank that leaves says so. pragma once
+//! a thread that is about to sleep until the socket can be read must ask `may_have_data` first.
+//!
+//! A connection ends as one without TLS: by the end of its TCP connection. An attacker who ends that one early gains
+//! nothing, because messages have lengths, and a rank that leaves says so.
+#pragma once
 
 #include <sys/types.h>
 
