@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from unisono.algorithms.ir.contracts import CONTRACTS, VECTOR_CALLS, Cut
+from unisono.collectives.api.alltoallw import BlockExchange
 from unisono.collectives.api.grids import GridPlaces
 from unisono.collectives.api.mpi_names import MpiNames
 from unisono.collectives.api.neighbours import Neighbours
 from unisono.collectives.api.objects import Objects
-from unisono.collectives.api.point_to_point import Messages
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
 from unisono.collectives.calls.arguments import CallArguments, checked_integer
 from unisono.collectives.calls.checking import check_lasting
@@ -78,7 +78,7 @@ def _refuse_to_grow(world: Communicator, count: int | None, timeout_s: float) ->
 
 
 @uncopyable("it belongs to this process; dup() makes another one of the same ranks")
-class Communicator(Groups, Objects, Messages, MpiNames, HostSide):
+class Communicator(Groups, Objects, BlockExchange, MpiNames, HostSide):
     """Some or all ranks of a job, which make calls together; a context manager that closes it at its end.
 
     `unisono.init` and `unisono.launch` make the *world*, the communicator of all ranks. `split`, `subgroup`, `dup`,

@@ -5,6 +5,7 @@
 - `neighbours.py`: collectives among neighbours, such as `neighbor_alltoall`.
 - `grids.py`: the coordinates of ranks in a grid.
 - `point_to_point.py`: messages between two ranks.
+- `alltoallw.py`: the exchange of arrays of unequal dtypes and shapes.
 - `objects.py`: collectives and messages of Python objects.
 - `reduce_local.py`: the reduction of arrays of one process.
 - `mpi_names.py`: advice for programs that use MPI's names of methods.

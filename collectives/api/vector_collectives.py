@@ -7,11 +7,14 @@ keys have no counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from unisono.collectives.calls.dispatch import Dispatcher
 from unisono.collectives.calls.planning import algorithm_request
+from unisono.collectives.calls.row_blocks import RECEIVED, ROWS, SENT, Blocks, checked_blocks
+from unisono.collectives.calls.shapes import RootCounts, checked_rows
 from unisono.collectives.calls.work import Work
+from unisono.errors import UsageError
 from unisono.operations import Op
 
 if TYPE_CHECKING:
@@ -19,6 +22,23 @@ if TYPE_CHECKING:
 
     from unisono.collectives.api.collectives import CallOptions, ReduceOptions
     from unisono.collectives.arrays.typing import Array
+    from unisono.collectives.calls.arguments import Arguments
+
+    class SharesOptions(CallOptions[Array], Generic[Array], total=False):
+        """The optional arguments of `VectorCollectives.allgatherv` except `wait`."""
+
+        displacements: Sequence[int] | None
+
+    class RootOptions(SharesOptions[Array], Generic[Array], total=False):
+        """The optional arguments of `VectorCollectives.gatherv` and `scatterv` except `wait`."""
+
+        counts_at_root: bool
+
+    class ExchangeOptions(CallOptions[Array], Generic[Array], total=False):
+        """The optional arguments of `VectorCollectives.alltoallv` except `wait`."""
+
+        send_displacements: Sequence[int] | None
+        recv_displacements: Sequence[int] | None
 
 
 class VectorCollectives(Dispatcher):
@@ -28,16 +48,20 @@ class VectorCollectives(Dispatcher):
     ranks have rows of the same shape and dtype. `counts[r]` is the number of rows that rank r contributes or receives,
     and may be 0. All ranks pass the same `counts`, except in `alltoallv`. `Communicator.plan` makes a repeated call
     faster.
+
+    Displacements are numbers of rows from the start of an array of this rank, so other ranks may pass others, or none.
+    Shares that do not follow each other in the order of ranks are copied once more. Shares that a call reads may
+    overlap, and shares that it writes may not.
     """
 
     @overload
     def allgatherv(
-        self, x: Array, counts: Sequence[int], *, wait: Literal[False], **options: Unpack[CallOptions[Array]]
+        self, x: Array, counts: Sequence[int], *, wait: Literal[False], **options: Unpack[SharesOptions[Array]]
     ) -> Work[Array]: ...
 
     @overload
     def allgatherv(
-        self, x: Array, counts: Sequence[int], *, wait: Literal[True] = ..., **options: Unpack[CallOptions[Array]]
+        self, x: Array, counts: Sequence[int], *, wait: Literal[True] = ..., **options: Unpack[SharesOptions[Array]]
     ) -> Array: ...
 
     def allgatherv(
@@ -45,6 +69,7 @@ class VectorCollectives(Dispatcher):
         x: Array,
         counts: Sequence[int],
         *,
+        displacements: Sequence[int] | None = None,
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
@@ -52,14 +77,18 @@ class VectorCollectives(Dispatcher):
     ) -> Array | Work[Array]:
         """Concatenate the rows of all ranks, in the order of ranks; every rank gets the result.
 
+        With `displacements`, the rows of rank r go to `out` from row `displacements[r]` on. The other rows of `out`
+        stay as they are.
+
         In place: `x` is this rank's part of `out`.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.allgatherv(np.full(world.rank, 7), counts=(0, 1, 2)).tolist(), 3)
         [[7, 7, 7], [7, 7, 7], [7, 7, 7]]
         """
-        result: Array | Work[Array] = self._dispatch(
-            "allgather", x, out, None, wait=wait, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
+        written = None if displacements is None else checked_blocks(ROWS, counts, displacements, self.size)
+        result: Array | Work[Array] = self._dispatch_displaced(
+            "allgather", x, out, written=written, wait=wait, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
         )
         return result
 
@@ -67,30 +96,32 @@ class VectorCollectives(Dispatcher):
     def gatherv(
         self,
         x: Array,
-        counts: Sequence[int],
+        counts: Sequence[int] | None = ...,
         root: int = ...,
         *,
         wait: Literal[False],
-        **options: Unpack[CallOptions[Array]],
+        **options: Unpack[RootOptions[Array]],
     ) -> Work[Array | None]: ...
 
     @overload
     def gatherv(
         self,
         x: Array,
-        counts: Sequence[int],
+        counts: Sequence[int] | None = ...,
         root: int = ...,
         *,
         wait: Literal[True] = ...,
-        **options: Unpack[CallOptions[Array]],
+        **options: Unpack[RootOptions[Array]],
     ) -> Array | None: ...
 
     def gatherv(
         self,
         x: Array,
-        counts: Sequence[int],
+        counts: Sequence[int] | None = None,
         root: int = 0,
         *,
+        displacements: Sequence[int] | None = None,
+        counts_at_root: bool = False,
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
@@ -98,14 +129,28 @@ class VectorCollectives(Dispatcher):
     ) -> Array | Work[Array | None] | None:
         """Concatenate the rows of all ranks, in the order of ranks; the root gets the result, and other ranks get None.
 
-        Other ranks than the root ignore their `out`. In place: the root's `x` is its part of its `out`.
+        Other ranks than the root ignore their `out` and `displacements`. With `displacements`, the rows of rank r go to
+        the root's `out` from row `displacements[r]` on, and its other rows stay as they are. If all ranks pass
+        `counts_at_root`, only the root passes `counts`. In place: the root's `x` is its part of its `out`.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.gatherv(np.full(world.rank, 7), counts=(0, 1)), 2)
         [array([7]), None]
         """
-        result: Array | Work[Array | None] | None = self._dispatch(
-            "gather", x, out, None, wait=wait, root=root, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
+        is_root, rows = self.rank == root, self._counts(counts, root, counts_at_root)
+        written = (
+            checked_blocks(ROWS, rows, displacements, self.size) if displacements is not None and is_root else None
+        )
+        result: Array | Work[Array | None] | None = self._dispatch_displaced(
+            "gather",
+            x,
+            out,
+            written=written,
+            wait=wait,
+            root=root,
+            counts=(rows,),
+            algorithm=algorithm,
+            timeout_s=timeout_s,
         )
         return result
 
@@ -113,30 +158,32 @@ class VectorCollectives(Dispatcher):
     def scatterv(
         self,
         x: Array | None,
-        counts: Sequence[int],
+        counts: Sequence[int] | None = ...,
         root: int = ...,
         *,
         wait: Literal[False],
-        **options: Unpack[CallOptions[Array]],
+        **options: Unpack[RootOptions[Array]],
     ) -> Work[Array]: ...
 
     @overload
     def scatterv(
         self,
         x: Array | None,
-        counts: Sequence[int],
+        counts: Sequence[int] | None = ...,
         root: int = ...,
         *,
         wait: Literal[True] = ...,
-        **options: Unpack[CallOptions[Array]],
+        **options: Unpack[RootOptions[Array]],
     ) -> Array: ...
 
     def scatterv(
         self,
         x: Array | None,
-        counts: Sequence[int],
+        counts: Sequence[int] | None = None,
         root: int = 0,
         *,
+        displacements: Sequence[int] | None = None,
+        counts_at_root: bool = False,
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
@@ -144,8 +191,10 @@ class VectorCollectives(Dispatcher):
     ) -> Array | Work[Array]:
         """Send rank r the next `counts[r]` rows of the root's array.
 
-        Other ranks than the root must pass an `out`; their `x` is ignored. In place: the root's `out` is its part of
-        its `x`.
+        Other ranks than the root must pass an `out`; their `x` and `displacements` are ignored. With `displacements`,
+        the rows for rank r are those of the root's array from row `displacements[r]` on. If all ranks pass
+        `counts_at_root`, only the root passes `counts`, and the `out` of another rank has its number of rows. In place:
+        the root's `out` is its part of its `x`.
 
         >>> import numpy as np, unisono as un
         >>> def scattered(world):
@@ -154,14 +203,16 @@ class VectorCollectives(Dispatcher):
         >>> un.launch(scattered, 2)
         [[0], [1, 2]]
         """
-        result: Array | Work[Array] = self._dispatch(
+        is_root, rows = self.rank == root, self._counts(counts, root, counts_at_root)
+        read = checked_blocks(ROWS, rows, displacements, self.size) if displacements is not None and is_root else None
+        result: Array | Work[Array] = self._dispatch_displaced(
             "scatter",
-            x if self.rank == root else None,
+            x if is_root else None,
             out,
-            None,
+            read=read,
             wait=wait,
             root=root,
-            counts=(counts,),
+            counts=(rows,),
             algorithm=algorithm,
             timeout_s=timeout_s,
         )
@@ -224,7 +275,7 @@ class VectorCollectives(Dispatcher):
         recv_counts: Sequence[int],
         *,
         wait: Literal[False],
-        **options: Unpack[CallOptions[Array]],
+        **options: Unpack[ExchangeOptions[Array]],
     ) -> Work[Array]: ...
 
     @overload
@@ -235,7 +286,7 @@ class VectorCollectives(Dispatcher):
         recv_counts: Sequence[int],
         *,
         wait: Literal[True] = ...,
-        **options: Unpack[CallOptions[Array]],
+        **options: Unpack[ExchangeOptions[Array]],
     ) -> Array: ...
 
     def alltoallv(
@@ -244,6 +295,8 @@ class VectorCollectives(Dispatcher):
         send_counts: Sequence[int],
         recv_counts: Sequence[int],
         *,
+        send_displacements: Sequence[int] | None = None,
+        recv_displacements: Sequence[int] | None = None,
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
@@ -255,6 +308,10 @@ class VectorCollectives(Dispatcher):
         r sends to this rank. Otherwise the call raises `MismatchError`; if one of the two numbers is 0, it may also
         raise `CollectiveTimeoutError`. `out` cannot overlap `x`.
 
+        With `send_displacements`, the rows for rank r are those of `x` from row `send_displacements[r]` on. With
+        `recv_displacements`, the rows of rank r go to `out` from row `recv_displacements[r]` on, and its other rows
+        stay as they are.
+
         >>> import numpy as np, unisono as un
         >>> def exchanged(world):
         ...     counts = ((1, 2), (0, 1)), ((1, 0), (2, 1))
@@ -264,14 +321,63 @@ class VectorCollectives(Dispatcher):
         >>> un.launch(exchanged, 2)
         [[0], [0, 0, 1]]
         """
-        result: Array | Work[Array] = self._dispatch(
+        read = written = None
+        if send_displacements is not None:
+            read = checked_blocks(SENT, send_counts, send_displacements, self.size)
+        if recv_displacements is not None:
+            written = checked_blocks(RECEIVED, recv_counts, recv_displacements, self.size)
+        result: Array | Work[Array] = self._dispatch_displaced(
             "alltoall",
             x,
             out,
-            None,
+            read=read,
+            written=written,
             wait=wait,
             counts=(send_counts, recv_counts),
             algorithm=algorithm,
             timeout_s=timeout_s,
         )
         return result
+
+    def _counts(self, counts: Sequence[int] | None, root: int, counts_at_root: bool) -> Sequence[int]:
+        """Return the counts of a call with a root, as `CallArguments.counts` takes them.
+
+        Raises:
+            UsageError: the counts are missing, or this rank must not have any.
+        """
+        if counts is None:
+            if not counts_at_root:
+                raise UsageError(
+                    "counts are missing: every rank passes those of all ranks, or only the root does, and every rank "
+                    "passes counts_at_root=True"
+                )
+            if self.rank == root:
+                raise UsageError("counts are missing on the root, which knows those of all ranks: pass counts")
+            return RootCounts()
+        if counts_at_root and self.rank != root:
+            raise UsageError("with counts_at_root, only the root passes counts: leave them out on other ranks")
+        return RootCounts(checked_rows("counts", counts, self.size)) if counts_at_root else counts
+
+    def _dispatch_displaced(
+        self,
+        collective: str,
+        x: Any,
+        out: Any,
+        *,
+        read: Blocks | None = None,
+        written: Blocks | None = None,
+        wait: bool,
+        **arguments: Unpack[Arguments],
+    ) -> Any:
+        """Make a call whose shares lie at displacements: those that it reads from `x`, or writes to `out`, or both."""
+        if read is None and written is None:
+            return self._dispatch(collective, x, out, None, wait=wait, **arguments)
+        self._check_usable()
+        if self._group is not None:
+            raise UsageError("a group has no calls with displacements: make this call outside of it")
+        from unisono.collectives.calls.displaced import DisplacedCall, FollowedWork
+
+        call = DisplacedCall(x, out, read, written)
+        call.begin()
+        result = self._dispatch(collective, call.source, call.target, None, wait=wait, **arguments)
+        return call.finish(result) if wait else FollowedWork(result, call.finish)

@@ -8,6 +8,8 @@
   started, or made a persistent call.
 - `planning.py`: returns the plan and the signature for a call spec; `HostLayout`, `AlgorithmRequest`, `CallSpec`.
 - `prepared.py`: checked calls and their arrays.
+- `row_blocks.py`: the rows of an array in which shares lie, by counts and displacements.
+- `displaced.py`: calls whose shares lie at displacements.
 - `shapes.py`: derives the shapes of all arrays of a collective from the shape of one.
 - `views.py`: makes calls on arrays of other libraries by numpy views of them.
 - `cached_methods.py`: the decorators of methods that the native core runs without Python.

@@ -19,15 +19,23 @@ Nothing is sent and nothing is planned here. Every error of an argument is raise
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from unisono.algorithms.ir.contracts import CONTRACTS, Contract, Cut
 from unisono.collectives.arrays import operands
 from unisono.collectives.arrays.operands import HOST, Memory, Operand
 from unisono.collectives.calls.arguments import CallArguments, checked_integer
-from unisono.collectives.calls.planning import CallSpec
+from unisono.collectives.calls.planning import AlgorithmLike, CallSpec
 from unisono.collectives.calls.prepared import BoundArray
-from unisono.collectives.calls.shapes import Layout, checked_rows, layout_of, layout_of_share
+from unisono.collectives.calls.shapes import (
+    Layout,
+    RootCounts,
+    checked_rows,
+    layout_of,
+    layout_of_share,
+    own_count,
+)
 from unisono.errors import UsageError
 from unisono.operations import Op
 
@@ -75,11 +83,21 @@ class Binder:
         root = None if root is None else checked_integer(root, "root", 0, self._size - 1)
         if contract.input is Cut.TOKEN:
             return BoundArray(CallSpec(collective, algorithm=algorithm))
-        rows = None if counts is None else _rows(counts, self._size)
+        rows, knows_all = None, True
+        if counts is not None:
+            if isinstance(counts[0], RootCounts) and memory is not HOST:
+                raise UsageError("counts_at_root is for arrays in host memory: pass counts on every rank")
+            knows_all = not isinstance(counts[0], RootCounts) or self._rank == root
+            rows = _rows(counts, self._size) if knows_all else None
         source = self._source(memory, arguments, contract, root or 0)
         gets_result = contract.has_output(self._rank, root or 0)
         written = _written(memory, contract, out) if out is not None and gets_result else None
+        if not knows_all:
+            share = source or written
+            rows = None if share is None else own_count(collective, share.shape, self._size, self._rank)
         layout = self._layout(collective, source, written, rows)
+        if counts is not None and isinstance(counts[0], RootCounts):
+            layout, algorithm = replace(layout, whole=0, counts_at_root=True), _linear(algorithm)
         result, target, convert = out, written, None
         if source is not None and written is not None:
             operands.check_fit(written, source, layout.results)
@@ -135,6 +153,19 @@ def _written(memory: Memory, contract: Contract, out: Any) -> Operand:
 def _rows(counts: tuple[Sequence[int], ...], size: int) -> _Rows:
     names = ("counts",) if len(counts) == 1 else ("send_counts", "recv_counts")
     return tuple(checked_rows(name, rows, size) for name, rows in zip(names, counts, strict=True))
+
+
+def _linear(algorithm: AlgorithmLike) -> AlgorithmLike:
+    """Return the algorithm of a call whose counts only the root knows, in which it exchanges a message with each rank.
+
+    Raises:
+        UsageError: the call forces another one, in which ranks pass on the shares of others.
+    """
+    if algorithm not in (None, "auto", "linear"):
+        raise UsageError(
+            f"algorithm {algorithm!r} needs the counts on all ranks: pass them, or leave algorithm out, or 'linear'"
+        )
+    return "linear"
 
 
 def _missing_x(collective: str) -> str:

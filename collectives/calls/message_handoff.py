@@ -10,6 +10,7 @@ Used by: `api/point_to_point.py`. Arrays on a GPU have operands of their own in 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +23,7 @@ from unisono.collectives.calls.work import Work, Works
 from unisono.dtypes import DTYPES
 from unisono.errors import UnisonoError
 from unisono.foundation import log
+from unisono.foundation.deadlines import Deadline
 from unisono.transports.contracts.call import MemoryType
 from unisono.transports.contracts.executor import OF_NOBODY, Executor, Message, Operation, Probe
 
@@ -134,6 +136,32 @@ class ReceiveFromNobody(ReceiveOperand):
 
     def start(self, executor: Executor, source: int | None, tag: int | None) -> Probe:
         return _Nothing()
+
+
+class Together:
+    """The operation of several messages, which ends when all of them have ended."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self._operations = operations
+
+    def poll(self) -> bool:
+        return all(operation.poll() for operation in self._operations)
+
+    def wait(self, timeout_s: float) -> None:
+        deadline = Deadline(timeout_s)
+        for operation in self._operations:
+            operation.wait(deadline.remaining_s())
+
+    def run_in_background(self, timeout_s: float) -> None:
+        for operation in self._operations:
+            operation.run_in_background(timeout_s)
+
+    def ended(self) -> bool:
+        return all(operation.ended() for operation in self._operations)
+
+    def abort(self, reason: str) -> None:
+        for operation in self._operations:
+            operation.abort(reason)
 
 
 class BesideReceive(ReceiveOperand):

@@ -438,12 +438,16 @@ def _signature(specs: tuple[CallSpec, ...], algorithm: str, segments: int) -> Si
         algorithm=algorithm,
         segments=segments,
         # An alltoallv has send_counts and recv_counts, of which each rank knows only its own, so they are left out.
-        counts=rows[0] if rows is not None and len(rows) == 1 else None,
+        counts=rows[0] if rows is not None and len(rows) == 1 and not _has_root_counts(spec) else None,
         reproducible=request.reproducible,
         accumulate=request.accumulate,
         others=tuple(others),
         asked=request.algorithm if request.algorithm != "auto" else None,
     )
+
+
+def _has_root_counts(spec: CallSpec) -> bool:
+    return spec.layout is not None and spec.layout.counts_at_root
 
 
 def _argument(spec: CallSpec) -> Argument:

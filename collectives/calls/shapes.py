@@ -43,6 +43,8 @@ class Layout:
         offset: elements from the start of INPUT to the start of OUTPUT if the call runs in place.
         rows: the counts of rows, of INPUT and OUTPUT or of the one that has counts; None for equal shares.
         row: the number of elements of a row, if there are counts.
+        counts_at_root: whether only the root knows all counts. Other ranks have 0 as the counts of all ranks but their
+            own.
     """
 
     agreed: Extents
@@ -52,6 +54,7 @@ class Layout:
     offset: int = 0
     rows: tuple[Extents, ...] | None = None
     row: int = 1
+    counts_at_root: bool = False
 
 
 def layout_of(
@@ -83,6 +86,23 @@ def layout_of_share(shape: Extents, *, size: int, rank: int, rows: tuple[Extents
     _check_rows("out", shape, rows[0][rank], f"counts[{rank}]")
     row = prod(shape[1:])
     return Layout(shape[1:], (row * sum(rows[0]), elements), row * sum(rows[0]), (shape,), rows=rows, row=row)
+
+
+class RootCounts(tuple[int, ...]):
+    """The counts of a call of which only the root knows those of all ranks. It is empty on other ranks."""
+
+    __slots__ = ()
+
+
+def own_count(collective: str, shape: Extents, size: int, rank: int) -> tuple[Extents, ...]:
+    """Return counts with that of this rank alone, whose share has this shape; the others are 0.
+
+    Raises:
+        UsageError: the share has no rows.
+    """
+    if not shape:
+        raise UsageError(f"the share of this rank in {collective} is 0-dimensional: pass an array of rows")
+    return (tuple(shape[0] if each == rank else 0 for each in range(size)),)
 
 
 def checked_rows(name: str, counts: Sequence[int], size: int, each: str = "rank") -> Extents:

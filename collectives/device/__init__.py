@@ -14,6 +14,7 @@
 - `nccl_refusals`: the calls that NCCL cannot carry out
 - `segments`: how a staged call is cut into segments
 - `point_to_point`: messages
+- `displaced`: shares at displacements
 - `adapters`: the table of libraries for GPU arrays
 - `registered_arrays`: `un.empty` on a GPU
 - `workspace`: memory and streams for work between calls, such as on gradients

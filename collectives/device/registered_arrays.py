@@ -60,6 +60,9 @@ class RegisteredMemory:
         """Make later work of one stream wait for the work that the other stream has now."""
         order_streams(self.device, later, earlier)
 
+    def note_use(self, stream: Stream) -> None:
+        """Do nothing, as `lend`."""
+
 
 def _ordinal(device: str) -> int:
     found = re.fullmatch(r"cuda(?::(\d+))?", device, re.ASCII) if isinstance(device, str) else None

@@ -69,6 +69,10 @@ class DeviceArray:
         """The stream on which the array is used."""
         return self._stream
 
+    def note_use(self, stream: Stream) -> None:
+        """Note that the library uses the memory in work that `stream` has now, and not after that."""
+        self._memory.note_use(stream)
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The dictionary of protocol version 3. The elements are complete when the work of the stream is done."""
@@ -127,6 +131,9 @@ class Memory(Protocol):
     def order(self, later: Stream, earlier: Stream) -> None:
         """Make later work of one stream, which uses the memory, wait for the work that the other stream has now."""
 
+    def note_use(self, stream: Stream) -> None:
+        """Note that work which `stream` has now uses the memory. A later use is on the same stream."""
+
 
 class DeviceMemory:
     """Device memory for work on `stream`, freed when no object refers to this one any more.
@@ -160,6 +167,13 @@ class DeviceMemory:
         """Make later work of one stream, which uses the memory, wait for the work that the other stream has now."""
         self.lend(later)
         order_streams(self.device, later, earlier)
+
+    def note_use(self, stream: Stream) -> None:
+        """Free the memory after the work that `stream` has now. A later use is on the same stream."""
+        self._users.events.append(recorded(self.device, stream))
+        for earlier in self._users.events[1:-1]:
+            self.device.end_event(earlier)
+        del self._users.events[1:-1]
 
 
 def recorded(device: Device, stream: Stream) -> Event:
