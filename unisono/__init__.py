@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from unisono.collectives.api.reduce_local import reduce_local as reduce_local
     from unisono.collectives.arrays.mapped import empty as empty
     from unisono.collectives.bootstrap.init import init as init, join as join
-    from unisono.collectives.calls.work import Work as Work, wait_all as wait_all, wait_any as wait_any
+    from unisono.collectives.calls.work import (
+        Work as Work,
+        test_all as test_all,
+        test_any as test_any,
+        test_some as test_some,
+        wait_all as wait_all,
+        wait_any as wait_any,
+        wait_some as wait_some,
+    )
     from unisono.collectives.communicator import Communicator as Communicator, Graph as Graph, Grid as Grid
     from unisono.collectives.neighbourhoods.grid_shape import grid_dims as grid_dims
     from unisono.errors import (
@@ -91,7 +99,8 @@ _NAMES = {
     "reduce_local": "unisono.collectives.api.reduce_local",
     **dict.fromkeys(("ANY_SOURCE", "ANY_TAG", "NOBODY"), "unisono.transports.contracts.wildcards"),
     "Message": "unisono.transports.contracts.executor",
-    **dict.fromkeys(("Work", "wait_all", "wait_any"), "unisono.collectives.calls.work"),
+    **dict.fromkeys(("Work", "wait_all", "wait_any", "wait_some"), "unisono.collectives.calls.work"),
+    **dict.fromkeys(("test_all", "test_any", "test_some"), "unisono.collectives.calls.work"),
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }
 

@@ -14,7 +14,7 @@
 - `views.py`: makes calls on arrays of other libraries by numpy views of them.
 - `cached_methods.py`: the decorators of methods that the native core runs without Python.
 - `host_side.py`: the calls of device routes on host memory.
-- `work.py`: asynchronous calls; `Work`, `wait_all`, `wait_any`.
+- `work.py`: asynchronous calls; `Work`, and `wait_all` and its kin.
 - `groups.py`: runs the calls of a with-block together, fused.
 - `group_recorder.py`: records the calls of a group until it ends.
 - `programs.py`: registers calls that compiled programs make without Python.

@@ -1,4 +1,4 @@
-"""Asynchronous calls: `Work`, which ``wait=False`` returns, `wait_all` and `wait_any`.
+"""Asynchronous calls: `Work`, which ``wait=False`` returns, and the functions that wait for several works or test them.
 
 Theory of operation
 -------------------
@@ -33,7 +33,7 @@ AnyWork = TypeVar("AnyWork", bound="Work[Any]")
 _LONGEST_SLEEP_S = 1.0
 # It sleeps at most this long if it also waits for an end that does not wake it; see `Work.is_counted`.
 _SHORT_SLEEP_S = 0.002
-# `wait_any` sleeps this long between two checks.
+# `wait_some` sleeps this long between two checks.
 _POLL_S = 0.0002
 # `close` waits at most this long for callbacks, because a callback may itself wait for `close`.
 _CLOSE_S = 2.0
@@ -298,8 +298,48 @@ def wait_all(works: Sequence[Work[Any]], timeout_s: float | None = None) -> list
     return [work.wait(deadline.remaining_s()) for work in works]
 
 
+def test_some(works: Sequence[Work[Any]]) -> list[int]:
+    """Return the indices of the calls that have ended, with a result or an error, in order; does not block.
+
+    A work stays ended, so a program that calls it again passes only the works whose results it has not handled.
+
+    Raises:
+        UsageError: `works` is a single work.
+    """
+    _check_several(works)
+    return [index for index, work in enumerate(works) if work.done()]
+
+
+def test_any(works: Sequence[Work[Any]]) -> int | None:
+    """Return the lowest index of a call that has ended, with a result or an error, or None; does not block.
+
+    Raises:
+        UsageError: `works` is a single work.
+    """
+    _check_several(works)
+    return next((index for index, work in enumerate(works) if work.done()), None)
+
+
+def test_all(works: Sequence[Work[Any]]) -> bool:
+    """Return whether all calls have ended, with results or errors; does not block.
+
+    Raises:
+        UsageError: `works` is a single work.
+    """
+    return len(test_some(works)) == len(works)
+
+
 def wait_any(works: Sequence[Work[Any]]) -> int:
     """Wait until a call has ended, with a result or an error, and return its index; the lowest if several have ended.
+
+    Raises:
+        UsageError: `works` is empty, or a single work.
+    """
+    return wait_some(works)[0]
+
+
+def wait_some(works: Sequence[Work[Any]]) -> list[int]:
+    """Wait until a call has ended, and return the indices of all calls that have ended, as `test_some` does.
 
     Raises:
         UsageError: `works` is empty, or a single work.
@@ -307,11 +347,9 @@ def wait_any(works: Sequence[Work[Any]]) -> int:
     _check_several(works)
     if not works:
         raise UsageError("works is empty, so no call can end: pass at least one work")
-    while True:
-        for index, work in enumerate(works):
-            if work.done():
-                return index
+    while not (ended := test_some(works)):
         time.sleep(_POLL_S)
+    return ended
 
 
 def _check_several(works: Sequence[Work[Any]]) -> None:

@@ -296,14 +296,26 @@ def wait_for_any(world: un.Communicator) -> None:
     assert un.wait_any([late, soon]) == 1
     assert soon.result() is out
     assert not late.done()
+    assert un.wait_some([late, soon, soon]) == un.test_some([late, soon, soon]) == [1, 2]
+    assert un.test_any([late, soon]) == 1
+    assert un.test_any([late]) is None
+    assert un.test_some([late]) == un.test_some([]) == []
+    assert not un.test_all([soon, late])
+    assert un.test_all([soon])
+    assert un.test_all([])
     world.barrier()
     world.send(np.ones(1), (world.rank - 1) % world.size, 1)
     late.wait()
     assert un.wait_any([late, soon]) == 0
-    assert error_of(lambda: un.wait_any([]))[0] == "UsageError"
+    assert un.wait_some([late, soon]) == [0, 1]
+    assert un.test_all([late, soon])
+    for wait in (un.wait_any, un.wait_some):
+        assert error_of(lambda wait=wait: wait([]))[0] == "UsageError"
+    for use in (un.wait_some, un.test_some, un.test_any, un.test_all):
+        assert "is a single Work" in error_of(lambda use=use: use(soon))[1]
 
 
-def test_wait_any_returns_the_first_work_that_ends(ranks: Any) -> None:
+def test_works_that_have_ended_are_found_among_several(ranks: Any) -> None:
     ranks.run_calls(wait_for_any)
 
 
