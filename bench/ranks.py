@@ -250,7 +250,7 @@ def _receive(connections: Mapping[int, _Connection], deadline: float) -> list[di
         while len(messages) < len(connections):
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise JobError("it did not answer in time")
+                raise JobError("its ranks did not answer in time")
             for key, _ in ready:
                 message = connections[key.data].receive()
                 if message is not None:

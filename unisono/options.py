@@ -334,7 +334,7 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 class Field(NamedTuple):
-    """The functions that check the values of a setting. Both raise a ValueError that says what the value must be.
+    """The functions that check the values of a setting. Both raise a ValueError that describes the allowed values.
 
     Attributes:
         read: converts the text of an environment variable to a value for `check`.

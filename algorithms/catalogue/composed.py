@@ -30,7 +30,7 @@ def _share_after_inner_levels(levels: Levels, level: int, size: int) -> float:
 def _shares_of_widest_members(levels: Levels, level: int, size: int) -> float:
     """Return the fraction of the vector on which a group of `size` ranks works at `level`, as an upper bound.
 
-    Each of these ranks holds the shares of its part of the host, at most as many as the largest part has ranks.
+    Each of these ranks works on the shares of its own part of the host. The largest part has as many shares as ranks.
     """
     return size * levels.widest[level] / levels.size
 

@@ -185,7 +185,7 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
     asked = StudySettings(sizes=parse_sizes(sizes), collectives=tuple(collectives.split(",")), **rest)
     for number in (asked.ranks, *asked.tuned_ranks):
         if number % asked.per_host:
-            raise click.UsageError(f"{number} ranks cannot be divided into hosts of {asked.per_host}")
+            raise click.UsageError(f"{number} ranks cannot be divided into hosts of {asked.per_host}: use a multiple")
     console = Console()
     every = list[SizeTimes]()
     for place in places.split(","):

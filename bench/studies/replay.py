@@ -1,4 +1,4 @@
-"""Tests campaigns and the model on recorded times: what they would have chosen, and how good that would have been.
+"""Tests campaigns and the model on recorded times: shows their choices, and how good these would have been.
 
     unisono bench replay --recorded bench/results/recorded.jsonl
 

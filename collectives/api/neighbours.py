@@ -113,7 +113,7 @@ class Neighbours(Dispatcher):
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Array | Work[Array]:
-        """Do what `neighbor_allgather` does, for an `x` with another number of rows on each rank.
+        """Do the same as `neighbor_allgather`, for an `x` with a different number of rows on each rank.
 
         `counts` has the number of rows of each source.
 

@@ -116,7 +116,7 @@ def from_cuda_interface(x: Any, name: str) -> ForeignMemory:
         strides = interface.get("strides")
         stream, mask = interface.get("stream"), interface.get("mask")
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{name} has a __cuda_array_interface__ that is not as the protocol says: {error!r}") from None
+        raise UsageError(f"{name} has a __cuda_array_interface__ that breaks the protocol: {error!r}") from None
     if mask is not None:
         raise UsageError(f"{name} has a mask, and masks are not reduced: fill it first")
     if stream == 0:

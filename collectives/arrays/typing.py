@@ -1,4 +1,4 @@
-"""The types of arrays that calls take, for type checkers. `adapters` decides at run time what a call accepts.
+"""The types of arrays that calls take, for type checkers. `adapters` decides at run time which arrays a call accepts.
 
 A result has the type of the array that it is the result of, for every library. The exception is a plain buffer, whose
 result is a numpy array. So a signature accepts buffers only where the call makes no result array.

@@ -277,7 +277,7 @@ class AcrossHosts:
             calls._call_on_host(call.spec_of(segment), x, out, None, deadline.remaining_s())
 
     def _arrive(self, part: Part, slot: Slot) -> None:
-        """Issue the copy of the result of phase 2 to the device, and complete it there."""
+        """Issue the copy of the result between hosts to the device, and the last phase there."""
         (call, segment), is_there = part, self._is_direct(part)
         between = segment.between
         (kept, count), (target, arrived) = between.own

@@ -128,7 +128,7 @@ class DeviceArrays:
     def _adapter_of(self, x: Any, name: str) -> DeviceAdapter:
         adapter_name = device_adapter_name(x)
         if adapter_name is None:
-            raise UsageError(f"{name} is not on the device that other arrays of this call are on: copy it there")
+            raise UsageError(f"{name} is on another device than the other arrays of this call: copy it to their device")
         return _adapter(adapter_name)
 
     def _view(self, adapter: DeviceAdapter, x: Any, name: str) -> AnyArray:

@@ -175,8 +175,8 @@ def _check_own(name: str, rows: int, other: str, other_rows: int) -> None:
     """Check that the rank sends itself as many rows as it receives from itself."""
     if rows != other_rows:
         raise UsageError(
-            f"{name} is {rows} rows and {other} is {other_rows}, but both are what this rank sends to itself: "
-            "pass the same number"
+            f"{name} is {rows} rows and {other} is {other_rows}, but both count the rows that this rank sends to "
+            f"itself: pass the same number"
         )
 
 

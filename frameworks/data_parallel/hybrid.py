@@ -208,7 +208,7 @@ class HybridGroups:
         self._base, self._answers = self._answers, self._base
 
     def _get_ticket(self, *, is_last: bool) -> None:
-        """Wait until the clock gives this group a ticket and the version that it gets for its contribution."""
+        """Wait until the clock gives this group a ticket, and the version of the answer to its contribution."""
         request = self._frame_for(self._clock)
         request.numbers[0] = LAST if is_last else 0
         self._ask({self._clock: request}, {self._clock: self._ticket})

@@ -470,7 +470,9 @@ class GradientReducer:
     # --- results ----------------------------------------------------------------------------------------------------
 
     def _arrive(self, memory: StepMemory) -> Arriving:
-        """Wait for the flags of the only step in flight; return its gradients, which may still be on their way.
+        """Wait for the flags (`agreement.Flags`) of the only step in flight.
+
+        Return its gradients, which may still be on their way.
 
         If a flag is set or the ranks replan after this step, wait for all its gradients. The ranks then call further
         collectives, which they may do only inside `finish`, because all ranks call `finish`.

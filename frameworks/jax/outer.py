@@ -72,7 +72,10 @@ class DiLoCo:
     def _leaves(self, parameters: Any) -> dict[str, Any]:
         named, structure = _named(parameters)
         if structure != self._structure:
-            raise UsageError(f"the parameters are {structure}, and were {self._structure} at the start")
+            raise UsageError(
+                f"the parameters have the structure {structure}, and had {self._structure} at the start: "
+                "pass the same pytree"
+            )
         return named
 
     def _tree(self, named: dict[str, Any]) -> Any:

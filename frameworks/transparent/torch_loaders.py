@@ -72,7 +72,7 @@ def _share(changes: Changes, arguments: dict[str, Any]) -> None:
 
 
 class _Share:
-    """The share of a rank of what a sampler yields: every `size`-th item of the order that rank 0 has drawn.
+    """The items of a sampler for one rank: every `size`-th item of the order that rank 0 has drawn.
 
     Shares are equally long. If the items do not suffice for that, some of the first are used again. While gradients
     are disabled, a rank gets all items, because the program evaluates then.

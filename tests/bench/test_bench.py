@@ -279,7 +279,7 @@ def test_driver_measures_library_again_at_sizes_whose_call_it_has(library_that: 
     [
         ("os.kill(os.getpid(), 9)", "a rank ended unexpectedly", 60.0),
         ("raise RuntimeError('out of luck')", "RuntimeError: out of luck", 60.0),
-        ("time.sleep(1000)", "it did not answer in time", 5.0),
+        ("time.sleep(1000)", "its ranks did not answer in time", 5.0),
     ],
 )
 def test_driver_measures_the_others_when_a_library_crashes_raises_or_hangs(
@@ -345,7 +345,9 @@ def test_report_compares_only_rounds_of_one_placement() -> None:
 
 def test_json_document_has_a_row_for_each_failure_and_no_host_name(tmp_path: Path) -> None:
     own = unisono_over("shm")
-    results = Results([_sample(own.name, 0, UNKNOWN, 1.0)], [NoTimes(1024, own.name, "it did not answer in time")])
+    results = Results(
+        [_sample(own.name, 0, UNKNOWN, 1.0)], [NoTimes(1024, own.name, "its ranks did not answer in time")]
+    )
     settings = small(own, sizes=(1024,))
     content = document(settings, results, rows(settings, results))
     append(tmp_path / "results" / "allreduce.jsonl", content)
@@ -353,13 +355,13 @@ def test_json_document_has_a_row_for_each_failure_and_no_host_name(tmp_path: Pat
     lines = (tmp_path / "results" / "allreduce.jsonl").read_text().splitlines()
     assert len(lines) == 2
     read = json.loads(lines[0])
-    assert [row["failure"] for row in read["rows"]] == [None, "it did not answer in time"]
+    assert [row["failure"] for row in read["rows"]] == [None, "its ranks did not answer in time"]
     assert read["machine"].keys() == {"cpu", "cores", "kernel", "python", "numpy", "unisono"}
 
 
 def test_results_are_printed_as_other_tools_print_them() -> None:
     own = unisono_over("shm")
-    results = Results([_sample(own.name, 0, NEAR, 2.0)], [NoTimes(2048, own.name, "it did not answer in time")])
+    results = Results([_sample(own.name, 0, NEAR, 2.0)], [NoTimes(2048, own.name, "its ranks did not answer in time")])
     settings = small(own, ranks=2, sizes=(1024, 2048))
     text = {name: write(settings, results, rows(settings, results)) for name, write in FORMATS.items()}
     assert list(csv.DictReader(io.StringIO(text["csv"]))) == [

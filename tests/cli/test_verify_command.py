@@ -158,8 +158,8 @@ def test_verify_says_what_is_wrong_with_the_builder_in_a_file(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name either a file or --all"),
-        (["--all", __file__], "name either a file or --all"),
+        ([], "verify needs either FILE or --all: pass one of them"),
+        (["--all", __file__], "verify needs either FILE or --all: pass one of them"),
         (["missing.py"], "Invalid value for '[FILE]': File 'missing.py' does not exist."),
         (["--all", "--max-size", "0"], "Invalid value for '--max-size': 0 is not in the range x>=1."),
     ],

@@ -219,9 +219,9 @@ def test_cuda_array_interface_reports_stream_and_device() -> None:
 
 
 WRONG_INTERFACES: dict[str, tuple[dict[str, Any], str]] = {
-    "a shape": ({"shape": None}, "not as the protocol says"),
-    "a type": ({"typestr": "none"}, "not as the protocol says"),
-    "a pointer": ({"data": 5}, "not as the protocol says"),
+    "a shape": ({"shape": None}, "that breaks the protocol"),
+    "a type": ({"typestr": "none"}, "that breaks the protocol"),
+    "a pointer": ({"data": 5}, "that breaks the protocol"),
     "a mask": ({"mask": np.zeros(3, bool)}, "masks are not reduced"),
     "a stream": ({"stream": 0}, "forbids"),
 }

@@ -213,7 +213,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "other counts to itself": (
         lambda world: world.grid([4, 1], periodic=True).neighbor_alltoallv(np.ones(4), [1] * 4, [1, 1, 2, 1]),
-        "send_counts[3] is 1 rows and recv_counts[2] is 2, but both are what this rank sends to itself",
+        "send_counts[3] is 1 rows and recv_counts[2] is 2, but both count the rows that this rank sends to itself",
     ),
     "wrong out": (
         lambda world: world.grid([4]).neighbor_allgather(np.ones(2), out=np.ones(3)),

@@ -160,7 +160,9 @@ def link_to_first(
         raise RendezvousError(f"{shown(target)} does not say that all ranks have connected to it", **facts) from None
     except (OSError, ValueError) as error:
         link.close()
-        raise RendezvousError(f"{shown(target)} ended while the ranks connected to it: {error}", **facts) from None
+        raise RendezvousError(
+            f"{shown(target)} ended its link while the ranks connected to it: {error}", **facts
+        ) from None
     if "begin" not in message:
         link.close()
         raise RendezvousError(str(message.get("error", "rank 0 has refused this rank")), **facts)

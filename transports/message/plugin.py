@@ -1,4 +1,4 @@
-"""The contract of a plugin transport: what its factory is called with, and what it returns.
+"""The contract of a plugin transport: the argument of its factory, and the result.
 
 `plugin_loading.py` finds the factory of an installed package and calls it. docs/writing-transports.md shows how to
 write one.

@@ -1,4 +1,4 @@
-"""The flight recorder of a rank: what it has called, seen from outside of the native core.
+"""The flight recorder of a rank, seen from outside of the native core: the calls and messages of the rank.
 
 `memory.py`    reads the memory of a recorder, of this process or of another one
 `dumps.py`     the file format of a dump: writes and reads it

@@ -148,5 +148,5 @@ def _nbytes(received: bytearray) -> int:
         return _WORD.size
     nbytes: int = _WORD.unpack_from(received)[2]
     if nbytes > _MOST_NBYTES:
-        raise OSError(f"a proposal claims {nbytes} bytes, and at most {_MOST_NBYTES} are allowed")
+        raise OSError(f"the other rank sent a proposal of {nbytes} bytes, and at most {_MOST_NBYTES} are allowed")
     return _WORD.size + nbytes

@@ -127,7 +127,7 @@ def imported() -> tuple[str, Any]:
             reasons.append(f"{package}: {error}")
         except Exception as error:  # any error of UCX or its package, or of two versions that do not fit together
             raise unusable(error) from error
-    raise TransportUnavailableError(f"UCX cannot be loaded ({'; '.join(reasons)}): `pip install ucxx-cu13` brings it")
+    raise TransportUnavailableError(f"UCX cannot be loaded ({'; '.join(reasons)}): `pip install ucxx-cu13` installs it")
 
 
 def settings(interface: str = "") -> dict[str, str]:

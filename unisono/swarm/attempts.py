@@ -127,7 +127,9 @@ class Attempts:
                     return view, state.comm
                 self._check_quorum()
                 if deadline.has_passed():
-                    raise CollectiveTimeoutError(f"call #{call.number} {call.name} has not been made in time")
+                    raise CollectiveTimeoutError(
+                        f"the members of the swarm did not make call #{call.number} {call.name} within its time limit"
+                    )
                 state.changed.wait(min(state.heartbeat_s / 4, deadline.remaining_s()))
 
     def _may_call(self, view: View) -> bool:

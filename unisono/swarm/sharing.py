@@ -98,7 +98,7 @@ class Sharing:
             return asked.state, asked.revision
         fetched = self._fetched(asked.state, number, [call.contributors[rank] for rank in right], limit)
         if fetched is None:
-            raise PeerLostError("no other member could pass its state on to this one")
+            raise PeerLostError("this process could not read the state from any member")
         return self._adopted(*fetched, number)
 
     def _fetched(self, state: Any, call: int, members: Sequence[Member], limit: Deadline) -> tuple[Any, int] | None:

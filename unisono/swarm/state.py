@@ -265,7 +265,9 @@ class StateExchange:
             before = len(rest)
             _side_by_side([(get, (member,)) for member in members for _ in range(_PAIRS)])
             if len(rest) == before:
-                raise PeerLostError(f"{len(rest)} of {len(manifest.chunks)} chunks of the state could not be passed on")
+                raise PeerLostError(
+                    f"{len(rest)} of {len(manifest.chunks)} chunks of the state could not be read from any member"
+                )
         _log.info("got %d bytes of state, in chunks: %s", manifest.nbytes, dict(served))
         return data
 

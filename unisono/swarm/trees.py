@@ -103,7 +103,7 @@ def arrays_in(description: Any) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
     except RecursionError:
         raise ValueError("a description of a state is nested too deeply") from None
     if sorted(found) != list(range(len(found))):
-        raise ValueError("a description of a state does not number its arrays")
+        raise ValueError("a description of a state does not number its arrays from 0 on")
     return [found[index] for index in range(len(found))]
 
 
@@ -114,7 +114,7 @@ def _collect(description: Any, found: dict[int, tuple[np.dtype[Any], tuple[int, 
     elif "items" in description:
         for pair in checked(description["items"], [list]):
             if len(pair) != 2 or type(pair[0]) not in (str, int):
-                raise ValueError("a description of a state has a key that is none")
+                raise ValueError("a description of a state has a key that is neither a text nor a whole number")
             _collect(pair[1], found)
     elif "list" in description:
         for value in checked(description["list"], list):
@@ -128,7 +128,7 @@ def _collect(description: Any, found: dict[int, tuple[np.dtype[Any], tuple[int, 
             raise ValueError("a description of a state names an array that is too large")
         found[description["array"]] = _dtype(dtype), shape
     elif "value" not in description or type(description["value"]) not in _PLAIN:
-        raise ValueError("a description of a state has a value that is none")
+        raise ValueError("a description of a state has a value of an unknown form")
 
 
 def restored(state: Any, description: Any, arrays: Sequence[Any]) -> Any:

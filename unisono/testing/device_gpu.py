@@ -162,9 +162,9 @@ class GpuState:
         return allocation
 
     def give(self, allocation: Allocation, events: Collection[Event] | None) -> None:
-        """Free memory behind events, or behind all work of this process.
+        """Free memory when `events` have happened, or when all present work of this process is done.
 
-        It is an access that races with work which is not ordered before.
+        Freeing counts as an access, so it conflicts with work that is not ordered before it.
         """
         region = self._owned(allocation)
         region.is_gone = True

@@ -226,7 +226,7 @@ class DistributedOptimizer(WrappedOptimizer):
         return {**self.optimizer.state_dict(), "reducer": _with_arrays(self.reducer.state_dict(), tensor_of)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned, on this rank or another one, or on the wrapped optimizer alone.
+        """Load a result of `state_dict`, of this rank or another one, or of the wrapped optimizer alone.
 
         See `GradientReducer.load_state_dict` for the state of another rank.
         """

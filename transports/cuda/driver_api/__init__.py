@@ -1,4 +1,4 @@
-"""The CUDA driver: the implementation of `device.Device`, and what its calls need.
+"""The CUDA driver: the implementation of `device.Device`, and its helpers.
 
 - `cuda_device`: `CudaDevice`, a GPU of this process.
 - `errors`: calls of the driver, and their errors.

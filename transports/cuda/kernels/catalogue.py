@@ -117,7 +117,7 @@ def reduction(dtype: DType, op: Op, sources: int, variant: str | None = None) ->
     """
     op.check(dtype)
     if op.combine is Combine.FUNCTION:
-        raise UsageError(f"{op.name} is a Python function, which GPUs cannot run")
+        raise UsageError(f"{op.name} is a Python function, which GPUs cannot run: use a named operation")
     combine = _OF_BOOLEANS.get(op.combine, op.combine) if dtype.kind == "bool" else op.combine
     operation = "Sum" if op.lower is Lower.DIVIDE_BY_SIZE else _OPERATIONS[combine]
     parts, element = _element(dtype, combine)

@@ -49,7 +49,7 @@ def command(*, file: Path | None, everything: bool, max_size: int, as_json: bool
     algorithm is wrong, and a picture shows the place.
     """
     if everything == (file is not None):
-        raise UsageError("name either a file or --all")
+        raise UsageError("verify needs either FILE or --all: pass one of them")
     outcomes = _prove(load(str(file)) if file else _all(), max_size)
     if as_json:
         click.echo(json.dumps([_facts(outcome) for outcome in outcomes], indent=2))

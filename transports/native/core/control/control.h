@@ -112,7 +112,7 @@ class Control {
   //! Takes over an authenticated connection to the control of `peer`, and a pidfd of its process or -1. This rank or
   //! the peer is a judge.
   void add_link(std::int32_t peer, Connection connection, Descriptor process);
-  //! Does for the link to a peer what `Channel::retire` does for a stream.
+  //! Ends the use of the connection of the link to a peer, as `Channel::retire` does for a stream.
   std::optional<StreamState> retire_link(std::int32_t peer, std::uint32_t resumptions);
   //! Continues the link to a peer over another connection, as `Channel::resume` does a stream.
   bool resume_link(std::int32_t peer, Connection connection, const StreamState& state);

@@ -61,8 +61,8 @@ struct ArenaReference {
 //! The data that a rank receives while it sends: nothing, data that it keeps unchanged, or data that it combines.
 enum class Incoming : std::uint8_t { none, kept, combined };
 
-//! A payload in one piece, at `data`, which stays unchanged until `flush` has returned true. `incoming` says what this
-//! rank, and presumably its receiver, receives meanwhile.
+//! A payload in one piece, at `data`, which stays unchanged until `flush` has returned true. `incoming` names the data
+//! that this rank, and presumably its receiver, receives meanwhile.
 struct Whole {
   Whole(const std::byte* where = nullptr, Incoming meanwhile = Incoming::none) : data(where), incoming(meanwhile) {}
   const std::byte* data;
@@ -165,8 +165,8 @@ class Channel {
     static_cast<void>(stream);
     return std::nullopt;
   }
-  //! Continues a stream over another connection. `peer`: what the peer has received, and how often the stream has been
-  //! continued now. Returns false if bytes that the peer lacks are lost.
+  //! Continues a stream over another connection. `peer`: the number of bytes that the peer has received, and how often
+  //! the stream has been continued now. Returns false if bytes that the peer lacks are lost.
   virtual bool resume(std::uint32_t stream, Connection connection, const StreamState& peer) {
     static_cast<void>(stream), static_cast<void>(connection), static_cast<void>(peer);
     return false;

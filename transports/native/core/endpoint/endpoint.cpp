@@ -258,7 +258,7 @@ bool Endpoint::resume_stream(std::int64_t lane, std::int32_t peer, std::uint32_t
   return goes_on;
 }
 
-// Sends what peers have not received over their former connections, although no call may need the channels now.
+// Sends the bytes again that peers have not received over former connections, even if no call needs the channels now.
 void Endpoint::flush_resumed() {
   background_count_.fetch_sub(std::erase_if(resumed_, [](Channel* channel) { return channel->flush(); }));
 }

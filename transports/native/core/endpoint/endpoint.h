@@ -130,8 +130,8 @@ class Request {
   std::atomic<Clock::rep> deadline_{Clock::time_point::max().time_since_epoch().count()};
   std::atomic<Clock::rep> late_from_{Clock::time_point::max().time_since_epoch().count()};
   bool in_background_ = false;  // guarded by the endpoint's mutex
-  // Written last by the leader, with that mutex. A thread that reads it may then read what the call has matched, and
-  // may destroy the request.
+  // The outcome of the call. The leader writes it last, with the endpoint's mutex held. A thread that has read it may
+  // read the matched message of the call, and may destroy the request.
   std::atomic<Outcome> outcome_{Outcome::pending};
 };
 

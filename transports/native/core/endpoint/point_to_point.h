@@ -97,7 +97,7 @@ class Mailbox {
   //! `own`: the queue of the messages of this rank to itself, if this mailbox is for them, and otherwise null.
   Mailbox(ChannelEntry& entry, std::shared_ptr<SelfQueue> own) : entry_(entry), own_(std::move(own)) {}
 
-  //! Moves what can be moved of all posted operations; see `Operation::advance`.
+  //! Moves the data of all posted operations as far as possible now; see `Operation::advance`.
   bool advance();
   //! Adds this channel if an operation waits on it.
   void blocked_on(std::vector<Blocked>& waits);

@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
-// Promises that no iteration of a loop reads what an earlier one has written. clang checks the addresses at run time
-// instead, and would warn if a sanitizer keeps it from vectorising.
+// Promises the compiler that no iteration of a loop reads memory that an earlier one has written. clang checks the
+// addresses at run time instead, and would warn if a sanitizer keeps it from vectorising.
 #if defined(__clang__) || defined(__CUDACC__)
 #define UNISONO_INDEPENDENT
 #else

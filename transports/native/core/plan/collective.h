@@ -131,7 +131,8 @@ struct Memory {
 class Collective final : public Operation {
  public:
   //! Starts `call` on `memory` as number `sequence` of its communicator. Input and output may be the same memory.
-  //! Everything but the spans must stay alive until the call is done. Then the object can be started again.
+  //! The call, the arrays and the channels must stay alive until the call is done, but not the spans in `memory` that
+  //! list the arrays. Then the object can be started again.
   void start(const CompiledCall& call, const Memory& memory, std::uint32_t sequence, ChannelTable& channels);
 
   //! Records the groups of all calls in `log`, as calls of `communicator`.

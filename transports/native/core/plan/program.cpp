@@ -149,7 +149,7 @@ void Program::resolve_step(const Step& step, std::int64_t iteration, std::int64_
 }
 
 // Whether a step writes to a part of a large OUTPUT that no step of this rank reads. Such a part is written past the
-// caches, so that it does not displace what the steps read.
+// caches, so that it does not displace the data that the steps read.
 bool Program::stores_past_caches(const Step& step, std::int64_t iteration) const {
   if (output_blocks_read_.empty() || (step.opcode != Opcode::recv && step.opcode != Opcode::copy)) return false;
   const Operand& dst = plan_->operand(step.dst);

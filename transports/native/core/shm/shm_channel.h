@@ -40,9 +40,9 @@
 // than an eventfd, but a thread cannot wait for a futex and a socket at once (decisions 3 and 5).
 //
 // Doubted: the sender does not choose between references and slots by measuring. On far cores a reference is slower for
-// data that its owner has just written, and faster for data that it only reads. No policy sees that a sender rewrites
-// slowly what a far peer has read; fixed limits of 2 and 8 MiB stand in for it. The lengths of the ring were measured
-// on a few processors by AMD and Intel, with at most four ranks.
+// data that its owner has just written, and faster for data that it only reads. No policy notices that a sender is slow
+// to write memory again which a far peer has read; fixed limits of 2 and 8 MiB stand in for it. The lengths of the ring
+// were measured on a few processors by AMD and Intel, with at most four ranks.
 //
 // This would change our mind: a cheap measure of the sender's later stores, which would replace the fixed limits; or
 // hosts with many ranks, where the rings of all channels together may exceed the caches.

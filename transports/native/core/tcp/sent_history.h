@@ -1,5 +1,5 @@
-//! The bytes that a stream has sent last, in a ring buffer. If the connection breaks, the sender takes from it what the
-//! other end has not received, and sends that again over another connection.
+//! The bytes that a stream has sent last, in a ring buffer. If the connection breaks, the sender takes the bytes that
+//! the other end has not received from this buffer, and sends them again over another connection.
 #pragma once
 
 #include <algorithm>

@@ -27,8 +27,8 @@ class Silence {
   void reset() { unheard_since_ = stuck_since_ = {}; }
   //! How long nothing at all has been heard from the other end, although it must answer.
   Clock::duration unheard(Clock::time_point now) const { return since(unheard_since_, now); }
-  //! How long the other end has not acknowledged what it must acknowledge. It may be heard, if packets are lost in one
-  //! direction only.
+  //! How long the other end has not acknowledged bytes that it must acknowledge. This rank may still hear from the
+  //! other end, if packets are lost in one direction only.
   Clock::duration stuck(Clock::time_point now) const { return since(stuck_since_, now); }
 
  private:

@@ -128,8 +128,9 @@ const Header* TcpChannel::front() {
   in_done_ = 0;
   receiving_.begin_message(in_header_.nbytes);
   ++in_number_;
-  // The next message is probably of a similar length. After a short one, the next header is read together with what
-  // follows it; after a long one it is read alone, because its data is read directly into the buffer of the caller.
+  // The next message is probably of a similar length. After a short message, the next header is read together with the
+  // bytes behind it. After a long message, it is read alone, because the data behind it is read directly into the
+  // buffer of the caller.
   header_read_ahead_ = in_header_.nbytes < direct_read_nbytes ? most_read_ahead_nbytes : sizeof wire;
   message_open_ = true;
   counters_->received_messages += 1;

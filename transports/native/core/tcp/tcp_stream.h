@@ -88,8 +88,9 @@ class TcpStream {
   const Silence& silence() const { return silence_; }
   //! How often the stream has been continued over another connection.
   std::uint32_t resumptions() const { return resumptions_; }
-  //! Receives what has arrived over the connection, and does not use it any more. It stays open until the stream goes
-  //! on, because the other end, which may not know of that yet, would see its end.
+  //! Reads the bytes that have arrived over the connection, and then uses the connection no more. The connection stays
+  //! open until the stream continues over another one. Otherwise the other end, which may not have noticed the break
+  //! yet, would take the stream for ended.
   StreamState retire();
   //! Closes the connection and drops the bytes that were read ahead, because they are damaged. They count as not
   //! received.

@@ -4,7 +4,7 @@
 //! of the job, before OpenSSL reads a byte. From that handshake both derive a secret that no other connection has.
 //! Without certificates, the secret is the pre-shared key of TLS (RFC 8446, 2.2). With certificates, each end proves by
 //! its own that the authority of the job knows it. Each connection agrees on fresh keys by Diffie-Hellman in both
-//! cases, so the key of the job does not decrypt what has been recorded before.
+//! cases, so the key of the job does not decrypt traffic that was recorded before.
 //!
 //! Here the caller sees bytes before encryption and after decryption, by functions like those of a nonblocking socket.
 //! Encrypted bytes that the socket does not take wait in this object, and count as sent. `send` encrypts no more bytes

@@ -18,7 +18,7 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
-    """Gives each rank a part of a data set, and after a change of the ranks a part of what has not been processed.
+    """Gives each rank a part of a data set. After a change of the ranks, it divides the samples not yet processed.
 
     Args:
         dataset: the data set.
