@@ -7,6 +7,7 @@
 - `custom_ops/`: reductions by Python functions.
 - `arrays/`: how arrays of numpy and other libraries become operands.
 - `device/`: calls and messages on arrays of a GPU.
+- `windows/`: one-sided access to memory of other ranks.
 - `bootstrap/`: how the ranks of a job meet, and how survivors meet again.
 - `measurement/`: how tools measure calls and links on a communicator.
 """

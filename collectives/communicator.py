@@ -25,6 +25,7 @@ from unisono.collectives.api.grids import GridPlaces
 from unisono.collectives.api.mpi_names import MpiNames
 from unisono.collectives.api.neighbours import Neighbours
 from unisono.collectives.api.objects import Objects
+from unisono.collectives.api.windows import Windows
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
 from unisono.collectives.calls.arguments import CallArguments, checked_integer
 from unisono.collectives.calls.checking import check_lasting
@@ -39,7 +40,7 @@ from unisono.foundation.near_names import did_you_mean
 from unisono.foundation.uncopyable import uncopyable
 from unisono.operations import Op, operation
 from unisono.options import Options
-from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor
+from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor, WindowExecutor
 from unisono.tuning.decide.choice import NO_STATE, Explanation, TunerState, explain
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _refuse_to_grow(world: Communicator, count: int | None, timeout_s: float) ->
 
 
 @uncopyable("it belongs to this process; dup() makes another one of the same ranks")
-class Communicator(Groups, Objects, BlockExchange, MpiNames, HostSide):
+class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
     """Some or all ranks of a job, which make calls together; a context manager that closes it at its end.
 
     `unisono.init` and `unisono.launch` make the *world*, the communicator of all ranks. `split`, `subgroup`, `dup`,
@@ -632,6 +633,8 @@ class Communicator(Groups, Objects, BlockExchange, MpiNames, HostSide):
             closing.callback(self._close)
             for child in reversed(self._children):
                 closing.callback(child.close)
+            for window in self._windows:
+                closing.callback(window.close)
             if not reason_to_leave():
                 self._executor.settle()
 
@@ -675,6 +678,11 @@ class Communicator(Groups, Objects, BlockExchange, MpiNames, HostSide):
                     executor, self._host_layout, self._options.adopting({"algorithm": "auto"})
                 )
         return self._objects_comm
+
+    def _for_window(self) -> tuple[Communicator, WindowExecutor]:
+        executor = self._executor.for_windows()
+        child = self._child(executor, self._host_layout, self._options.adopting({"algorithm": "auto"}))
+        return child, executor
 
     def _abandon(self, why: str) -> None:
         """In a forked child, make every later call raise ``UsageError(why)``, and make `close` do nothing."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from unisono.collectives.communicator import Communicator as Communicator, Graph as Graph, Grid as Grid
     from unisono.collectives.neighbourhoods.grid_shape import grid_dims as grid_dims
+    from unisono.collectives.windows.window import Window as Window
     from unisono.errors import (
         AbortedError as AbortedError,
         CollectiveTimeoutError as CollectiveTimeoutError,
@@ -101,6 +102,7 @@ _NAMES = {
     "Message": "unisono.transports.contracts.executor",
     **dict.fromkeys(("Work", "wait_all", "wait_any", "wait_some"), "unisono.collectives.calls.work"),
     **dict.fromkeys(("test_all", "test_any", "test_some"), "unisono.collectives.calls.work"),
+    "Window": "unisono.collectives.windows.window",
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }
 

@@ -69,8 +69,8 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike, device: str | None = Non
         TransportUnavailableError: the GPU cannot be used here, or has too little memory.
         MemoryError: the system does not have that much memory.
     """
-    extents = _extents(shape)
-    element = _element(dtype)
+    extents = extents_of(shape)
+    element = element_of(dtype)
     nbytes = math.prod(extents) * element.itemsize
     if device is not None:
         from unisono.collectives.device import registered_arrays
@@ -101,7 +101,8 @@ def _warn_of_ordinary_memory(text: str) -> None:
     _log.warning("%s", text)
 
 
-def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
+def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the extents of a shape as the user passed it; raises `UsageError` if it is none."""
     try:
         extents = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
     except TypeError:
@@ -111,7 +112,8 @@ def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
     return extents
 
 
-def _element(dtype: DTypeLike) -> np.dtype[np.generic]:
+def element_of(dtype: DTypeLike) -> np.dtype[np.generic]:
+    """Return numpy's dtype of a dtype as the user passed it; raises `UsageError` if its elements cannot be sent."""
     named = DTYPES.get(dtype) if isinstance(dtype, str) else None  # also names that numpy lacks, as bfloat16
     try:
         element = np.dtype(dtype) if named is None else numpy_dtype(named)

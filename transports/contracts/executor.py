@@ -23,6 +23,8 @@ from unisono.transports.contracts.wildcards import NOBODY
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from unisono.transports import _core
+
 
 class Operation(Protocol):
     """A started call. Its arrays belong to the executor until the call is done."""
@@ -212,6 +214,15 @@ class Executor(Protocol):
             UsageError: this executor cannot run calls without Python.
         """
 
+    def for_windows(self) -> WindowExecutor:
+        """Return an executor of the same ranks for a window, whose links are all authenticated.
+
+        No message is sent to make it. All ranks make their windows in the same order. The caller closes it.
+
+        Raises:
+            UsageError: this executor has no windows.
+        """
+
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """Start `call` on flat C-contiguous arrays, without blocking; `poll` or `wait` of the result completes it.
 
@@ -371,3 +382,27 @@ class ProgramExecutor(Executor, Protocol):
 
     def unregister(self, number: int) -> None:
         """Forget a registered call: a program that still runs it gets an error."""
+
+
+class WindowExecutor(Executor, Protocol):
+    """An executor whose ranks access memory of each other.
+
+    Attributes:
+        failed: the same as `has_failed`, without a frame of Python.
+    """
+
+    failed: Callable[[], bool]
+
+    def shares_memory_with(self, ranks: Sequence[int]) -> bool:
+        """Return whether this rank and these ranks exchange messages through shared memory."""
+
+    def serve_part(self, part: _core.WindowPart) -> _core.WindowServer:
+        """Start a thread that carries out the requests of other ranks on this rank's part, until `close`."""
+
+    def lock_part(self, part: _core.WindowPart, exclusive: bool, timeout_s: float, operation: str) -> None:
+        """Take the lock of a part that this rank maps, for `operation`.
+
+        Raises:
+            CollectiveTimeoutError: another rank has held it for `timeout_s` seconds.
+            PeerLostError, AbortedError: the job has failed.
+        """

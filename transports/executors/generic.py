@@ -65,6 +65,7 @@ from unisono.transports.contracts.executor import (
     MessageCalls,
     Operation,
     ProgramExecutor,
+    WindowExecutor,
 )
 from unisono.transports.contracts.transport import Identity, MappedTransport, MessageTransport, Request, Traffic
 from unisono.transports.executors.call_memory import Memory, View, as_bytes, checked, flat, scatter
@@ -133,6 +134,11 @@ class GenericExecutor:
         raise UsageError(
             f"calls in compiled programs need the native core, and it does not drive the transport "
             f"{self._transport.name}: use another one"
+        )
+
+    def for_windows(self) -> WindowExecutor:
+        raise UsageError(
+            f"windows need the native core, and it does not drive the transport {self._transport.name}: use another one"
         )
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:

@@ -51,8 +51,12 @@ _WORLD = 0
 _AUTHENTICATED = -1
 # The number of the communicator for the calls of compiled programs.
 _PROGRAMS = -2
+# The number of the communicator of the first window; later ones count downwards.
+_FIRST_WINDOW = -3
 
 _PENDING, _DONE = 0, 1
+# The outcome of a wait for a lock whose time has passed.
+_LOCK_LATE = 1
 
 # Dtypes that numpy cannot export by the buffer protocol are passed as unsigned integers of the same size.
 _AS_INTEGERS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
@@ -243,6 +247,8 @@ class NativeExecutor:
             else _Failures(session.control, session.recorder, session.identity.rank, session.hosts_and_pids())
         )
         self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+        self._windows = itertools.count()
+        self.failed = session.control.failed
         self._compiling = threading.Lock()
         self._cache: _core.CallCache | None = None
         self._compiled: dict[int, _Compiled] = {}
@@ -275,6 +281,30 @@ class NativeExecutor:
     def for_programs(self) -> NativeExecutor:
         communicator = communicator_id(self._communicator, self.members, _PROGRAMS)
         return NativeExecutor(self._session, self, communicator, self.members)
+
+    def for_windows(self) -> NativeExecutor:
+        communicator = communicator_id(self._communicator, self.members, _FIRST_WINDOW - next(self._windows))
+        is_authenticated = not self._session.channels.is_authenticated
+        return NativeExecutor(self._session, self, communicator, self.members, is_authenticated=is_authenticated)
+
+    def shares_memory_with(self, ranks: Sequence[int]) -> bool:
+        return self._session.channels.shares_memory(self.members[rank] for rank in ranks)
+
+    def serve_part(self, part: _core.WindowPart) -> _core.WindowServer:
+        def open_channel(peer: int) -> None:
+            with self._compiling:
+                self._open([(_core.SENDING_LANE, peer)])
+
+        return _core.WindowServer(self._endpoint, part, open_channel)
+
+    def lock_part(self, part: _core.WindowPart, exclusive: bool, timeout_s: float, operation: str) -> None:
+        outcome = part.lock(exclusive, self.rank, timeout_s, self._session.control)
+        if outcome == _LOCK_LATE:
+            holder = part.holder()
+            by = f"rank {self.members[holder]} holds" if 0 <= holder < self.size else "other ranks share"
+            self._failures.time_out(f"rank {self.members[self.rank]} waited {timeout_s:g} s for a lock that {by}")
+        if outcome:
+            self._failures.check(_PENDING, operation)
 
     def register(self, call: Call, timeout_s: float, zeros: int) -> int:
         return _core.register_for_xla(self._endpoint, self._compile(call).native, timeout_s, zeros)

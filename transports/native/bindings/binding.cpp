@@ -586,6 +586,7 @@ NB_MODULE(_core, module) {
   bind_cuda_programs(module);
   bind_strided_regions(module);
   bind_group_recorder(module);
+  bind_windows(module);
   bind_xla_calls(module);
 
   module.def("reduce", reduce, nb::arg("dst"), nb::arg("sources"), nb::arg("dtype"), nb::arg("combine"),

@@ -117,5 +117,6 @@ void bind_cuda_programs(nanobind::module_& module);
 void bind_strided_regions(nanobind::module_& module);
 void bind_group_recorder(nanobind::module_& module);
 void bind_tls(nanobind::module_& module);
+void bind_windows(nanobind::module_& module);
 
 }  // namespace unisono

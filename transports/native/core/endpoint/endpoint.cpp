@@ -134,6 +134,12 @@ Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::u
   return {peer, {once ? Verb::probe_once : Verb::probe, buffer, !tag}};
 }
 
+Message Message::to_listen(std::uint32_t tag) {
+  Message message = to_probe(std::nullopt, tag, false);
+  message.posting.listens = true;
+  return message;
+}
+
 std::unique_ptr<Request> Endpoint::start(const Message& message, const CallSite& site) {
   if (message.peer) channels_.at(message.lane(), *message.peer);  // throws if there is no such peer
   auto request = std::make_unique<Request>(*this, site, control_->recorder().now_ns());

@@ -73,6 +73,8 @@ struct Message {
                             std::uint64_t shape = 0);
   //! A probe, which ends when a matching message has arrived. With `once` it ends at once, even without a message.
   static Message to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once);
+  //! A probe for a message from any rank. It does not fail when all other ranks have departed.
+  static Message to_listen(std::uint32_t tag);
 
   bool sends() const { return posting.verb == Verb::send; }
   std::int64_t lane() const { return sends() ? ChannelTable::sending_lane : ChannelTable::receiving_lane; }

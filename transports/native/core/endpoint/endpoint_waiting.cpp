@@ -398,7 +398,9 @@ void Endpoint::sleep(Idle& idle, bool serving) {
     doorbell_.drain();
     return;
   }
-  const std::vector<Blocked> waits = blocked();
+  std::vector<Blocked> waits = blocked();
+  // The descriptors of a channel whose peer has gone would wake this thread at once.
+  std::erase_if(waits, [this](const Blocked& on) { return on.listens && peer_has_gone(on); });
   for (const Blocked& on : waits)
     if (on.channel != nullptr) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
   asleep_ = true;
@@ -451,7 +453,7 @@ std::optional<std::int32_t> Endpoint::needed_and_gone(const std::vector<Blocked>
   // A receive from any rank is posted for each of them.
   const auto may_come = [this](const Blocked& on) { return on.receives && !peer_has_gone(on); };
   if (lost == waits.end() && std::none_of(waits.begin(), waits.end(), may_come))
-    lost = std::find_if(waits.begin(), waits.end(), [](const Blocked& on) { return !on.needed; });
+    lost = std::find_if(waits.begin(), waits.end(), [](const Blocked& on) { return !on.needed && !on.listens; });
   return lost == waits.end() ? std::nullopt : std::optional(job_rank(lost->peer));
 }
 

@@ -26,7 +26,8 @@ struct Blocked {
   std::int32_t peer;
   bool sends;
   bool receives;
-  bool needed = true;  // false if the message may come from another peer instead
+  bool needed = true;    // false if the message may come from another peer instead
+  bool listens = false;  // true if it need not come at all
 };
 
 //! A call in progress.

@@ -15,7 +15,11 @@ std::string array_text(const Header& header) {
 }
 
 PointToPoint::PointToPoint(std::vector<std::shared_ptr<Mailbox>> mailboxes, const Posting& posting)
-    : mailboxes_(std::move(mailboxes)), verb_(posting.verb), buffer_(posting.buffer), any_tag_(posting.any_tag) {
+    : mailboxes_(std::move(mailboxes)),
+      verb_(posting.verb),
+      buffer_(posting.buffer),
+      any_tag_(posting.any_tag),
+      listens_(posting.listens) {
   for (std::size_t i = 0; i < mailboxes_.size() && !done_; ++i) mailboxes_[i]->post(*this);
 }
 
@@ -109,12 +113,15 @@ bool Mailbox::advance() {
 void Mailbox::blocked_on(std::vector<Blocked>& waits) {
   if (!sends_.empty()) waits.push_back(blocked(true));
   if (receives_.empty() && probes_.empty()) return;
-  const auto is_of_any = [](const PointToPoint* operation) { return operation->mailboxes_.size() > 1; };
-  const bool needed = !std::all_of(receives_.begin(), receives_.end(), is_of_any) ||
-                      !std::all_of(probes_.begin(), probes_.end(), is_of_any);
+  const auto are_all = [this](auto holds) {
+    return std::all_of(receives_.begin(), receives_.end(), holds) && std::all_of(probes_.begin(), probes_.end(), holds);
+  };
+  const bool needed =
+      !are_all([](const PointToPoint* operation) { return operation->listens_ || operation->mailboxes_.size() > 1; });
   if (!needed && own_) return;
   waits.push_back(blocked(false));
   waits.back().needed = needed;
+  waits.back().listens = are_all([](const PointToPoint* operation) { return operation->listens_; });
 }
 
 bool Mailbox::advance_sends() {

@@ -36,11 +36,13 @@ std::string array_text(const Header& header);
 //! looks once.
 enum class Verb : std::uint8_t { send, receive, probe, probe_once };
 
-//! A verb and its message. With `any_tag` it matches all tags below the reserved ones, whatever the header says.
+//! A verb and its message. With `any_tag` it matches all tags below the reserved ones, whatever the header says. With
+//! `listens` it may wait for a message that nobody sends, so it goes on when all other ranks have departed.
 struct Posting {
   Verb verb;
   MessageBuffer buffer;
   bool any_tag = false;
+  bool listens = false;
 };
 inline constexpr std::uint32_t first_reserved_tag = 1U << 31;
 
@@ -84,6 +86,7 @@ class PointToPoint final : public Operation {
   const Verb verb_;
   const MessageBuffer buffer_;
   const bool any_tag_;
+  const bool listens_;
   std::optional<MatchedMessage> matched_;
   std::unique_ptr<std::byte[]> host_copy_;
   bool begun_ = false;

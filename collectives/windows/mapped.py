@@ -1,0 +1,42 @@
+"""The target whose memory this rank maps: every operation is done when it returns."""
+
+from __future__ import annotations
+
+from unisono.collectives.windows.elements import Selection
+from unisono.collectives.windows.operations import Element
+from unisono.transports import _core
+from unisono.transports.contracts.call import AnyArray
+from unisono.transports.contracts.executor import WindowExecutor
+
+
+class MappedTarget:
+    """A part whose memory this rank maps: every operation is done when it returns."""
+
+    def __init__(self, executor: WindowExecutor, part: _core.WindowPart, rank: int) -> None:
+        self._executor = executor
+        self._part = part
+        self._rank = rank
+
+    def put(self, element: Element, where: Selection, source: AnyArray) -> None:
+        self._part.put(element.code, *where, element.raw(source))
+
+    def get(self, element: Element, where: Selection, target: AnyArray) -> None:
+        self._part.get(element.code, *where, element.raw(target))
+
+    def accumulate(self, element: Element, op: int, where: Selection, operand: AnyArray) -> None:
+        self._part.accumulate(element.code, op, *where, element.raw(operand), None)
+
+    def get_accumulate(self, element: Element, op: int, where: Selection, operand: AnyArray, result: AnyArray) -> None:
+        self._part.accumulate(element.code, op, *where, element.raw(operand), element.raw(result))
+
+    def compare_and_swap(self, element: Element, at: int, compared: AnyArray, value: AnyArray) -> None:
+        self._part.compare_and_swap(element.code, at, element.raw(compared), element.raw(value))
+
+    def flush(self, limit_s: float) -> None:
+        pass
+
+    def lock(self, exclusive: bool, limit_s: float) -> None:
+        self._executor.lock_part(self._part, exclusive, limit_s, f"window.lock({self._rank})")
+
+    def unlock(self, exclusive: bool, limit_s: float) -> None:
+        self._part.unlock(exclusive)

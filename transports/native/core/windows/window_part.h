@@ -1,0 +1,74 @@
+// `WindowPart`: the memory that one rank exposes in a window, and the operations on it.
+//
+// Theory of operation
+// -------------------
+// Any rank that maps the part runs the operations itself, and the rank that owns it runs them for ranks that do not.
+// MPI-4.1 (chapter 12) demands that accumulates, fetches and swaps are atomic for each element, also with each other.
+// So they all change an element by one compare-and-swap of its size: they read the element, combine it, and swap. If
+// another thread has changed it meanwhile, they combine again. For example, a sum of 1,000 float64 reads 64 elements,
+// adds all of them by a vector kernel, and swaps them one by one. No lock is held, so the death of a rank in the middle
+// leaves whole elements. `put` and `get` are plain copies, as in MPI: programs order them by epochs.
+//
+// Positions come from peers, so each operation checks them before it touches memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/dtype.h"
+
+namespace unisono {
+
+//! The operations of an accumulate: those of `Combine`, and two more.
+enum class WindowOp : std::uint8_t { replace = 32, no_op = 33 };
+
+//! Elements of a part: `count` elements from `start` on, each `step` after the one before; or those at `indices`.
+struct Selection {
+  std::int64_t start = 0;
+  std::int64_t count = 0;
+  std::int64_t step = 1;
+  std::span<const std::int64_t> indices{};
+
+  //! The position of element `i` of the selection.
+  std::int64_t position(std::int64_t i) const {
+    return indices.empty() ? start + i * step : indices[static_cast<std::size_t>(i)];
+  }
+};
+
+//! The memory that one rank exposes. It does not own the memory.
+class WindowPart {
+ public:
+  WindowPart(std::byte* data, std::size_t nbytes) : data_(data), nbytes_(nbytes) {}
+
+  //! The number of whole elements of a type.
+  std::int64_t elements(DType dtype) const;
+  //! Whether all elements of the selection are in the part, and each lies at a multiple of its size.
+  bool holds(DType dtype, const Selection& selection) const;
+  //! Whether `accumulate` can carry out the operation, a `Combine` or a `WindowOp`, on elements of this type.
+  static bool can_accumulate(DType dtype, std::uint8_t op);
+
+  // The functions below throw std::out_of_range unless `holds`, and std::invalid_argument unless `can_accumulate`. The
+  // arrays hold `count` elements without gaps, and need no alignment.
+
+  //! Copies `source` to the elements.
+  void put(DType dtype, const Selection& selection, const std::byte* source) const;
+  //! Copies the elements to `target`.
+  void get(DType dtype, const Selection& selection, std::byte* target) const;
+  //! Sets each element to element ∘ operand, atomically for each element. Its values before go to `result`, unless that
+  //! is nullptr; `result` may be `operand`. An element that is selected twice is changed twice.
+  void accumulate(DType dtype, std::uint8_t op, const Selection& selection, const std::byte* operand,
+                  std::byte* result) const;
+  //! Sets one element to `value` if it has the bits of `compared`, atomically. Its bits before go to `result`, which
+  //! may be `value`.
+  void compare_and_swap(DType dtype, std::int64_t position, const std::byte* compared, const std::byte* value,
+                        std::byte* result) const;
+
+ private:
+  void check(DType dtype, const Selection& selection) const;
+
+  std::byte* data_;
+  std::size_t nbytes_;
+};
+
+}  // namespace unisono
