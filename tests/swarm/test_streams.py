@@ -122,6 +122,22 @@ def test_requests_reach_processes_that_cannot_be_dialled_and_a_relay_that_ends_i
         assert b.way_to(c) == ("relayed", second.me.name)
 
 
+def test_a_request_that_is_interrupted_leaves_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[socket.socket] = []
+
+    def interrupted(link: socket.socket, *_: object) -> None:
+        used.append(link)
+        raise KeyboardInterrupt
+
+    with processes(a=True, b=True) as (a, b):
+        assert a.ask(b) == SECRET
+        monkeypatch.setattr(links, "_send", interrupted)
+        for _ in range(3):  # over the connections that are idle, and over a new one
+            with pytest.raises(KeyboardInterrupt):
+                a.caller.ask(("127.0.0.1", b.port), {"do": "echo"}, DEADLINE_S)
+        assert [link.fileno() for link in used] == [-1, -1, -1]
+
+
 def test_a_process_that_has_ended_is_gone_for_all_that_reach_it_by_streams() -> None:
     with processes(relay=True, b=False, c=False) as (relay, b, c):
         meet(relay, b, c)

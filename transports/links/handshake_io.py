@@ -225,8 +225,8 @@ class HandshakeServer:
         self._loop.unwatch(sock)
         if tls is not None:
             sock = tls.take_socket()
-        prepare(sock)
         try:
+            prepare(sock)
             self._admit(hello, sock)
         except Exception:
             sock.close()

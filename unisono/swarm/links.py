@@ -207,6 +207,9 @@ class Caller:
             if is_fresh or isinstance(error, TimeoutError):
                 raise error if isinstance(error, OSError) else ConnectionAbortedError(str(error)) from None
             return self.ask(target, request, deadline.remaining_s(), payload)  # an idle connection had ended
+        except BaseException:  # such as an interrupt
+            link.close()
+            raise
         self._give_back(target, link)
         if "error" in reply:
             raise RefusedError(str(reply["error"]))
