@@ -106,10 +106,13 @@ _SPANS: dict[type, tuple[_Spans, _Spans]] = {
 
 
 def reads(step: Step, rank: int) -> OwnedSpans:
-    """Return the spans that a step of `rank` reads. What a message brings is not among them."""
+    """Return the spans that a step of `rank` reads. The payload of a received message is not among them."""
     return _SPANS[type(step)][0](step, rank)
 
 
 def writes(step: Step, rank: int) -> OwnedSpans:
-    """Return the spans that a step of `rank` writes. Those of a message at its receiver are not among them."""
+    """Return the spans that a step of `rank` writes.
+
+    The spans that a message fills at its receiver are not among them.
+    """
     return _SPANS[type(step)][1](step, rank)

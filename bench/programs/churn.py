@@ -1,7 +1,7 @@
 """Tries a swarm under churn: ``unisono bench churn [--seconds 1800] [--seed 1] [--transports tcp] [--homes] [--json]``.
 
-Three to six processes sum integers in a swarm, while a random one is killed, stopped, cut off, leaves, or enters. What
-each process contributes to a call follows from its number and that of the call. So every sum shows whether it has the
+Three to six processes sum integers in a swarm, while a random one is killed, stopped, cut off, leaves, or enters. The
+contribution of a process to a call follows from its number and that of the call. So every sum shows whether it has the
 contributions that its contributors name. Each process writes a line for each call that has ended. At the end, the lines
 of all processes are compared:
 

@@ -37,7 +37,7 @@ _SUBAXIS = re.compile(r"(.*):\((\d+)\)(\d+)")
 def groups_of(program: str, assignment: np.ndarray) -> list[tuple[int, ...]]:
     """Return the groups of device numbers of all collectives in a program, each once, with their members in order.
 
-    A collective whose groups have another form than those above is left out.
+    A collective is left out if its groups have a form that the docstring of this module does not describe.
 
     Args:
         program: the optimised program as text.

@@ -97,7 +97,10 @@ def _fetch(model: Any) -> None:
 
 
 def _named(model: Any) -> dict[str, Any]:
-    """Return the trainable variables by names that are equal on all ranks. Those of a layer have names up to a dot."""
+    """Return the trainable variables by names that are equal on all ranks.
+
+    The variables of a layer have names that are equal up to a dot.
+    """
     # Not by their paths alone, in which Keras numbers the models of a process.
     numbers: dict[str, int] = {}
     named: dict[str, Any] = {}

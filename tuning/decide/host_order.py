@@ -48,7 +48,7 @@ from unisono.tuning.simulator.step_table import Schedule, schedule
 
 # The algorithms that are reordered: their times depend on the order, and their plans have rounds.
 ORDERED = frozenset({"ring", "bidirectional_ring", "binomial", "scatter_ring"})
-# Those that are reordered as phases across hosts of several ranks, too.
+# The algorithms that are reordered as phases across hosts of several ranks: those above, and two more.
 _ORDERED_ACROSS = ORDERED | {"recursive_doubling", "rabenseifner"}
 # All orders of up to _ALL_ORDERS hosts are tried, if that takes at most _MOST_ROUNDS rounds of ranks.
 _ALL_ORDERS, _MOST_ROUNDS = 9, 6_000_000

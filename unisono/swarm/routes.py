@@ -72,7 +72,7 @@ class Way(NamedTuple):
 
 
 class _Known:
-    """What this process knows about another one."""
+    """The knowledge of this process about another one."""
 
     def __init__(self, member: Member) -> None:
         self.member = member

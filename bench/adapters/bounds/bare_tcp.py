@@ -53,7 +53,7 @@ class BareAdapter:
 
 def _check(result: int) -> None:
     if result != 0:
-        raise ConnectionError("the connection broke")
+        raise ConnectionError("the TCP connection between the two ranks broke during an allreduce")
 
 
 def _compiled() -> ctypes.CDLL:

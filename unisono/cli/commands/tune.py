@@ -125,7 +125,7 @@ def measure(comm: Communicator, request: TuneRequest, observe: Any = None) -> li
 def _calibrated(comm: Communicator, parameters: Parameters) -> Parameters:
     """Return the parameters of the model.
 
-    Those of the link and of rounds among these ranks are measured if they are missing.
+    The parameters of the link and of rounds among these ranks are measured if they are missing.
     """
     question = comm.explain("allreduce", 8).question
     link = parameters.links.get(at_level(question.link, question.level))

@@ -85,7 +85,7 @@ class Averaging:
         return gradient / (self._process_set.size() or 1)
 
     def _is_sparse(self, gradient: Any) -> bool:
-        """Return whether a gradient is sparse. Those of the backends torch and JAX of Keras are dense."""
+        """Return whether a gradient is sparse. The gradients of the backends torch and JAX of Keras are dense."""
         return False
 
     def _gathered(self, gradient: Any) -> Any:

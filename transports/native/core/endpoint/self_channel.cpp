@@ -38,7 +38,8 @@ bool SelfQueue::consume(std::size_t nbytes) {
 
 namespace {
 
-// It never closes. It wakes no thread, because only threads of this process send, and they wake the leader.
+// The channel never closes. It wakes no thread, because only threads of this process send over it, and they wake the
+// leader.
 class SelfChannel final : public Channel {
  public:
   SelfChannel(std::int32_t me, std::shared_ptr<SelfQueue> queue) : Channel(me, "self"), queue_(std::move(queue)) {}
