@@ -18,16 +18,19 @@ class MappedTarget:
         self._rank = rank
 
     def put(self, element: Element, where: Selection, source: AnyArray) -> None:
-        self._part.put(element.code, *where, element.raw(source))
+        self._part.put(element.code, *where, source if element.is_plain else element.raw(source))
 
     def get(self, element: Element, where: Selection, target: AnyArray) -> None:
-        self._part.get(element.code, *where, element.raw(target))
+        self._part.get(element.code, *where, target if element.is_plain else element.raw(target))
 
     def accumulate(self, element: Element, op: int, where: Selection, operand: AnyArray) -> None:
         self._part.accumulate(element.code, op, *where, element.raw(operand), None)
 
     def get_accumulate(self, element: Element, op: int, where: Selection, operand: AnyArray, result: AnyArray) -> None:
-        self._part.accumulate(element.code, op, *where, element.raw(operand), element.raw(result))
+        if element.is_plain:
+            self._part.accumulate(element.code, op, *where, operand, result)
+        else:
+            self._part.accumulate(element.code, op, *where, element.raw(operand), element.raw(result))
 
     def compare_and_swap(self, element: Element, at: int, compared: AnyArray, value: AnyArray) -> None:
         self._part.compare_and_swap(element.code, at, element.raw(compared), element.raw(value))

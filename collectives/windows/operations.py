@@ -42,15 +42,17 @@ class Element:
         numpy: numpy's dtype.
         code: the number of the dtype in the native core.
         numbers: the types of single values that need no check.
+        is_plain: whether `raw` returns its argument. A caller that asks saves a frame of Python.
     """
 
-    __slots__ = ("_codes", "_raw", "code", "dtype", "itemsize", "numbers", "numpy")
+    __slots__ = ("_codes", "_raw", "code", "dtype", "is_plain", "itemsize", "numbers", "numpy")
 
     def __init__(self, dtype: DType, numpy_dtype: np.dtype[Any]) -> None:
         numpy = numpy_dtype
         self.dtype, self.numpy, self.code, self.itemsize = dtype, numpy, dtype.code, dtype.itemsize
         self.numbers = frozenset({*_NUMBERS[dtype.kind], numpy.type})
         self._raw = _AS_INTEGERS.get(dtype.name)
+        self.is_plain = self._raw is None
         self._codes: dict[str, int] = {}  # of operations that have been used
 
     def raw(self, array: AnyArray) -> AnyArray:

@@ -189,6 +189,7 @@ class Window:
     def __init__(self, opened: OpenWindow, element: Element, array: AnyArray) -> None:
         self._opened, self._element, self.array = opened, element, array
         self._open, self._failed = opened.epochs.open, opened.executor.failed
+        self._timeout_s = opened.comm.timeout_s
         self.dtype = element.numpy
         self.rank, self.size = opened.comm.rank, opened.comm.size
         self.lengths = tuple(nbytes // element.itemsize for nbytes in opened.sizes)
@@ -276,6 +277,8 @@ class Window:
         target, cell = self._target(rank), cell_of(value, self._element)
         where = selected(at, 1, self.lengths[rank], rank)
         operation = target.get_accumulate(self._element, self._element.op(op), where, cell, cell)
+        if operation is None and wait:
+            return cell[()]
         return self._finished(operation, cell, wait, timeout_s, _scalar)
 
     def compare_and_swap(
@@ -397,8 +400,7 @@ class Window:
 
     def flush(self, rank: int, *, timeout_s: float | None = None) -> None:
         """Wait until all operations of this rank on `rank` are done, at the target too."""
-        self._opened.target(rank)
-        self._opened.flush([self._opened.rank_of(rank)], self._opened.limit_s(timeout_s))
+        self._target(rank).flush(self._timeout_s if timeout_s is None else self._opened.limit_s(timeout_s))
 
     def flush_all(self, *, timeout_s: float | None = None) -> None:
         """Wait until all operations of this rank are done, at the targets too."""
