@@ -688,6 +688,8 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
         """In a forked child, make every later call raise ``UsageError(why)``, and make `close` do nothing."""
         for child in self._children:
             child._abandon(why)
+        for window in self._windows:
+            window.abandon(why)
         self._closing, self._is_closed = threading.RLock(), True  # a thread of the parent may hold the old lock
         self._refuse(why)
 

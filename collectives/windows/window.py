@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from unisono.collectives.windows.contracts import Target, WindowComm
     from unisono.transports.contracts.executor import Operation, WindowExecutor
 
-_Result = TypeVar("_Result")
-Maybe: TypeAlias = "_Result | Work[_Result]"
+_CLOSED = "this window is closed: make a new one by window() of a communicator"
 
 
 class OpenWindow:
@@ -70,7 +69,12 @@ class OpenWindow:
         self.epochs = Epochs(targets)
         self.exposure = Exposure(executor)
         self.works = Works(executor)
-        self.is_closed = False
+        self._refusal: str | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` or `abandon` has been called."""
+        return self._refusal is not None
 
     def target(self, rank: int) -> Target:
         """Return the target of an operation.
@@ -88,8 +92,8 @@ class OpenWindow:
 
     def check(self) -> None:
         """Raise the error of a call if the window is closed or the job has failed."""
-        if self.is_closed or self.comm.is_closed:
-            raise UsageError("this window is closed: make a new one by window() of a communicator")
+        if self._refusal is not None or self.comm.is_closed:
+            raise UsageError(self._refusal or _CLOSED)
         if self.executor.has_failed():
             self.executor.check("window")
 
@@ -117,12 +121,19 @@ class OpenWindow:
         if self.is_closed:
             return
         self._give_back_locks()
-        self.is_closed = True
-        self.epochs.end()
+        self._refuse(_CLOSED)
         self.comm.close()
         self.works.close()
         if self._server is not None:
             self._server.join()
+
+    def abandon(self, why: str) -> None:
+        """In a forked child, make every later call raise ``UsageError(why)``; the memory stays mapped."""
+        self._refuse(why)
+
+    def _refuse(self, why: str) -> None:
+        self._refusal = why
+        self.epochs.end()
 
     def _give_back_locks(self) -> None:
         """Give back the locks of parts that this rank maps; none if the job has failed.

@@ -515,6 +515,23 @@ def test_window_is_closed_with_its_communicator(ranks: NativeRanks) -> None:
         assert "this window is closed" in error
 
 
+def used_by_forked_child(world: un.Communicator) -> int:
+    with world.window(1, "int64") as window:
+        with window.fence():
+            child = os.fork()
+            if child == 0:
+                errors = [raised(lambda rank=rank: window.put(9, rank)) for rank in range(world.size)]
+                os._exit(0 if all("forked from a rank" in str(error) for error in errors) else 1)
+            _, status = os.waitpid(child, 0)
+            window.put(1, world.rank)
+        assert window.array.tolist() == [1]
+        return status
+
+
+def test_forked_child_cannot_use_the_window_of_its_parent(ranks: NativeRanks) -> None:
+    assert ranks.run_calls(used_by_forked_child) == [0] * SIZE
+
+
 def many_windows(world: un.Communicator, count: int) -> Any:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
