@@ -25,6 +25,7 @@ from unisono.collectives.api.grids import GridPlaces
 from unisono.collectives.api.mpi_names import MpiNames
 from unisono.collectives.api.neighbours import Neighbours
 from unisono.collectives.api.objects import Objects
+from unisono.collectives.api.point_to_point import PERSISTENT
 from unisono.collectives.api.windows import Windows
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
 from unisono.collectives.calls.arguments import CallArguments, checked_integer
@@ -186,6 +187,7 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
         reproducible: bool = False,
         accumulate: str | None = None,
         timeout_s: float | None = None,
+        **message: Any,
     ) -> Callable[..., Any]:
         """Return a persistent call: it is checked and planned once, and each use makes it again on the same arrays.
 
@@ -198,6 +200,9 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
 
         The arguments and defaults are those of the method. But an `x` that is read must be contiguous, and in C order
         if its rows are distributed over the ranks.
+
+        ``plan("send", x, dest=…, tag=…)`` and ``plan("recv", out=…, source=…, tag=…)`` are persistent messages. In a
+        group, they are messages of the group.
 
         Raises:
             UsageError: there is no such collective, or the call is wrong. Using the persistent call of a closed
@@ -212,9 +217,14 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
         >>> un.launch(accumulate, 2)[0]
         [[2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [8.0, 8.0, 8.0]]
         """
+        if collective in PERSISTENT:
+            given = {"op": op, "root": root, "counts": counts, "algorithm": algorithm}
+            return self._plan_message(collective, x, out, {**given, **message}, timeout_s)
+        if message:
+            raise UsageError(f"only a message has {' and '.join(message)}: leave it out of {collective}")
         name = VECTOR_CALLS.get(collective, collective)
         if name not in CONTRACTS:
-            names = (*CONTRACTS, *VECTOR_CALLS)
+            names = (*CONTRACTS, *VECTOR_CALLS, *PERSISTENT)
             raise UsageError(
                 f"there is no collective {collective!r}: there are {', '.join(names)}{did_you_mean(collective, names)}"
             )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from unisono.collectives.api.reduce_local import reduce_local as reduce_local
     from unisono.collectives.arrays.mapped import empty as empty
     from unisono.collectives.bootstrap.init import init as init, join as join
+    from unisono.collectives.calls.taken_message import TakenMessage as TakenMessage
     from unisono.collectives.calls.work import (
         Work as Work,
         test_all as test_all,
@@ -99,6 +100,7 @@ _NAMES = {
     "grid_dims": "unisono.collectives.neighbourhoods.grid_shape",
     "reduce_local": "unisono.collectives.api.reduce_local",
     **dict.fromkeys(("ANY_SOURCE", "ANY_TAG", "NOBODY"), "unisono.transports.contracts.wildcards"),
+    "TakenMessage": "unisono.collectives.calls.taken_message",
     "Message": "unisono.transports.contracts.executor",
     **dict.fromkeys(("Work", "wait_all", "wait_any", "wait_some"), "unisono.collectives.calls.work"),
     **dict.fromkeys(("test_all", "test_any", "test_some"), "unisono.collectives.calls.work"),

@@ -7,6 +7,7 @@ methods never see them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -24,6 +25,7 @@ from unisono.collectives.calls.message_handoff import (
     SendToNobody,
     waits_for_itself,
 )
+from unisono.collectives.calls.taken_message import TakenMessage
 from unisono.collectives.calls.work import Work
 from unisono.errors import UsageError
 from unisono.foundation.deadlines import Deadline
@@ -33,6 +35,10 @@ from unisono.transports.contracts.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG
 
 if TYPE_CHECKING:
     from unisono.collectives.arrays.typing import ArrayOrBuffer, Target
+
+
+# The persistent messages, with the names of their array and of their peer.
+PERSISTENT = {"send": ("x", "dest"), "recv": ("out", "source")}
 
 
 class Messages(Dispatcher):
@@ -217,21 +223,44 @@ class Messages(Dispatcher):
         receiving.wait(deadline.remaining_s())
         return received.finish(receiving)  # type: ignore[no-any-return]
 
+    @overload
+    def probe(
+        self,
+        source: int | AnySource = ...,
+        tag: int | AnyTag = ...,
+        *,
+        take: Literal[True],
+        timeout_s: float | None = ...,
+    ) -> TakenMessage: ...
+
+    @overload
+    def probe(
+        self,
+        source: int | AnySource = ...,
+        tag: int | AnyTag = ...,
+        *,
+        take: Literal[False] = ...,
+        timeout_s: float | None = ...,
+    ) -> Message: ...
+
     def probe(
         self,
         source: int | AnySource = ANY_SOURCE,
         tag: int | AnyTag = ANY_TAG,
         *,
+        take: bool = False,
         timeout_s: float | None = None,
-    ) -> Message:
+    ) -> Message | TakenMessage:
         """Wait for a message that `recv` with the same `source` and `tag` would get, and return its description.
 
         The message is not received. `recv` with the returned `source` and `tag` receives it, unless another thread of
-        this rank receives it first.
+        this rank receives it first. With `take` the message is taken, so no other thread can receive it: its `recv`
+        does so.
 
         Args:
             source: a rank, `ANY_SOURCE`, or `NOBODY`.
             tag: as in `send`, or `ANY_TAG`.
+            take: True to take the message, and return a `TakenMessage`. It has arrived as a whole then.
             timeout_s: as in `send`.
 
         Raises:
@@ -249,27 +278,74 @@ class Messages(Dispatcher):
         >>> un.launch(ask_for_anything, 2)[0]
         ([0.5], Message(source=1, tag=7, dtype='float64', count=1))
         """
-        message = self._probe(source, tag, timeout_s, once=False)
+        message: Message | TakenMessage | None = self._probe(source, tag, timeout_s, once=False, take=take)
         assert message is not None, "a probe ends when there is a message"
         return message
 
-    def iprobe(self, source: int | AnySource = ANY_SOURCE, tag: int | AnyTag = ANY_TAG) -> Message | None:
+    @overload
+    def iprobe(
+        self, source: int | AnySource = ..., tag: int | AnyTag = ..., *, take: Literal[True]
+    ) -> TakenMessage | None: ...
+
+    @overload
+    def iprobe(
+        self, source: int | AnySource = ..., tag: int | AnyTag = ..., *, take: Literal[False] = ...
+    ) -> Message | None: ...
+
+    def iprobe(
+        self, source: int | AnySource = ANY_SOURCE, tag: int | AnyTag = ANY_TAG, *, take: bool = False
+    ) -> Message | TakenMessage | None:
         """Return the description of a message as `probe` does, or None if none has arrived; does not wait.
+
+        With `take`, it waits for the rest of a message that has begun to arrive.
 
         Raises:
             The errors of `probe`. It raises `PeerLostError` if no rank is left that could send such a message.
         """
-        return self._probe(source, tag, None, once=True)
+        message: Message | TakenMessage | None = self._probe(source, tag, None, once=True, take=take)
+        return message
 
     def _probe(
-        self, source: int | AnySource, tag: int | AnyTag, timeout_s: float | None, *, once: bool
-    ) -> Message | None:
+        self, source: int | AnySource, tag: int | AnyTag, timeout_s: float | None, *, once: bool, take: bool = False
+    ) -> Any:
         limit_s, source_rank, tag_number = self._limit_s(timeout_s), self._source_of(source), tag_of(tag)
         if source_rank == NO_RANK:
-            return OF_NOBODY
-        probe = self._executor.probe(source_rank, tag_number, once=once)
+            return TakenMessage(None, ReceiveFromNobody) if take else OF_NOBODY
+        probe = self._executor.probe(source_rank, tag_number, once=once, takes=take)
         probe.wait(limit_s)
-        return probe.message()
+        message = probe.message()
+        return TakenMessage(probe, self._of_taken) if take and message is not None else message
+
+    def _plan_message(
+        self, name: str, x: Any, out: Any, options: Mapping[str, Any], timeout_s: float | None
+    ) -> Callable[..., Any]:
+        """Return the persistent `send` or `recv` of these arguments, which have been checked.
+
+        Raises:
+            UsageError: an argument is wrong or missing, or not one of this message.
+        """
+        array_name, peer_name = PERSISTENT[name]
+        given = {key: value for key, value in {"x": x, "out": out, **options}.items() if value is not None}
+        missing = {array_name, peer_name} - set(given)
+        if missing:
+            raise UsageError(f"a persistent {name} needs a {' and a '.join(sorted(missing))}")
+        others = set(given) - {array_name, peer_name, "tag"}
+        if others:
+            raise UsageError(f"a persistent {name} takes no {' and no '.join(sorted(others))}: leave it out")
+        limit_s, array, peer, tag = self._limit_s(timeout_s), given[array_name], given[peer_name], given.get("tag", 0)
+        if name == "send":
+            self._peer_of(peer, peer_name)
+            checked_integer(tag, "tag", 0, MOST_TAG)
+            SendToNobody(array)  # checks the array
+            return partial(self.send, array, peer, tag, timeout_s=limit_s)
+        self._source_of(peer)
+        tag_of(tag)
+        ReceiveFromNobody(array)
+        return partial(self.recv, array, peer, tag, timeout_s=limit_s)
+
+    def _of_taken(self, out: Any) -> ReceiveOperand:
+        """Return the operand of an array that receives a message in memory of the host."""
+        return self._devices.messages.staged(out) if on_device(out) else self._to_receive(out, None, 0.0)
 
     def _to_send(self, x: Any, dest: int, limit_s: float) -> SendOperand:
         """Return the operand of an array that is sent to rank `dest`."""

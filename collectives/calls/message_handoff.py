@@ -20,7 +20,7 @@ from unisono.collectives.arrays import adapters, operands
 from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.arrays.operands import Operand
 from unisono.collectives.calls.work import Work, Works
-from unisono.dtypes import DTYPES
+from unisono.dtypes import DTYPES, DType
 from unisono.errors import UnisonoError
 from unisono.foundation import log
 from unisono.foundation.deadlines import Deadline
@@ -77,7 +77,7 @@ class ReceiveOperand:
         return works.add(received, None, limit_s, lambda _: self.finish(received), message=received.message)
 
     def finish(self, received: Probe | None) -> Any:
-        """Return the user's array after the receive has ended."""
+        """Return the user's array after the receive has ended; `received` is None if a probe has taken the message."""
         return self._out
 
 
@@ -104,6 +104,9 @@ class _Nothing:
 
     def host_copy(self) -> bytes | None:
         return None
+
+    def fits(self, dtype: DType, count: int, shape: Sequence[int]) -> bool:
+        return True
 
 
 class SendToNobody(SendOperand):

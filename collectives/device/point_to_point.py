@@ -97,6 +97,11 @@ class DeviceMessages:
         _await_streams(memory, limit_s)
         return _DirectReceive(self, memory, target, out, memory_type)
 
+    def staged(self, out: Any) -> ReceiveOperand:
+        """Return the operand to receive `out` from memory of the host; raises as `incoming`."""
+        memory = DeviceArrays()
+        return _StagedReceive(self, memory, memory.target(out), out)
+
     def store(self, memory: DeviceArrays, target: Operand, host: AnyArray) -> _Copying:
         """Issue a copy from pinned memory to `target`, on the caller's stream; keep both alive until it is done."""
         self.to_device_nbytes += host.nbytes

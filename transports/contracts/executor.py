@@ -94,8 +94,13 @@ class Probe(Operation, Protocol):
     def host_copy(self) -> bytes | None:
         """Return the payload that a finished receive stored on the host, and not in the memory of the array.
 
+        The payload of a message that a probe has taken is there, if it is not empty.
+
         None means that the payload is in the array. `Executor.recv` says when the two differ.
         """
+
+    def fits(self, dtype: DType, count: int, shape: Sequence[int]) -> bool:
+        """Return whether the message that was found may be received into an array of this dtype, count and shape."""
 
 
 class CallCache(Protocol):
@@ -307,8 +312,11 @@ class Executor(Protocol):
         It can if it fits into the buffer for such messages (`OWN_BUFFER_NBYTES`), or if a receive is posted for it.
         """
 
-    def probe(self, source: int | None, tag: int | None, *, once: bool) -> Probe:
-        """Start looking for a message that `recv` would get, without receiving it; look only once if `once`."""
+    def probe(self, source: int | None, tag: int | None, *, once: bool, takes: bool = False) -> Probe:
+        """Start looking for a message that `recv` would get, without receiving it; look only once if `once`.
+
+        With `takes` the message is received, so that no other receive gets it, and `Probe.host_copy` returns it.
+        """
 
     def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
         """Return the fast path of messages; `timeout_s` is their default time limit.

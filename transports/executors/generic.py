@@ -238,10 +238,16 @@ class GenericExecutor:
             self.progress()
             return self.is_over() or self._matching.takes_own(tag, nbytes)
 
-    def probe(self, source: int | None, tag: int | None, *, once: bool) -> _Probe:
+    def probe(self, source: int | None, tag: int | None, *, once: bool, takes: bool = False) -> _Probe | _Taking:
         signature = Signature("probe", None, None, "C", None, None, "direct", 1)
         with self._lock:
             self._check_message(signature, source)
+            if takes:
+                taking = _Taking(
+                    self, signature, self._matching.sources(source), self._matching.take(source, tag, once)
+                )
+                self._launch(taking)
+                return taking
             probe = _Probe(self, signature, self._matching.sources(source), partial(self._look, source, tag, once))
             self._launch(probe)
             return probe
@@ -501,8 +507,18 @@ class _Receive(_Message):
     def host_copy(self) -> bytes | None:
         return None
 
+    def fits(self, dtype: DType, count: int, shape: Sequence[int]) -> bool:
+        return signature_of(dtype, count, shape).agrees(self._receive.signature)
+
     def has_written(self) -> bool:
         return True
+
+
+class _Taking(_Receive):
+    """A started probe that takes its message."""
+
+    def host_copy(self) -> bytes | None:
+        return bytes(self._receive.pieces[0]) if self._receive.pieces else None
 
 
 class _Probe(_Running):
@@ -528,6 +544,9 @@ class _Probe(_Running):
 
     def host_copy(self) -> bytes | None:
         return None
+
+    def fits(self, dtype: DType, count: int, shape: Sequence[int]) -> bool:
+        return False  # only the message of a receive is compared
 
     def advance(self) -> bool:
         self._finished, self._message = self._look()

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
-from unisono.dtypes import DType
+from unisono.dtypes import DTYPES, DType
 from unisono.errors import PeerLostError
 from unisono.transports.contracts.call import MESSAGE, Signature
 from unisono.transports.contracts.executor import Message
@@ -33,6 +34,8 @@ class Receive:
         source, tag: the rank and the tag that it accepts; None for any.
         request: the request of the transport, once a message is assigned to the receive.
         message: that message.
+        takes: whether it takes a message of any signature, into memory of its own. Until then `pieces` is empty.
+        looks_once: whether it ends without a message if none has arrived.
     """
 
     matching: Matching
@@ -42,6 +45,8 @@ class Receive:
     pieces: Sequence[memoryview]
     request: Request | None = None
     message: Message | None = None
+    takes: bool = False
+    looks_once: bool = False
 
     def done(self) -> bool:
         if self.request is None:
@@ -49,12 +54,23 @@ class Receive:
             self.matching.match()
             if self.request is None and lost is not None:
                 raise lost
+            if self.request is None and self.looks_once:
+                self.matching.withdraw(self)
+                return True
         return self.request is not None and self.request.done()
 
     def overlaps(self, other: Receive) -> bool:
         """Return whether both receives accept some common message."""
         pairs = (self.source, other.source), (self.tag, other.tag)
         return all(one is None or another is None or one == another for one, another in pairs)
+
+
+class _Arrived(NamedTuple):
+    """A message that has arrived, its number among those of its source and tag, and its signature."""
+
+    message: Message
+    number: int
+    signature: Signature
 
 
 class Matching:
@@ -92,6 +108,16 @@ class Matching:
             self._assign(receive, source, tag)
         return receive
 
+    def take(self, source: int | None, tag: int | None, once: bool) -> Receive:
+        """Post a receive that takes the next message that it accepts, of any signature."""
+        receive = Receive(self, source, tag, signature_of(DTYPES["uint8"], 0), (), takes=True, looks_once=once)
+        self._queue.append(receive)
+        return receive
+
+    def withdraw(self, receive: Receive) -> None:
+        """Remove a receive that has no message."""
+        self._queue.remove(receive)
+
     def match(self) -> None:
         """Assign the messages that have arrived to the receives in the queue."""
         self._assign_all(self._arrived())
@@ -105,10 +131,10 @@ class Matching:
         lost = self.lost(source)
         arrived = self._arrived()
         self._assign_all(arrived)
-        message = self._first(arrived, source, tag)
-        if message is None and lost is not None:
+        found = self._first(arrived, source, tag)
+        if found is None and lost is not None:
             raise lost
-        return message
+        return None if found is None else found.message
 
     def sources(self, source: int | None) -> Sequence[int]:
         """Return the ranks that `source` stands for: one rank, or all ranks for None."""
@@ -126,31 +152,37 @@ class Matching:
         who = "all other ranks" if source is None else f"rank {members[source]}"
         return PeerLostError(f"{who} left while rank {members[me]} still needed a message", peer=members[others[-1]])
 
-    def _arrived(self) -> list[tuple[Message, int]]:
-        """Return the messages that have arrived and are not assigned to a receive, with their numbers."""
+    def _arrived(self) -> list[_Arrived]:
+        """Return the messages that have arrived and are not assigned to a receive."""
         me = self._transport.rank
         return [
-            (_message(peer, identity, signature), identity.sequence)
+            _Arrived(_message(peer, identity, signature), identity.sequence, signature)
             for peer in self.sources(None)
             for identity, signature in (
                 self._own.arrived() if peer == me else self._transport.arrived(peer, POINT_TO_POINT_LANE)
             )
         ]
 
-    def _assign_all(self, arrived: list[tuple[Message, int]]) -> None:
+    def _assign_all(self, arrived: list[_Arrived]) -> None:
         # All receives use one list: a message that arrives meanwhile must not go to a receive that was posted later.
         for receive in self._queue:
-            message = self._first(arrived, receive.source, receive.tag)
-            if message is not None:
-                self._assign(receive, message.source, message.tag)
+            found = self._first(arrived, receive.source, receive.tag)
+            if found is None:
+                continue
+            if receive.takes:
+                receive.signature = found.signature
+                nbytes = found.message.count * DTYPES[found.message.dtype].itemsize
+                receive.pieces = [memoryview(bytearray(nbytes))]
+            self._assign(receive, found.message.source, found.message.tag)
         self._queue = [receive for receive in self._queue if receive.request is None]
 
-    def _first(self, arrived: list[tuple[Message, int]], source: int | None, tag: int | None) -> Message | None:
-        for message, number in arrived:
+    def _first(self, arrived: list[_Arrived], source: int | None, tag: int | None) -> _Arrived | None:
+        for each in arrived:
+            message, number, _ = each
             accepts = message.tag < FIRST_RESERVED_TAG if tag is None else message.tag == tag
             is_next = number == self._received[message.source, message.tag]
             if accepts and is_next and source in (None, message.source):
-                return message
+                return each
         return None
 
     def _assign(self, receive: Receive, source: int, tag: int) -> None:

@@ -192,6 +192,9 @@ class NativeProbe(NativeOperation):
     def host_copy(self) -> bytes | None:
         return self._started.host_copy()
 
+    def fits(self, dtype: DType, count: int, shape: Sequence[int]) -> bool:
+        return self._started.fits(dtype.code, count * dtype.itemsize, shape)
+
 
 @record
 class _Compiled:
@@ -459,8 +462,8 @@ class NativeExecutor:
     def takes_from_itself(self, tag: int, nbytes: int) -> bool:
         return self._endpoint.takes_from_itself(tag, nbytes)
 
-    def probe(self, source: int | None, tag: int | None, *, once: bool) -> NativeProbe:
-        request = self._endpoint.probe(source, tag, once)
+    def probe(self, source: int | None, tag: int | None, *, once: bool, takes: bool = False) -> NativeProbe:
+        request = self._endpoint.probe(source, tag, once, takes)
         return NativeProbe(self._failures, request, f"{'iprobe' if once else 'probe'}({_origin(source, tag)})")
 
     def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:

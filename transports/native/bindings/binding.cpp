@@ -96,8 +96,9 @@ StartedCall receive(nb::object endpoint, std::optional<std::int32_t> peer, int d
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
-StartedCall probe(nb::object endpoint, std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once) {
-  auto request = nb::cast<Endpoint&>(endpoint).start(Message::to_probe(peer, tag, once), call_site());
+StartedCall probe(nb::object endpoint, std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once,
+                  bool takes) {
+  auto request = nb::cast<Endpoint&>(endpoint).start(Message::to_probe(peer, tag, once, takes), call_site());
   return {std::move(endpoint), {}, std::move(request)};
 }
 
@@ -520,7 +521,7 @@ void bind_endpoint(nb::module_& module) {
           nb::arg("lane"), nb::arg("peer"), nb::arg("memory"), nb::arg("nbytes"))
       .def("takes_from_itself", &Endpoint::takes_from_itself, nb::arg("tag"), nb::arg("nbytes"),
            nb::call_guard<LockReleased>())
-      .def("probe", probe, nb::arg("peer").none(), nb::arg("tag").none(), nb::arg("once"))
+      .def("probe", probe, nb::arg("peer").none(), nb::arg("tag").none(), nb::arg("once"), nb::arg("takes") = false)
       .def("traffic", traffic)
       .def(
           "wait_for_end",

@@ -1,5 +1,9 @@
 #include "started_call.h"
 
+#include <nanobind/stl/vector.h>
+
+#include "endpoint/message_shape.h"
+
 namespace nb = nanobind;
 
 namespace unisono {
@@ -44,13 +48,21 @@ nb::object StartedCall::host_copy() const {
   return nb::bytes(request_->host_copy().data(), request_->host_copy().size());
 }
 
+bool StartedCall::fits(int dtype, std::uint64_t nbytes, const std::vector<std::int64_t>& shape) const {
+  if (!request_->matched()) return false;
+  const Header& header = request_->matched()->header;
+  return header.sequence == static_cast<std::uint32_t>(dtype) && header.nbytes == nbytes &&
+         shapes_fit(header.digest, shape_code(shape));
+}
+
 void bind_started_call(nb::module_& module) {
   nb::class_<StartedCall>(module, "StartedCall")
       .def("poll", &StartedCall::poll)
       .def("wait", &StartedCall::wait, nb::arg("timeout_s"))
       .def("run_in_background", &StartedCall::run_in_background, nb::arg("timeout_s"))
       .def("message", &StartedCall::message)
-      .def("host_copy", &StartedCall::host_copy);
+      .def("host_copy", &StartedCall::host_copy)
+      .def("fits", &StartedCall::fits, nb::arg("dtype"), nb::arg("nbytes"), nb::arg("shape"));
 }
 
 }  // namespace unisono

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <vector>
 
 #include "python_call.h"
 
@@ -29,6 +30,8 @@ class StartedCall {
   nanobind::object message() const;
   //! The bytes of an ended receive into device memory, if they are still on the host; otherwise None.
   nanobind::object host_copy() const;
+  //! Whether the message of an ended receive or probe may be received into an array of this type, length and shape.
+  bool fits(int dtype, std::uint64_t nbytes, const std::vector<std::int64_t>& shape) const;
 
  private:
   nanobind::object held_endpoint_;

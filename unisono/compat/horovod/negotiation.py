@@ -283,7 +283,7 @@ class Negotiator:
                 return
 
     def _receive(self, source: object) -> tuple[int, bytes]:
-        message = self._control.probe(source, _TAG, timeout_s=_FOREVER_S)  # type: ignore[arg-type]
+        message = self._control.probe(source, _TAG, timeout_s=_FOREVER_S)  # type: ignore[call-overload]
         data = np.empty(message.count, np.uint8)
         self._control.recv(data, message.source, _TAG)
         return message.source, data.tobytes()

@@ -35,7 +35,8 @@ Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes, std::uint64
 
 // Returns the text of the call as the user wrote it.
 std::string call_text(Verb verb, std::optional<std::int32_t> peer, const std::string& tag) {
-  const char* names[] = {"send(dest=", "recv(source=", "probe(source=", "iprobe(source="};
+  const char* names[] = {
+      "send(dest=", "recv(source=", "probe(source=", "iprobe(source=", "probe(source=", "iprobe(source="};
   return names[static_cast<std::size_t>(verb)] + (peer ? std::to_string(*peer) : "any") + ", tag=" + tag + ")";
 }
 
@@ -129,9 +130,10 @@ Message Message::to_receive(std::optional<std::int32_t> peer, DType dtype, std::
   return {peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes, shape), data, memory}, !tag}};
 }
 
-Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once) {
+Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once, bool takes) {
+  constexpr Verb verbs[2][2] = {{Verb::probe, Verb::probe_once}, {Verb::take, Verb::take_once}};
   const MessageBuffer buffer{header_of(DType::uint8, tag.value_or(0), 0, 0), nullptr};
-  return {peer, {once ? Verb::probe_once : Verb::probe, buffer, !tag}};
+  return {peer, {verbs[takes ? 1 : 0][once ? 1 : 0], buffer, !tag}};
 }
 
 Message Message::to_listen(std::uint32_t tag) {
@@ -371,8 +373,8 @@ const SharedDescription& Endpoint::description_of(const Message& message) {
   if (cached.description == nullptr || text_key(cached.message) != text_key(message)) {
     const std::string shown = message.posting.any_tag ? "any" : std::to_string(tag);
     Description description{call_text(message.posting.verb, message.peer, shown), "{}"};
-    const bool probes = message.posting.verb == Verb::probe || message.posting.verb == Verb::probe_once;
-    if (!probes) description.dtype = static_cast<std::int32_t>(message.posting.buffer.header.sequence);
+    const bool has_type = message.sends() || message.posting.verb == Verb::receive;
+    if (has_type) description.dtype = static_cast<std::int32_t>(message.posting.buffer.header.sequence);
     cached = {message, std::make_shared<const Description>(std::move(description))};
   }
   return cached.description;

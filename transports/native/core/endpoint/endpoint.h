@@ -72,7 +72,9 @@ struct Message {
                             std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host,
                             std::uint64_t shape = 0);
   //! A probe, which ends when a matching message has arrived. With `once` it ends at once, even without a message.
-  static Message to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once);
+  //! With `takes` it receives the message, whatever its type and length (`Verb`).
+  static Message to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once,
+                          bool takes = false);
   //! A probe for a message from any rank. It does not fail when all other ranks have departed.
   static Message to_listen(std::uint32_t tag);
 
@@ -96,10 +98,10 @@ class Request {
   //! The message that an ended receive or probe has matched, if any.
   const std::optional<MatchedMessage>& matched() const { return matched_; }
   //! The bytes of an ended receive that lie on the host, because its channel does not accept the memory that they are
-  //! for.
+  //! for, or because the operation takes a message.
   std::span<const std::byte> host_copy() const {
     if (host_copy_ == nullptr) return {};
-    return {host_copy_.get(), static_cast<std::size_t>(message_->posting.buffer.header.nbytes)};
+    return {host_copy_.get(), static_cast<std::size_t>(matched_->header.nbytes)};
   }
 
  private:

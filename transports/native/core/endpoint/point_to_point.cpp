@@ -167,7 +167,7 @@ bool Mailbox::open_front() {
   if (PointToPoint* receive = find_receive(*header)) {
     receive->match_with(*this, *header);
     check(*receive, *header, entry_.peer);
-    if (channel_->accepts(receive->buffer_.memory, header->nbytes)) {
+    if (!receive->takes() && channel_->accepts(receive->buffer_.memory, header->nbytes)) {
       current_ = receive;
     } else {
       buffered_ = std::make_unique<Unexpected>(*header);
@@ -196,6 +196,7 @@ PointToPoint* Mailbox::find_receive(const Header& header) {
 }
 
 void Mailbox::check(const PointToPoint& receive, const Header& header, std::int32_t peer) {
+  if (receive.takes()) return;
   const Header& expected = receive.buffer_.header;
   const bool is_same_length = header.sequence == expected.sequence && header.nbytes == expected.nbytes;
   if (is_same_length && shapes_fit(header.digest, expected.digest)) return;
@@ -242,7 +243,7 @@ bool Mailbox::move_to_buffer() {
 void Mailbox::deliver(PointToPoint& receive, Unexpected& message) {
   receive.match_with(*this, message.header);  // first, so that no mailbox holds a receive whose check throws
   check(receive, message.header, entry_.peer);
-  if (receive.buffer_.memory != MemoryType::host) {
+  if (receive.takes() || receive.buffer_.memory != MemoryType::host) {
     receive.host_copy_ = std::move(message.data);
   } else if (message.moved != 0) {
     copy_array(receive.buffer_.data, message.data.get(), message.moved);

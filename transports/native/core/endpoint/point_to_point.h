@@ -33,8 +33,9 @@ struct MessageBuffer {
 std::string array_text(const Header& header);
 
 //! The operation on a message. `probe` looks for a message without taking it until there is one, and `probe_once`
-//! looks once.
-enum class Verb : std::uint8_t { send, receive, probe, probe_once };
+//! looks once. `take` and `take_once` look in the same way, and receive the message that they find into memory of the
+//! host, whatever its type and length.
+enum class Verb : std::uint8_t { send, receive, probe, probe_once, take, take_once };
 
 //! A verb and its message. With `any_tag` it matches all tags below the reserved ones, whatever the header says. With
 //! `listens` it may wait for a message that nobody sends, so it goes on when all other ranks have departed.
@@ -64,7 +65,7 @@ class PointToPoint final : public Operation {
   void blocked_on(std::vector<Blocked>& waits) const override;
 
   //! Whether this is a probe that ends at once, even if no message has arrived.
-  bool probes_once() const { return verb_ == Verb::probe_once; }
+  bool probes_once() const { return verb_ == Verb::probe_once || (verb_ == Verb::take_once && !matched_); }
   //! Ends a probe that has found nothing.
   void give_up() { done_ = true; }
   //! The matching message, once it is known.
@@ -72,12 +73,14 @@ class PointToPoint final : public Operation {
   //! Describes the messages with other tags that have arrived, for the error of a timed-out receive: " (2 with other
   //! tags have come: 6, 8)"; empty if there are none.
   std::string unclaimed_text() const;
-  //! The received bytes, if they were buffered on the host because the channel does not accept the destination.
+  //! The received bytes, if they were buffered on the host because the channel does not accept the destination,
+  //! or because the operation takes the message.
   std::unique_ptr<std::byte[]> take_host_copy() { return std::move(host_copy_); }
 
  private:
   friend class Mailbox;
 
+  bool takes() const { return verb_ == Verb::take || verb_ == Verb::take_once; }
   bool probes() const { return verb_ == Verb::probe || verb_ == Verb::probe_once; }
   bool matches(const Header& header) const;
   void match_with(Mailbox& mailbox, const Header& header);
