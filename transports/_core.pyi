@@ -28,16 +28,16 @@ class Arena:
     def __init__(self, nbytes: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-class StridedRegions:
-    """Regions of arrays, each by address, shape and strides in bytes; the caller keeps the arrays alive."""
+class StridedCopies:
+    """Copies between regions of arrays, which run one after the other; the caller keeps the arrays alive.
 
-    def __init__(self, itemsize: int, regions: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None: ...
-    def nbytes(self) -> int: ...
-    def gather(self, flat: int) -> None:
-        """Copy the elements of all regions, each in C order, to the memory at the address `flat`."""
+    Each is (address of dst, address of src, shape, strides of dst, strides of src), with strides in bytes.
+    """
 
-    def scatter(self, flat: int) -> None:
-        """Copy the memory at the address `flat` to the elements of all regions."""
+    def __init__(
+        self, itemsize: int, copies: Sequence[tuple[int, int, Sequence[int], Sequence[int], Sequence[int]]]
+    ) -> None: ...
+    def __call__(self) -> None: ...
 
 class Plan:
     def __init__(self, words: Buffer) -> None: ...

@@ -10,10 +10,11 @@ The rank at (1, 0) of a grid of 2 × 2 has an array of 6 × 6 with a halo of wid
 
 1. Each *offset* to a neighbour, such as (-1, 0), has a region that is sent and a ghost region that is received. With
    `corners`, there is an offset for each combination of -1, 0 and 1.
-2. The native core gathers all regions that are sent in one flat stage. The regions for one rank lie together there, so
-   that each neighbour gets one message, although it may be the neighbour in several directions.
+2. The native core copies all regions that are sent to one flat stage. The regions for one rank lie together there, so
+   that each neighbour gets one message, although it may be the neighbour in several directions. If it is the rank
+   itself, the region is copied to the ghost region at once.
 3. A persistent call exchanges the stages. It is a neighbor_alltoallv whose counts are the elements for each rank.
-4. The core scatters the received stage to the ghost regions.
+4. The core copies the received stage to the ghost regions.
 
 A region that the sender takes at the offset o is received at the offset -o. Both ends sort the regions between them by
 the offset of the sender.
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import accumulate, pairwise, product
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -115,19 +116,31 @@ class Halo(Generic[Array]):
 
 
 class _Stages:
-    """The flat memory that an exchange sends and receives, and the regions of the array that belong to it."""
+    """The flat memory that an exchange sends and receives, and the copies between it and the array.
 
-    def __init__(self, array: AnyArray, sent: Sequence[AnyArray], received: Sequence[AnyArray]) -> None:
-        self._owner = array  # whose memory the regions are
-        self.source, self.target = (_stage(array.dtype, regions) for regions in (sent, received))
-        self._sent, self._received = (_regions(array.itemsize, regions) for regions in (sent, received))
-        self._source_address, self._target_address = (stage.ctypes.data for stage in (self.source, self.target))
+    Args:
+        dtype: the dtype of the array.
+        sent, received: the regions of the array that are sent to other ranks and received from them.
+        own: the pairs of a region and the ghost region of the same rank that gets its elements.
 
-    def pack(self) -> None:
-        self._sent.gather(self._source_address)
+    Attributes:
+        source, target: the memory that is sent and received.
+        pack: copies the regions that are sent to `source`, and those of `own`.
+        unpack: copies `target` to the ghost regions.
+    """
 
-    def unpack(self) -> None:
-        self._received.scatter(self._target_address)
+    def __init__(
+        self,
+        dtype: np.dtype[Any],
+        sent: Sequence[AnyArray],
+        received: Sequence[AnyArray],
+        own: Sequence[tuple[AnyArray, AnyArray]],
+    ) -> None:
+        self.source, self.target = (_stage(dtype, regions) for regions in (sent, received))
+        packed = list(zip(_parts(self.source, sent), sent, strict=True))
+        self.pack = _copies(dtype, [*packed, *((ghost, region) for region, ghost in own)])
+        self.unpack = _copies(dtype, list(zip(received, _parts(self.target, received), strict=True)))
+        self._owners = (sent, received, own)  # whose memory the copies use
 
 
 class HaloPlan:
@@ -159,8 +172,10 @@ class HaloPlan:
                 sent[target].append(view[self._region(offset, is_ghost=False)])
             if source is not None:
                 received[source].append(view[self._region(_opposite(offset), is_ghost=True)])
+        own = list(zip(sent.pop(rank, ()), received.pop(rank, ()), strict=True))
         peers = tuple(sorted(sent))
-        self.stages = _Stages(view, *([each for peer in peers for each in by[peer]] for by in (sent, received)))
+        outgoing, incoming = ([each for peer in peers for each in by[peer]] for by in (sent, received))
+        self.stages = _Stages(view.dtype, outgoing, incoming, own)
         counts = [[sum(each.size for each in by[peer]) for peer in peers] for by in (sent, received)]
         self.call = _call(dtype, size, rank, Neighbourhood(peers, peers), counts, self.width)
 
@@ -233,5 +248,17 @@ def _stage(dtype: np.dtype[Any], regions: Sequence[AnyArray]) -> AnyArray:
     return stage
 
 
-def _regions(itemsize: int, regions: Sequence[AnyArray]) -> _core.StridedRegions:
-    return _core.StridedRegions(itemsize, [(each.ctypes.data, each.shape, each.strides) for each in regions])
+def _parts(stage: AnyArray, regions: Sequence[AnyArray]) -> list[AnyArray]:
+    """Return the parts of a stage, one after the other, in the shapes of the regions."""
+    ends = list(accumulate((region.size for region in regions), initial=0))
+    return [
+        stage[first:last].reshape(region.shape) for (first, last), region in zip(pairwise(ends), regions, strict=True)
+    ]
+
+
+def _copies(dtype: np.dtype[Any], pairs: Sequence[tuple[AnyArray, AnyArray]]) -> _core.StridedCopies:
+    """Return the copies of pairs of arrays: to the first, from the second."""
+    return _core.StridedCopies(
+        dtype.itemsize,
+        [(dst.ctypes.data, src.ctypes.data, dst.shape, dst.strides, src.strides) for dst, src in pairs],
+    )

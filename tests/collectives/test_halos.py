@@ -231,32 +231,29 @@ def test_parts_that_do_not_fit_get_an_error_with_both_sizes(fresh: NativeRanks) 
 @given(
     array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=7),
     st.sampled_from(["int8", "float16", "float32", "float64", "complex128"]),
-    st.lists(st.tuples(*[st.slices(7)] * 4), min_size=1, max_size=3),
+    st.tuples(*[st.slices(7)] * 4),
+    st.booleans(),
+    st.booleans(),
 )
-def test_regions_are_gathered_in_c_order_and_scattered_back(
-    shape: tuple[int, ...], dtype: str, slices: list[tuple[slice, ...]]
+def test_regions_are_copied_whatever_their_strides(
+    shape: tuple[int, ...], dtype: str, slices: tuple[slice, ...], is_flat: bool, is_packed: bool
 ) -> None:
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-    views = [array[each[: len(shape)]] for each in slices]
-    regions = _core.StridedRegions(array.itemsize, [(view.ctypes.data, view.shape, view.strides) for view in views])
-    flat = np.zeros(sum(view.size for view in views), dtype)
-    assert regions.nbytes() == flat.nbytes
-    regions.gather(flat.ctypes.data)
-    np.testing.assert_array_equal(flat, np.concatenate([view.ravel() for view in views]))
-    expected = array.copy()
-    values = flat + np.array(1, dtype)
-    for view, part in zip([expected[each[: len(shape)]] for each in slices], split_of(values, views), strict=True):
-        view[...] = part
-    regions.scatter(values.ctypes.data)
-    np.testing.assert_array_equal(array, expected)
+    region = array[slices[: len(shape)]]
+    other = np.zeros((*region.shape, 1 if is_flat else 2), dtype)[..., 0]
+    dst, src = (other, region) if is_packed else (region, other)
+    if not is_packed:
+        other[...] = 1 + np.arange(other.size).reshape(other.shape)
+    expected, before = src.copy(), array.copy()
+    copies = [(dst.ctypes.data, src.ctypes.data, dst.shape, dst.strides, src.strides)]
+    _core.StridedCopies(array.itemsize, copies * 2)()
+    np.testing.assert_array_equal(dst, expected)
+    if not is_packed:
+        before[slices[: len(shape)]] = expected
+    np.testing.assert_array_equal(array, before)
 
 
-def split_of(values: Any, views: list[Any]) -> list[Any]:
-    ends = np.cumsum([view.size for view in views])
-    return [part.reshape(view.shape) for part, view in zip(np.split(values, ends[:-1]), views, strict=True)]
-
-
-@pytest.mark.parametrize("region", [(0, [1, 2], [8]), (0, [-1], [8])])
-def test_wrong_region_is_refused(region: Any) -> None:
+@pytest.mark.parametrize("copy", [(0, 0, [1, 2], [8], [8]), (0, 0, [-1], [8], [8]), (0, 0, [1], [8], [])])
+def test_wrong_copy_is_refused(copy: Any) -> None:
     with pytest.raises(ValueError, match=r"a stride for each axis|negative"):
-        _core.StridedRegions(8, [region])
+        _core.StridedCopies(8, [copy])

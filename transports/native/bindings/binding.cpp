@@ -585,7 +585,7 @@ NB_MODULE(_core, module) {
   bind_fast_messages(module);
   bind_cached_method(module);
   bind_cuda_programs(module);
-  bind_strided_regions(module);
+  bind_strided_copies(module);
   bind_group_recorder(module);
   bind_windows(module);
   bind_xla_calls(module);

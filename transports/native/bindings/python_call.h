@@ -113,8 +113,8 @@ void bind_call_cache(nanobind::module_& module);
 void bind_fast_messages(nanobind::module_& module);
 void bind_cached_method(nanobind::module_& module);
 void bind_cuda_programs(nanobind::module_& module);
-//! Binds the copies between strided regions and flat memory.
-void bind_strided_regions(nanobind::module_& module);
+//! Binds the copies between strided regions.
+void bind_strided_copies(nanobind::module_& module);
 void bind_group_recorder(nanobind::module_& module);
 void bind_tls(nanobind::module_& module);
 void bind_windows(nanobind::module_& module);

@@ -1,4 +1,4 @@
-// `StridedRegions`: copies regions of strided arrays to flat memory and back, as the faces of a halo need.
+// `StridedCopies`: copies between regions of strided arrays, as the faces of a halo need.
 #pragma once
 
 #include <cstddef>
@@ -7,45 +7,45 @@
 
 namespace unisono {
 
-//! A region of an array: `base` is its first element, and strides are in bytes and may be negative.
-struct StridedRegion {
-  std::byte* base;
+//! A copy between two regions of the same shape. Strides are in bytes and may be negative. The regions do not overlap.
+struct StridedCopy {
+  std::byte* dst;
+  const std::byte* src;
   std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> strides;
+  std::vector<std::int64_t> dst_strides;
+  std::vector<std::int64_t> src_strides;
 };
 
-//! Regions whose elements lie one after the other in flat memory, each in C order.
-class StridedRegions {
+//! Copies that run one after the other.
+class StridedCopies {
  public:
-  //! Throws std::invalid_argument if a region has a negative extent, or not as many strides as axes.
-  StridedRegions(std::size_t itemsize, const std::vector<StridedRegion>& regions);
+  //! Throws std::invalid_argument if a copy has a negative extent, or not as many strides as axes.
+  StridedCopies(std::size_t itemsize, const std::vector<StridedCopy>& copies);
 
-  //! The bytes of all regions.
+  //! The bytes of all regions together.
   std::size_t nbytes() const { return nbytes_; }
-  //! Copies the elements of all regions to `flat`.
-  void gather(std::byte* flat) const;
-  //! Copies `flat` to the elements of all regions.
-  void scatter(const std::byte* flat) const;
+  void run() const;
 
  private:
   struct Axis {
     std::int64_t length;
-    std::int64_t stride;
+    std::int64_t dst_stride;
+    std::int64_t src_stride;
   };
-  // A region in its shortest form: runs of contiguous bytes, at the places of the axes, of which the last is the inner.
+  // A copy in its shortest form: runs of contiguous bytes, at the places of the axes, of which `inner` is the last.
   struct Runs {
-    std::byte* base;
+    std::byte* dst;
+    const std::byte* src;
     std::vector<Axis> outer;
     Axis inner;
     std::size_t run_nbytes;
     std::size_t nbytes;
   };
 
-  static Runs shortened(std::size_t itemsize, const StridedRegion& region);
-  template <bool gathers>
-  static void copy(const Runs& runs, std::byte* flat);
+  static Runs shortened(std::size_t itemsize, const StridedCopy& copy);
+  static void run(const Runs& runs);
 
-  std::vector<Runs> regions_;
+  std::vector<Runs> copies_;
   std::size_t nbytes_ = 0;
 };
 
