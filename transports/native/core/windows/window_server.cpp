@@ -136,7 +136,7 @@ WindowStatus WindowServer::access(const WindowRequest& request, std::span<std::b
   std::byte* payload = message_.data() + sizeof request;
   Selection selection{request.start, request.count, request.step};
   std::vector<std::int64_t> indices;
-  if (request.has_indices != 0) {
+  if (request.has_indices != 0 && request.count != 0) {
     indices.resize(static_cast<std::size_t>(request.count));
     std::memcpy(indices.data(), payload, indices.size() * sizeof(std::int64_t));
     payload += indices.size() * sizeof(std::int64_t);
