@@ -47,6 +47,8 @@ from unisono.tuning.decide.choice import NO_STATE, Explanation, TunerState, expl
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from typing_extensions import Self
+
     from unisono.algorithms.ir.neighbourhood import Neighbourhood
     from unisono.collectives.arrays.typing import ArrayOrBuffer
     from unisono.collectives.calls.programs import ProgramCalls
@@ -133,7 +135,7 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
         self._objects_comm: Communicator | None = None
         self._programs: ProgramCalls | None = None
 
-    def __enter__(self) -> Communicator:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -33,10 +33,10 @@ class Neighbours(Dispatcher):
       call makes a new array. A block from `NOBODY` stays as it is, and is zero in a new array.
     - `timeout_s`, `wait`: as in `Collectives`.
 
-    They raise `UsageError` if an argument is wrong, before anything is sent, and `MismatchError`, `PeerLostError`,
-    `CollectiveTimeoutError` or `AbortedError` if the call failed. Neighbours that disagree on the elements of their
-    edge get a `MismatchError` with both ranks and both sizes. A call need not involve all ranks, but all ranks make it,
-    in the same order as all other calls.
+    They raise `UsageError` if an argument is wrong, and `TransportUnavailableError` if an array is on a GPU. Then
+    nothing has been sent. They raise `MismatchError`, `PeerLostError`, `CollectiveTimeoutError` or `AbortedError` if
+    the call failed. Neighbours that disagree on the elements of their edge get a `MismatchError` with both ranks and
+    both sizes. A call need not involve all ranks, but all ranks make it, in the same order as all other calls.
 
     Attributes:
         sources: the ranks from which this rank receives, or `NOBODY` where the neighbour is missing.
