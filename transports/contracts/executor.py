@@ -295,8 +295,13 @@ class Executor(Protocol):
         tag: int | None,
         memory: MemoryType = MemoryType.HOST,
         shape: Sequence[int] = (),
+        *,
+        up_to: bool = False,
     ) -> Probe:
         """Start receiving the next message of `tag` from rank `source` into the flat `array`; `shape` is as in `send`.
+
+        With `up_to` the message may have fewer bytes than `array`, which it then fills from its start; `Probe.message`
+        has the count. Its dtype must be that of `array`, unless one of the two is uint8.
 
         None stands for any rank, and for any tag below `FIRST_RESERVED_TAG`. If several receives accept a message, it
         goes to the one that was started first.

@@ -223,7 +223,11 @@ class GenericExecutor:
         tag: int | None,
         memory: MemoryType = MemoryType.HOST,
         shape: Sequence[int] = (),
+        *,
+        up_to: bool = False,
     ) -> _Receive:
+        if up_to:
+            raise UsageError("transports of packages receive no messages of an unknown length, as mpi4py's calls do")
         signature = signature_of(dtype, array.size, shape)
         with self._lock:
             self._check_message(signature, source)

@@ -181,6 +181,10 @@ class NativeOperation:
 class NativeProbe(NativeOperation):
     """The `Probe` of a probe or a receive that the native core runs."""
 
+    def cancel(self) -> None:
+        """End a receive that runs in the background without a message, unless it has matched one."""
+        self._started.cancel()
+
     def message(self) -> Message | None:
         message = self._started.message()
         if message is None:
@@ -455,8 +459,10 @@ class NativeExecutor:
         tag: int | None,
         memory: MemoryType = MemoryType.HOST,
         shape: Sequence[int] = (),
+        *,
+        up_to: bool = False,
     ) -> NativeProbe:
-        request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype), memory, shape)
+        request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype), memory, shape, up_to)
         return NativeProbe(self._failures, request, f"recv({_shown(array, dtype, shape)}, {_origin(source, tag)})")
 
     def takes_from_itself(self, tag: int, nbytes: int) -> bool:

@@ -2,4 +2,5 @@
 
 mlcomm: the Cray PE ML plugin.
 horovod: Horovod.
+mpi4py: mpi4py.
 """

@@ -87,12 +87,12 @@ StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb
 }
 
 StartedCall receive(nb::object endpoint, std::optional<std::int32_t> peer, int dtype, std::optional<std::uint32_t> tag,
-                    nb::handle array, int memory, const std::vector<std::int64_t>& shape) {
+                    nb::handle array, int memory, const std::vector<std::int64_t>& shape, bool up_to) {
   const Buffer to(array, true);
-  auto request =
-      nb::cast<Endpoint&>(endpoint).start(Message::to_receive(peer, static_cast<DType>(dtype), tag, to.data(),
-                                                              to.nbytes(), memory_type(memory), shape_code(shape)),
-                                          call_site());
+  auto request = nb::cast<Endpoint&>(endpoint).start(
+      Message::to_receive(peer, static_cast<DType>(dtype), tag, to.data(), to.nbytes(), memory_type(memory),
+                          shape_code(shape), up_to),
+      call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
@@ -512,7 +512,7 @@ void bind_endpoint(nb::module_& module) {
       .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"), nb::arg("memory") = 0,
            nb::arg("shape") = std::vector<std::int64_t>())
       .def("receive", receive, nb::arg("peer").none(), nb::arg("dtype"), nb::arg("tag").none(), nb::arg("array"),
-           nb::arg("memory") = 0, nb::arg("shape") = std::vector<std::int64_t>())
+           nb::arg("memory") = 0, nb::arg("shape") = std::vector<std::int64_t>(), nb::arg("up_to") = false)
       .def(
           "takes",
           [](Endpoint& endpoint, std::int64_t lane, int peer, int memory, std::uint64_t nbytes) {

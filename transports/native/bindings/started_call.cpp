@@ -37,6 +37,10 @@ void StartedCall::run_in_background(double timeout_s) {
   if (!endpoint_->abandoned()) endpoint_->run_in_background(*request_, timeout_s);
 }
 
+void StartedCall::cancel() {
+  if (!endpoint_->abandoned()) endpoint_->cancel(*request_);
+}
+
 nb::object StartedCall::message() const {
   if (request_->outcome() != Outcome::done || !request_->matched()) return nb::none();
   const auto& [source, header] = *request_->matched();
@@ -60,6 +64,7 @@ void bind_started_call(nb::module_& module) {
       .def("poll", &StartedCall::poll)
       .def("wait", &StartedCall::wait, nb::arg("timeout_s"))
       .def("run_in_background", &StartedCall::run_in_background, nb::arg("timeout_s"))
+      .def("cancel", &StartedCall::cancel)
       .def("message", &StartedCall::message)
       .def("host_copy", &StartedCall::host_copy)
       .def("fits", &StartedCall::fits, nb::arg("dtype"), nb::arg("nbytes"), nb::arg("shape"));

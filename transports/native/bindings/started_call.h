@@ -26,6 +26,8 @@ class StartedCall {
   int wait(double timeout_s);
   //! Runs the call in the background, with a time limit from now.
   void run_in_background(double timeout_s);
+  //! Ends a receive in the background without a message, unless it has matched one.
+  void cancel();
   //! The source, tag, element type and bytes of the message of an ended receive or probe; otherwise None.
   nanobind::object message() const;
   //! The bytes of an ended receive into device memory, if they are still on the host; otherwise None.

@@ -112,6 +112,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 )
 @click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as in python -m.")
 @click.option("--data-parallel", is_flag=True, help="Train data-parallel by a program for one process.")
+@click.option("--mpi4py", "of_mpi4py", is_flag=True, help="Let `import mpi4py` of the program find Unisono.")
 @click.option(
     "--hosts", metavar="A:2,B:2", cls=_Option, habits=("-H",), help="Run the ranks on these hosts, which ssh reaches."
 )
@@ -165,6 +166,7 @@ def command(
     size: int | None,
     module: bool,
     data_parallel: bool,
+    of_mpi4py: bool,
     hosts: str | None,
     ssh: str | None,
     nodes: int | None,
@@ -191,6 +193,8 @@ def command(
     With --data-parallel, PROGRAM is a program for one process that trains by torch or Keras. It is not changed: each
     rank trains on its share of the samples, and gradients are averaged. The ranks report what is done differently.
 
+    With --mpi4py, PROGRAM is a program of mpi4py, which is not changed: its calls are made by Unisono.
+
     All ranks run on this machine, unless --hosts names other hosts. Without ssh, start the same command on each
     machine, with --nnodes, --store and a different --node-rank.
     """
@@ -200,9 +204,14 @@ def command(
     options = Options.from_environment(environ)
     restarts = max_restarts or 0
     keep_going = keep_going or restarts > 0
-    argv = _program(program, module=module, executable=context.meta["executable"])
-    if data_parallel:
-        argv = _data_parallel(argv, executable=context.meta["executable"])
+    is_of_mpi4py = of_mpi4py and module and program[0].partition(".")[0] == "mpi4py"
+    argv = _program(program, module=module, executable=context.meta["executable"], is_known=is_of_mpi4py)
+    for option, is_set, runner in (
+        ("--data-parallel", data_parallel, "unisono.frameworks.transparent"),
+        ("--mpi4py", of_mpi4py, "unisono.compat.mpi4py.run"),
+    ):
+        if is_set:
+            argv = _run_by(runner, option, argv, executable=context.meta["executable"])
     placement = _placement(size, hosts, ssh, nodes, node, store, restarts)
     everything = verbose or keep_going or options.log.startswith("debug")
     write = _Writer(placement.ranks, label=label)
@@ -279,25 +288,26 @@ def _show_statistics(folder: Path, ranks: range, exits: Sequence[Exit]) -> None:
         tell(sentence)
 
 
-def _program(words: Sequence[str], *, module: bool, executable: bool) -> tuple[str, ...]:
-    """Return the command of each rank; raises `UsageError` if the program does not exist."""
+def _program(words: Sequence[str], *, module: bool, executable: bool, is_known: bool) -> tuple[str, ...]:
+    """Return the command of each rank; raises `UsageError` if the program is not `is_known` and does not exist."""
     name, *arguments = words
     if executable:
         if shutil.which(name) is None:
             raise UsageError(f"there is no executable {name!r}")
         return tuple(words)
     if module:
-        _check_module(name)
+        if not is_known:
+            _check_module(name)
         return (sys.executable, "-m", *words)
     _check_script(Path(name))
     return (sys.executable, name, *arguments)
 
 
-def _data_parallel(argv: Sequence[str], *, executable: bool) -> tuple[str, ...]:
-    """Return the command that runs a Python program, given by its command, data-parallel."""
+def _run_by(runner: str, option: str, argv: Sequence[str], *, executable: bool) -> tuple[str, ...]:
+    """Return the command that lets a module run a Python program, whose command is `argv`."""
     if executable:
-        raise UsageError("--data-parallel runs a Python file or, with -m, a module, and no other executable")
-    return (argv[0], "-m", "unisono.frameworks.transparent", *argv[1:])
+        raise UsageError(f"{option} runs a Python file or, with -m, a module, and no other executable")
+    return (argv[0], "-m", runner, *argv[1:])
 
 
 def _check_module(name: str) -> None:

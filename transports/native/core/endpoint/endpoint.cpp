@@ -126,8 +126,8 @@ Message Message::to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std:
 }
 
 Message Message::to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
-                            std::byte* data, std::size_t nbytes, MemoryType memory, std::uint64_t shape) {
-  return {peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes, shape), data, memory}, !tag}};
+                            std::byte* data, std::size_t nbytes, MemoryType memory, std::uint64_t shape, bool up_to) {
+  return {peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes, shape), data, memory}, !tag, false, up_to}};
 }
 
 Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once, bool takes) {
@@ -281,6 +281,12 @@ void Endpoint::run_in_background(Request& request, double timeout_s) {
       background_count_.fetch_add(1);
     }
   }
+  wake_server();
+  wake_leader();
+}
+
+void Endpoint::cancel(Request& request) {
+  request.cancelled_.store(true);
   wake_server();
   wake_leader();
 }
@@ -444,7 +450,9 @@ bool Endpoint::advance_messages() {
   for (const auto& [place, mailbox] : mailboxes_)
     if (mailbox->advance()) moved = true;
   for (const Request* request : messages_) {
-    if (request->operation_ == nullptr || request->operation_->done() || !request->operation_->probes_once()) continue;
+    if (request->operation_ == nullptr || request->operation_->done()) continue;
+    if (request->cancelled_.load() && !request->operation_->matched()) request->operation_->give_up();
+    if (!request->operation_->probes_once()) continue;
     // If every rank that could still send the message has gone, the probe does not end here. It fails like a call that
     // waits.
     std::vector<Blocked> on;

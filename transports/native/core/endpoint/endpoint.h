@@ -68,9 +68,10 @@ struct Message {
   static Message to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
                          MemoryType memory = MemoryType::host, std::uint64_t shape = 0);
   //! A receive into `data`. Without `peer` it matches any other rank, and without `tag` any tag that is not reserved.
+  //! `up_to`: see `Posting`.
   static Message to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
                             std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host,
-                            std::uint64_t shape = 0);
+                            std::uint64_t shape = 0, bool up_to = false);
   //! A probe, which ends when a matching message has arrived. With `once` it ends at once, even without a message.
   //! With `takes` it receives the message, whatever its type and length (`Verb`).
   static Message to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once,
@@ -133,7 +134,8 @@ class Request {
   std::atomic<double> timeout_s_{0};
   std::atomic<Clock::rep> deadline_{Clock::time_point::max().time_since_epoch().count()};
   std::atomic<Clock::rep> late_from_{Clock::time_point::max().time_since_epoch().count()};
-  bool in_background_ = false;  // guarded by the endpoint's mutex
+  std::atomic<bool> cancelled_{false};  // a receive that has matched nothing ends without a message
+  bool in_background_ = false;          // guarded by the endpoint's mutex
   // The outcome of the call. The leader writes it last, with the endpoint's mutex held. A thread that has read it may
   // read the matched message of the call, and may destroy the request.
   std::atomic<Outcome> outcome_{Outcome::pending};
@@ -200,6 +202,8 @@ class Endpoint {
 
   //! Lets the server drive a request. It fails if it has not ended in `timeout_s` seconds from now.
   void run_in_background(Request& request, double timeout_s);
+  //! Ends a receive without a message, unless it has matched one. Any thread may call it; the leader ends it later.
+  void cancel(Request& request);
   //! Looks for progress once.
   Outcome poll(Request& request);
   //! Looks for progress this many times, or until the request has ended, unless there is another leader.

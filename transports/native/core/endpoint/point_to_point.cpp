@@ -14,12 +14,16 @@ std::string array_text(const Header& header) {
   return std::string(type.name) + shape_text(header.digest, header.nbytes / type.itemsize);
 }
 
+// Whether the elements are bytes, which `up_to` receives into an array of any type.
+static bool is_bytes(const Header& header) { return header.sequence == static_cast<std::uint32_t>(DType::uint8); }
+
 PointToPoint::PointToPoint(std::vector<std::shared_ptr<Mailbox>> mailboxes, const Posting& posting)
     : mailboxes_(std::move(mailboxes)),
       verb_(posting.verb),
       buffer_(posting.buffer),
       any_tag_(posting.any_tag),
-      listens_(posting.listens) {
+      listens_(posting.listens),
+      up_to_(posting.up_to) {
   for (std::size_t i = 0; i < mailboxes_.size() && !done_; ++i) mailboxes_[i]->post(*this);
 }
 
@@ -198,11 +202,13 @@ PointToPoint* Mailbox::find_receive(const Header& header) {
 void Mailbox::check(const PointToPoint& receive, const Header& header, std::int32_t peer) {
   if (receive.takes()) return;
   const Header& expected = receive.buffer_.header;
-  const bool is_same_length = header.sequence == expected.sequence && header.nbytes == expected.nbytes;
-  if (is_same_length && shapes_fit(header.digest, expected.digest)) return;
+  const bool is_same_type = header.sequence == expected.sequence;
+  if (is_same_type && header.nbytes == expected.nbytes && shapes_fit(header.digest, expected.digest)) return;
+  const bool fits = header.nbytes <= expected.nbytes && (is_same_type || is_bytes(header) || is_bytes(expected));
+  if (receive.up_to_ && fits) return;
   throw Mismatch(peer, -1,
-                 array_text(header) + " with tag " + std::to_string(header.group) + ", where " + array_text(expected) +
-                     " is to be received");
+                 array_text(header) + " with tag " + std::to_string(header.group) + ", where " +
+                     (receive.up_to_ ? "at most " : "") + array_text(expected) + " is to be received");
 }
 
 // Reads more of the front message into `data`, into which `moved` of its bytes have been read already. Returns true if
@@ -222,7 +228,8 @@ bool Mailbox::read_all(std::byte* data, std::size_t nbytes, MemoryType memory, s
 bool Mailbox::move_to(PointToPoint& receive) {
   const std::size_t before = receive.moved_;
   const MessageBuffer& buffer = receive.buffer_;
-  if (!read_all(buffer.data, buffer.header.nbytes, buffer.memory, receive.moved_)) return receive.moved_ != before;
+  if (!read_all(buffer.data, receive.matched_->header.nbytes, buffer.memory, receive.moved_))
+    return receive.moved_ != before;
   end(receive);
   current_ = nullptr;
   return true;

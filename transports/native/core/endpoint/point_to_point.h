@@ -39,11 +39,14 @@ enum class Verb : std::uint8_t { send, receive, probe, probe_once, take, take_on
 
 //! A verb and its message. With `any_tag` it matches all tags below the reserved ones, whatever the header says. With
 //! `listens` it may wait for a message that nobody sends, so it goes on when all other ranks have departed.
+//! With `up_to` a receive takes a message of at most as many bytes as the buffer has. It then must have the type of the
+//! buffer, unless one of the two is bytes.
 struct Posting {
   Verb verb;
   MessageBuffer buffer;
   bool any_tag = false;
   bool listens = false;
+  bool up_to = false;
 };
 inline constexpr std::uint32_t first_reserved_tag = 1U << 31;
 
@@ -66,7 +69,7 @@ class PointToPoint final : public Operation {
 
   //! Whether this is a probe that ends at once, even if no message has arrived.
   bool probes_once() const { return verb_ == Verb::probe_once || (verb_ == Verb::take_once && !matched_); }
-  //! Ends a probe that has found nothing.
+  //! Ends a probe that has found nothing, or a receive that has matched nothing.
   void give_up() { done_ = true; }
   //! The matching message, once it is known.
   const std::optional<MatchedMessage>& matched() const { return matched_; }
@@ -90,6 +93,7 @@ class PointToPoint final : public Operation {
   const MessageBuffer buffer_;
   const bool any_tag_;
   const bool listens_;
+  const bool up_to_;
   std::optional<MatchedMessage> matched_;
   std::unique_ptr<std::byte[]> host_copy_;
   bool begun_ = false;

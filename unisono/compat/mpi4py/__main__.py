@@ -1,0 +1,5 @@
+"""``python -m mpi4py program.py``: runs a program."""
+
+from unisono.compat.mpi4py.run import main
+
+main()

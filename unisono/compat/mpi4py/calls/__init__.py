@@ -1,0 +1,9 @@
+"""Messages and collectives.
+
+messages: the messages of a communicator of Unisono, as the calls need them.
+point_to_point: the methods that send, receive and probe.
+collectives: the collectives on buffers.
+objects: the collectives on objects.
+ready: calls that can be run or started.
+request: calls that have been started.
+"""

@@ -1,0 +1,367 @@
+"""The collectives on buffers: for each one, a function that turns its arguments into a call.
+
+`ARGUMENTS` has them by name. `Comm` gets three methods from each: one that waits, one that starts the call and returns
+a request, and one that returns a persistent request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono.compat.mpi4py.base.errors import fail
+from unisono.compat.mpi4py.calls.ready import Exchange, Native, Nothing
+from unisono.compat.mpi4py.memory.access import IN_PLACE
+from unisono.compat.mpi4py.memory.buffers import Block, simple, vector, vector_w
+from unisono.compat.mpi4py.values.op import SUM, OpState, combine, op_of
+from unisono.dtypes import DTYPES
+from unisono.operations import OPERATIONS
+
+_u1 = np.uint8
+
+
+def _is_in_place(buf: Any) -> bool:
+    return buf is None or buf is IN_PLACE
+
+
+def checked_root(state: Any, root: int) -> int:
+    """Return the root; raises `Exception` if there is no such rank."""
+    if not 0 <= root < state.size:
+        raise fail("ERR_ROOT", f"root {root} is not a rank of a communicator of {state.size}")
+    return root
+
+
+def barrier(state: Any) -> Any:
+    """Wait for all ranks."""
+    return Native(state.native.barrier, (), {})
+
+
+def bcast(state: Any, buf: Any, root: int = 0) -> Any:
+    """Copy the elements of the root to all ranks."""
+    is_root = checked_root(state, root) == state.rank
+    block = simple(buf, writable=not is_root)
+    array = block.array() if is_root else block.target()
+    if is_root and not array.flags.writeable:
+        return Native(state.native.broadcast, (array, root), {})
+    return Native(state.native.broadcast, (array, root), {"out": array}, nothing_if(is_root, block, array))
+
+
+def nothing_if(is_root: bool, block: Block, array: Any) -> Callable[[], None]:
+    """Return the function that stores a result, except on the root."""
+    return (lambda: None) if is_root else (lambda: block.store(array))
+
+
+def _blocks(block: Block, size: int) -> Block:
+    """Return the elements for all ranks of a block with the count of one."""
+    return Block(block.memory, block.layout, block.count * size, block.origin)
+
+
+def gather(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+    """Collect the elements of all ranks on the root."""
+    if checked_root(state, root) != state.rank:
+        return Native(state.native.gather, (simple(sendbuf).array(), root), {})
+    share = simple(recvbuf, writable=True, blocks=state.size)
+    whole = _blocks(share, state.size)
+    if _is_in_place(sendbuf):
+        out = whole.array()
+        x = _part(out, state.rank, state.size)
+    else:
+        x = simple(sendbuf).array()
+        out = whole.target().view(x.dtype)
+    return Native(state.native.gather, (x, root), {"out": out}, lambda: whole.store(out))
+
+
+def _part(array: Any, rank: int, size: int) -> Any:
+    count = array.size // size
+    return array[rank * count : (rank + 1) * count]
+
+
+def allgather(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
+    """Collect the elements of all ranks on all ranks."""
+    whole = _blocks(simple(recvbuf, writable=True, blocks=state.size), state.size)
+    if _is_in_place(sendbuf):
+        out = whole.array()
+        x = _part(out, state.rank, state.size)
+    else:
+        x = simple(sendbuf).array()
+        out = whole.target().view(x.dtype)
+    return Native(state.native.allgather, (x,), {"out": out}, lambda: whole.store(out))
+
+
+def scatter(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+    """Send each rank its share of the elements of the root."""
+    if checked_root(state, root) != state.rank:
+        block = simple(recvbuf, writable=True)
+        out = block.target()
+        return Native(state.native.scatter, (None, root), {"out": out}, lambda: block.store(out))
+    x = _blocks(simple(sendbuf, blocks=state.size), state.size).array()
+    if _is_in_place(recvbuf):
+        own = _part(x, root, state.size)
+        return Native(state.native.scatter, (x, root), {"out": own if own.flags.writeable else own.copy()})
+    block = simple(recvbuf, writable=True)
+    target = block.target()
+    return Native(state.native.scatter, (x.view(target.dtype), root), {"out": target}, lambda: block.store(target))
+
+
+def alltoall(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
+    """Send each rank a share, and receive one from each."""
+    whole = _blocks(simple(recvbuf, writable=True, blocks=state.size), state.size)
+    if _is_in_place(sendbuf):
+        x = whole.array().copy()
+    else:
+        x = _blocks(simple(sendbuf, blocks=state.size), state.size).array()
+    out = whole.target().view(x.dtype)
+    return Native(state.native.alltoall, (x,), {"out": out}, lambda: whole.store(out))
+
+
+def gatherv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+    """Collect elements of all ranks on the root, which alone knows the counts."""
+    if checked_root(state, root) != state.rank:
+        return state.exchange([(root, simple(sendbuf))], [])
+    parts = vector(recvbuf, state.size, writable=True)
+    receives = [(rank, part) for rank, part in enumerate(parts) if rank != root]
+    if _is_in_place(sendbuf):
+        return state.exchange([], receives)
+    return state.exchange([], receives, copying(simple(sendbuf), parts[root]))
+
+
+def copying(source: Block, target: Block) -> Callable[[], None]:
+    """Return the function that copies a block to another one of this rank."""
+    if source.nbytes != target.nbytes:
+        raise fail("ERR_TRUNCATE", f"{source.nbytes} bytes are sent where {target.nbytes} bytes are received")
+    return lambda: target.store(source.array())
+
+
+def scatterv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+    """Send each rank its share of the elements of the root, which alone knows the counts."""
+    if checked_root(state, root) != state.rank:
+        return state.exchange([], [(root, simple(recvbuf, writable=True))])
+    parts = vector(sendbuf, state.size)
+    sends = [(rank, part) for rank, part in enumerate(parts) if rank != root]
+    if _is_in_place(recvbuf):
+        return state.exchange(sends, [])
+    return state.exchange(sends, [], copying(parts[root], simple(recvbuf, writable=True)))
+
+
+def _concatenated(parts: Sequence[Block]) -> Any:
+    """Return the elements of blocks one after the other: their own memory if they lie so."""
+    first = parts[0]
+    ends = [part.origin + part.nbytes for part in parts]
+    is_one = all(part.is_direct for part in parts) and all(
+        not part.nbytes or part.origin == end for part, end in zip(parts[1:], ends[:-1], strict=True)
+    )
+    if is_one:
+        return Block(first.memory, first.layout, sum(part.count for part in parts), first.origin).array()
+    return np.concatenate([part.array() for part in parts])
+
+
+def _stored(parts: Sequence[Block], array: Any) -> Callable[[], None]:
+    def store() -> None:
+        raw, start = array.view(_u1), 0
+        for part in parts:
+            part.store(raw[start : start + part.nbytes])
+            start += part.nbytes
+
+    return store
+
+
+def _numbers(parts: Sequence[Block]) -> list[int]:
+    """Return the number of elements of `Block.dtype` of each block."""
+    return [part.nbytes // part.dtype.itemsize for part in parts]
+
+
+def allgatherv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
+    """Collect elements of all ranks on all ranks."""
+    parts = vector(recvbuf, state.size, writable=True)
+    x = (parts[state.rank] if _is_in_place(sendbuf) else simple(sendbuf)).array().copy()
+    out = np.empty(sum(_numbers(parts)), parts[0].dtype)
+    return Native(state.native.allgatherv, (x, _numbers(parts)), {"out": out}, _stored(parts, out))
+
+
+def alltoallv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
+    """Send each rank some elements, and receive some from each."""
+    targets = vector(recvbuf, state.size, writable=True)
+    sources = targets if _is_in_place(sendbuf) else vector(sendbuf, state.size)
+    x = _concatenated(sources)
+    out = np.empty(sum(_numbers(targets)), targets[0].dtype)
+    counts = _numbers(sources), _numbers(targets)
+    return Native(state.native.alltoallv, (x, *counts), {"out": out}, _stored(targets, out))
+
+
+def alltoallw(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
+    """Send each rank elements of a datatype of its own, and receive such elements from each."""
+    targets = vector_w(recvbuf, state.size, writable=True)
+    sources = targets if _is_in_place(sendbuf) else vector_w(sendbuf, state.size)
+    return state.exchange(*between(enumerate(sources), enumerate(targets), state.rank, copies=_is_in_place(sendbuf)))
+
+
+def between(sources: Any, targets: Any, rank: int, *, copies: bool = False) -> tuple[Any, Any]:
+    """Return the pairs of ranks and blocks of an exchange, without empty ones; with `copies`, the input is copied."""
+    sends = [(peer, _copied(block) if copies else block) for peer, block in sources if block.nbytes]
+    return sends, [(peer, block) for peer, block in targets if block.nbytes]
+
+
+def _copied(block: Block) -> Block:
+    return Block(block.memory.copy(), block.layout, block.count, block.origin)
+
+
+# Reductions. If Unisono has no such operation on the dtype, all ranks gather the elements and combine them.
+
+
+def _combines(op: OpState, block: Block) -> bool:
+    """Return whether Unisono has the operation for the elements."""
+    dtype = block.layout.dtype
+    if not op.native or dtype is None or dtype.name not in DTYPES or block.layout.constant in {"BYTE", "PACKED"}:
+        return bool(op.native in {"band", "bor", "bxor"} and block.layout.constant == "BYTE")
+    return DTYPES[dtype.name].kind in OPERATIONS[op.native].kinds
+
+
+def _folded(op: OpState, parts: Sequence[Any], block: Block) -> Any:
+    result = parts[0].copy()
+    for part in parts[1:]:
+        result = combine(op, result, part, block)
+    return result
+
+
+def _gathered(state: Any, op: OpState, source: Block, take: Callable[[Any], None], which: Any) -> Any:
+    """Return the call that gathers the elements, and takes the combination of those that `which` chooses."""
+    mine = np.ascontiguousarray(source.elements())
+    raw = mine.view(_u1).copy()
+    everything = np.empty(raw.size * state.size, _u1)
+
+    def finish() -> None:
+        parts = [part.view(mine.dtype) for part in everything.reshape(state.size, -1)][which]
+        if parts:
+            take(_folded(op, parts, source))
+
+    return Native(state.native.allgather, (raw,), {"out": everything}, finish)
+
+
+def allreduce(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
+    """Combine the elements of all ranks on all ranks."""
+    return _reduced(state, "allreduce", sendbuf, recvbuf, op_of(op), slice(None), ())
+
+
+def _reduced(state: Any, name: str, sendbuf: Any, recvbuf: Any, op: OpState, which: Any, args: tuple[Any, ...]) -> Any:
+    target = simple(recvbuf, writable=True)
+    source = target if _is_in_place(sendbuf) else simple(sendbuf)
+    _check_counts(source, target)
+    if not _combines(op, source):
+        return _gathered(state, op, source, target.store_elements, which)
+    x, out = source.array(), target.target()
+    if source is target and name != "allreduce":
+        x = x.copy()
+    method = getattr(state.native, name)
+    is_stored = name != "exscan" or state.rank > 0
+    out = out if is_stored else np.empty_like(out)
+    return Native(method, (x, op.native, *args), {"out": out}, (lambda: target.store(out)) if is_stored else _nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _check_counts(source: Block, target: Block) -> None:
+    if source.nbytes != target.nbytes or source.layout.dtype != target.layout.dtype:
+        raise ValueError(f"the send and receive buffers have {source.count} and {target.count} elements")
+
+
+def reduce(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> Any:
+    """Combine the elements of all ranks on the root."""
+    operation = op_of(op)
+    if checked_root(state, root) == state.rank:
+        return _reduced(state, "reduce", sendbuf, recvbuf, operation, slice(None), (root,))
+    source = simple(recvbuf if _is_in_place(sendbuf) else sendbuf)
+    if not _combines(operation, source):
+        return _gathered(state, operation, source, lambda _: None, slice(0))
+    return Native(state.native.reduce, (source.array(), operation.native, root), {})
+
+
+def scan(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
+    """Combine the elements of the ranks up to this one."""
+    return _reduced(state, "scan", sendbuf, recvbuf, op_of(op), slice(state.rank + 1), ())
+
+
+def exscan(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
+    """Combine the elements of the ranks below this one; rank 0 keeps its receive buffer."""
+    return _reduced(state, "exscan", sendbuf, recvbuf, op_of(op), slice(state.rank), ())
+
+
+def reduce_scatter(state: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM) -> Any:
+    """Combine the elements of all ranks; each rank gets the number of them that `recvcounts` has for it."""
+    operation = op_of(op)
+    if _is_in_place(sendbuf):
+        source = simple(recvbuf, writable=True)
+        counts = list(recvcounts) if recvcounts is not None else [source.count // state.size] * state.size
+        target = source.part(0, counts[state.rank])
+    else:
+        source, target = simple(sendbuf), simple(recvbuf, writable=True)
+        if recvcounts is None:
+            numbers = np.empty(state.size, np.int64)
+            state.native.allgather(np.array([target.count]), out=numbers)
+            counts = numbers.tolist()
+        else:
+            counts = list(recvcounts)
+            target = target.part(0, counts[state.rank])
+    if source.layout.dtype != target.layout.dtype:
+        raise ValueError("the send and receive buffers have different datatypes")
+    if len(counts) != state.size or sum(counts) != source.count:
+        raise ValueError(f"the counts {counts} do not fit {source.count} elements and {state.size} ranks")
+    if not _combines(operation, source):
+        start = sum(counts[: state.rank])
+
+        def take(result: Any) -> None:
+            target.store_elements(result[start : start + target.count])
+
+        return _gathered(state, operation, source, take, slice(None))
+    x = source.array().copy() if _is_in_place(sendbuf) else source.array()
+    out, units = target.target(), source.layout.size // source.dtype.itemsize
+    args = x, [count * units for count in counts], operation.native
+    return Native(state.native.reduce_scatterv, args, {"out": out}, lambda: target.store(out))
+
+
+def reduce_scatter_block(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
+    """Combine the elements of all ranks; each rank gets an equal part of them."""
+    if _is_in_place(sendbuf):
+        count = simple(recvbuf, writable=True, blocks=state.size).count
+        return reduce_scatter(state, sendbuf, recvbuf, [count] * state.size, op)
+    count = simple(sendbuf, blocks=state.size).count
+    target = simple(recvbuf, writable=True)
+    if target.count != count:
+        raise ValueError(f"each rank gets {count} elements, and the receive buffer has {target.count}")
+    whole = sendbuf
+    if isinstance(sendbuf, (list, tuple)) and len(sendbuf) > 2:
+        block = _blocks(simple(sendbuf, blocks=state.size), state.size)
+        raw = block.memory[block.origin :] if block.layout.is_dense else block.memory
+        whole = [raw, block.count, _handle(block)]
+    return reduce_scatter(state, whole, recvbuf, [count] * state.size, op)
+
+
+def _handle(block: Block) -> Any:
+    from unisono.compat.mpi4py.memory.datatype import Datatype
+
+    return Datatype._of(block.layout)
+
+
+# By the name of the method: the function that makes the call.
+ARGUMENTS: dict[str, Callable[..., Any]] = {
+    "Barrier": barrier,
+    "Bcast": bcast,
+    "Gather": gather,
+    "Gatherv": gatherv,
+    "Scatter": scatter,
+    "Scatterv": scatterv,
+    "Allgather": allgather,
+    "Allgatherv": allgatherv,
+    "Alltoall": alltoall,
+    "Alltoallv": alltoallv,
+    "Alltoallw": alltoallw,
+    "Reduce": reduce,
+    "Allreduce": allreduce,
+    "Reduce_scatter_block": reduce_scatter_block,
+    "Reduce_scatter": reduce_scatter,
+}
+PREFIXES: dict[str, Callable[..., Any]] = {"Scan": scan, "Exscan": exscan}
+__all__ = ["ARGUMENTS", "PREFIXES", "Exchange", "Nothing"]

@@ -1,0 +1,435 @@
+"""`Request`, `Prequest` and `Grequest`: calls that have been started, and functions that wait for several."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unisono.compat.mpi4py.base.constants import UNDEFINED
+from unisono.compat.mpi4py.base.errors import Exception as MpiException, fail, translating
+from unisono.compat.mpi4py.base.handles import Handle, State, constant
+from unisono.compat.mpi4py.values.status import Status, empty_status
+
+_POLL_S = 0.0001
+
+
+class RequestState(State):
+    """A started call.
+
+    Attributes:
+        operations: what it consists of; each has `ended` and `wait`.
+        status: the status, once it is done.
+        result: the object that `wait` returns.
+        is_persistent: whether the handle outlives the call.
+    """
+
+    is_persistent = False
+
+    def __init__(
+        self,
+        operations: Sequence[Any] = (),
+        finish: Callable[[Status], Any] | None = None,
+        limit_s: float = 0.0,
+        *,
+        can_be_cancelled: bool = False,
+    ) -> None:
+        super().__init__()
+        self.operations, self._finish, self._limit_s = operations, finish, limit_s
+        self._can_be_cancelled = can_be_cancelled
+        self.status, self.result, self.is_done = empty_status(), None, False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is something to wait for."""
+        return True
+
+    def poll(self) -> bool:
+        """Make progress; return whether the call is done."""
+        if not self.is_done and all(operation.ended() for operation in self.operations):
+            self.complete()
+        return self.is_done
+
+    def complete(self) -> None:
+        """Wait until the call is done."""
+        if self.is_done:
+            return
+        for operation in self.operations:
+            operation.wait(self._limit_s)
+        self.operations, finish, self._finish = (), self._finish, None
+        self.is_done = True
+        if finish is not None:
+            self.result = finish(self.status)
+
+    def cancel(self) -> None:
+        """End the call without a message, if none has been matched."""
+        if not self._can_be_cancelled or self.poll():
+            return
+        (receive,) = self.operations
+        receive.cancel()
+        receive.wait(self._limit_s)
+        if receive.message() is None:
+            self.operations, self.is_done = (), True
+            self.status.cancelled = True
+
+
+class PersistentState(State):
+    """A call that is started again and again."""
+
+    is_persistent = True
+
+    def __init__(self, start: Callable[[], RequestState]) -> None:
+        super().__init__()
+        self._start = start
+        self.active: RequestState | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it has been started, and not waited for."""
+        return self.active is not None
+
+    def start(self) -> None:
+        """Start the call."""
+        if self.active is not None:
+            raise fail("ERR_REQUEST", "the request has been started already: wait for it first")
+        self.active = self._start()
+
+    def poll(self) -> bool:
+        """Make progress; return whether the call is done."""
+        return self.active is None or self.active.poll()
+
+    def complete(self) -> None:
+        """Wait until the call is done."""
+        if self.active is not None:
+            self.active.complete()
+
+    def cancel(self) -> None:
+        """End the call without a message, if none has been matched."""
+        if self.active is not None:
+            self.active.cancel()
+
+    @property
+    def status(self) -> Status:
+        """The status of the call."""
+        return self.active.status if self.active is not None else empty_status()
+
+    @property
+    def result(self) -> Any:
+        """The object that the call has received."""
+        return None if self.active is None else self.active.result
+
+
+class _GeneralState(RequestState):
+    """A request that the program completes."""
+
+    def __init__(self, query: Any, free: Any, cancel: Any, args: Any, kwargs: Any) -> None:
+        super().__init__()
+        self._query, self._free, self._on_cancel = query, free, cancel
+        self._args, self._kwargs = args or (), kwargs or {}
+        self.has_completed = False
+
+    def poll(self) -> bool:
+        if self.has_completed and not self.is_done:
+            self.complete()
+        return self.is_done
+
+    def complete(self) -> None:
+        while not self.has_completed:
+            time.sleep(_POLL_S)
+        if not self.is_done:
+            self.is_done = True
+            self._call(self._query, self.status)
+
+    def release(self) -> None:
+        self._call(self._free)
+
+    def cancel(self) -> None:
+        self._call(self._on_cancel, self.has_completed)
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        """Call a function of the program; its exception is shown, and becomes an `Exception`."""
+        if function is None:
+            return
+        try:
+            function(*arguments, *self._args, **self._kwargs)
+        except MpiException:
+            sys.stderr.write(traceback.format_exc())
+            raise
+        except BaseException as error:
+            sys.stderr.write(traceback.format_exc())
+            raise fail("ERR_OTHER", f"{type(error).__name__}: {error}") from error
+
+
+class Request(Handle):
+    """A started call; null once it has been waited for."""
+
+    __slots__ = ()
+    _null, _error = "REQUEST_NULL", "ERR_REQUEST"
+
+    def _is_active(self) -> bool:
+        return self._state is not None and self._state.is_active
+
+    def _take(self, status: Any) -> Any:
+        """Return the result of a call that is done, and make the handle null or inactive."""
+        state = self._state
+        if state is None:
+            empty_status()._copy(status)
+            return None
+        state.status._copy(status)
+        result = state.result
+        if state.is_persistent:
+            state.active = None
+        else:
+            self._state = None
+            if isinstance(state, _GeneralState):
+                state.release()
+        return result
+
+    @translating
+    def wait(self, status: Any = None) -> Any:
+        """Wait until the call is done, and return the object that it has received."""
+        if self._state is not None:
+            self._state.complete()
+        return self._take(status)
+
+    @translating
+    def test(self, status: Any = None) -> tuple[bool, Any]:
+        """Return whether the call is done, and the object that it has received."""
+        if self._state is not None and not self._state.poll():
+            return False, None
+        return True, self._take(status)
+
+    def Wait(self, status: Any = None) -> bool:
+        """Wait until the call is done."""
+        self.wait(status)
+        return True
+
+    def Test(self, status: Any = None) -> bool:
+        """Return whether the call is done."""
+        return self.test(status)[0]
+
+    @translating
+    def Get_status(self, status: Any = None) -> bool:
+        """Return whether the call is done; the request stays as it is."""
+        if self._state is None:
+            empty_status()._copy(status)
+            return True
+        if not self._state.poll():
+            return False
+        self._state.status._copy(status)
+        return True
+
+    get_status = Get_status
+
+    def Cancel(self) -> None:
+        """End a receive without a message, if none has been matched; a send is not cancelled."""
+        self._live.cancel()
+
+    cancel = Cancel
+
+    def Free(self) -> None:
+        """Make the handle null; the call continues."""
+        if isinstance(self._live, RequestState) and not self._state.is_done:
+            _unattended.append(self._state)
+        _unattended[:] = [state for state in _unattended if not state.poll()]
+        self._state = None
+
+    def _release(self) -> None:
+        if isinstance(self._state, RequestState) and not self._state.poll():
+            _unattended.append(self._state)
+
+    @classmethod
+    def waitany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, Any]:
+        """Wait until a call is done; return its index, `UNDEFINED` if none is active, and the object."""
+        while True:
+            index, flag, obj = cls.testany(requests, status)
+            if flag:
+                return index, obj
+            time.sleep(_POLL_S)
+
+    @classmethod
+    @translating
+    def testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool, Any]:
+        """Return the index of a call that is done, whether there is one or none is active, and the object."""
+        is_active = False
+        for index, request in enumerate(requests):
+            if request._is_active():
+                is_active = True
+                if request._state.poll():
+                    return index, True, request._take(status)
+        if is_active:
+            return UNDEFINED, False, None
+        empty_status()._copy(status)
+        return UNDEFINED, True, None
+
+    @classmethod
+    def Waitany(cls, requests: Sequence[Request], status: Any = None) -> int:
+        """Wait until a call is done, and return its index; `UNDEFINED` if none is active."""
+        return cls.waitany(requests, status)[0]
+
+    @classmethod
+    def Testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
+        """Return the index of a call that is done, and whether there is one or none is active."""
+        return cls.testany(requests, status)[:2]
+
+    @classmethod
+    def waitall(cls, requests: Sequence[Request], statuses: Any = None) -> list[Any]:
+        """Wait until all calls are done, and return their objects."""
+        all_statuses = _extended(statuses, len(requests))
+        return [request.wait(status) for request, status in zip(requests, all_statuses, strict=True)]
+
+    @classmethod
+    @translating
+    def testall(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[bool, Any]:
+        """Return whether all calls are done, and their objects."""
+        all_statuses = _extended(statuses, len(requests))
+        polled = [request._state is None or request._state.poll() for request in requests]  # each makes progress
+        if not all(polled):
+            return False, None
+        return True, [request._take(status) for request, status in zip(requests, all_statuses, strict=True)]
+
+    @classmethod
+    def Waitall(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
+        """Wait until all calls are done."""
+        cls.waitall(requests, statuses)
+        return True
+
+    @classmethod
+    def Testall(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
+        """Return whether all calls are done."""
+        return cls.testall(requests, statuses)[0]
+
+    @classmethod
+    @translating
+    def testsome(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[Any, Any]:
+        """Return the indices of calls that are done, and their objects; None if no call is active."""
+        if not any(request._is_active() for request in requests):
+            return None, None
+        done = [index for index, request in enumerate(requests) if request._is_active() and request._state.poll()]
+        some = _extended(statuses, len(done))
+        return done, [requests[index]._take(status) for index, status in zip(done, some, strict=True)]
+
+    @classmethod
+    def waitsome(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[Any, Any]:
+        """Wait until a call is done; return the indices of those that are, and their objects."""
+        while True:
+            done, objs = cls.testsome(requests, statuses)
+            if done is None or done:
+                return done, objs
+            time.sleep(_POLL_S)
+
+    @classmethod
+    def Waitsome(cls, requests: Sequence[Request], statuses: Any = None) -> Any:
+        """Wait until a call is done, and return the indices of those that are; None if no call is active."""
+        return cls.waitsome(requests, statuses)[0]
+
+    @classmethod
+    def Testsome(cls, requests: Sequence[Request], statuses: Any = None) -> Any:
+        """Return the indices of calls that are done; None if no call is active."""
+        return cls.testsome(requests, statuses)[0]
+
+    @classmethod
+    @translating
+    def Get_status_any(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
+        """Return as `Testany` does; the requests stay as they are."""
+        active = [index for index, request in enumerate(requests) if request._is_active()]
+        done = next((index for index in active if requests[index]._state.poll()), UNDEFINED)
+        if done != UNDEFINED:
+            requests[done]._state.status._copy(status)
+        elif not active:
+            empty_status()._copy(status)
+        return done, done != UNDEFINED or not active
+
+    @classmethod
+    def Get_status_all(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
+        """Return as `Testall` does; the requests stay as they are."""
+        all_statuses = _extended(statuses, len(requests))
+        done = [request.Get_status(status) for request, status in zip(requests, all_statuses, strict=True)]
+        return all(done)
+
+    @classmethod
+    @translating
+    def Get_status_some(cls, requests: Sequence[Request], statuses: Any = None) -> Any:
+        """Return as `Testsome` does; the requests stay as they are."""
+        active = [index for index, request in enumerate(requests) if request._is_active()]
+        if not active:
+            return None
+        done = [index for index in active if requests[index]._state.poll()]
+        for index, status in zip(done, _extended(statuses, len(done)), strict=True):
+            requests[index]._state.status._copy(status)
+        return done
+
+    get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
+
+
+# Requests that were freed before their calls were done; they keep the arrays alive.
+_unattended: list[RequestState] = []
+
+
+def _extended(statuses: Any, number: int) -> list[Any]:
+    """Return as many statuses as requests; a list of the caller gets those that it lacks."""
+    if statuses is None:
+        return [None] * number
+    if isinstance(statuses, list):
+        statuses += [Status() for _ in range(number - len(statuses))]
+    return [*statuses, *([None] * number)][:number]
+
+
+class Prequest(Request):
+    """A call that can be started again and again."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _accepts(cls, state: Any) -> bool:
+        return bool(state.is_persistent)
+
+    @translating
+    def Start(self) -> None:
+        """Start the call."""
+        self._live.start()
+
+    @classmethod
+    def Startall(cls, requests: Sequence[Prequest]) -> None:
+        """Start several calls."""
+        for request in requests:
+            request.Start()
+
+    def Pready(self, partition: int) -> None:
+        """Raise `NotImplementedError`: there are no partitioned messages."""
+        raise NotImplementedError("Unisono has no partitioned messages: send each part as a message")
+
+    Pready_range = Pready_list = Parrived = Pready
+
+
+class Grequest(Request):
+    """A request that the program completes."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _accepts(cls, state: Any) -> bool:
+        return isinstance(state, _GeneralState)
+
+    @classmethod
+    def Start(
+        cls, query_fn: Any = None, free_fn: Any = None, cancel_fn: Any = None, args: Any = None, kwargs: Any = None
+    ) -> Any:
+        """Return a request that `Complete` completes."""
+        return cls._of(_GeneralState(query_fn, free_fn, cancel_fn, args, kwargs))
+
+    def complete(self, obj: Any = None) -> None:
+        """Complete the request with an object."""
+        if self._live.has_completed:
+            raise fail("ERR_REQUEST", "the request has been completed already")
+        self._state.result = obj
+        self._state.has_completed = True
+
+    def Complete(self) -> None:
+        """Complete the request."""
+        self.complete()
+
+
+REQUEST_NULL = constant("REQUEST_NULL", Request, None)

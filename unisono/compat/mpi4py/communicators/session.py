@@ -1,0 +1,153 @@
+"""`Session`, and the constants `COMM_WORLD` and `COMM_SELF`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono.compat import mpi4py as package
+from unisono.compat.mpi4py.base.errors import fail
+from unisono.compat.mpi4py.base.handles import Handle, Handled, State, constant
+from unisono.compat.mpi4py.base.world import Init_thread, native_world, own_number
+from unisono.compat.mpi4py.calls.point_to_point import flush
+from unisono.compat.mpi4py.calls.request import Request, RequestState
+from unisono.compat.mpi4py.communicators.comm import CommState, Intracomm
+from unisono.compat.mpi4py.values.group import Group
+from unisono.compat.mpi4py.values.info import INFO_NULL, Info
+
+_SETS = ("mpi://WORLD", "mpi://SELF")
+
+
+class _Lazy(CommState):
+    """A communicator whose members are known when MPI is initialized."""
+
+    def __init__(self, constant: str) -> None:
+        State.__init__(self, constant)
+        CommState.__init__(self, (), constant)
+        del self.members
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "members":
+            world = native_world()
+            self.members = tuple(range(world.size)) if self.constant == "COMM_WORLD" else (world.rank,)
+            if self.constant == "COMM_WORLD":
+                self._of_world = world
+            return self.members
+        raise AttributeError(name)
+
+    @property
+    def _ready(self) -> bool:
+        return bool(self.members)
+
+
+class Session(Handle, Handled):
+    """A session, which gives groups by the names of process sets."""
+
+    __slots__ = ()
+    _null, _error = "SESSION_NULL", "ERR_SESSION"
+
+    @classmethod
+    def Init(cls, info: Any = INFO_NULL, errhandler: Any = None) -> Any:
+        """Return a new session."""
+        state = State()
+        state.errhandler = None if errhandler is None else errhandler._state
+        return cls._of(state)
+
+    def Finalize(self) -> None:
+        """Make the handle null."""
+        self._free()
+
+    def Get_num_psets(self, info: Any = INFO_NULL) -> int:
+        """Return the number of process sets."""
+        self._live  # noqa: B018
+        return len(_SETS)
+
+    def Get_nth_pset(self, n: int, info: Any = INFO_NULL) -> str:
+        """Return the name of a process set."""
+        self._live  # noqa: B018
+        if not 0 <= n < len(_SETS):
+            raise fail("ERR_ARG", f"there is no process set {n}")
+        return _SETS[n]
+
+    def Get_info(self) -> Any:
+        """Return hints."""
+        self._live  # noqa: B018
+        return Info.Create({"thread_level": "MPI_THREAD_MULTIPLE"})
+
+    def Get_pset_info(self, pset_name: str) -> Any:
+        """Return the size of a process set as a hint."""
+        return Info.Create({"mpi_size": str(self.Create_group(pset_name).size)})
+
+    def Create_group(self, pset_name: str) -> Any:
+        """Return the group of a process set."""
+        self._live  # noqa: B018
+        if pset_name not in _SETS:
+            raise fail("ERR_ARG", f"there is no process set {pset_name!r}")
+        return Group._with(range(native_world().size) if pset_name == _SETS[0] else [own_number()])
+
+    def Attach_buffer(self, buf: Any) -> None:
+        """Do nothing: buffered messages take memory of their own."""
+
+    def Detach_buffer(self) -> Any:
+        """Return None."""
+
+    def Flush_buffer(self) -> None:
+        """Wait until the buffered messages have been sent."""
+        flush()
+
+    def Iflush_buffer(self) -> Any:
+        """Start to wait until the buffered messages have been sent."""
+        return Request._of(RequestState())
+
+
+SESSION_NULL = constant("SESSION_NULL", Session, None)
+COMM_SELF = constant("COMM_SELF", Intracomm, _Lazy("COMM_SELF"))
+COMM_WORLD = constant("COMM_WORLD", Intracomm, _Lazy("COMM_WORLD"))
+
+
+def Attach_buffer(buf: Any) -> None:
+    """Keep a buffer for `Detach_buffer`; buffered messages take memory of their own."""
+    COMM_SELF.Attach_buffer(buf)
+
+
+def Detach_buffer() -> Any:
+    """Return the attached buffer."""
+    return COMM_SELF.Detach_buffer()
+
+
+def Flush_buffer() -> None:
+    """Wait until the buffered messages have been sent."""
+    flush()
+
+
+def Iflush_buffer() -> Any:
+    """Start to wait until the buffered messages have been sent."""
+    return Request._of(RequestState())
+
+
+def _absent(name: str) -> Any:
+    def absent(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"Unisono has no {name}")
+
+    absent.__name__ = absent.__qualname__ = name
+    absent.__doc__ = "Raise `NotImplementedError`: there is no such function."
+    return absent
+
+
+for _name in [
+    "Get_hw_resource_info",
+    "Get_abi_info",
+    "Get_abi_fortran_info",
+    "Open_port",
+    "Close_port",
+    "Publish_name",
+    "Unpublish_name",
+    "Lookup_name",
+    "Register_datarep",
+]:
+    globals()[_name] = _absent(_name)
+
+
+def initialize() -> None:
+    """Initialize MPI as the settings of the package say."""
+    if package.rc.initialize:
+        Init_thread()

@@ -1,0 +1,269 @@
+"""Buffer specifications: ``data``, ``[data, count, displacement, datatype]`` and their shorter forms.
+
+`simple` and `vector` turn a specification into a `Block` or a list of them: elements of a layout in memory. A block of
+a dense layout is sent where it lies; any other one is packed, and unpacked after the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono.compat.mpi4py.memory.access import (
+    BottomType,
+    Special,
+    at_address,
+    exported,
+    integer,
+    memory_of,
+    nothing,
+)
+from unisono.compat.mpi4py.memory.datatype import BYTE, CODES, Datatype, TypeState, datatype_of
+from unisono.dtypes import DTYPES
+
+_u1 = np.dtype(np.uint8)
+_native_dtypes = {np.dtype(name) for name in DTYPES if name not in {"bfloat16", "float8_e4m3fn", "float8_e5m2"}}
+
+
+def code_of(obj: Any) -> str:
+    """Return the code of the elements of an object with memory; raises `BufferError` if their bytes are swapped."""
+    if isinstance(obj, np.ndarray):
+        if not obj.dtype.isnative:
+            raise BufferError("the bytes of the array are not in the order of this machine")
+        return obj.dtype.char if obj.dtype.char in CODES else obj.dtype.str.lstrip("<>|=")
+    try:
+        code = memoryview(obj).format
+    except TypeError:
+        return exported(obj)[1]
+    order = "<" if code[:1] == ">" else ""
+    if order:
+        raise BufferError("the bytes of the buffer are not in the order of this machine")
+    return code.lstrip("@=<|^")
+
+
+class Block:
+    """Some elements of a layout in memory.
+
+    Attributes:
+        layout: the layout of an element.
+        count: the number of elements.
+        memory: bytes.
+        origin: the offset of the first element in `memory`.
+    """
+
+    __slots__ = ("count", "layout", "memory", "origin")
+
+    def __init__(self, memory: Any, layout: TypeState, count: int, origin: int = 0) -> None:
+        self.memory, self.layout, self.count, self.origin = memory, layout, count, origin
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of data."""
+        return self.count * self.layout.size
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype in which the elements travel: that of the numbers if Unisono has it, otherwise bytes."""
+        dtype = self.layout.dtype
+        return dtype if dtype in _native_dtypes else _u1
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the elements are one piece of aligned memory, which is sent where it lies."""
+        return self.layout.is_dense and (
+            not self.nbytes or (self.memory.ctypes.data + self.origin) % self.dtype.itemsize == 0
+        )
+
+    def array(self) -> Any:
+        """Return the elements as a flat array of `dtype`: their own memory if they are direct, otherwise a copy."""
+        if self.layout.is_dense:
+            data = self.memory[self.origin : self.origin + self.nbytes]
+            return data.view(self.dtype) if self.is_direct else data.copy().view(self.dtype)
+        return self.memory[self.layout.positions(self.count, self.origin)].view(self.dtype)
+
+    def target(self) -> Any:
+        """Return an array for the elements: their own memory if they are direct, otherwise new."""
+        return self.array() if self.is_direct else np.empty(self.nbytes, np.uint8).view(self.dtype)
+
+    def store(self, received: Any, nbytes: int | None = None) -> None:
+        """Copy elements that have been received in `target`, or another array, to the memory."""
+        data = received.view(_u1) if nbytes is None else received.view(_u1)[:nbytes]
+        if self.layout.is_dense:
+            if not (self.is_direct and received.ctypes.data == self.memory.ctypes.data + self.origin):
+                self.memory[self.origin : self.origin + data.size] = data
+        elif data.size:
+            count = -(-data.size // self.layout.size)
+            self.memory[self.layout.positions(count, self.origin)[: data.size]] = data
+
+    def elements(self) -> Any:
+        """Return the elements as an array of the numpy dtype of the layout, for reductions; a copy if packed."""
+        dtype = self.layout.dtype
+        if dtype is None:
+            raise KeyError("a reduction needs a datatype of numbers of one kind")
+        if dtype.itemsize == self.layout.extent and dtype.names:
+            return self.memory[self.origin : self.origin + self.count * dtype.itemsize].view(dtype)
+        return self.array().view(dtype)
+
+    def store_elements(self, elements: Any) -> None:
+        """Copy elements of the numpy dtype of the layout, as `elements` returns them, to the memory."""
+        data = np.ascontiguousarray(elements)
+        if data.dtype.names:
+            self.memory[self.origin : self.origin + data.nbytes] = data.view(_u1)
+        else:
+            self.store(data)
+
+    def part(self, index: int, count: int) -> Block:
+        """Return `count` elements from an index on."""
+        return Block(self.memory, self.layout, count, self.origin + index * self.layout.extent)
+
+
+def _items(spec: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the data, counts, displacements and datatype of a specification; None for those that are missing."""
+    if not isinstance(spec, (list, tuple)):
+        return spec, None, None, None
+    if not 1 <= len(spec) <= 4:
+        raise ValueError(f"a buffer specification has 1 to 4 items, not {len(spec)}")
+    data, counts, displs, datatype = spec[0], None, None, None
+    if len(spec) == 2:
+        if spec[1] is None or isinstance(spec[1], (Datatype, str)):
+            datatype = spec[1]
+        else:
+            counts = spec[1]
+    elif len(spec) == 3:
+        counts, datatype = spec[1:]
+        if datatype is not None and not isinstance(datatype, (Datatype, str)):
+            counts, displs, datatype = spec[1], spec[2], None
+    elif len(spec) == 4:
+        counts, displs, datatype = spec[1:]
+    if isinstance(counts, tuple) and displs is None:
+        if len(counts) != 2:
+            raise ValueError("expecting a pair (count, displacement)")
+        counts, displs = counts
+    return data, counts, displs, datatype
+
+
+def _located(data: Any, datatype: Any, writable: bool) -> tuple[Any, TypeState | None]:
+    """Return the memory and the layout of a specification; the memory of `None` and `BOTTOM` is empty."""
+    if data is None or isinstance(data, Special):
+        return nothing, datatype_of(BYTE if datatype is None else datatype)
+    memory = memory_of(data, writable)
+    return memory, datatype_of(code_of(data) if datatype is None else datatype)
+
+
+def _number_of(memory: Any, layout: TypeState | None, start: int) -> int:
+    """Return the number of elements from an offset to the end of the memory."""
+    if layout is None:
+        raise ValueError("cannot infer the count: the datatype is null")
+    if layout.extent <= 0:
+        raise ValueError(f"cannot infer the count: the datatype has the extent {layout.extent}")
+    number, rest = divmod(memory.size - start, layout.extent)
+    if rest or number < 0:
+        raise ValueError(f"{memory.size - start} bytes are no multiple of the extent {layout.extent}")
+    return number
+
+
+def _block(data: Any, memory: Any, layout: TypeState, count: int, offset: int) -> Block:
+    """Return a block at an offset of the memory, which must have all its bytes."""
+    low, high = layout.span(count)
+    if isinstance(data, BottomType) and count and layout.size:
+        return Block(at_address(offset + low, high - low), layout, count, -low)
+    if count and layout.size and (offset + low < 0 or offset + high > memory.size):
+        raise ValueError(
+            f"the buffer of {memory.size} bytes is too small: bytes {offset + low} to {offset + high} are needed"
+        )
+    return Block(memory, layout, count, offset)
+
+
+def simple(spec: Any, *, writable: bool = False, blocks: int = 1) -> Block:
+    """Return the block of a specification; with `blocks`, its count is for each of so many ranks."""
+    data, count, displ, datatype = _items(spec)
+    memory, layout = _located(data, datatype, writable)
+    offset = 0
+    displ = 0 if displ is None else integer(displ)
+    if displ < 0:
+        raise ValueError(f"negative displacement {displ}")
+    if layout is not None:
+        offset = displ * layout.extent
+    if count is None:
+        number = _number_of(memory, layout, offset)
+        count, rest = divmod(number, max(blocks, 1))
+        if rest:
+            raise ValueError(f"{number} elements cannot be divided among {blocks} ranks")
+    count = integer(count)
+    if count < 0:
+        raise ValueError(f"negative count {count}")
+    if layout is None or layout.extent < 0:
+        raise ValueError("the datatype is null or has a negative extent")
+    if displ and offset > memory.size and not isinstance(data, Special):
+        raise ValueError(f"displacement {displ} is behind the end of the buffer")
+    if data is None and count * blocks * layout.size:
+        raise ValueError(f"there is no buffer for {count} elements")
+    block = _block(data, memory, layout, count * max(blocks, 1), offset)
+    block.count = count
+    return block
+
+
+def _counts(counts: Any, ranks: int) -> list[int]:
+    if isinstance(counts, np.ndarray) and counts.ndim == 0:
+        counts = integer(counts)
+    values = (
+        [integer(counts)] * ranks if not isinstance(counts, (Sequence, np.ndarray)) else [integer(n) for n in counts]
+    )
+    if len(values) != ranks:
+        raise ValueError(f"expecting {ranks} counts or displacements, got {len(values)}")
+    return values
+
+
+def vector(spec: Any, ranks: int, *, writable: bool = False) -> list[Block]:
+    """Return the blocks of a specification with counts and displacements for each of `ranks` ranks."""
+    data, counts, displs, datatype = _items(spec)
+    memory, layout = _located(data, datatype, writable)
+    if counts is None:
+        first = displs if displs is not None and not isinstance(displs, (Sequence, np.ndarray)) else 0
+        number = _number_of(memory, layout, integer(first) * (layout.extent if layout else 0))
+        share, rest = divmod(number, ranks)
+        if rest:
+            raise ValueError(f"{number} elements cannot be divided among {ranks} ranks")
+        counts = share
+    if layout is None or layout.extent < 0:
+        raise ValueError("the datatype is null or has a negative extent")
+    numbers = _counts(counts, ranks)
+    if displs is None:
+        starts = [sum(numbers[:rank]) for rank in range(ranks)]
+    elif isinstance(displs, (Sequence, np.ndarray)) and np.ndim(displs):
+        starts = _counts(displs, ranks)
+    else:
+        starts = [rank * integer(displs) for rank in range(ranks)]  # a stride
+    if any(number < 0 for number in numbers):
+        raise ValueError("negative count")
+    if data is None and sum(numbers) * layout.size:
+        raise ValueError("there is no buffer for the elements")
+    return [
+        _block(data, memory, layout, number, start * layout.extent)
+        for number, start in zip(numbers, starts, strict=True)
+    ]
+
+
+def vector_w(spec: Any, ranks: int, *, writable: bool = False) -> list[Block]:
+    """Return the blocks of ``[data, counts, displacements in bytes, datatypes]``."""
+    if not isinstance(spec, (list, tuple)) or not 2 <= len(spec) <= 4:
+        raise ValueError("expecting [data, counts, displacements, datatypes]")
+    data, types = spec[0], spec[-1]
+    counts, displs = ([1] * ranks, [0] * ranks) if len(spec) == 2 else spec[1] if len(spec) == 3 else spec[1:3]
+    if counts is None or displs is None:
+        raise ValueError("expecting counts and displacements")
+    memory = nothing if data is None or isinstance(data, Special) else memory_of(data, writable)
+    layouts = [datatype_of(each) for each in types]
+    if len(layouts) != ranks:
+        raise ValueError(f"expecting {ranks} datatypes, got {len(layouts)}")
+    numbers, starts = _counts(counts, ranks), _counts(displs, ranks)
+    return [
+        _block(data, memory, layout or _bytes(), number if layout is not None else 0, start)
+        for layout, number, start in zip(layouts, numbers, starts, strict=True)
+    ]
+
+
+def _bytes() -> TypeState:
+    return BYTE._state
