@@ -374,6 +374,29 @@ void the_first_rank_that_departed_with_an_error_is_the_cause() {
   CHECK(ranks.control(2).failure().peer == 0);
 }
 
+// Rank 1 leaves while rank 2 links itself to it as a judge. No call needs rank 1.
+void the_departure_of_a_suspected_peer_that_no_call_needs_is_no_failure() {
+  Ranks ranks(3, Transport::shm);
+  ranks.control(2).suspect(1, control_links, -1, "rank 1 refused a link", false);
+  ranks.control(1).leave("");
+  CHECK(eventually([&] { return ranks.control(2).departed(1); }));
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  CHECK(!ranks.control(2).failed());
+  ranks.control(2).suspect(0, control_links, -1, "rank 0 refused a link", false);
+  CHECK(eventually([&] { return ranks.control(2).failed(); }));
+  CHECK(ranks.control(2).failure().text == "rank 0 refused a link");
+}
+
+// A call needs the peer, after a link to it has been refused.
+void the_departure_of_a_peer_that_a_call_needs_is_the_failure() {
+  Ranks ranks(3, Transport::shm);
+  ranks.control(2).suspect(1, control_links, -1, "rank 1 refused a link", false);
+  ranks.control(2).suspect(1, Ranks::communicator, 7, "rank 1 closed its connection");
+  ranks.control(1).leave("");
+  CHECK(eventually([&] { return ranks.control(2).failed(); }));
+  CHECK(ranks.control(2).failure().text == "rank 1 has left the communicator");
+}
+
 void the_next_rank_replaces_a_departed_hub() {
   Ranks ranks(4, Transport::shm);
   ranks.control(0).leave("");
@@ -493,6 +516,10 @@ int main() {
       {"the last call of a departed rank is compared", the_last_call_of_a_departed_rank_is_compared},
       {"the first rank that departed with an error is the cause",
        the_first_rank_that_departed_with_an_error_is_the_cause},
+      {"the departure of a suspected peer that no call needs is no failure",
+       the_departure_of_a_suspected_peer_that_no_call_needs_is_no_failure},
+      {"the departure of a peer that a call needs is the failure",
+       the_departure_of_a_peer_that_a_call_needs_is_the_failure},
       {"the next rank replaces a departed hub", the_next_rank_replaces_a_departed_hub},
       {"a failure waits for space in the socket", a_failure_waits_for_space_in_the_socket},
       {"hostile frames do no harm", hostile_frames_do_no_harm},

@@ -331,7 +331,7 @@ class Session:
                 self._dialer.dial(
                     self._target(judge, Purpose.CONTROL, 0, 0),
                     partial(self._end_linking, judge, self._add_control_link),
-                    partial(self._end_linking, judge, self._fail),
+                    partial(self._end_linking, judge, partial(self._fail, needed=False)),
                 )
 
     def _end_linking(self, judge: int, end: Callable[[int, Any], None], result: Any) -> None:
@@ -462,11 +462,11 @@ class Session:
                 raise CollectiveTimeoutError(message, rank=self.identity.rank, peer=peer) from None
             time.sleep(_DIAL_PAUSE_S)
 
-    def _fail(self, peer: int, error: Exception) -> None:
-        """Fail the job with an error that concerns a peer."""
+    def _fail(self, peer: int, error: Exception, needed: bool = True) -> None:
+        """Fail the job with an error that concerns a peer. If a peer that is not `needed` has left, that is no error."""
         message = error.message if isinstance(error, UnisonoError) else str(error)
         if isinstance(error, PeerLostError):
-            self.control.suspect(peer, message)
+            self.control.suspect(peer, message, needed)
         else:
             self.control.fail(kind_of(error), peer, message)
 

@@ -377,8 +377,10 @@ void bind_control(nb::module_& module) {
           nb::arg("peer"), nb::arg("seen"), nb::call_guard<LockReleased>())
       .def(
           "suspect",
-          [](Control& control, int peer, const std::string& seen) { control.suspect(peer, control_links, -1, seen); },
-          nb::arg("peer"), nb::arg("seen"))
+          [](Control& control, int peer, const std::string& seen, bool needed) {
+            control.suspect(peer, control_links, -1, seen, needed);
+          },
+          nb::arg("peer"), nb::arg("seen"), nb::arg("needed"))
       .def(
           "begin_call",
           [](Control& control, std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,

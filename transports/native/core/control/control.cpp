@@ -174,14 +174,16 @@ void Control::fail(Failure failure) {
   set_failure(std::move(failure), rank_);
 }
 
-void Control::suspect(std::int32_t peer, std::uint64_t communicator, std::int64_t sequence, const std::string& reason) {
+void Control::suspect(std::int32_t peer, std::uint64_t communicator, std::int64_t sequence, const std::string& reason,
+                      bool needed) {
   const std::lock_guard lock(mutex_);
-  const bool is_known = std::any_of(suspicions_.begin(), suspicions_.end(),
-                                    [=](const Suspicion& suspicion) { return suspicion.peer == peer; });
+  const bool is_known = std::any_of(suspicions_.begin(), suspicions_.end(), [=](const Suspicion& suspicion) {
+    return suspicion.peer == peer && suspicion.needed >= needed;
+  });
   if (failed() || is_known) return;
   const auto resuming = resuming_.find(peer);
   const auto until = resuming == resuming_.end() ? Clock::time_point{} : resuming->second;
-  suspicions_.push_back({peer, communicator, sequence, reason, std::max(until, Clock::now() + departure_time)});
+  suspicions_.push_back({peer, communicator, sequence, reason, std::max(until, Clock::now() + departure_time), needed});
   resolve_suspicions(Clock::now());
   wake_.ring();
 }
@@ -250,6 +252,9 @@ void Control::lose(std::int32_t peer, std::int64_t sequence, const std::string& 
 }
 
 void Control::resolve_suspicions(Clock::time_point now) {
+  std::erase_if(suspicions_, [this](const Suspicion& suspicion) {
+    return !suspicion.needed && departures_[static_cast<std::size_t>(suspicion.peer)].has_value();
+  });
   for (const Suspicion& suspicion : suspicions_) {
     if (auto failure = failure_of(suspicion, now)) {
       set_failure(std::move(*failure), rank_);

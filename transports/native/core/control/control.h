@@ -25,7 +25,8 @@
 // Suspicion. A rank whose channel to a peer has ended suspects the peer. Usually a judge reports the reason a moment
 // later: a failure, a departure or a death. If not, only the connection may have broken. The rank then trusts the peer
 // again when the channel goes on over another connection (tcp/resumption.py). If that takes too long, the loss of the
-// peer is the failure. The suspicion also ends when the rank itself closes the communicator.
+// peer is the failure. The suspicion also ends when the rank itself closes the communicator. If no call needs the peer,
+// such as a judge that refuses a link, its departure ends the suspicion too, and is no failure.
 #pragma once
 
 #include <poll.h>
@@ -131,8 +132,10 @@ class Control {
   void fail(Failure failure);
   //! Reports that a peer seems to be lost, for `reason`, in a call of `communicator`; `control_links` stands for no
   //! call. The job fails within half a second, unless the suspicion ends before. The text of the failure is the reason
-  //! that a judge reports for the end of the peer, or else `reason`.
-  void suspect(std::int32_t peer, std::uint64_t communicator, std::int64_t sequence, const std::string& reason);
+  //! that a judge reports for the end of the peer, or else `reason`. If the peer is not `needed`, the job does not fail
+  //! when the peer has left.
+  void suspect(std::int32_t peer, std::uint64_t communicator, std::int64_t sequence, const std::string& reason,
+               bool needed = true);
   //! Ends the suspicion of a peer, whose channel goes on.
   void trust(std::int32_t peer);
   //! Reports that this rank is about to continue a channel to the peer over another connection. If the rank suspects
@@ -218,6 +221,7 @@ class Control {
     std::int64_t sequence;
     std::string reason;
     Clock::time_point until;
+    bool needed;
   };
   using LateCall = std::tuple<std::uint64_t, std::int64_t, std::int64_t>;  // communicator, sequence, number
   struct JudgedOutlook {
