@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from unisono.collectives.calls.statistics import Statistics
     from unisono.collectives.neighbourhoods.edges import Weights
     from unisono.collectives.neighbourhoods.grid_shape import GridShape
+    from unisono.transports.links.session import Session
     from unisono.tuning.machine.inventory import Topology
     from unisono.tuning.machine.network_map import NetworkMap
 
@@ -250,7 +251,12 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
         return call.persist(self._limit_s(timeout_s))
 
     def split(
-        self, color: int | None, key: int | None = None, *, timeout_s: float | None = None
+        self,
+        color: int | None = None,
+        key: int | None = None,
+        *,
+        type: str | None = None,
+        timeout_s: float | None = None,
     ) -> Communicator | None:
         """Return a communicator of the ranks that pass the same `color`. All ranks call it; it makes one allgather.
 
@@ -258,6 +264,8 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
             color: an integer of 64 bits. A rank that passes None is in no new communicator, and gets None.
             key: an integer of 64 bits. Ranks are numbered by ascending key, and ranks with equal keys in their order
                 here. The default is this rank.
+            type: in place of a color, what the ranks of a new communicator share: "shared" memory, a "host" (a
+                machine, whose containers may share no memory), or the "numa" nodes whose cores they may use.
             timeout_s: seconds until the allgather fails; by default the option `timeout_s`.
 
         Raises:
@@ -271,6 +279,12 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
         [((2, 0), 1), ((1,), 0), ((2, 0), 0)]
         """
         self._check_alone()
+        if type is not None:
+            if color is not None:
+                raise UsageError("pass a color or a type to split(), not both")
+            from unisono.collectives.calls.places import color_of_place
+
+            color = color_of_place(type, self.hosts, self.rank)
         wire_color = 0 if color is None else checked_integer(color, "color", *_INT64)
         order = self.rank if key is None else checked_integer(key, "key", *_INT64)
         row = np.array([[color is not None, wire_color, order]], np.int64)
@@ -458,6 +472,18 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
                     lambda: child.subgroup(range(child.size - 1, -1, -1)),
                 )
         return self._programs
+
+    def session_and_options(self) -> tuple[Session, Options]:
+        """Return the session of this rank and the options of the job; `bootstrap.bridge` uses them.
+
+        Raises:
+            UsageError: the communicator is closed, or is over a plugin transport.
+        """
+        self._check_usable()
+        session = getattr(self._executor, "session", None)
+        if session is None:
+            raise UsageError("a communicator over a plugin transport cannot meet another job: use shm and tcp")
+        return session, self._options
 
     def explain(
         self,

@@ -408,7 +408,9 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-_VARIABLES = frozenset({variable(name) for name in FIELDS} | {PREFIX + name for name in LAUNCHER_VARIABLES})
+# The name of the port at which the job that has spawned this one waits; see `unisono.parent`.
+PARENT = PREFIX + "PARENT"
+_VARIABLES = frozenset({variable(name) for name in FIELDS} | {PREFIX + name for name in LAUNCHER_VARIABLES} | {PARENT})
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:

@@ -10,6 +10,7 @@
 - `shrink`: a new communicator of the survivors after a rank was lost
 - `grow`: a new communicator of the members of a job and of processes that join it
 - `join`: how such a process joins
+- `bridge`: two running jobs meet and get a communicator of the ranks of both
 - `measuring`: measures the network between far hosts again, while a job runs
 - `job_report`: the lines that rank 0 logs about a job
 - `trust`: who can join a job besides its ranks

@@ -45,8 +45,10 @@ TORCH = "torch://"
 # The store of a job whose ranks meet by MPI.
 MPI_WORLD = "mpi://world"
 
+# The `launcher` of ranks of two jobs that meet at a port; see `bridge`.
+PORT = "a port"
 # The launchers that serve the store themselves.
-_SERVE_THE_STORE = ("unisono", "dask", "ray")
+_SERVE_THE_STORE = ("unisono", "dask", "ray", PORT)
 
 _LARGEST = 1 << 31
 
@@ -81,8 +83,8 @@ class Launch:
             (`job_of_key`).
         key: the key of the job, 32 bytes; None if the ranks must agree on one through the store (`agree_on_key`).
         launcher: "unisono", "environment" (``UNISONO_*`` set by another program), "torchrun", `ENV`, "srun", "dask",
-            "ray", the `launcher` of one of the `Variables` in `launcher_variables`, "none", or a description of a
-            program that passes its own store to `init`.
+            "ray", `PORT`, the `launcher` of one of the `Variables` in `launcher_variables`, "none", or a description of
+            a program that passes its own store to `init`.
     """
 
     rank: int

@@ -7,6 +7,7 @@
 - `executable.py`: the three kinds of checked calls: on host memory, on a device, and with a custom op. Each can be run,
   started, or made a persistent call.
 - `planning.py`: returns the plan and the signature for a call spec; `HostLayout`, `AlgorithmRequest`, `CallSpec`.
+- `places.py`: the ranks that share memory, a machine or a NUMA node, for `Communicator.split`.
 - `prepared.py`: checked calls and their arrays.
 - `row_blocks.py`: the rows of an array in which shares lie, by counts and displacements.
 - `displaced.py`: calls whose shares lie at displacements.
