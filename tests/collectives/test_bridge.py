@@ -90,6 +90,7 @@ def accept_late(world: un.Communicator) -> tuple[str, int]:
     with jobs(world, 2, 3) as (_, own, port, name):
         if port:
             text = text_of(lambda: port.accept(timeout_s=0.6))
+        world.barrier()
         with port.accept() if port else un.connect(name, own) as bridge:
             return text, int(bridge.union.allreduce(np.array(1)))
 

@@ -18,6 +18,8 @@ from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
 
 import unisono as un
+from unisono.collectives.calls import places
+from unisono.tuning.machine.levels import Processors
 
 SHORT_S = 0.5
 X = np.ones(8, np.float32)
@@ -77,6 +79,41 @@ def split_by_model(colors: list[Any], keys: list[Any]) -> list[Any]:
 )
 def test_split_is_by_color_and_key(four: NativeRanks, colors: list[Any], keys: list[Any]) -> None:
     assert four.run_calls(split_and_compute, colors, keys) == split_by_model(colors, keys)
+
+
+def split_by_place(world: un.Communicator) -> list[Any]:
+    results: list[Any] = []
+    for kind in ("shared", "host", "numa"):
+        with world.split(type=kind, key=-world.rank) as part:
+            results.append((part.world_ranks, int(part.allreduce(np.array(1)))))
+    results += [error_of(lambda: world.split(type="hots")), error_of(lambda: world.split(0, type="host"))]
+    return results
+
+
+def test_split_by_place_joins_the_ranks_of_one_machine(four: NativeRanks) -> None:
+    for shared, host, numa, (kind, text), (_, both) in four.run_calls(split_by_place):
+        assert shared == host == numa == ((3, 2, 1, 0), 4)
+        assert kind == "UsageError"
+        assert "type='hots' cannot be used: it must be one of 'shared', 'host', 'numa'; did you mean host?" in text
+        assert "pass a color or a type to split(), not both" in both
+
+
+NODES = {"numa": (frozenset({0, 1}), frozenset({2, 3}))}
+
+
+def test_color_of_a_place_differs_by_host_and_by_numa_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = ((0, 1), (2, 3))
+    monkeypatch.setattr(places, "processors", lambda: Processors(NODES))
+    colors = {}
+    for cores in ({0}, {1}, {2}, {1, 2}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        colors[frozenset(cores)] = places.color_of_place("numa", hosts, 1)
+    assert colors[frozenset({0})] == colors[frozenset({1})]
+    assert len(set(colors.values())) == 3
+    color_of = {kind: [places.color_of_place(kind, hosts, rank) for rank in range(4)] for kind in ("shared", "host")}
+    first, same, other, _ = color_of["shared"]
+    assert first == same != other
+    assert len(set(color_of["host"])) == 1
 
 
 def nest(world: un.Communicator) -> Any:

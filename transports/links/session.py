@@ -463,7 +463,7 @@ class Session:
             time.sleep(_DIAL_PAUSE_S)
 
     def _fail(self, peer: int, error: Exception, needed: bool = True) -> None:
-        """Fail the job with an error that concerns a peer. If a peer that is not `needed` has left, that is no error."""
+        """Fail the job with an error that concerns a peer. A peer that is not `needed` may leave without an error."""
         message = error.message if isinstance(error, UnisonoError) else str(error)
         if isinstance(error, PeerLostError):
             self.control.suspect(peer, message, needed)
