@@ -18,22 +18,25 @@ world = un.init()
 if sys.argv[1] == "meet":
     with un.parent() as bridge:
         total = bridge.union.allreduce(np.ones(2)).tolist()
-        print("child", world.rank, bridge.own, bridge.remote, total, flush=True)
+        sys.stdout.write(f"child {world.rank} {bridge.own} {bridge.remote} {total}\n")
 sys.exit(int(sys.argv[2]))
 """
 PARENT = """
+import sys
+
 import numpy as np
 import unisono as un
 
 world = un.init()
 assert un.parent() is None
 with un.spawn(["child.py", "meet", "0"], 3) as bridge:
-    print("parent", world.rank, bridge.own, bridge.remote, bridge.union.allreduce(np.ones(2)).tolist(), flush=True)
+    total = bridge.union.allreduce(np.ones(2)).tolist()
+    sys.stdout.write(f"parent {world.rank} {bridge.own} {bridge.remote} {total}\n")  # in one piece, as the jobs mix lines
 for command in (["child.py", "leave", "5"], ["child.py", "leave", "0"], ["missing.py"]):
     try:
         un.spawn(command, 1)
     except un.RendezvousError as error:
-        print(world.rank, error.message, flush=True)
+        sys.stdout.write(f"{world.rank} {error.message}\n")
 assert world.allreduce(np.array(1)) == 2
 """
 

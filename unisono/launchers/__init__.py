@@ -6,8 +6,7 @@ job: the ranks of one job on this machine, from their start to their end.
 process: one rank as a process.
 job_store: the store in which the ranks of a job meet.
 placement: where the ranks of `unisono run` run.
-ssh_spawn: `un.spawn`, by which a job starts another one and meets it.
-job: the ranks of one job on hosts that ssh reaches.
+ssh_job: the ranks of one job on hosts that ssh reaches.
 ssh_agent: the program that starts the ranks of such a host.
 ssh_protocol: the messages between the two.
 output: the merged output of the ranks, with tracebacks held back.
