@@ -9,7 +9,7 @@ from support.programs import by_launcher
 
 import unisono as un
 
-CHILD = """
+CHILD = r"""
 import sys
 import numpy as np
 import unisono as un
@@ -21,7 +21,7 @@ if sys.argv[1] == "meet":
         sys.stdout.write(f"child {world.rank} {bridge.own} {bridge.remote} {total}\n")
 sys.exit(int(sys.argv[2]))
 """
-PARENT = """
+PARENT = r"""
 import sys
 
 import numpy as np
@@ -31,7 +31,8 @@ world = un.init()
 assert un.parent() is None
 with un.spawn(["child.py", "meet", "0"], 3) as bridge:
     total = bridge.union.allreduce(np.ones(2)).tolist()
-    sys.stdout.write(f"parent {world.rank} {bridge.own} {bridge.remote} {total}\n")  # in one piece, as the jobs mix lines
+    # In one piece, because both jobs write to one pipe.
+    sys.stdout.write(f"parent {world.rank} {bridge.own} {bridge.remote} {total}\n")
 for command in (["child.py", "leave", "5"], ["child.py", "leave", "0"], ["missing.py"]):
     try:
         un.spawn(command, 1)
