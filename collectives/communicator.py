@@ -7,12 +7,10 @@ closing.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -25,6 +23,7 @@ from unisono.collectives.api.grids import GridPlaces
 from unisono.collectives.api.mpi_names import MpiNames
 from unisono.collectives.api.neighbours import Neighbours
 from unisono.collectives.api.objects import Objects
+from unisono.collectives.api.observation import Observation
 from unisono.collectives.api.point_to_point import PERSISTENT
 from unisono.collectives.api.windows import Windows
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
@@ -33,20 +32,16 @@ from unisono.collectives.calls.checking import check_lasting
 from unisono.collectives.calls.groups import Groups
 from unisono.collectives.calls.host_side import HostSide
 from unisono.collectives.calls.planning import HostLayout, algorithm_request
-from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.neighbourhoods.names import NEIGHBOUR_CALLS
-from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.foundation.near_names import did_you_mean
 from unisono.foundation.uncopyable import uncopyable
-from unisono.operations import Op, operation
+from unisono.operations import Op
 from unisono.options import Options
 from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor, WindowExecutor
-from unisono.tuning.decide.choice import NO_STATE, Explanation, TunerState, explain
+from unisono.tuning.decide.choice import NO_STATE, TunerState
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from typing_extensions import Self
 
     from unisono.algorithms.ir.neighbourhood import Neighbourhood
@@ -56,7 +51,6 @@ if TYPE_CHECKING:
     from unisono.collectives.neighbourhoods.edges import Weights
     from unisono.collectives.neighbourhoods.grid_shape import GridShape
     from unisono.transports.links.session import Session
-    from unisono.tuning.machine.inventory import Topology
     from unisono.tuning.machine.network_map import NetworkMap
 
 # Makes the communicator of the survivors: `shrink` of `bootstrap.shrink`, which needs `Communicator` itself.
@@ -83,7 +77,7 @@ def _refuse_to_grow(world: Communicator, count: int | None, timeout_s: float) ->
 
 
 @uncopyable("it belongs to this process; dup() makes another one of the same ranks")
-class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
+class Communicator(Groups, Objects, BlockExchange, Windows, Observation, MpiNames, HostSide):
     """Some or all ranks of a job, which make calls together; a context manager that closes it at its end.
 
     `unisono.init` and `unisono.launch` make the *world*, the communicator of all ranks. `split`, `subgroup`, `dup`,
@@ -141,26 +135,6 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    @property
-    def topology(self) -> Topology:
-        """Where the ranks are, and the parts of this rank's machine: processors, NUMA nodes, GPUs, interfaces.
-
-        Each access reads the machine anew, which takes some milliseconds. It asks no other rank.
-        """
-        from unisono.tuning.machine.inventory import Topology, machine
-
-        host = next(index for index, ranks in enumerate(self.hosts) if self.rank in ranks)
-        return Topology(self.hosts, host, machine())
-
-    @property
-    def network(self) -> NetworkMap | None:
-        """The measured network between the hosts, in the order of `hosts`; None if it is not measured.
-
-        Hosts measure it when their ranks meet, if they are far apart. `network.write(path)` makes a file for
-        ``unisono explain --map``.
-        """
-        return self.tuner_state.network
 
     @property
     def timeout_s(self) -> float:
@@ -485,40 +459,6 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
             raise UsageError("a communicator over a plugin transport cannot meet another job: use shm and tcp")
         return session, self._options
 
-    def explain(
-        self,
-        collective: str,
-        nbytes: int,
-        dtype: str = "float32",
-        op: str | Op = "sum",
-        *,
-        reproducible: bool = False,
-        accumulate: str | None = None,
-    ) -> Explanation:
-        """Return an explanation that can be printed: which algorithm a call would use, why, and over which transports.
-
-        Nothing is sent. For calls with counts, such as ``"allgatherv"``, `nbytes` counts the bytes of all shares.
-
-        Raises:
-            UsageError: `nbytes`, `dtype` or `accumulate` is wrong, or `op` is a Python function.
-            NoAlgorithmError: no algorithm carries out such a call.
-        """
-        nbytes = checked_integer(nbytes, "nbytes", 0, _INT64[1])
-        if dtype not in DTYPES:
-            raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-        if is_by_function(op):
-            raise UsageError(
-                "a reduction by a Python function has no algorithm of its own: it exchanges arrays by allgather, "
-                "gather or alltoall, so explain one of these"
-            )
-        request = algorithm_request(None, reproducible, accumulate)
-        reduced = [(DTYPES[dtype], operation(op))]
-        name, varying = VECTOR_CALLS.get(collective, collective), collective in VECTOR_CALLS
-        explanation = explain(self._planner.question(name, nbytes, reduced, request, varying=varying), self.tuner_state)
-        return replace(
-            explanation, links=self._executor.links(), on_device=self._devices.route(name, nbytes, DTYPES[dtype])
-        )
-
     def stats(self) -> Statistics:
         """Return counters: traffic by peer and transport, collective calls, and bytes of arrays on a GPU.
 
@@ -550,32 +490,6 @@ class Communicator(Groups, Objects, BlockExchange, Windows, MpiNames, HostSide):
         from unisono.collectives.calls.statistics import Statistics
 
         return Statistics(totals, self._executor.usage(), self._devices.statistics())
-
-    def dump(self, directory: str | os.PathLike[str]) -> Path:
-        """Write a dump of this rank's last calls to a directory, and return the path of the file.
-
-        The dump is for `unisono postmortem`, which compares the dumps of all ranks. Other ranks do not take part, so
-        each rank that is to have a dump calls this. Any thread may do so, also while a call is in progress. The
-        directory is made if it is missing; an older dump of this rank in it is replaced.
-
-        Raises:
-            UsageError: this communicator has no recorder, because its ranks are threads of one process.
-            OSError: the file cannot be written. No part of it stays.
-        """
-        return self._executor.dump(directory)
-
-    def trace(self, path: str | os.PathLike[str]) -> Path:
-        """Write a trace of this rank's last calls to a file, and return its path.
-
-        The file has Chrome's trace event format, which https://ui.perfetto.dev shows. The trace has the last
-        `recorded_calls` calls on all communicators of the job. `unisono trace merge` puts the traces of all ranks into
-        one file. Other ranks do not take part, and any thread may call this.
-
-        Raises:
-            UsageError: this communicator has no recorder, because its ranks are threads of one process.
-            OSError: the file cannot be written. No part of it stays.
-        """
-        return self._executor.trace(path)
 
     def abort(self, reason: str) -> None:
         """Abort the job: on all ranks, calls in progress and all later calls raise `AbortedError` with `reason`."""

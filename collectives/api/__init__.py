@@ -7,6 +7,7 @@
 - `point_to_point.py`: messages between two ranks.
 - `alltoallw.py`: the exchange of arrays of unequal dtypes and shapes.
 - `objects.py`: collectives and messages of Python objects.
+- `observation.py`: the place of the ranks, the choice of algorithms, and the record of the last calls.
 - `windows.py`: one-sided access to memory of other ranks.
 - `reduce_local.py`: the reduction of arrays of one process.
 - `mpi_names.py`: advice for programs that use MPI's names of methods.
