@@ -42,9 +42,10 @@ bool swap_word(std::byte* place, std::byte* expected, const std::byte* desired) 
   return false;
 }
 
-// The instruction that swaps 16 bytes is in all x86-64 processors but the first ones of 2003.
+// The instruction that swaps 16 bytes is in all x86-64 processors but the first ones of 2003. Clang would inline the
+// function into others that may not use the instruction, and call a function of the compiler's library there.
 #ifdef UNISONO_X86
-__attribute__((target("cx16")))
+__attribute__((target("cx16"), noinline))
 #endif
 Word128 swapped_wide(std::byte* place, Word128 before, Word128 after) {
   return __sync_val_compare_and_swap(reinterpret_cast<Word128*>(place), before, after);
