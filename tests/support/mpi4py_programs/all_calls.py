@@ -161,6 +161,54 @@ def values() -> None:
     assert "Unisono" in MPI.Get_library_version()
 
 
-for check in (objects, buffers, messages, communicators, values):
+def windows() -> None:
+    table = np.zeros(4, "i8")
+    win = MPI.Win.Create(table, 8, comm=comm)
+    win.Fence()
+    win.Put(np.array([rank + 1]), right, 2)
+    win.Accumulate(np.array([rank, 1]), 0, [0, 2])
+    win.Fence()
+    assert table[2] == left + 1
+    assert rank > 0 or table[:2].tolist() == [3, 3]
+    got = np.zeros(2, "i8")
+    win.Get(got, 0, [1, 2, MPI.INT64_T])
+    win.Fence(MPI.MODE_NOSUCCEED)
+    assert got.tolist() == [3, size]
+    assert error_class(lambda: win.Put(got, 0)) == MPI.ERR_RMA_SYNC  # no epoch is open
+    ticket = np.zeros(1, "i8")
+    win.Lock_all()
+    win.Fetch_and_op(np.array([1]), ticket, 0, 3)
+    win.Flush(0)
+    assert error_class(lambda: win.Put(got, 0, 3)) == MPI.ERR_RMA_RANGE
+    win.Unlock_all()
+    assert sorted(comm.allgather(int(ticket[0]))) == [0, 1, 2]
+    win.Free()
+    # Each rank adds to long doubles, for which Unisono has no atomic operation, and to elements that are not aligned.
+    wide = np.dtype("g").itemsize
+    win = MPI.Win.Allocate_shared(wide + 1 + 8, comm=comm)
+    for place, typecode in ((0, "g"), (wide + 1, "i8")):
+        win.Lock_all()
+        for _ in range(20):
+            win.Accumulate(np.ones(1, typecode), 1, place)
+        win.Unlock_all()
+    comm.Barrier()
+    part, unit = win.Shared_query(1)
+    raw = np.array(part)
+    assert (raw[:wide].view("g")[0], raw[wide + 1 :].view("i8")[0], unit) == (60, 60, 1)
+    comm.Barrier()
+    others = win.Get_group().Excl([rank])
+    win.Post(others)
+    win.Start(others)
+    for other in (left, right):
+        win.Put(np.array([rank], "u1"), other, rank)
+    win.Complete()
+    win.Wait()
+    assert win.tomemory()[left] == left
+    assert win.tomemory()[right] == right
+    win.Free()
+    assert win == MPI.WIN_NULL
+
+
+for check in (objects, buffers, messages, communicators, values, windows):
     check()
 print(f"rank {rank} has checked everything")

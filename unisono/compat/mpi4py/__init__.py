@@ -4,11 +4,12 @@ Files and folders:
     MPI: the module with all names.
     hook: makes ``import mpi4py`` find this package.
     run: runs an unchanged program.
+    typing: types for annotations.
     base: constants, exceptions, the base of all objects, and the job.
     values: operations, statuses, hints, groups and pickles.
     memory: buffer specifications and layouts.
     calls: messages, collectives and requests.
-    communicators: communicators, topologies and sessions.
+    communicators: communicators, topologies, sessions and windows.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Rc:
         self(**kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not hasattr(self, name):
+        if not (hasattr(self, name) or name.startswith("__")):  # the import sets `__name__` and its like
             raise TypeError(f"object has no attribute {name!r}")
         super().__setattr__(name, value)
 

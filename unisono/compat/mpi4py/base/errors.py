@@ -6,6 +6,8 @@ An error of Unisono becomes an `Exception` whose text ends with the text of the 
 from __future__ import annotations
 
 import functools
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -134,6 +136,18 @@ def translating(function: _Call) -> _Call:
             raise translated(error) from error
 
     return call  # type: ignore[return-value]
+
+
+def called_back(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a function of the program returns; its exception is shown, and becomes an `Exception`."""
+    try:
+        return function(*args, **kwargs)
+    except Exception:
+        sys.stderr.write(traceback.format_exc())
+        raise
+    except BaseException as error:
+        sys.stderr.write(traceback.format_exc())
+        raise fail("ERR_OTHER", f"{type(error).__name__}: {error}") from error
 
 
 def Get_error_class(errorcode: int) -> int:

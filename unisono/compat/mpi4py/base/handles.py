@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from unisono.compat.mpi4py.base.constants import CONSTANTS, KEYVAL_INVALID
-from unisono.compat.mpi4py.base.errors import fail
+from unisono.compat.mpi4py.base.errors import called_back, fail
 
 _numbers = itertools.count(1)
 _states: weakref.WeakValueDictionary[int, State] = weakref.WeakValueDictionary()
@@ -233,14 +233,14 @@ class Attributed:
             raise fail("ERR_KEYVAL", f"this object has no value of keyval {keyval}")
         value, (_, delete_fn, _) = attributes.pop(keyval)
         if delete_fn is not None:
-            delete_fn(self, keyval, value)
+            called_back(delete_fn, self, keyval, value)
 
     def _copy_attributes(self, to: Any) -> None:
         for keyval, (value, callbacks) in self._live.attributes.items():
             copy_fn = callbacks[0]
             if copy_fn is None or copy_fn is False:
                 continue
-            copied = value if copy_fn is True else copy_fn(self, keyval, value)
+            copied = value if copy_fn is True else called_back(copy_fn, self, keyval, value)
             if copied is not NotImplemented:
                 to.attributes[keyval] = copied, callbacks
 
@@ -270,8 +270,9 @@ class Errhandler(Handle):
 
     def Free(self) -> None:
         """Make the handle null."""
+        number = self._live.number
         for numbers in _handlers.values():
-            numbers.discard(self._live.number)
+            numbers.discard(number)
         self._state = None
 
 

@@ -6,13 +6,14 @@ a request, and one that returns a persistent request.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from unisono.compat.mpi4py.base.errors import fail
-from unisono.compat.mpi4py.calls.ready import Exchange, Native, Nothing
+from unisono.compat.mpi4py.calls.ready import Exchange, Native, Nothing, nothing
 from unisono.compat.mpi4py.memory.access import IN_PLACE
 from unisono.compat.mpi4py.memory.buffers import Block, simple, vector, vector_w
 from unisono.compat.mpi4py.values.op import SUM, OpState, combine, op_of
@@ -119,52 +120,59 @@ def alltoall(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
 def gatherv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Collect elements of all ranks on the root, which alone knows the counts."""
     if checked_root(state, root) != state.rank:
-        return state.exchange([(root, simple(sendbuf))], [])
+        return Native(state.native.gatherv, (simple(sendbuf).array(), None, root), {"counts_at_root": True})
     parts = vector(recvbuf, state.size, writable=True)
-    receives = [(rank, part) for rank, part in enumerate(parts) if rank != root]
-    if _is_in_place(sendbuf):
-        return state.exchange([], receives)
-    return state.exchange([], receives, copying(simple(sendbuf), parts[root]))
-
-
-def copying(source: Block, target: Block) -> Callable[[], None]:
-    """Return the function that copies a block to another one of this rank."""
-    if source.nbytes != target.nbytes:
-        raise fail("ERR_TRUNCATE", f"{source.nbytes} bytes are sent where {target.nbytes} bytes are received")
-    return lambda: target.store(source.array())
+    x = parts[root].array() if _is_in_place(sendbuf) else simple(sendbuf).array()
+    out, finish = _target(parts)
+    return Native(state.native.gatherv, (x, _numbers(parts), root), {"out": out, "counts_at_root": True}, finish)
 
 
 def scatterv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Send each rank its share of the elements of the root, which alone knows the counts."""
-    if checked_root(state, root) != state.rank:
-        return state.exchange([], [(root, simple(recvbuf, writable=True))])
-    parts = vector(sendbuf, state.size)
-    sends = [(rank, part) for rank, part in enumerate(parts) if rank != root]
-    if _is_in_place(recvbuf):
-        return state.exchange(sends, [])
-    return state.exchange(sends, [], copying(parts[root], simple(recvbuf, writable=True)))
+    x, counts, own = None, None, None
+    if checked_root(state, root) == state.rank:
+        parts = vector(sendbuf, state.size)
+        x, counts, own = _concatenated(parts), _numbers(parts), parts[root]
+    if own is not None and _is_in_place(recvbuf):
+        out, finish = own.array().copy(), nothing
+    else:
+        block = simple(recvbuf, writable=True)
+        out = block.target()
+        finish = functools.partial(block.store, out)
+    return Native(state.native.scatterv, (x, counts, root), {"out": out, "counts_at_root": True}, finish)
+
+
+def _joined(parts: Sequence[Block]) -> Any:
+    """Return the memory of blocks that lie one after the other; None if they do not."""
+    first, ends = parts[0], [part.origin + part.nbytes for part in parts]
+    is_one = all(part.is_direct for part in parts) and all(
+        not part.nbytes or part.origin == end for part, end in zip(parts[1:], ends[:-1], strict=True)
+    )
+    return (
+        Block(first.memory, first.layout, sum(part.count for part in parts), first.origin).array() if is_one else None
+    )
 
 
 def _concatenated(parts: Sequence[Block]) -> Any:
     """Return the elements of blocks one after the other: their own memory if they lie so."""
-    first = parts[0]
-    ends = [part.origin + part.nbytes for part in parts]
-    is_one = all(part.is_direct for part in parts) and all(
-        not part.nbytes or part.origin == end for part, end in zip(parts[1:], ends[:-1], strict=True)
-    )
-    if is_one:
-        return Block(first.memory, first.layout, sum(part.count for part in parts), first.origin).array()
-    return np.concatenate([part.array() for part in parts])
+    joined = _joined(parts)
+    return np.concatenate([part.array() for part in parts]) if joined is None else joined
 
 
-def _stored(parts: Sequence[Block], array: Any) -> Callable[[], None]:
+def _target(parts: Sequence[Block]) -> tuple[Any, Callable[[], None]]:
+    """Return an array for the elements of blocks one after the other, and the function that stores it in the blocks."""
+    joined = _joined(parts)
+    if joined is not None:
+        return joined, nothing
+    array = np.empty(sum(_numbers(parts)), parts[0].dtype)
+
     def store() -> None:
         raw, start = array.view(_u1), 0
         for part in parts:
             part.store(raw[start : start + part.nbytes])
             start += part.nbytes
 
-    return store
+    return array, store
 
 
 def _numbers(parts: Sequence[Block]) -> list[int]:
@@ -175,9 +183,9 @@ def _numbers(parts: Sequence[Block]) -> list[int]:
 def allgatherv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Collect elements of all ranks on all ranks."""
     parts = vector(recvbuf, state.size, writable=True)
-    x = (parts[state.rank] if _is_in_place(sendbuf) else simple(sendbuf)).array().copy()
-    out = np.empty(sum(_numbers(parts)), parts[0].dtype)
-    return Native(state.native.allgatherv, (x, _numbers(parts)), {"out": out}, _stored(parts, out))
+    x = (parts[state.rank] if _is_in_place(sendbuf) else simple(sendbuf)).array()
+    out, finish = _target(parts)
+    return Native(state.native.allgatherv, (x, _numbers(parts)), {"out": out}, finish)
 
 
 def alltoallv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
@@ -185,32 +193,32 @@ def alltoallv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     targets = vector(recvbuf, state.size, writable=True)
     sources = targets if _is_in_place(sendbuf) else vector(sendbuf, state.size)
     x = _concatenated(sources)
-    out = np.empty(sum(_numbers(targets)), targets[0].dtype)
-    counts = _numbers(sources), _numbers(targets)
-    return Native(state.native.alltoallv, (x, *counts), {"out": out}, _stored(targets, out))
+    x = x.copy() if _is_in_place(sendbuf) else x
+    out, finish = _target(targets)
+    return Native(state.native.alltoallv, (x, _numbers(sources), _numbers(targets)), {"out": out}, finish)
 
 
 def alltoallw(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Send each rank elements of a datatype of its own, and receive such elements from each."""
     targets = vector_w(recvbuf, state.size, writable=True)
-    sources = targets if _is_in_place(sendbuf) else vector_w(sendbuf, state.size)
-    return state.exchange(*between(enumerate(sources), enumerate(targets), state.rank, copies=_is_in_place(sendbuf)))
+    sources = vector_w(recvbuf if _is_in_place(sendbuf) else sendbuf, state.size)
+    x = [part.array() if part.nbytes else None for part in sources]
+    if _is_in_place(sendbuf):
+        x = [each if each is None else each.copy() for each in x]
+    out = [part.target() if part.nbytes else None for part in targets]
 
+    def store() -> None:
+        for part, array in zip(targets, out, strict=True):
+            if array is not None:
+                part.store(array)
 
-def between(sources: Any, targets: Any, rank: int, *, copies: bool = False) -> tuple[Any, Any]:
-    """Return the pairs of ranks and blocks of an exchange, without empty ones; with `copies`, the input is copied."""
-    sends = [(peer, _copied(block) if copies else block) for peer, block in sources if block.nbytes]
-    return sends, [(peer, block) for peer, block in targets if block.nbytes]
-
-
-def _copied(block: Block) -> Block:
-    return Block(block.memory.copy(), block.layout, block.count, block.origin)
+    return Native(state.native.alltoallw, (x, out), {}, store)
 
 
 # Reductions. If Unisono has no such operation on the dtype, all ranks gather the elements and combine them.
 
 
-def _combines(op: OpState, block: Block) -> bool:
+def has_native(op: OpState, block: Block) -> bool:
     """Return whether Unisono has the operation for the elements."""
     dtype = block.layout.dtype
     if not op.native or dtype is None or dtype.name not in DTYPES or block.layout.constant in {"BYTE", "PACKED"}:
@@ -248,7 +256,7 @@ def _reduced(state: Any, name: str, sendbuf: Any, recvbuf: Any, op: OpState, whi
     target = simple(recvbuf, writable=True)
     source = target if _is_in_place(sendbuf) else simple(sendbuf)
     _check_counts(source, target)
-    if not _combines(op, source):
+    if not has_native(op, source):
         return _gathered(state, op, source, target.store_elements, which)
     x, out = source.array(), target.target()
     if source is target and name != "allreduce":
@@ -256,11 +264,7 @@ def _reduced(state: Any, name: str, sendbuf: Any, recvbuf: Any, op: OpState, whi
     method = getattr(state.native, name)
     is_stored = name != "exscan" or state.rank > 0
     out = out if is_stored else np.empty_like(out)
-    return Native(method, (x, op.native, *args), {"out": out}, (lambda: target.store(out)) if is_stored else _nothing)
-
-
-def _nothing() -> None:
-    pass
+    return Native(method, (x, op.native, *args), {"out": out}, (lambda: target.store(out)) if is_stored else nothing)
 
 
 def _check_counts(source: Block, target: Block) -> None:
@@ -274,7 +278,7 @@ def reduce(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0)
     if checked_root(state, root) == state.rank:
         return _reduced(state, "reduce", sendbuf, recvbuf, operation, slice(None), (root,))
     source = simple(recvbuf if _is_in_place(sendbuf) else sendbuf)
-    if not _combines(operation, source):
+    if not has_native(operation, source):
         return _gathered(state, operation, source, lambda _: None, slice(0))
     return Native(state.native.reduce, (source.array(), operation.native, root), {})
 
@@ -309,7 +313,7 @@ def reduce_scatter(state: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = Non
         raise ValueError("the send and receive buffers have different datatypes")
     if len(counts) != state.size or sum(counts) != source.count:
         raise ValueError(f"the counts {counts} do not fit {source.count} elements and {state.size} ranks")
-    if not _combines(operation, source):
+    if not has_native(operation, source):
         start = sum(counts[: state.rank])
 
         def take(result: Any) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.compat.mpi4py.base.constants import UNDEFINED
-from unisono.compat.mpi4py.base.errors import Exception as MpiException, fail, translating
+from unisono.compat.mpi4py.base.errors import called_back, fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
 from unisono.compat.mpi4py.values.status import Status, empty_status
 
@@ -149,17 +147,9 @@ class _GeneralState(RequestState):
         self._call(self._on_cancel, self.has_completed)
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        """Call a function of the program; its exception is shown, and becomes an `Exception`."""
-        if function is None:
-            return
-        try:
-            function(*arguments, *self._args, **self._kwargs)
-        except MpiException:
-            sys.stderr.write(traceback.format_exc())
-            raise
-        except BaseException as error:
-            sys.stderr.write(traceback.format_exc())
-            raise fail("ERR_OTHER", f"{type(error).__name__}: {error}") from error
+        """Call a function of the program, if there is one."""
+        if function is not None:
+            called_back(function, *arguments, *self._args, **self._kwargs)
 
 
 class Request(Handle):
@@ -203,12 +193,12 @@ class Request(Handle):
 
     def Wait(self, status: Any = None) -> bool:
         """Wait until the call is done."""
-        self.wait(status)
+        Request.wait(self, status)  # and not that of a subclass, which may call this method
         return True
 
     def Test(self, status: Any = None) -> bool:
         """Return whether the call is done."""
-        return self.test(status)[0]
+        return bool(Request.test(self, status)[0])
 
     @translating
     def Get_status(self, status: Any = None) -> bool:

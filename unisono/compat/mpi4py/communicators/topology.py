@@ -96,7 +96,10 @@ class Topocomm(Intracomm):
 
     @classmethod
     def _accepts(cls, state: Any) -> bool:
-        return state.topology is not None and issubclass(CLASSES[state.topology.kind], cls)
+        if state.topology is None:
+            return False
+        of_kind = CLASSES[state.topology.kind]
+        return issubclass(of_kind, cls) or issubclass(cls, of_kind)  # a base of it, or a subclass of the program
 
     @property
     def degrees(self) -> tuple[int, int]:

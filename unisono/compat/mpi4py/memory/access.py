@@ -76,6 +76,9 @@ class buffer(np.ndarray):
     def __len__(self) -> int:
         return self.nbytes
 
+    def __bool__(self) -> bool:
+        return self.nbytes > 0
+
     def _item(self, item: Any) -> Any:
         if isinstance(item, slice):
             if item.step not in {None, 1}:
