@@ -1,7 +1,9 @@
 """A program of mpi4py that checks the calls of `MPI` on 3 ranks, without a word about Unisono."""
 
 import array
+import os
 import pickle
+import tempfile
 
 import numpy as np
 from mpi4py import MPI
@@ -209,6 +211,40 @@ def windows() -> None:
     assert win == MPI.WIN_NULL
 
 
-for check in (objects, buffers, messages, communicators, values, windows):
+def files() -> None:
+    path = comm.bcast(tempfile.mktemp() if rank == 0 else None)
+    assert error_class(lambda: MPI.File.Open(comm, path, MPI.MODE_RDWR)) == MPI.ERR_NO_SUCH_FILE
+    assert error_class(lambda: MPI.File.Open(comm, path, MPI.MODE_CREATE)) == MPI.ERR_AMODE
+    file = MPI.File.Open(comm, path, MPI.MODE_RDWR | MPI.MODE_CREATE | MPI.MODE_DELETE_ON_CLOSE)
+    # The ranks write the columns of a matrix, and read its rows.
+    column = MPI.INT.Create_vector(4, 1, size).Create_resized(0, 4).Commit()
+    file.Set_view(4 * rank, MPI.INT, column)
+    file.Write_all(np.arange(4, dtype="i") * 10 + rank)
+    file.Set_view(0, MPI.INT)
+    row, status = np.zeros(size, "i"), MPI.Status()
+    file.Read_at_all(size * rank, row, status)
+    assert row.tolist() == [10 * rank, 10 * rank + 1, 10 * rank + 2]
+    assert (status.Get_count(MPI.INT), file.size) == (size, 4 * 4 * size)
+    file.Read_at(4 * size - 1, row, status)  # one element before the end
+    assert (status.Get_count(MPI.INT), row[0], row[2]) == (1, 32, 10 * rank + 2)
+    file.Seek_shared(2)
+    file.Write_ordered(np.full(rank + 1, rank, "i"))
+    comm.Barrier()  # all ranks have written
+    assert file.Get_position_shared() == 8
+    file.Seek(2)
+    six = np.zeros(6, "i")
+    file.Read(six)
+    assert (six.tolist(), file.Get_position()) == ([0, 1, 1, 2, 2, 2], 8)
+    file.Set_size(8)
+    file.Set_atomicity(True)
+    file.Write_shared(np.array([7], "i"))
+    comm.Barrier()
+    file.Seek(0, MPI.SEEK_END)
+    assert file.Get_position() == 8 + size
+    file.Close()
+    assert not os.path.exists(path)
+
+
+for check in (objects, buffers, messages, communicators, values, windows, files):
     check()
 print(f"rank {rank} has checked everything")

@@ -18,7 +18,7 @@ from unisono.compat.mpi4py.values import pickles as _pickles
 _FILES = (
     "memory.access memory.datatype base.errors base.handles base.world values.op values.status values.info "
     "values.group values.pickles calls.request calls.point_to_point communicators.comm communicators.intercomm "
-    "communicators.topology communicators.session communicators.window communicators.absent"
+    "communicators.topology communicators.session communicators.window communicators.file"
 )
 _HIDDEN = {
     "Special",

@@ -5,5 +5,5 @@ intercomm: communicators between two groups.
 topology: communicators whose ranks have neighbours.
 session: sessions, and the communicators that are always there.
 window: windows.
-absent: the class of files, of which there are none.
+file: files.
 """

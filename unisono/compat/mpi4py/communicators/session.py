@@ -142,7 +142,6 @@ for _name in [
     "Publish_name",
     "Unpublish_name",
     "Lookup_name",
-    "Register_datarep",
 ]:
     globals()[_name] = _absent(_name)
 
