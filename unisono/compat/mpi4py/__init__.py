@@ -9,7 +9,7 @@ Files and folders:
     values: operations, statuses, hints, groups and pickles.
     memory: buffer specifications and layouts.
     calls: messages, collectives and requests.
-    communicators: communicators, topologies, sessions and windows.
+    communicators: communicators, topologies, sessions, windows and files.
 """
 
 from __future__ import annotations
