@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from types import NoneType
+from typing import Any, ClassVar, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -148,8 +149,8 @@ def _place(state: WinState, rank: int, target: Any, origin: Block) -> _Place:
     if not 0 <= rank < state.comm.size:
         raise fail("ERR_RANK", f"{rank} is not a rank of a window of {state.comm.size}")
     items = [] if target is None else list(target) if isinstance(target, (list, tuple)) else [target]
-    if len(items) > 3:
-        raise ValueError(f"a target has at most 3 items, not {len(items)}")
+    if len(items) > 3 or not all(isinstance(item, (SupportsIndex, NoneType)) for item in items[:2]):
+        raise ValueError(f"a target is a displacement or (displacement, count, datatype), not {target!r}")
     displacement, count, datatype = [*items, None, None, None][:3]
     layout = origin.layout if datatype is None else datatype_of(datatype)
     count = origin.count if count is None else int(count)
