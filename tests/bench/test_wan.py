@@ -178,10 +178,10 @@ def test_cut_ways_carry_nothing_until_they_are_mended(wide_area_of: Callable[[Ar
 WRONG: dict[str, tuple[Area, str]] = {
     "one host": (uniform(1), "has 2 to 8 hosts, not 1"),
     "nine hosts": (uniform(9), "has 2 to 8 hosts, not 9"),
-    "way to itself": (Area((AccessLine(), AccessLine()), {(1, 1): NetworkWay()}), "no way from host 1 to host 1"),
-    "way to nobody": (Area((AccessLine(), AccessLine()), {(0, 2): NetworkWay()}), "no way from host 0 to host 2"),
+    "way to itself": (Area((AccessLine(), AccessLine()), {(1, 1): NetworkWay()}), "and not from 1 to 1"),
+    "way to nobody": (Area((AccessLine(), AccessLine()), {(0, 2): NetworkWay()}), "and not from 0 to 2"),
     "negative delay": (uniform(2, way=NetworkWay(delay_ms=-1)), "finite and not negative"),
-    "loss above 1": (uniform(2, way=NetworkWay(loss=1.5)), "its loss at most 1"),
+    "loss above 1": (uniform(2, way=NetworkWay(loss=1.5)), "the loss at most 1"),
     "delay that is no number": (uniform(2, way=NetworkWay(delay_ms=float("nan"))), "finite and not negative"),
     "negative rate": (uniform(2, AccessLine(-1)), "a rate of -1.* Mbit/s is impossible"),
     "infinite rate": (uniform(2, AccessLine(float("inf"))), "a rate of inf Mbit/s is impossible"),

@@ -609,7 +609,7 @@ class Changed:
 
 WRONG = {
     "captured": "captured into a graph",
-    "host": "out is not on the device",
+    "host": "out is on another device than the other arrays of this call",
     "strided": "out is not contiguous",
     "packed": "x is not contiguous, and only its library could pack it",
     "mask": "masks are not reduced",

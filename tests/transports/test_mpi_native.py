@@ -135,7 +135,7 @@ os._exit(0)  # MPI_Finalize of Open MPI does not always end when a rank has died
     done = run("openmpi", 3, program, options=("--with-ft", "ulfm"), variables=folder)
     lines = sorted(filter(None, done.stdout.split("\n")))
     assert [line.split()[0] for line in lines] == ["PeerLostError"] * 2 + ["left:"] * 2, done.stdout + done.stderr
-    assert all("rank 1 died" in line for line in lines[:2])
+    assert all("rank 1 died" in line for line in lines[:2]), lines
     assert lines[2:] == ["left: 0 2 2", "left: 1 2 2"]
 
 

@@ -258,11 +258,14 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
     algorithms |= {variant: find(question.collective, variant.algorithm) for variant in named}
     costs = _costs_for(question, state)
     candidates: list[Candidate] = []
+    least_s = math.inf  # of the usable candidates
     for row, algorithm in _searched_last(algorithms, costs):
-        usable_s = (each.predicted_s for each in candidates if each.refusal is None and each.predicted_s is not None)
-        limit_s = math.inf if row in named else _ALIKE * min(usable_s, default=math.inf)
+        limit_s = math.inf if row in named else _ALIKE * least_s
         measured_s = times.get(str(row)) if times else None
-        candidates.append(_candidate(algorithm, row.params, question, costs, measured_s, row in named, limit_s))
+        made = _candidate(algorithm, row.params, question, costs, measured_s, row in named, limit_s)
+        candidates.append(made)
+        if made.refusal is None and made.predicted_s is not None:
+            least_s = min(least_s, made.predicted_s)
     candidates.sort(key=candidate_key)
     if costs.network is not None:
         candidates = _fewest_rounds_first(candidates, question)
