@@ -140,8 +140,8 @@ def from_dlpack(x: Any, name: str, stream: int | None = None) -> ForeignMemory:
     """
     try:
         kind, number = x.__dlpack_device__()
-        capsule = _capsule(x, stream)
-        tensor, flags = _tensor(capsule)
+        capsule = capsule_of(x, stream)
+        tensor, is_read_only = tensor_in(capsule)
     except _EXPORT_ERRORS as error:
         raise UsageError(f"{name} cannot be exported by __dlpack__: {error}") from error
     element = _ELEMENTS.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
@@ -157,7 +157,7 @@ def from_dlpack(x: Any, name: str, stream: int | None = None) -> ForeignMemory:
         packed_strides(shape, dtype.itemsize) if steps is None else steps,
         dtype,
         (_DEVICES.get(int(kind), f"device {int(kind)}"), int(number)),
-        bool(flags & _READ_ONLY),
+        is_read_only,
         stream,
         capsule,
     )
@@ -267,7 +267,8 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 )
 
 
-def _capsule(x: Any, stream: int | None) -> Any:
+def capsule_of(x: Any, stream: int | None) -> Any:
+    """Return the capsule in which an object exports its memory. `stream` is as of `from_dlpack`."""
     arguments = {} if stream is None else {"stream": stream}
     try:
         return x.__dlpack__(max_version=(1, 0), **arguments)
@@ -275,14 +276,18 @@ def _capsule(x: Any, stream: int | None) -> Any:
         return x.__dlpack__(**arguments)
 
 
-def _tensor(capsule: Any) -> tuple[_Tensor, int]:
-    """Return the structure in a capsule, and its flags.
+def tensor_in(capsule: Any) -> tuple[_Tensor, bool]:
+    """Return the structure in a capsule, and whether its memory is read-only.
 
     The capsule is not marked as consumed. So it releases the memory itself when no object refers to it any more.
+
+    Raises:
+        BufferError: the capsule is of an unknown version of DLPack.
+        ValueError: the object is no capsule of DLPack.
     """
     if _is_named(capsule, b"dltensor_versioned"):
         versioned = _VersionedTensor.from_address(_pointer_of(capsule, b"dltensor_versioned"))
         if versioned.major != 1:
             raise BufferError(f"version {versioned.major} of DLPack is not supported")
-        return versioned.tensor, versioned.flags
-    return _Tensor.from_address(_pointer_of(capsule, b"dltensor")), 0
+        return versioned.tensor, bool(versioned.flags & _READ_ONLY)
+    return _Tensor.from_address(_pointer_of(capsule, b"dltensor")), False

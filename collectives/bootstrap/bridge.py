@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from unisono.collectives.communicator import Communicator
+    from unisono.options import Options
     from unisono.transports.links.session import Session
 
 _NAME = re.compile(rf"(tcp://[^#]+)#([0-9a-f]{{{2 * KEY_NBYTES}}})")
@@ -263,8 +264,7 @@ def _met(
     of_meeting = _derived(key, bytes.fromhex(facts["nonce"]))
     first = 0 if is_first else sizes[0]
     launch = Launch(first + world.rank, sum(sizes), facts["url"], job_of_key(of_meeting), of_meeting, PORT)
-    _, options = world.session_and_options()
-    union = meet(launch, options.adopting({"rendezvous_timeout_s": max(deadline.remaining_s(), _MEETING_S)}))
+    union = meet(launch, _options_of(world).adopting({"rendezvous_timeout_s": max(deadline.remaining_s(), _MEETING_S)}))
     ranks = tuple(range(sizes[0])), tuple(range(sizes[0], sum(sizes)))
     own, remote = ranks if is_first else ranks[::-1]
     return Bridge(union, own, remote)
@@ -295,8 +295,7 @@ def _from_first(world: Communicator, steps: Iterator[Facts]) -> Facts:
 def _store_at(url: str, key: bytes, deadline: Deadline, world: Communicator) -> TcpStore:
     """Open the store of a port, which its job has served since before the name of the port existed."""
     host, port = host_and_port(url)
-    _, options = world.session_and_options()
-    tls, limit_s = TlsPolicy(options.tls), deadline.remaining_s()
+    tls, limit_s = TlsPolicy(_options_of(world).tls), deadline.remaining_s()
     return TcpStore(host, port, key=key, job=job_of_key(key), timeout_s=limit_s, is_served=True, tls=tls)
 
 
@@ -306,8 +305,11 @@ def _derived(key: bytes, public: bytes) -> bytes:
 
 
 def _deadline(world: Communicator, timeout_s: float | None) -> Deadline:
-    _, options = world.session_and_options()
-    return Deadline(options.rendezvous_timeout_s if timeout_s is None else checked_timeout_s(timeout_s))
+    return Deadline(_options_of(world).rendezvous_timeout_s if timeout_s is None else checked_timeout_s(timeout_s))
+
+
+def _options_of(world: Communicator) -> Options:
+    return world.session_and_options()[1]
 
 
 def _checked(value: bytes, shape: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,41 +13,10 @@ from typing import Any
 
 import numpy as np
 
-_CPU, _READ_ONLY = 1, 1
+from unisono.collectives.arrays.dlpack import capsule_of, tensor_in
+
+_CPU = 1
 _KINDS = "iufVfc?"  # the kind of numpy by the code of DLPack; code 4 is bfloat16
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _Versioned(ctypes.Structure):
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
-    )
-
-
-def _pointer(capsule: Any, name: bytes) -> int | None:
-    api = ctypes.pythonapi
-    api.PyCapsule_IsValid.argtypes = api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-    return api.PyCapsule_GetPointer(capsule, name) if api.PyCapsule_IsValid(capsule, name) else None
 
 
 def from_dlpack(obj: Any) -> tuple[Any, str]:
@@ -60,23 +29,11 @@ def from_dlpack(obj: Any) -> tuple[Any, str]:
     device, number = obj.__dlpack_device__()
     if not isinstance(device, int) or not isinstance(number, int):
         raise TypeError("__dlpack_device__ must return two integers")
-    stream = {} if device == _CPU else {"stream": -1}
+    capsule = capsule_of(obj, None if device == _CPU else -1)
     try:
-        capsule = obj.__dlpack__(max_version=(1, 0), **stream)
-    except TypeError:
-        capsule = obj.__dlpack__(**stream)
-    is_read_only = False
-    address = _pointer(capsule, b"dltensor_versioned")
-    if address:
-        versioned = _Versioned.from_address(address)
-        if versioned.major != 1:
-            raise BufferError(f"DLPack {versioned.major}.{versioned.minor} is not supported")
-        is_read_only, tensor = bool(versioned.flags & _READ_ONLY), versioned.tensor
-    else:
-        address = _pointer(capsule, b"dltensor")
-        if not address:
-            raise BufferError("the object has no capsule of DLPack that can be used")
-        tensor = _Tensor.from_address(address)
+        tensor, is_read_only = tensor_in(capsule)
+    except ValueError:
+        raise BufferError("the object has no capsule of DLPack that can be used") from None
     if tensor.ndim < 0 or (tensor.ndim > 0 and not tensor.shape):
         raise BufferError("the shape of the object is wrong")
     shape = [tensor.shape[k] for k in range(tensor.ndim)]
