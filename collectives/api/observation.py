@@ -57,16 +57,17 @@ class Observation(Dispatcher):
         dtype: str = "float32",
         op: str | Op = "sum",
         *,
+        algorithm: str | None = None,
         reproducible: bool = False,
         accumulate: str | None = None,
     ) -> Explanation:
         """Return an explanation that can be printed: which algorithm a call would use, why, and over which transports.
 
-        Nothing is sent. For calls with counts, such as ``"allgatherv"``, `nbytes` counts the bytes of all shares.
+        Pass what the call would pass; with an `algorithm`, its candidate is the choice. Nothing is sent. For calls with counts, such as ``"allgatherv"``, `nbytes` counts the bytes of all shares.
 
         Raises:
             UsageError: `nbytes`, `dtype` or `accumulate` is wrong, or `op` is a Python function.
-            NoAlgorithmError: no algorithm carries out such a call.
+            NoAlgorithmError: no algorithm, or not the named one, carries out such a call.
         """
         nbytes = checked_integer(nbytes, "nbytes", 0, _MOST_NBYTES)
         if dtype not in DTYPES:
@@ -76,7 +77,7 @@ class Observation(Dispatcher):
                 "a reduction by a Python function has no algorithm of its own: it exchanges arrays by allgather, "
                 "gather or alltoall, so explain one of these"
             )
-        request = algorithm_request(None, reproducible, accumulate)
+        request = algorithm_request(algorithm, reproducible, accumulate)
         reduced = [(DTYPES[dtype], operation(op))]
         name, varying = VECTOR_CALLS.get(collective, collective), collective in VECTOR_CALLS
         explanation = explain(self._planner.question(name, nbytes, reduced, request, varying=varying), self.tuner_state)

@@ -126,10 +126,9 @@ def measure_until_the_order_changes(world: un.Communicator, say: Say) -> None:
     def order() -> tuple[int, ...]:
         assert (world.allreduce(x, algorithm="ring") == 6).all()
         rows = [row.algorithm for row in world.stats().calls if row.algorithm.startswith("ring")]
-        shown = world.explain("allreduce", x.nbytes)
-        ring = next(each for each in shown.candidates if each.algorithm == "ring")
-        assert str(ring.in_order) in rows
-        return ring.order
+        choice = world.explain("allreduce", x.nbytes, algorithm="ring").choice
+        assert choice.variant in rows
+        return tuple(dict(choice.params).get("order", range(world.size)))
 
     first = last = order()
     say(first)
