@@ -63,7 +63,8 @@ class Observation(Dispatcher):
     ) -> Explanation:
         """Return an explanation that can be printed: which algorithm a call would use, why, and over which transports.
 
-        Pass what the call would pass; with an `algorithm`, its candidate is the choice. Nothing is sent. For calls with counts, such as ``"allgatherv"``, `nbytes` counts the bytes of all shares.
+        Pass the arguments of the call; with an `algorithm`, its candidate is the choice. Nothing is sent. For calls
+        with counts, such as ``"allgatherv"``, `nbytes` counts the bytes of all shares.
 
         Raises:
             UsageError: `nbytes`, `dtype` or `accumulate` is wrong, or `op` is a Python function.

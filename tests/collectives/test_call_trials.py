@@ -20,7 +20,7 @@ COUNT = 3
 
 
 class Clock:
-    """The clock of a rank, which shows full seconds after each barrier and advances only when the rank is late or busy."""
+    """The clock of a rank. It shows full seconds after a barrier, and advances if the rank is late or busy."""
 
     def __init__(self, ahead_s: float) -> None:
         self._barriers, self._ahead_s, self._passed_s = 0, ahead_s, 0.0
