@@ -63,6 +63,8 @@ def _moved(hosts: Hosts, position: Mapping[int, int]) -> Hosts:
 
 
 def _renamed(plan: Plan, rank: int, root: int, order: tuple[int, ...]) -> Plan:
+    if max(plan.input.parts, plan.output.parts) > 1:
+        raise UsageError(f"{plan.collective} {plan.algorithm} cuts shares into parts: it takes no other order")
     contract = CONTRACTS[plan.collective]
     has_shares = Cut.SHARES in (contract.input, contract.output)
     scratch = plan.scratch

@@ -6,7 +6,7 @@ derive its length from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from unisono.algorithms.ir.plan import Buffer, Counts, Partition, Plan, Span
@@ -39,11 +39,19 @@ def bounds(plan: Plan, buffer: Buffer, shape: Shape) -> list[tuple[int, int]]:
         return []
     if partition.like is not None:
         return _copies(bounds(plan, partition.like, shape), partition)
+    return [
+        (offset + start, length)
+        for offset, share in _shares(partition, buffer, shape)
+        for start, length in (split(share, partition.parts, part) for part in range(partition.parts))
+    ]
+
+
+def _shares(partition: Partition, buffer: Buffer, shape: Shape) -> Iterable[tuple[int, int]]:
     if partition.counts is Counts.OWN:
-        elements = shape.elements[buffer]
-        return [split(elements, partition.blocks, block) for block in range(partition.blocks)]
+        shares = partition.blocks // partition.parts
+        return (split(shape.elements[buffer], shares, share) for share in range(shares))
     lengths = shape.counts[partition.counts]
-    return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
+    return zip(accumulate(lengths, initial=0), lengths, strict=False)
 
 
 def _copies(original: list[tuple[int, int]], partition: Partition) -> list[tuple[int, int]]:

@@ -1,9 +1,10 @@
 """Encodes a plan as an array of 64-bit integers, which the native core decodes and runs.
 
-The array is a header of 19 words, followed by these tables::
+The array is a header of 22 words, followed by these tables::
 
     version size rank lanes items groups dependencies steps operands permutation
-    input.blocks input.counts output.blocks output.counts scratch.blocks scratch.counts
+    input.blocks input.counts input.parts output.blocks output.counts output.parts
+    scratch.blocks scratch.counts scratch.parts
     scratch.like (-1: counts of its own) scratch.copies scratch.block (-1: all)
     lane        first item, items
     item        times, first group, groups                       (a Group by itself is run once)
@@ -22,6 +23,7 @@ from __future__ import annotations
 from array import array
 
 from unisono.algorithms.ir.plan import (
+    Buffer,
     Copy,
     Group,
     Partition,
@@ -42,7 +44,7 @@ from unisono.algorithms.ir.plan import (
 )
 from unisono.algorithms.ir.walk import reads
 
-VERSION = 3
+VERSION = 4
 
 _FLAGS = {"received_first": 1, "lower": 2, "even_if_empty": 4}
 
@@ -116,14 +118,18 @@ def encode(plan: Plan) -> array[int]:
             len(tables.operands) // _OPERAND_WORDS,
             len(plan.permutation),
         ),
-        *(plan.input.blocks, int(plan.input.counts), plan.output.blocks, int(plan.output.counts)),
+        *(word for buffer in Buffer for word in _cut(plan.partition(buffer))),
         *_scratch(plan.scratch),
     ]
     body = [*lanes, *tables.items, *tables.groups, *tables.dependencies, *tables.steps, *tables.operands]
     return array("q", [*header, *body, *plan.permutation])
 
 
+def _cut(partition: Partition) -> tuple[int, ...]:
+    return partition.blocks, int(partition.counts), partition.parts
+
+
 def _scratch(partition: Partition) -> tuple[int, ...]:
     like = -1 if partition.like is None else int(partition.like)
     block = -1 if partition.block is None else partition.block
-    return partition.blocks, int(partition.counts), like, partition.copies, block
+    return like, partition.copies, block

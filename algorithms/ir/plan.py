@@ -64,8 +64,11 @@ class Counts(enum.IntEnum):
 class Partition:
     """How a buffer is cut into blocks.
 
-    With `Counts.OWN`, the buffer has `blocks` nearly equal parts; the first (elements mod blocks) are one element
+    With `Counts.OWN`, the buffer has `blocks` nearly equal blocks; the first (elements mod blocks) are one element
     longer. With other `counts`, block i has the i-th count as its length.
+
+    With `parts`, the rules above cut the buffer into blocks / parts shares, and each share is cut into `parts` nearly
+    equal blocks. An algorithm needs this if the parts of a rank's share take different ways.
 
     A SCRATCH buffer may set `like`. It then consists of `copies` copies of the partition of another buffer, one after
     the other, and `blocks` is the number of blocks of all copies. If `block` is set too, SCRATCH consists of copies of
@@ -77,6 +80,7 @@ class Partition:
     like: Buffer | None = None
     copies: int = 1
     block: int | None = None
+    parts: int = 1
 
 
 def even(blocks: int) -> Partition:
@@ -87,6 +91,11 @@ def even(blocks: int) -> Partition:
 def shares(size: int, varying: bool) -> Partition:
     """Return the partition into one block per rank: equal blocks or, if `varying`, by the counts of the ranks."""
     return Partition(size, Counts.RANKS) if varying else even(size)
+
+
+def in_parts(shares: Partition, parts: int) -> Partition:
+    """Return the partition in which each block of `shares` is cut into `parts` blocks."""
+    return replace(shares, blocks=shares.blocks * parts, parts=parts)
 
 
 def scratch_like(buffer: Buffer, partition: Partition, copies: int = 1) -> Partition:

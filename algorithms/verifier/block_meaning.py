@@ -114,6 +114,7 @@ class PlanSet:
         )
         self._combined_origins: list[BlockOrigin] = []  # the origins of INPUT in a reduction, which all ranks share
         self.blocks = max(1, *(max(plan.input.blocks, plan.output.blocks) for plan in plans))
+        self.share_parts = max(max(plan.input.parts, plan.output.parts) for plan in plans)
         for plan in plans:
             self._check_buffer(plan, Buffer.INPUT, self.contract.input, self.contract.has_input(plan.rank, self.root))
             self._check_buffer(
@@ -132,7 +133,9 @@ class PlanSet:
 
     def promise(self, rank: int, block: int) -> BlockPromise:
         """Return the content that a block of OUTPUT must have at the end."""
-        return self._promise(self.size, rank, self.root, block)
+        share, part = divmod(block, self.share_parts)
+        origin, ranks = self._promise(self.size, rank, self.root, share)
+        return BlockPromise(BlockOrigin(origin.rank, origin.block * self.share_parts + part), ranks)
 
     def length_numbers(self) -> list[list[int]]:
         """Return, for every rank, a number for the length of each cell. Equal lengths have equal numbers."""
@@ -155,13 +158,13 @@ class PlanSet:
 
     def parts(self) -> int:
         """Return the number of blocks in the vector of which costs are multiples."""
-        return self.size if self.contract.input in (Cut.SHARE, Cut.SHARES) else self._blocks(self.contract.input)
+        return self._blocks(Cut.SHARES if self.contract.input is Cut.SHARE else self.contract.input)
 
     def homes(self, rank: int) -> list[int]:
         """Return, for each cell of a rank, the cell of the same memory in a call in place: itself, or a cell of OUTPUT.
 
         In place, INPUT is OUTPUT. If one buffer is the share of one rank and the other holds the shares of all ranks,
-        the first one is block `rank` of the other.
+        the first one is share `rank` of the other.
         """
         plan = self.plans[rank]
         inputs, outputs = plan.input.blocks, plan.output.blocks
@@ -169,8 +172,10 @@ class PlanSet:
         if inputs and outputs and self.contract.input is self.contract.output:
             homes[:inputs] = homes[inputs : inputs + outputs]
         elif inputs and outputs:
-            shared = 0 if self.contract.input is Cut.SHARE else rank
-            homes[shared] = inputs + (rank if self.contract.input is Cut.SHARE else 0)
+            own = range(rank * self.share_parts, (rank + 1) * self.share_parts)
+            for part, of_all in enumerate(own):
+                shared, home = (part, of_all) if self.contract.input is Cut.SHARE else (of_all, part)
+                homes[shared] = inputs + home
         return homes
 
     def _facts_of_lengths(self, rank: int, buffer: Buffer) -> tuple[object, ...]:
@@ -188,7 +193,18 @@ class PlanSet:
         if partition.like is not None:
             whole = self._lengths(rank, partition.like)
             return (whole if partition.block is None else [whole[partition.block]]) * partition.copies
-        blocks = range(partition.blocks)
+        shares = self._lengths_of_shares(rank, buffer, partition)
+        if partition.parts == 1:
+            return shares
+        return [
+            Length(f"part {part} of {partition.parts} of {kind}", first, second)
+            for kind, first, second in shares
+            for part in range(partition.parts)
+        ]
+
+    def _lengths_of_shares(self, rank: int, buffer: Buffer, partition: Partition) -> list[Length]:
+        """Return the length of each share of a buffer with counts; the shares are its blocks if it has no parts."""
+        blocks = range(partition.blocks // partition.parts)
         if partition.counts is Counts.RANKS:
             return [Length("count of rank", block) for block in blocks]
         if partition.counts is Counts.SEND:
@@ -214,7 +230,8 @@ class PlanSet:
 
     def _blocks(self, cut: Cut) -> int:
         """Return the number of blocks of a buffer with this cut."""
-        return {Cut.VECTOR: self.blocks, Cut.TOKEN: 1, Cut.SHARE: 1, Cut.SHARES: self.size}[cut]
+        parts = self.share_parts
+        return {Cut.VECTOR: self.blocks, Cut.TOKEN: 1, Cut.SHARE: parts, Cut.SHARES: self.size * parts}[cut]
 
     def _check_buffer(self, plan: Plan, buffer: Buffer, cut: Cut | None, present: bool) -> None:
         actual, expected = plan.partition(buffer), Partition(0)
@@ -222,7 +239,8 @@ class PlanSet:
             counts = Counts.OWN
             if cut is Cut.SHARES and self.varying and self.contract.varying is not None:
                 counts = self.contract.varying[buffer]
-            expected = Partition(self._blocks(cut), counts)
+            parts = self.share_parts if cut in (Cut.SHARE, Cut.SHARES) else 1
+            expected = Partition(self._blocks(cut), counts, parts=parts)
         if actual != expected:
             raise PlanError(
                 f"rank {plan.rank}: {plan.collective} with an {buffer.name} of {_describe(actual)}, "
@@ -276,6 +294,10 @@ def _check_scratch(plan: Plan) -> None:
     scratch = plan.scratch
     if not scratch.blocks:
         return
+    if scratch.parts != 1:
+        raise PlanError(
+            f"rank {plan.rank}: SCRATCH is cut into parts: cut it like INPUT or OUTPUT, which may have parts"
+        )
     if scratch.like is None and scratch.counts is Counts.OWN:
         raise PlanError(f"rank {plan.rank}: SCRATCH has no counts of its own: cut it like INPUT or OUTPUT")
     one = plan.size if scratch.like is None else plan.partition(scratch.like).blocks
@@ -289,4 +311,5 @@ def _check_scratch(plan: Plan) -> None:
 
 def _describe(partition: Partition) -> str:
     counts = "" if partition.counts is Counts.OWN else f" by Counts.{partition.counts.name}"
-    return f"{partition.blocks} block{'' if partition.blocks == 1 else 's'}{counts}"
+    parts = "" if partition.parts == 1 else f" in shares of {partition.parts}"
+    return f"{partition.blocks} block{'' if partition.blocks == 1 else 's'}{parts}{counts}"

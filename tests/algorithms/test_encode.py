@@ -35,7 +35,7 @@ from unisono.algorithms.ir.plan import (
 from unisono.transports import _core
 
 OUT_OF_RANGE = (-2, 1 << 40, -(1 << 62), (1 << 63) - 1)
-HEADER_WORDS = 19
+HEADER_WORDS = 22
 
 
 def small_plan() -> Plan:
@@ -48,7 +48,7 @@ def small_plan() -> Plan:
 
 
 def test_a_small_plan_is_encoded_as_the_format_says() -> None:
-    header = [VERSION, 4, 2, 2, 2, 3, 1, 3, 6, 2, 2, 0, 2, 0, 4, 0, int(Buffer.OUTPUT), 2, -1]
+    header = [VERSION, 4, 2, 2, 2, 3, 1, 3, 6, 2, 2, 0, 1, 2, 0, 1, 4, 0, 1, int(Buffer.OUTPUT), 2, -1]
     lanes = [0, 1, 1, 1]
     items = [3, 0, 2, 1, 2, 1]
     groups = [0, 2, 0, 0, 2, 0, 0, 0, 2, 1, 0, 1]
@@ -157,13 +157,13 @@ def with_scratch(scratch: Partition) -> Plan:
 
 def test_scratch_partition_is_encoded_in_all_three_forms() -> None:
     scratches = {
-        Partition(3, Counts.RANKS): [3, int(Counts.RANKS), -1, 1, -1],
-        scratch_like(Buffer.OUTPUT, even(2), 2): [4, 0, int(Buffer.OUTPUT), 2, -1],
-        scratch_like_block(Buffer.INPUT, even(2), block=1, copies=5): [5, 0, int(Buffer.INPUT), 5, 1],
+        Partition(3, Counts.RANKS): [3, int(Counts.RANKS), 1, -1, 1, -1],
+        scratch_like(Buffer.OUTPUT, even(2), 2): [4, 0, 1, int(Buffer.OUTPUT), 2, -1],
+        scratch_like_block(Buffer.INPUT, even(2), block=1, copies=5): [5, 0, 1, int(Buffer.INPUT), 5, 1],
     }
     for scratch, words in scratches.items():
         encoded = encode(with_scratch(scratch))
-        assert encoded[14:HEADER_WORDS].tolist() == words
+        assert encoded[16:HEADER_WORDS].tolist() == words
         _core.Plan(encoded)
 
 
@@ -171,6 +171,7 @@ def test_scratch_partition_is_encoded_in_all_three_forms() -> None:
     ("scratch", "complaint"),
     [
         (Partition(3), "scratch has no counts"),
+        (Partition(4, Counts.RANKS, parts=2), "scratch is cut into parts"),
         (Partition(4, Counts.RANKS, copies=2), "copies of scratch by counts of its own"),
         (Partition(3, like=Buffer.INPUT, copies=2), "does not have the blocks of its copies"),
         (Partition(2, like=Buffer.INPUT, copies=3, block=1), "does not have the blocks of its copies"),
@@ -180,6 +181,13 @@ def test_scratch_partition_is_encoded_in_all_three_forms() -> None:
 def test_decoder_refuses_invalid_partition_of_scratch(scratch: Partition, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         _core.Plan(encode(with_scratch(scratch)))
+
+
+@pytest.mark.parametrize("parts", [0, 3, 5])
+def test_decoder_refuses_shares_without_their_number_of_parts(parts: int) -> None:
+    plan = Plan("x", "x", 2, 0, 0, even(2), replace(even(4), parts=parts))
+    with pytest.raises(ValueError, match="parts"):
+        _core.Plan(encode(plan))
 
 
 def test_a_span_longer_than_its_buffer_is_refused() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
+from support.handmade_plans import allgather_both_ways
 from support.plan_edits import changed, flat_plans, groups_of, step_at, with_groups, with_step
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
@@ -25,11 +27,13 @@ from unisono.algorithms.ir.plan import (
     Send,
     Step,
     even,
+    in_parts,
     input_block,
     output_block,
     scratch_block,
     scratch_like,
     scratch_like_block,
+    shares,
 )
 from unisono.algorithms.verifier.block_meaning import (
     PROMISES,
@@ -115,6 +119,33 @@ def test_share_lengths_are_per_rank_or_pair_only_if_counts_vary() -> None:
     parts = [Length("part", 2, 0), Length("part", 2, 1)]
     assert lengths("reduce_scatter", "ring") == [*parts, parts[1]]
     assert lengths("allreduce", "ring") == parts * 2
+
+
+@pytest.mark.parametrize("varying", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_parts_of_shares_may_take_different_ways(size: int, varying: bool) -> None:
+    plans = [allgather_both_ways(size, rank, varying) for rank in range(size)]
+    report = verify_plans(plans, segments=2)
+    assert report.sent == Fraction(size - 1, size)
+    if size == 1:
+        return
+    swapped = Group((Copy(output_block(0, 2), input_block(1, 2, stride=-1)),))
+    lanes = (swapped, *plans[0].lanes[0][1:]), plans[0].lanes[1]
+    with pytest.raises(PlanError, match=r"rank 0: .* writes block 1 of INPUT of rank 0 to block 0 of OUTPUT"):
+        verify_plans(changed(plans, 0, lambda plan: replace(plan, lanes=lanes)))
+
+
+def test_parts_of_shares_are_alike_on_all_ranks_and_in_shares_only() -> None:
+    plans = [allgather_both_ways(3, rank) for rank in range(3)]
+    with pytest.raises(
+        PlanError, match="rank 1: allgather with an OUTPUT of 6 blocks, expected 6 blocks in shares of 2"
+    ):
+        verify_plans(changed(plans, 1, lambda plan: replace(plan, output=even(6))))
+    with pytest.raises(PlanError, match="rank 2: SCRATCH is cut into parts"):
+        verify_plans(changed(plans, 2, lambda plan: replace(plan, scratch=in_parts(shares(3, varying=True), 2))))
+    vector = Plan("allreduce", "test", 1, 0, 0, even(2), in_parts(even(1), 2))
+    with pytest.raises(PlanError, match="OUTPUT of 2 blocks in shares of 2, expected 2 blocks"):
+        verify_plans([vector])
 
 
 def test_share_in_block_of_another_rank_is_refused_if_counts_vary() -> None:

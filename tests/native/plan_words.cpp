@@ -68,7 +68,7 @@ std::vector<std::int64_t> PlanWords::encode() const {
   const auto rows = [](const Words& table, std::size_t width) {
     return static_cast<std::int64_t>(table.size() / width);
   };
-  Words words{3,
+  Words words{4,
               size,
               rank,
               rows(tables.lanes, 2),
@@ -80,10 +80,13 @@ std::vector<std::int64_t> PlanWords::encode() const {
               0,
               input_blocks,
               0,
+              1,
               output_blocks,
               0,
+              1,
               input_blocks * scratch_copies,
               0,
+              1,
               0,
               scratch_copies,
               -1};

@@ -90,7 +90,8 @@ void mutated_plans_are_walked_or_refused() {
 void blocks_cover_their_buffer_without_gaps() {
   const std::vector<std::int64_t> counts{3, 0, 5};
   for (const Blocks& blocks : {Blocks::even(17, 5), Blocks::even(2, 5), Blocks::even(0, 3), Blocks::counted(counts),
-                               Blocks::copies(Blocks::even(17, 5), 3), Blocks::copies(Blocks::counted(counts), 2)}) {
+                               Blocks::copies(Blocks::even(17, 5), 3), Blocks::copies(Blocks::counted(counts), 2),
+                               Blocks::in_parts(Blocks::even(17, 5), 2), Blocks::in_parts(Blocks::counted(counts), 4)}) {
     std::int64_t end = 0;
     for (std::int64_t i = 0; i < blocks.count(); ++i) {
       CHECK(blocks.at(i).offset == end && blocks.at(i).length >= 0);
@@ -99,6 +100,9 @@ void blocks_cover_their_buffer_without_gaps() {
     CHECK(end == blocks.elements());
   }
   CHECK(throws<std::invalid_argument>([] { Blocks::counted({1, -1}); }));
+  // Shares of 4, 4 and 3 elements, each cut into two parts.
+  const Blocks parts = Blocks::in_parts(Blocks::even(11, 3), 2);
+  CHECK(parts.count() == 6 && parts.at(4).offset == 8 && parts.at(4).length == 2 && parts.at(5).length == 1);
 }
 
 // A step whose operands wrap around their buffers, one of them with three extents. It must reach each element of each

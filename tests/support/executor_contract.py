@@ -293,6 +293,22 @@ def run_allgather(executor: Any, permutation: tuple[int, ...], count: int, segme
     return target
 
 
+def check_shares_may_be_cut_into_parts(ranks: Any, segments: int) -> None:
+    for counts in ([5] * ranks.size, [3 * rank % 4 for rank in range(ranks.size)]):
+        expected = [1000 * rank + i for rank, count in enumerate(counts) for i in range(count)]
+        assert ranks.run(run_both_ways, counts, segments) == [expected] * ranks.size
+
+
+def run_both_ways(executor: Any, counts: list[int], segments: int) -> list[int]:
+    plan = handmade_plans.allgather_both_ways(executor.size, executor.rank, varying=len(set(counts)) > 1)
+    source = np.arange(counts[executor.rank], dtype=np.int32) + 1000 * executor.rank
+    target = np.full(sum(counts), -1, np.int32)
+    elements = source.size, target.size
+    call = call_of(plan, "int32", elements, segments=segments, counts={Counts.RANKS: counts})
+    executor.start(call, source, target).wait(DEADLINE_S)
+    return [int(value) for value in target]
+
+
 def check_every_peer_may_have_its_own_count(ranks: Any, segments: int) -> None:
     counts = np.random.default_rng(ranks.size).integers(0, 6, (ranks.size, ranks.size)).tolist()
     for rank, result in enumerate(ranks.run(run_alltoallv, counts, segments)):

@@ -20,10 +20,12 @@ from unisono.algorithms.ir.plan import (
     Wait,
     Write,
     even,
+    in_parts,
     input_block,
     output_block,
     scratch_block,
     scratch_like,
+    shares,
 )
 
 
@@ -60,6 +62,22 @@ def allgather_bruck(size: int, rank: int, permutation: tuple[int, ...]) -> Plan:
         lane += (Group((send, receive)),)
         distance *= 2
     return Plan("allgather", "bruck", size, rank, 0, even(1), even(size), lanes=(lane,), permutation=permutation)
+
+
+def allgather_both_ways(size: int, rank: int, varying: bool = False) -> Plan:
+    """The first half of each rank's share goes around the ring to the next ranks, the second half to those before."""
+    following, before = (rank + 1) % size, (rank - 1) % size
+    own = Copy(output_block(2 * rank, 2), input_block(0, 2))
+    lane: Lane = (Group((own,)),)
+    for step in range(size - 1):
+        forth = Send(following, output_block(2 * (rank - step))), Recv(before, output_block(2 * (rank - step - 1)))
+        lane += (Group(forth),)
+    back: Lane = (Group((), after=((0, 0),)),)
+    for step in range(size - 1):
+        sent, received = output_block(2 * (rank + step) + 1), output_block(2 * (rank + step + 1) + 1)
+        back += (Group((Send(before, sent), Recv(following, received))),)
+    partitions = in_parts(even(1), 2), in_parts(shares(size, varying), 2)
+    return Plan("allgather", "both_ways", size, rank, 0, *partitions, lanes=(lane, back))
 
 
 def alltoallv_direct(size: int, rank: int) -> Plan:

@@ -134,6 +134,11 @@ def test_spans_wrap_and_blocks_are_permuted(ranks: LocalRanks, count: int, parts
 
 
 @pytest.mark.parametrize("parts", [1, 3])
+def test_shares_may_be_cut_into_parts(ranks: LocalRanks, parts: int) -> None:
+    contract.check_shares_may_be_cut_into_parts(ranks, parts)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
 def test_every_peer_may_have_its_own_count(ranks: LocalRanks, parts: int) -> None:
     contract.check_every_peer_may_have_its_own_count(ranks, parts)
 

@@ -188,6 +188,11 @@ def test_spans_wrap_and_blocks_are_permuted(ranks: NativeRanks) -> None:
         contract.check_spans_wrap_and_blocks_are_permuted(ranks, count, segments)
 
 
+def test_shares_may_be_cut_into_parts(ranks: NativeRanks) -> None:
+    for segments in (1, 3):
+        contract.check_shares_may_be_cut_into_parts(ranks, segments)
+
+
 def test_every_peer_may_have_its_own_count(ranks: NativeRanks) -> None:
     for segments in (1, 3):
         contract.check_every_peer_may_have_its_own_count(ranks, segments)

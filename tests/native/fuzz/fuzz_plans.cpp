@@ -15,10 +15,11 @@ constexpr std::int64_t most_blocks = 256;
 constexpr std::int64_t most_groups = 64;
 
 Blocks blocks_of(const Partition& partition, Input& input) {
-  if (partition.counts == 0) return Blocks::even(input.take<std::uint8_t>(), partition.blocks);
+  if (partition.counts == 0)
+    return Blocks::in_parts(Blocks::even(input.take<std::uint8_t>(), partition.shares()), partition.parts);
   std::vector<std::int64_t> counts;
-  for (std::int64_t i = 0; i < partition.blocks; ++i) counts.push_back(input.take<std::int8_t>());
-  return Blocks::counted(counts);
+  for (std::int64_t i = 0; i < partition.shares(); ++i) counts.push_back(input.take<std::int8_t>());
+  return Blocks::in_parts(Blocks::counted(counts), partition.parts);
 }
 
 std::vector<Extent> extents_of(std::int64_t elements, Input& input) {

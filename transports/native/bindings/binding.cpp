@@ -124,10 +124,10 @@ void bind_arena(nb::module_& module) {
 
 Blocks blocks_of(const Partition& partition, std::int64_t elements,
                  const std::vector<std::vector<std::int64_t>>& counts) {
-  if (partition.counts == 0) return Blocks::even(elements, partition.blocks);
-  const Blocks blocks = Blocks::counted(counts.at(static_cast<std::size_t>(partition.counts)));
-  if (blocks.count() != partition.blocks) throw std::invalid_argument("there must be one count for each block");
-  return blocks;
+  if (partition.counts == 0) return Blocks::in_parts(Blocks::even(elements, partition.shares()), partition.parts);
+  const Blocks shares = Blocks::counted(counts.at(static_cast<std::size_t>(partition.counts)));
+  if (shares.count() != partition.shares()) throw std::invalid_argument("there must be one count for each share");
+  return Blocks::in_parts(shares, partition.parts);
 }
 
 // Longer times than a century count as one.

@@ -31,6 +31,14 @@ Blocks Blocks::counted(const std::vector<std::int64_t>& counts) {
   return result;
 }
 
+Blocks Blocks::in_parts(const Blocks& shares, std::int64_t parts) {
+  if (parts == 1) return shares;
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t share = 0; share < shares.count(); ++share)
+    for (std::int64_t part = 0; part < parts; ++part) lengths.push_back(split(shares.at(share).length, parts, part).length);
+  return counted(lengths);
+}
+
 Blocks Blocks::copies(const Blocks& original, std::int64_t copies) {
   Blocks result = original;
   result.copies_ = copies;

@@ -29,6 +29,8 @@ class Blocks {
   static Blocks even(std::int64_t elements, std::int64_t blocks);
   //! Blocks with the given lengths.
   static Blocks counted(const std::vector<std::int64_t>& counts);
+  //! The blocks of a buffer in which each block of `shares` is cut into `parts` nearly equal ones.
+  static Blocks in_parts(const Blocks& shares, std::int64_t parts);
   //! The blocks of a buffer that is several copies of another one.
   static Blocks copies(const Blocks& original, std::int64_t copies);
 

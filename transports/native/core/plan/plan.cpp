@@ -6,7 +6,7 @@
 namespace unisono {
 namespace {
 
-constexpr std::int64_t format_version = 3;
+constexpr std::int64_t format_version = 4;
 // Bounds that keep every index computation far from overflow.
 constexpr std::int64_t most_rows = std::int64_t{1} << 28;
 constexpr std::int64_t most_times = std::int64_t{1} << 31;
@@ -40,6 +40,8 @@ Partition read_partition(Reader& reader) {
   Partition partition;
   partition.blocks = reader.next_count("number of blocks");
   partition.counts = reader.next_in(0, 3, "kind of counts");
+  partition.parts = reader.next_in(1, std::max<std::int64_t>(partition.blocks, 1), "parts of a share");
+  require(partition.blocks % partition.parts == 0, "shares do not have their number of parts");
   return partition;
 }
 
@@ -153,6 +155,7 @@ void Plan::check() const {
 
 void Plan::check_scratch() const {
   const Partition& scratch = partition(BufferKind::scratch);
+  require(scratch.parts == 1, "scratch is cut into parts");
   if (scratch_.like < 0) {
     require(scratch.blocks == 0 || scratch.counts != 0, "scratch has no counts");
     require(scratch_.copies == 1 && scratch_.block == -1, "copies of scratch by counts of its own");

@@ -21,10 +21,13 @@ constexpr bool travels(Opcode opcode) { return opcode <= Opcode::recv_reduce || 
 //! Whether a step sends its message or flag. If not, the step receives it.
 constexpr bool is_sent(Opcode opcode) { return opcode == Opcode::send || opcode == Opcode::signal; }
 
-//! The block lengths of a buffer: nearly equal parts, or counts.
+//! The block lengths of a buffer: nearly equal shares or counts, each cut into nearly equal parts.
 struct Partition {
   std::int64_t blocks = 0;
-  std::int64_t counts = 0;  // 0: equal parts; otherwise which of the caller's lists of counts
+  std::int64_t counts = 0;  // 0: equal shares; otherwise which of the caller's lists of counts
+  std::int64_t parts = 1;   // blocks of a share; a block is a share unless the plan says more
+
+  std::int64_t shares() const { return blocks / parts; }
 };
 
 //! The partition of SCRATCH into blocks: by counts of its own, or like that of another buffer or of one of its blocks,
