@@ -228,7 +228,7 @@ def bind(plan: _core.Plan) -> None:
     try:
         _core.Call(plan, [(12, 0, 0, 1)], [(12, 0, 0, 1)], [[], [1, 2], [1, 2], [1, 2]], 3, 0, "")
     except ValueError as error:
-        complaints = ("one count for each block", "blocks of different lengths", "read into one block")
+        complaints = ("one count for each share", "blocks of different lengths", "read into one block")
         assert any(complaint in str(error) for complaint in complaints)  # noqa: PT017
 
 

@@ -89,9 +89,10 @@ void mutated_plans_are_walked_or_refused() {
 
 void blocks_cover_their_buffer_without_gaps() {
   const std::vector<std::int64_t> counts{3, 0, 5};
-  for (const Blocks& blocks : {Blocks::even(17, 5), Blocks::even(2, 5), Blocks::even(0, 3), Blocks::counted(counts),
-                               Blocks::copies(Blocks::even(17, 5), 3), Blocks::copies(Blocks::counted(counts), 2),
-                               Blocks::in_parts(Blocks::even(17, 5), 2), Blocks::in_parts(Blocks::counted(counts), 4)}) {
+  for (const Blocks& blocks :
+       {Blocks::even(17, 5), Blocks::even(2, 5), Blocks::even(0, 3), Blocks::counted(counts),
+        Blocks::copies(Blocks::even(17, 5), 3), Blocks::copies(Blocks::counted(counts), 2),
+        Blocks::in_parts(Blocks::even(17, 5), 2), Blocks::in_parts(Blocks::counted(counts), 4)}) {
     std::int64_t end = 0;
     for (std::int64_t i = 0; i < blocks.count(); ++i) {
       CHECK(blocks.at(i).offset == end && blocks.at(i).length >= 0);

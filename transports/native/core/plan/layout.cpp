@@ -35,7 +35,8 @@ Blocks Blocks::in_parts(const Blocks& shares, std::int64_t parts) {
   if (parts == 1) return shares;
   std::vector<std::int64_t> lengths;
   for (std::int64_t share = 0; share < shares.count(); ++share)
-    for (std::int64_t part = 0; part < parts; ++part) lengths.push_back(split(shares.at(share).length, parts, part).length);
+    for (std::int64_t part = 0; part < parts; ++part)
+      lengths.push_back(split(shares.at(share).length, parts, part).length);
   return counted(lengths);
 }
 
