@@ -32,7 +32,7 @@ class _NeighbourPlans(PlanSet):
     """The plans of all ranks of one neighbourhood collective, and the meaning of their blocks."""
 
     def __init__(self, plans: Sequence[Plan], neighbourhoods: Sequence[Neighbourhood]) -> None:
-        self.plans, self.size, self.root = plans, len(plans), 0
+        self.plans, self.size, self.root, self.share_parts = plans, len(plans), 0, 1
         self.contract = _CONTRACTS[plans[0].collective]
         self._neighbourhoods = neighbourhoods
         self._gathers = self.contract.input is Cut.SHARE
