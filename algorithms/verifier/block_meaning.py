@@ -158,7 +158,8 @@ class PlanSet:
 
     def parts(self) -> int:
         """Return the number of blocks in the vector of which costs are multiples."""
-        return self._blocks(Cut.SHARES if self.contract.input is Cut.SHARE else self.contract.input)
+        has_shares = self.contract.input in (Cut.SHARE, Cut.SHARES)
+        return self.size * self.share_parts if has_shares else self._blocks(self.contract.input)
 
     def homes(self, rank: int) -> list[int]:
         """Return, for each cell of a rank, the cell of the same memory in a call in place: itself, or a cell of OUTPUT.
