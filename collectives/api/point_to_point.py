@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from unisono.collectives.arrays import operands
 from unisono.collectives.arrays.device_detection import on_device
-from unisono.collectives.calls.arguments import checked_integer
+from unisono.collectives.calls.arguments import checked_flag, checked_integer
 from unisono.collectives.calls.cached_methods import fast_message
 from unisono.collectives.calls.dispatch import Dispatcher
 from unisono.collectives.calls.message_handoff import (
@@ -51,6 +51,7 @@ class Messages(Dispatcher):
         dest: int,
         tag: int = ...,
         *,
+        synchronous: bool = ...,
         timeout_s: float | None = ...,
         wait: Literal[False],
     ) -> Work[None]: ...
@@ -62,13 +63,21 @@ class Messages(Dispatcher):
         dest: int,
         tag: int = ...,
         *,
+        synchronous: bool = ...,
         timeout_s: float | None = ...,
         wait: Literal[True] = ...,
     ) -> None: ...
 
     @fast_message
     def send(
-        self, x: ArrayOrBuffer, dest: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
+        self,
+        x: ArrayOrBuffer,
+        dest: int,
+        tag: int = 0,
+        *,
+        synchronous: bool = False,
+        timeout_s: float | None = None,
+        wait: bool = True,
     ) -> Work[None] | None:
         """Send an array to rank `dest`, which must receive it with the same tag, dtype and number of elements.
 
@@ -76,31 +85,36 @@ class Messages(Dispatcher):
         have the same shape, but for axes of length 1. A flat array, which has only one other axis, fits every shape.
 
         It returns when the caller may change `x`. By then a small array has been buffered, and a large one has mostly
-        been received.
+        been received. A synchronous send returns when `dest` has received the message, as `MPI_Ssend` does.
 
         Args:
             x: an array or a buffer of any library and layout.
             dest: a rank, or `NOBODY`. A message to this rank itself must be received too. At least 1 MiB of messages to
                 itself are buffered.
             tag: 0 to 2^31 - 1. Messages of one tag arrive in the order in which they were sent.
+            synchronous: True to end the call only when a receive has got the message. The receiver acknowledges it,
+                which takes about as long as a small message. A message to this rank itself is not buffered then. A
+                probe receives no message; the `recv` of a message that a probe has taken does.
             timeout_s: seconds until the call fails; by default the option `timeout_s`.
             wait: False starts the call and returns a `Work` at once. Do not change `x` before the call has ended.
 
         Raises:
             UsageError: the call is wrong; nothing has been sent. It is also raised if a message to this rank itself
-                would wait for ever: the buffer has no room, no receive is posted, and there is no other thread.
+                would wait for ever: the buffer has no room or the send is synchronous, no receive is posted, and there
+                is no other thread.
             PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the call failed.
         """
         limit_s = self._limit_s(timeout_s)
-        if not wait and (started := self._messages.start_send(x, dest, tag, limit_s)):
+        if not wait and synchronous is False and (started := self._messages.start_send(x, dest, tag, limit_s)):
             return self._works.add(started, None, limit_s)
+        checked_flag(synchronous, "synchronous")
         dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, MOST_TAG)
         outgoing = self._to_send(x, dest, limit_s)
-        start = partial(outgoing.start, self._executor, dest, tag)
+        start = partial(outgoing.start, self._executor, dest, tag, synchronous=synchronous)
         if self._group is not None:
             return self._group.add(start, lambda _: None, limit_s)
         if wait and dest == self.rank:
-            self._check_taken(outgoing, tag)
+            self._check_taken(outgoing, tag, synchronous=synchronous)
         operation = start()
         if not wait:
             operation.run_in_background(limit_s)
@@ -310,11 +324,11 @@ class Messages(Dispatcher):
     ) -> Any:
         limit_s, source_rank, tag_number = self._limit_s(timeout_s), self._source_of(source), tag_of(tag)
         if source_rank == NO_RANK:
-            return TakenMessage(None, ReceiveFromNobody) if take else OF_NOBODY
+            return TakenMessage(None, ReceiveFromNobody, limit_s) if take else OF_NOBODY
         probe = self._executor.probe(source_rank, tag_number, once=once, takes=take)
         probe.wait(limit_s)
         message = probe.message()
-        return TakenMessage(probe, self._of_taken) if take and message is not None else message
+        return TakenMessage(probe, self._of_taken, limit_s) if take and message is not None else message
 
     def _plan_message(
         self, name: str, x: Any, out: Any, options: Mapping[str, Any], timeout_s: float | None
@@ -329,7 +343,7 @@ class Messages(Dispatcher):
         missing = {array_name, peer_name} - set(given)
         if missing:
             raise UsageError(f"a persistent {name} needs a {' and a '.join(sorted(missing))}")
-        others = set(given) - {array_name, peer_name, "tag"}
+        others = set(given) - {array_name, peer_name, "tag", *({"synchronous"} if name == "send" else ())}
         if others:
             raise UsageError(f"a persistent {name} takes no {' and no '.join(sorted(others))}: leave it out")
         limit_s, array, peer, tag = self._limit_s(timeout_s), given[array_name], given[peer_name], given.get("tag", 0)
@@ -337,7 +351,8 @@ class Messages(Dispatcher):
             self._peer_of(peer, peer_name)
             checked_integer(tag, "tag", 0, MOST_TAG)
             SendToNobody(array)  # checks the array
-            return partial(self.send, array, peer, tag, timeout_s=limit_s)
+            synchronous = checked_flag(given.get("synchronous", False), "synchronous")
+            return partial(self.send, array, peer, tag, synchronous=synchronous, timeout_s=limit_s)
         self._source_of(peer)
         tag_of(tag)
         ReceiveFromNobody(array)
@@ -375,17 +390,18 @@ class Messages(Dispatcher):
         """Return whether a message has arrived that no receive has got."""
         return self._probe(source, tag, None, once=True) is not None
 
-    def _check_taken(self, outgoing: SendOperand, tag: int) -> None:
+    def _check_taken(self, outgoing: SendOperand, tag: int, *, synchronous: bool = False) -> None:
         """Check that a blocking send to this rank itself does not wait for a receive that this rank makes later.
 
         Raises:
             UsageError: no receive is posted for it, and the buffer for such messages has no room.
         """
         nbytes = outgoing.operand.flat.nbytes
-        if waits_for_itself(self._executor, tag, nbytes):
+        if waits_for_itself(self._executor, tag, OWN_BUFFER_NBYTES if synchronous else nbytes):
+            room = f"it does not fit into the rest of a buffer of {OWN_BUFFER_NBYTES} bytes"
             raise UsageError(
-                f"a message of {nbytes} bytes to this rank itself ({self.rank}) waits for its receive, because it does "
-                f"not fit into the rest of a buffer of {OWN_BUFFER_NBYTES} bytes: call recv(wait=False) before, "
+                f"a message of {nbytes} bytes to this rank itself ({self.rank}) waits for its receive, because "
+                f"{'the send is synchronous' if synchronous else room}: call recv(wait=False) before, "
                 "or sendrecv, or send(wait=False)"
             )
 

@@ -83,6 +83,17 @@ def _check_elements(x: Sequence[Any]) -> None:
             raise UsageError(f"a list is several arrays, and {item}: pass numpy.asarray(x) as one array")
 
 
+def checked_flag(value: bool, name: str) -> bool:
+    """Return `value`, which must be True or False.
+
+    Raises:
+        UsageError: `value` is something else; the text calls it `name`.
+    """
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
 def checked_integer(value: int, name: str, least: int, most: int) -> int:
     """Return `value` as an integer from `least` to `most`.
 

@@ -48,10 +48,11 @@ class SendOperand:
         self.operand = operand
         self.memory = memory
 
-    def start(self, executor: Executor, dest: int, tag: int) -> Operation:
-        """Start to send the array."""
+    def start(self, executor: Executor, dest: int, tag: int, *, synchronous: bool = False) -> Operation:
+        """Start to send the array; `synchronous` is as in `Executor.send`."""
         _log.debug("send of %s to rank %d with tag %d starts", self.operand, dest, tag)
-        return executor.send(self.operand.flat, self.operand.dtype, dest, tag, self.memory, self.operand.shape)
+        array, dtype, shape = self.operand.flat, self.operand.dtype, self.operand.shape
+        return executor.send(array, dtype, dest, tag, self.memory, shape, synchronous=synchronous)
 
 
 class ReceiveOperand:
@@ -105,6 +106,9 @@ class _Nothing:
     def host_copy(self) -> bytes | None:
         return None
 
+    def acknowledge(self, timeout_s: float) -> None:
+        """Do nothing."""
+
     def fits(self, dtype: DType, count: int, shape: Sequence[int]) -> bool:
         return True
 
@@ -121,7 +125,7 @@ class SendToNobody(SendOperand):
             operands.dtype_of(adapters.view(x, "x"), "x")
         super().__init__(_NO_ELEMENTS)
 
-    def start(self, executor: Executor, dest: int, tag: int) -> Operation:
+    def start(self, executor: Executor, dest: int, tag: int, *, synchronous: bool = False) -> Operation:
         return _Nothing()
 
 

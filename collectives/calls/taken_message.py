@@ -22,18 +22,19 @@ class TakenMessage:
     """A message that ``probe(take=True)`` has taken. No other receive or probe of this rank gets it.
 
     It has arrived, and lies in memory of the library until `recv` or until it is dropped. It follows `MPI_Mprobe` and
-    `MPI_Mrecv` (MPI 4.1, section 3.8.2). Any thread may receive it.
+    `MPI_Mrecv` (MPI 4.1, section 3.8.2). Any thread may receive it. A synchronous send of it ends with `recv`.
 
     Attributes:
         source, tag, dtype, count: as in `Message`.
     """
 
-    def __init__(self, probe: Probe | None, operand_of: Callable[[Any], ReceiveOperand]) -> None:
+    def __init__(self, probe: Probe | None, operand_of: Callable[[Any], ReceiveOperand], limit_s: float) -> None:
         message = OF_NOBODY if probe is None else probe.message()
         assert message is not None, "a probe that takes a message has found it"
         self.source, self.tag, self.dtype, self.count = message.source, message.tag, message.dtype, message.count
         self._probe = probe
         self._operand_of = operand_of
+        self._limit_s = limit_s
         self._lock = threading.Lock()
         self._is_received = False
 
@@ -41,7 +42,7 @@ class TakenMessage:
         return f"<unisono.TakenMessage source={self.source}, tag={self.tag}, {self.dtype}[{self.count}]>"
 
     def recv(self, out: Target) -> Target:
-        """Receive the message into `out`, and return `out`; it waits for no rank.
+        """Receive the message into `out`, and return `out`; the message has arrived, so it does not wait for it.
 
         Args:
             out: as in `Communicator.recv`. The message of `NOBODY` leaves it as it is.
@@ -49,6 +50,7 @@ class TakenMessage:
         Raises:
             UsageError: `out` has another dtype, number of elements or shape. The message can still be received. Or it
                 has been received before.
+            PeerLostError, CollectiveTimeoutError, AbortedError: the sender of a synchronous message cannot be told.
         """
         with self._lock:
             if self._is_received:
@@ -57,6 +59,8 @@ class TakenMessage:
             if self._probe is not None:
                 self._fill(operand, self._probe)
             self._is_received = True
+            if self._probe is not None:
+                self._probe.acknowledge(self._limit_s)
         received: Target = operand.finish(None)
         return received
 

@@ -404,15 +404,65 @@ void threads_of_a_rank_send_to_it() {
   }
 }
 
+// Both ranks send synchronously, to each other and to themselves, and receive the messages backwards: every third one
+// takes its message and acknowledges it at the end. Each send ends, and none before its message is received.
+void synchronous_sends_end_with_their_receives() {
+  constexpr std::uint32_t count = 30;
+  const std::size_t lengths[] = {0, 9, 70'000, 3 << 20};
+  for (const Transport transport : transports) {
+    Ranks ranks(2, transport);
+    ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
+      std::vector<Bytes> sent, received;
+      std::vector<std::unique_ptr<Request>> sends, receives, taken, acknowledgements;
+      for (std::uint32_t i = 0; i < 2 * count; ++i) {
+        sent.push_back(pattern(lengths[i % std::size(lengths)], i));
+        received.emplace_back(sent.back().size());
+      }
+      for (std::uint32_t i = 0; i < 2 * count; ++i) {
+        const std::int32_t peer = i < count ? rank : 1 - rank;
+        sends.push_back(endpoint.start(Message::to_send(peer, DType::uint8, i, sent[i].data(), sent[i].size(),
+                                                        MemoryType::host, 0, endpoint.number_of_synchronous()),
+                                       {}));
+        endpoint.run_in_background(*sends.back(), timeout_s);
+      }
+      for (std::uint32_t i = 2 * count; i-- > 0;) {
+        CHECK(sends[i]->outcome() == Outcome::pending || i >= count);
+        const std::int32_t peer = i < count ? rank : 1 - rank;
+        if (i % 3 == 0) {
+          taken.push_back(endpoint.start(Message::to_probe(peer, i, false, true), {}));
+          CHECK(done(endpoint, *taken.back()));
+          CHECK(std::ranges::equal(taken.back()->host_copy(), pattern(sent[i].size(), i)));
+          continue;
+        }
+        receives.push_back(
+            endpoint.start(Message::to_receive(peer, DType::uint8, i, received[i].data(), received[i].size()), {}));
+        CHECK(done(endpoint, *receives.back()));
+        CHECK(received[i] == pattern(received[i].size(), i));
+      }
+      for (const auto& request : taken) {
+        const auto& number = request->matched()->header.segment;
+        CHECK(number != 0);
+        acknowledgements.push_back(endpoint.start(Message::to_acknowledge(*request->matched()), {}));
+        CHECK(done(endpoint, *acknowledgements.back()));
+      }
+      for (const auto& request : sends) CHECK(done(endpoint, *request));
+    });
+  }
+}
+
 // A send whose memory the queue refers to leaves it when the communicator ends.
 void an_own_message_that_nobody_receives_ends_with_the_endpoint() {
   Ranks ranks(1, transports[0]);
   ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
     Bytes data = pattern(2 * SelfQueue::buffer_nbytes, 0);
     const auto request = endpoint.start(Message::to_send(rank, DType::uint8, 0, data.data(), data.size()), {});
+    const auto synchronous = endpoint.start(
+        Message::to_send(rank, DType::uint8, 1, data.data(), 1, MemoryType::host, 0, endpoint.number_of_synchronous()),
+        {});
     CHECK(endpoint.wait(*request, 0.05, nullptr) == Outcome::failed);
     endpoint.close();
     CHECK(endpoint.poll(*request) == Outcome::failed);
+    CHECK(endpoint.poll(*synchronous) == Outcome::failed);
   });
 }
 
@@ -442,6 +492,7 @@ int main() {
       {"a receive from any rank fails when all have departed", a_receive_from_any_rank_fails_when_all_have_departed},
       {"a receive from any rank times out", a_receive_from_any_rank_times_out},
       {"threads of a rank send to it", threads_of_a_rank_send_to_it},
+      {"synchronous sends end with their receives", synchronous_sends_end_with_their_receives},
       {"an own message that nobody receives ends with the endpoint",
        an_own_message_that_nobody_receives_ends_with_the_endpoint},
   });

@@ -8,6 +8,7 @@ functions that run on ranks are module-level, and their arguments and results ca
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,81 @@ def run_exchange(executor: Any, count: int) -> Any:
     for operation in operations:
         operation.wait(DEADLINE_S)
     return other
+
+
+# A synchronous send of each length: its end is looked at after each of these steps of the receiver.
+SYNCHRONOUS = {
+    "sent": (False, False),
+    "probed": (False, False),
+    "taken": (False, False),
+    "second received": (False, True),
+    "first received": (True, True),
+}
+
+
+def check_synchronous_sends_end_with_their_receive(ranks: Any) -> None:
+    for length in (0, 5, 70_000, 3_000_000):
+        states = ranks.run(run_synchronous, length)[0]
+        assert states == SYNCHRONOUS, length
+
+
+def run_synchronous(executor: Any, length: int) -> dict[str, tuple[bool, ...]]:
+    """Rank 0 sends two messages of one tag to the last rank, which takes the first one, and receives it last."""
+    byte, last, states = DTYPES["uint8"], executor.size - 1, {}
+    arrays = [np.full(length, number, np.uint8) for number in range(2)]
+    token, done = np.zeros(1, np.uint8), []
+    if executor.rank == 0:
+        done = [executor.send(array, byte, last, 1, synchronous=True) for array in arrays]
+        for operation in done:
+            operation.run_in_background(DEADLINE_S)
+        for step, expected in SYNCHRONOUS.items():
+            executor.recv(token, byte, last, 2).wait(DEADLINE_S)
+            for operation, has_ended in zip(done, expected, strict=True):
+                if has_ended:
+                    operation.wait(DEADLINE_S)
+            states[step] = tuple(operation.ended() for operation in done)
+            executor.send(token, byte, last, 2).wait(DEADLINE_S)
+    elif executor.rank == last:
+        for step in synchronous_steps(executor, arrays):
+            assert step in SYNCHRONOUS
+            executor.send(token, byte, 0, 2).wait(DEADLINE_S)
+            executor.recv(token, byte, 0, 2).wait(DEADLINE_S)
+    return states
+
+
+def synchronous_steps(executor: Any, expected: list[Any]) -> Iterator[str]:
+    byte, out = DTYPES["uint8"], np.full_like(expected[1], 9)
+    yield "sent"
+    probe = executor.probe(None, 1, once=False)
+    probe.wait(DEADLINE_S)
+    assert probe.message().count == out.size
+    yield "probed"
+    taken = executor.probe(None, None, once=False, takes=True)
+    taken.wait(DEADLINE_S)
+    assert np.frombuffer(taken.host_copy() or b"", np.uint8).tolist() == expected[0].tolist()
+    yield "taken"
+    executor.recv(out, byte, None, None).wait(DEADLINE_S)
+    np.testing.assert_array_equal(out, expected[1])
+    yield "second received"
+    taken.acknowledge(DEADLINE_S)
+    yield "first received"
+
+
+def check_synchronous_sends_in_both_directions_end(ranks: Any) -> None:
+    assert ranks.run(run_both_synchronously) == [list(range(ranks.size))] * ranks.size
+
+
+def run_both_synchronously(executor: Any) -> list[int]:
+    """Every rank sends to every rank and itself synchronously, while receives are posted."""
+    byte, everyone = DTYPES["uint8"], range(executor.size)
+    outs = [np.full(70_000, 255, np.uint8) for _ in everyone]
+    receives = [executor.recv(outs[rank], byte, rank, 5) for rank in everyone]
+    for rank in everyone:
+        mine = np.full(70_000, executor.rank, np.uint8)
+        executor.send(mine, byte, rank, 5, synchronous=True).wait(DEADLINE_S)
+    for receive in receives:
+        receive.wait(DEADLINE_S)
+    return [int(out[-1]) for out in outs]
 
 
 # --- background calls ----------------------------------------------------------------------------------------------

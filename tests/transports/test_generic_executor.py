@@ -154,6 +154,17 @@ def test_messages_are_matched_by_tag_and_in_order(ranks: LocalRanks) -> None:
     contract.check_messages_are_matched_by_tag_and_in_order(ranks)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("capacity", [1, 64])
+def test_synchronous_sends_end_with_their_receive(size: int, capacity: int) -> None:
+    contract.check_synchronous_sends_end_with_their_receive(LocalRanks(size, capacity=capacity))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_synchronous_sends_in_both_directions_end(size: int) -> None:
+    contract.check_synchronous_sends_in_both_directions_end(LocalRanks(size, capacity=1))
+
+
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("count", [0, 1, 1000])
 def test_neighbours_exchange_messages(size: int, count: int) -> None:

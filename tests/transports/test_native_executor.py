@@ -212,6 +212,11 @@ def test_messages_are_matched_by_tag_and_in_order(ranks: NativeRanks) -> None:
     contract.check_messages_are_matched_by_tag_and_in_order(ranks)
 
 
+def test_synchronous_sends_end_with_their_receive(ranks: NativeRanks) -> None:
+    contract.check_synchronous_sends_end_with_their_receive(ranks)
+    contract.check_synchronous_sends_in_both_directions_end(ranks)
+
+
 def test_arrays_that_do_not_fit_are_refused(ranks: NativeRanks) -> None:
     contract.check_arrays_that_do_not_fit_are_refused(ranks)
 

@@ -76,6 +76,8 @@ def test_neighbours_exchange_messages(ranks: Ranks, count: int) -> None:
         contract.check_many_calls_in_a_row,
         contract.check_calls_may_be_awaited_in_any_order,
         contract.check_messages_are_matched_by_tag_and_in_order,
+        contract.check_synchronous_sends_end_with_their_receive,
+        contract.check_synchronous_sends_in_both_directions_end,
         contract.check_background_calls_end_without_a_waiter,
         contract.check_ends_are_counted,
         contract.check_a_late_rank_is_waited_for,

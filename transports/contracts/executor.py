@@ -99,6 +99,13 @@ class Probe(Operation, Protocol):
         None means that the payload is in the array. `Executor.recv` says when the two differ.
         """
 
+    def acknowledge(self, timeout_s: float) -> None:
+        """Let the sender of the message know that it is received, if it was sent so; for a message that was taken.
+
+        Raises:
+            PeerLostError, CollectiveTimeoutError, AbortedError: the sender cannot know it.
+        """
+
     def fits(self, dtype: DType, count: int, shape: Sequence[int]) -> bool:
         """Return whether the message that was found may be received into an array of this dtype, count and shape."""
 
@@ -278,8 +285,13 @@ class Executor(Protocol):
         tag: int,
         memory: MemoryType = MemoryType.HOST,
         shape: Sequence[int] = (),
+        *,
+        synchronous: bool = False,
     ) -> Operation:
         """Start sending the flat `array` to rank `dest`. Messages of one tag arrive in the order of their sends.
+
+        With `synchronous` it does not end before a receive has got the message. If a probe has taken the message, it
+        ends after `Probe.acknowledge`.
 
         `shape` is the shape of the user's array, whose elements `array` holds in C order. The receiver compares it with
         its own, without axes of length 1. Arrays with one axis or none fit every shape of as many elements.

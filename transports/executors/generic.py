@@ -70,7 +70,7 @@ from unisono.transports.contracts.executor import (
 from unisono.transports.contracts.transport import Identity, MappedTransport, MessageTransport, Request, Traffic
 from unisono.transports.executors.call_memory import Memory, View, as_bytes, checked, flat, scatter
 from unisono.transports.executors.lane import Lane, Posted
-from unisono.transports.executors.matching import Matching, Receive, signature_of
+from unisono.transports.executors.matching import AllRequests, Matching, Receive, signature_of
 from unisono.transports.executors.plan_checks import MESSAGES, WRITES, check_plan
 from unisono.transports.executors.polling import LONGEST_PAUSE_S, pauses_of_polling, wait_by_polling
 from unisono.transports.reductions.definition import reduce_into
@@ -207,12 +207,15 @@ class GenericExecutor:
         tag: int,
         memory: MemoryType = MemoryType.HOST,
         shape: Sequence[int] = (),
+        *,
+        synchronous: bool = False,
     ) -> Operation:
         signature = signature_of(dtype, array.size, shape)
         with self._lock:
             self._check_message(signature, dest)
             pieces = [as_bytes(checked("array", array, dtype, array.size))]
-            request = self._matching.send(dest, tag, signature, pieces)
+            send = self._matching.send_synchronously if synchronous else self._matching.send
+            request = send(dest, tag, signature, pieces)
             return self._launch(_Message(self, signature, [dest], request))
 
     def recv(
@@ -233,7 +236,7 @@ class GenericExecutor:
             self._check_message(signature, source)
             pieces = [as_bytes(checked("array", array, dtype, array.size))]
             request = self._matching.receive(source, tag, signature, pieces)
-            receive = _Receive(self, signature, self._matching.sources(source), request)
+            receive = _Receive(self, signature, self._matching, request)
             self._launch(receive)
             return receive
 
@@ -247,14 +250,20 @@ class GenericExecutor:
         with self._lock:
             self._check_message(signature, source)
             if takes:
-                taking = _Taking(
-                    self, signature, self._matching.sources(source), self._matching.take(source, tag, once)
-                )
+                taking = _Taking(self, signature, self._matching, self._matching.take(source, tag, once))
                 self._launch(taking)
                 return taking
             probe = _Probe(self, signature, self._matching.sources(source), partial(self._look, source, tag, once))
             self._launch(probe)
             return probe
+
+    def acknowledge(self, taken: Receive, signature: Signature) -> Operation:
+        """Start to answer the sender of a message that has been taken, if it waits for an answer."""
+        assert taken.message is not None, "it has taken a message"
+        source = taken.message.source
+        with self._lock:
+            self._check_message(signature, source)
+            return self._launch(_Message(self, signature, [source], self._matching.acknowledge(taken)))
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
         deadline = Deadline(most_s)
@@ -497,19 +506,27 @@ class _Message(_Running):
 
 
 class _Receive(_Message):
-    """A started receive of one message, which one of the ranks `peers` sends."""
+    """A started receive of one message. It ends when the sender of a synchronous one has its answer."""
 
-    def __init__(
-        self, executor: GenericExecutor, signature: Signature, peers: Collection[int], receive: Receive
-    ) -> None:
-        super().__init__(executor, signature, peers, receive)
+    def __init__(self, executor: GenericExecutor, signature: Signature, matching: Matching, receive: Receive) -> None:
+        super().__init__(executor, signature, matching.sources(receive.source), receive)
+        self._matching = matching
         self._receive = receive
+
+    def advance(self) -> bool:
+        if self._request.done():
+            message = self._receive.message
+            self._finished = message is None or self._matching.has_answered(message.source)
+        return self._finished
 
     def message(self) -> Message | None:
         return self._receive.message
 
     def host_copy(self) -> bytes | None:
         return None
+
+    def acknowledge(self, timeout_s: float) -> None:
+        self._executor.acknowledge(self._receive, self._signature).wait(timeout_s)
 
     def fits(self, dtype: DType, count: int, shape: Sequence[int]) -> bool:
         return signature_of(dtype, count, shape).agrees(self._receive.signature)
@@ -548,6 +565,9 @@ class _Probe(_Running):
 
     def host_copy(self) -> bytes | None:
         return None
+
+    def acknowledge(self, timeout_s: float) -> None:
+        """Do nothing, because the message is not taken."""
 
     def fits(self, dtype: DType, count: int, shape: Sequence[int]) -> bool:
         return False  # only the message of a receive is compared
@@ -653,7 +673,7 @@ class _Collective(_Running):
             operands.append(stage)
             requests.append(self._read(peer, source, identity.segment, [as_bytes(view.array) for view in stage]))
         finish = partial(self._combine, step.dst, operands, identity.segment, step.lower)
-        return Posted(step.sources[0][0], _All(requests), finish)
+        return Posted(step.sources[0][0], AllRequests(requests), finish)
 
     def post_write(self, step: Write, identity: Identity) -> Posted | None:
         pieces = self._memory.bytes_to_read(step.src, identity.segment)
@@ -691,17 +711,6 @@ class _Collective(_Running):
             reduce_into(result.array, [part.array for part in parts], op, self._size, lower)
             results.append(result)
         scatter(self._memory.views_to_write(dst, segment), results)
-
-
-class _All:
-    """The request that is done when all of `requests` are."""
-
-    def __init__(self, requests: list[Request]) -> None:
-        self._requests = requests
-
-    def done(self) -> bool:
-        self._requests = [request for request in self._requests if not request.done()]
-        return not self._requests
 
 
 # Kind of step → the method that carries it out.

@@ -6,24 +6,31 @@ it is posted. A receive from any source or of any tag gets none at first: it wai
 that it accepts and whose number is next. A later receive that might accept the same message waits behind it, so the
 receive that was posted first gets the message. The messages of this rank to itself are not in the transport, but in a
 queue (`own_messages`).
+
+A synchronous message travels between two empty ones of the same number, whose `segment` tells them from it. The sender
+first sends a *question*. When the receiver has assigned the message to a receive, it receives the question and sends an
+*answer*, with which the send ends. The question arrives before the message, because the transport keeps the order. So a
+receive that ends has answered.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 from unisono.dtypes import DTYPES, DType
-from unisono.errors import PeerLostError
+from unisono.errors import PeerLostError, UsageError
 from unisono.transports.contracts.call import MESSAGE, Signature
 from unisono.transports.contracts.executor import Message
 from unisono.transports.contracts.transport import FIRST_RESERVED_TAG, Identity, MessageTransport, Request
 from unisono.transports.executors.own_messages import OwnMessages
 
 POINT_TO_POINT_LANE = -1
+# The values of `segment`.
+_PAYLOAD, _QUESTION, _ANSWER = 0, 1, 2
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +42,7 @@ class Receive:
         request: the request of the transport, once a message is assigned to the receive.
         message: that message.
         takes: whether it takes a message of any signature, into memory of its own. Until then `pieces` is empty.
+        question: the source and the identity of the question for the message that it has taken.
         looks_once: whether it ends without a message if none has arrived.
     """
 
@@ -46,6 +54,7 @@ class Receive:
     request: Request | None = None
     message: Message | None = None
     takes: bool = False
+    question: tuple[int, Identity] | None = None
     looks_once: bool = False
 
     def done(self) -> bool:
@@ -81,14 +90,42 @@ class Matching:
         self._sent: Counter[tuple[int, int]] = Counter()  # by peer and tag
         self._received: Counter[tuple[int, int]] = Counter()
         self._queue: list[Receive] = []
+        self._held: set[tuple[int, Identity]] = set()  # messages that are taken and not received, with their sources
+        self._answers: list[Request] = []
         self._own = OwnMessages(transport.members[transport.rank])
 
     def send(self, dest: int, tag: int, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         """Post the next message of a tag."""
+        return self._post_send(dest, self._next(self._sent, dest, tag), signature, pieces)
+
+    def send_synchronously(self, dest: int, tag: int, signature: Signature, pieces: Sequence[memoryview]) -> Request:
+        """Post the next message of a tag, and return a request that is done when a receive has got it.
+
+        Raises:
+            UsageError: the transport keeps no order.
+        """
+        if not self._transport.capabilities.ordered:
+            raise UsageError(f"a synchronous send needs messages in order, which {self._transport.name} does not keep")
         identity = self._next(self._sent, dest, tag)
-        if dest == self._transport.rank:
-            return self._own.post_send(identity, signature, pieces)
-        return self._transport.post_send(dest, identity, signature, pieces)
+        question = self._post_send(dest, identity._replace(segment=_QUESTION), _EMPTY, (), buffers=False)
+        answer = self._post_recv(dest, identity._replace(segment=_ANSWER), _EMPTY, ())
+        return AllRequests([question, self._post_send(dest, identity, signature, pieces, buffers=False), answer])
+
+    def has_answered(self, source: int) -> bool:
+        """Answer the questions for messages of a rank that are assigned to a receive; return whether that is done."""
+        for question in [identity for identity, _ in self._waiting(source) if identity.segment == _QUESTION]:
+            if question.sequence < self._received[source, question.group] and (source, question) not in self._held:
+                received = self._post_recv(source, question, _EMPTY, ())
+                answer = self._post_send(source, question._replace(segment=_ANSWER), _EMPTY, ())
+                self._answers += [received, answer]
+        self._answers = [request for request in self._answers if not request.done()]
+        return not self._answers
+
+    def acknowledge(self, taken: Receive) -> Request:
+        """Return a request that is done when the question for a message that has been taken is answered."""
+        assert taken.question is not None, "a receive that takes a message notes its question"
+        self._held.discard(taken.question)
+        return _Answering(self, taken.question[0])
 
     def takes_own(self, tag: int, nbytes: int) -> bool:
         """Return whether a message to this rank itself could be sent now without another receive."""
@@ -154,14 +191,39 @@ class Matching:
 
     def _arrived(self) -> list[_Arrived]:
         """Return the messages that have arrived and are not assigned to a receive."""
-        me = self._transport.rank
         return [
             _Arrived(_message(peer, identity, signature), identity.sequence, signature)
             for peer in self.sources(None)
-            for identity, signature in (
-                self._own.arrived() if peer == me else self._transport.arrived(peer, POINT_TO_POINT_LANE)
-            )
+            for identity, signature in self._waiting(peer)
+            if identity.segment == _PAYLOAD
         ]
+
+    def _waiting(self, peer: int) -> Collection[tuple[Identity, Signature]]:
+        """Return all that has arrived from a rank and for which nothing is posted."""
+        if peer == self._transport.rank:
+            return self._own.arrived()
+        return self._transport.arrived(peer, POINT_TO_POINT_LANE)
+
+    def _post_send(
+        self,
+        dest: int,
+        identity: Identity,
+        signature: Signature,
+        pieces: Sequence[memoryview],
+        *,
+        buffers: bool = True,
+    ) -> Request:
+        """Post a message; `buffers` allows to buffer one to this rank itself."""
+        if dest == self._transport.rank:
+            return self._own.post_send(identity, signature, pieces, buffers=buffers)
+        return self._transport.post_send(dest, identity, signature, pieces)
+
+    def _post_recv(
+        self, source: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]
+    ) -> Request:
+        if source == self._transport.rank:
+            return self._own.post_recv(identity, signature, pieces)
+        return self._transport.post_recv(source, identity, signature, pieces)
 
     def _assign_all(self, arrived: list[_Arrived]) -> None:
         # All receives use one list: a message that arrives meanwhile must not go to a receive that was posted later.
@@ -188,14 +250,36 @@ class Matching:
     def _assign(self, receive: Receive, source: int, tag: int) -> None:
         identity = self._next(self._received, source, tag)
         receive.message = _message(source, identity, receive.signature)
-        if source == self._transport.rank:
-            receive.request = self._own.post_recv(identity, receive.signature, receive.pieces)
-        else:
-            receive.request = self._transport.post_recv(source, identity, receive.signature, receive.pieces)
+        if receive.takes:
+            receive.question = source, identity._replace(segment=_QUESTION)
+            self._held.add(receive.question)
+        receive.request = self._post_recv(source, identity, receive.signature, receive.pieces)
 
     def _next(self, numbers: Counter[tuple[int, int]], peer: int, tag: int) -> Identity:
         numbers[peer, tag] += 1
-        return Identity(numbers[peer, tag] - 1, POINT_TO_POINT_LANE, tag, 0)
+        return Identity(numbers[peer, tag] - 1, POINT_TO_POINT_LANE, tag, _PAYLOAD)
+
+
+class _Answering:
+    """The request that is done when the questions of a rank are answered."""
+
+    def __init__(self, matching: Matching, source: int) -> None:
+        self._matching = matching
+        self._source = source
+
+    def done(self) -> bool:
+        return self._matching.has_answered(self._source)
+
+
+class AllRequests:
+    """The request that is done when all of `requests` are."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self._requests = requests
+
+    def done(self) -> bool:
+        self._requests = [request for request in self._requests if not request.done()]
+        return not self._requests
 
 
 def signature_of(dtype: DType, count: int, shape: Sequence[int] = ()) -> Signature:
@@ -205,6 +289,10 @@ def signature_of(dtype: DType, count: int, shape: Sequence[int] = ()) -> Signatu
     """
     axes = tuple(length for length in shape if length != 1) if count else ()
     return Signature(MESSAGE, dtype.name, axes or (count,), "C", None, None, "direct", 1)
+
+
+# The signature of a question and of an answer.
+_EMPTY = signature_of(DTYPES["uint8"], 0)
 
 
 def _message(source: int, identity: Identity, signature: Signature) -> Message:

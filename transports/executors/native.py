@@ -196,6 +196,11 @@ class NativeProbe(NativeOperation):
     def host_copy(self) -> bytes | None:
         return self._started.host_copy()
 
+    def acknowledge(self, timeout_s: float) -> None:
+        started = self._started.acknowledge()
+        if started is not None:
+            NativeOperation(self._failures, started, self._operation).wait(timeout_s)
+
     def fits(self, dtype: DType, count: int, shape: Sequence[int]) -> bool:
         return self._started.fits(dtype.code, count * dtype.itemsize, shape)
 
@@ -444,12 +449,16 @@ class NativeExecutor:
         tag: int,
         memory: MemoryType = MemoryType.HOST,
         shape: Sequence[int] = (),
+        *,
+        synchronous: bool = False,
     ) -> NativeOperation:
         if dest != self.rank:
             with self._compiling:
                 self._open([(_core.SENDING_LANE, dest)])
-        request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype), memory, shape)
-        return NativeOperation(self._failures, request, f"send({_shown(array, dtype, shape)}, dest={dest}, tag={tag})")
+        request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype), memory, shape, synchronous)
+        how = ", synchronous" if synchronous else ""
+        call = f"send({_shown(array, dtype, shape)}, dest={dest}, tag={tag}{how})"
+        return NativeOperation(self._failures, request, call)
 
     def recv(
         self,

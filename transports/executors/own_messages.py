@@ -33,15 +33,17 @@ class OwnMessages:
         """Return whether a receive waits for a message of this tag."""
         return any(identity.group == tag for identity in self._expected)
 
-    def post_send(self, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
-        """Send a message, as `MessageTransport.post_send` does."""
+    def post_send(
+        self, identity: Identity, signature: Signature, pieces: Sequence[memoryview], *, buffers: bool
+    ) -> Request:
+        """Send a message, as `MessageTransport.post_send` does; `buffers` allows the buffer."""
         message = _OwnMessage(signature, pieces)
         receive = self._expected.pop(identity, None)
         if receive is not None:
             self._deliver(message, receive)
         else:
             self._waiting[identity] = message
-            if self.has_room(message.nbytes):
+            if buffers and self.has_room(message.nbytes):
                 message.pieces = [memoryview(b"".join(pieces))]
                 message.is_buffered = message.is_done = True
                 self._used += message.nbytes + OWN_MESSAGE_NBYTES

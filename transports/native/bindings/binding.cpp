@@ -77,12 +77,13 @@ MemoryType memory_type(int number) {
 }
 
 StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array, int memory,
-                 const std::vector<std::int64_t>& shape) {
+                 const std::vector<std::int64_t>& shape, bool synchronous) {
   const Buffer from(array, false);
-  auto request =
-      nb::cast<Endpoint&>(endpoint).start(Message::to_send(peer, static_cast<DType>(dtype), tag, from.data(),
-                                                           from.nbytes(), memory_type(memory), shape_code(shape)),
-                                          call_site());
+  auto& target = nb::cast<Endpoint&>(endpoint);
+  auto request = target.start(
+      Message::to_send(peer, static_cast<DType>(dtype), tag, from.data(), from.nbytes(), memory_type(memory),
+                       shape_code(shape), synchronous ? target.number_of_synchronous() : 0),
+      call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
@@ -512,7 +513,7 @@ void bind_endpoint(nb::module_& module) {
       .def("start", start, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"))
       .def("run", run, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout_s"))
       .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"), nb::arg("memory") = 0,
-           nb::arg("shape") = std::vector<std::int64_t>())
+           nb::arg("shape") = std::vector<std::int64_t>(), nb::arg("synchronous") = false)
       .def("receive", receive, nb::arg("peer").none(), nb::arg("dtype"), nb::arg("tag").none(), nb::arg("array"),
            nb::arg("memory") = 0, nb::arg("shape") = std::vector<std::int64_t>(), nb::arg("up_to") = false)
       .def(

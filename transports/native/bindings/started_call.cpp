@@ -52,6 +52,13 @@ nb::object StartedCall::host_copy() const {
   return nb::bytes(request_->host_copy().data(), request_->host_copy().size());
 }
 
+nb::object StartedCall::acknowledge() const {
+  const auto& taken = request_->matched();
+  if (endpoint_->abandoned() || !taken || taken->header.segment == 0) return nb::none();
+  auto request = endpoint_->start(Message::to_acknowledge(*taken), call_site());
+  return nb::cast(StartedCall(held_endpoint_, {}, std::move(request)));
+}
+
 bool StartedCall::fits(int dtype, std::uint64_t nbytes, const std::vector<std::int64_t>& shape) const {
   if (!request_->matched()) return false;
   const Header& header = request_->matched()->header;
@@ -66,6 +73,7 @@ void bind_started_call(nb::module_& module) {
       .def("run_in_background", &StartedCall::run_in_background, nb::arg("timeout_s"))
       .def("cancel", &StartedCall::cancel)
       .def("message", &StartedCall::message)
+      .def("acknowledge", &StartedCall::acknowledge)
       .def("host_copy", &StartedCall::host_copy)
       .def("fits", &StartedCall::fits, nb::arg("dtype"), nb::arg("nbytes"), nb::arg("shape"));
 }

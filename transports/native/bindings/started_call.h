@@ -32,6 +32,9 @@ class StartedCall {
   nanobind::object message() const;
   //! The bytes of an ended receive into device memory, if they are still on the host; otherwise None.
   nanobind::object host_copy() const;
+  //! Starts to acknowledge the message that an ended probe has taken, and returns that call; None if the message is not
+  //! synchronous.
+  nanobind::object acknowledge() const;
   //! Whether the message of an ended receive or probe may be received into an array of this type, length and shape.
   bool fits(int dtype, std::uint64_t nbytes, const std::vector<std::int64_t>& shape) const;
 

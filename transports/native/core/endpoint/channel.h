@@ -31,8 +31,8 @@ struct Header {
   std::uint64_t nbytes;    // of the payload
   std::uint32_t sequence;  // number of the call on its communicator; point-to-point: the element type
   std::uint32_t group;     // point-to-point: the tag
-  std::uint32_t segment;
-  std::uint32_t kind;  // 0: of a collective, 1: point-to-point, 2: a flag of a collective
+  std::uint32_t segment;   // point-to-point: the number by which the receiver acknowledges it; 0: it does not
+  std::uint32_t kind;      // 0: of a collective, 1: point-to-point, 2: a flag of a collective
 
   bool operator==(const Header&) const = default;
 };

@@ -29,14 +29,14 @@ void advance_for(Begun& begun, std::uint32_t rounds) {
   poll_until([&] { return begun.done(); }, [&] { return begun.advance(); }, rounds);
 }
 
-Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes, std::uint64_t shape) {
-  return {shape, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
+Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes, std::uint64_t shape, std::uint32_t number = 0) {
+  return {shape, nbytes, static_cast<std::uint32_t>(dtype), tag, number, kind_point_to_point};
 }
 
 // Returns the text of the call as the user wrote it.
 std::string call_text(Verb verb, std::optional<std::int32_t> peer, const std::string& tag) {
-  const char* names[] = {
-      "send(dest=", "recv(source=", "probe(source=", "iprobe(source=", "probe(source=", "iprobe(source="};
+  const char* names[] = {"send(dest=",    "recv(source=",   "probe(source=",    "iprobe(source=",
+                         "probe(source=", "iprobe(source=", "acknowledge(dest="};
   return names[static_cast<std::size_t>(verb)] + (peer ? std::to_string(*peer) : "any") + ", tag=" + tag + ")";
 }
 
@@ -121,8 +121,8 @@ std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, const Memory&
 }
 
 Message Message::to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
-                         MemoryType memory, std::uint64_t shape) {
-  return {peer, {Verb::send, {header_of(dtype, tag, nbytes, shape), data, memory}}};
+                         MemoryType memory, std::uint64_t shape, std::uint32_t number) {
+  return {peer, {Verb::send, {header_of(dtype, tag, nbytes, shape, number), data, memory}}};
 }
 
 Message Message::to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
@@ -134,6 +134,10 @@ Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::u
   constexpr Verb verbs[2][2] = {{Verb::probe, Verb::probe_once}, {Verb::take, Verb::take_once}};
   const MessageBuffer buffer{header_of(DType::uint8, tag.value_or(0), 0, 0), nullptr};
   return {peer, {verbs[takes ? 1 : 0][once ? 1 : 0], buffer, !tag}};
+}
+
+Message Message::to_acknowledge(const MatchedMessage& taken) {
+  return {taken.source, {Verb::acknowledge, {acknowledgement_of(taken.header.segment), nullptr}}};
 }
 
 Message Message::to_listen(std::uint32_t tag) {

@@ -26,6 +26,7 @@
 // links. Every waiting thread checks for signals.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -64,9 +65,10 @@ struct Message {
   std::optional<std::int32_t> peer;  // empty: any rank
   Posting posting;
 
-  //! A send of `nbytes` at `data` to `peer`. `shape` is the `shape_code` of the array.
+  //! A send of `nbytes` at `data` to `peer`. `shape` is the `shape_code` of the array. `number`: see
+  //! `Endpoint::number_of_synchronous`; 0 for an ordinary send.
   static Message to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
-                         MemoryType memory = MemoryType::host, std::uint64_t shape = 0);
+                         MemoryType memory = MemoryType::host, std::uint64_t shape = 0, std::uint32_t number = 0);
   //! A receive into `data`. Without `peer` it matches any other rank, and without `tag` any tag that is not reserved.
   //! `up_to`: see `Posting`.
   static Message to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
@@ -76,6 +78,8 @@ struct Message {
   //! With `takes` it receives the message, whatever its type and length (`Verb`).
   static Message to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once,
                           bool takes = false);
+  //! The acknowledgement of a synchronous message that a probe has taken, to its sender.
+  static Message to_acknowledge(const MatchedMessage& taken);
   //! A probe for a message from any rank. It does not fail when all other ranks have departed.
   static Message to_listen(std::uint32_t tag);
 
@@ -184,6 +188,9 @@ class Endpoint {
   //! Begins a message at once, looks for progress `rounds` times, and returns its request, which may have ended.
   //! Returns nullptr, and does nothing, if another call or leader is in the way.
   std::unique_ptr<Request> try_now(const Message& message, const CallSite& site, std::uint32_t rounds);
+  //! Returns a number for a synchronous message: a send that ends when a receive has got the message. Any thread may
+  //! call it.
+  std::uint32_t number_of_synchronous() { return std::max(++synchronous_, std::uint32_t{1}); }
   //! Whether the channel for messages to `peer`, a valid rank, is open.
   bool reaches(std::int32_t peer);
   //! Whether a send to this rank itself would end now: its buffer has room, or a receive is posted for the message.
@@ -334,6 +341,8 @@ class Endpoint {
   // without it.
   std::atomic<std::uint32_t> extra_yields_{0};
   std::atomic<bool> polls_by_syscall_{false};
+  // The number of the last synchronous message; it begins anew after 2^32.
+  std::atomic<std::uint32_t> synchronous_{0};
   // How many requests have ended. The leader counts, and followers compare it with the number that they have seen.
   std::atomic<std::uint64_t> ended_{0};
   // Whether a library may still use memory of failed calls. The thread that fails the calls sets it before it ends

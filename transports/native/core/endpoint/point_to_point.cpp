@@ -23,7 +23,8 @@ PointToPoint::PointToPoint(std::vector<std::shared_ptr<Mailbox>> mailboxes, cons
       buffer_(posting.buffer),
       any_tag_(posting.any_tag),
       listens_(posting.listens),
-      up_to_(posting.up_to) {
+      up_to_(posting.up_to),
+      sends_(verb_ == Verb::send || verb_ == Verb::acknowledge) {
   for (std::size_t i = 0; i < mailboxes_.size() && !done_; ++i) mailboxes_[i]->post(*this);
 }
 
@@ -40,7 +41,7 @@ bool PointToPoint::advance() {
 void PointToPoint::blocked_on(std::vector<Blocked>& waits) const {
   if (done_) return;
   for (const auto& mailbox : mailboxes_)
-    if (!mailbox->own_ || mailboxes_.size() == 1) waits.push_back(mailbox->blocked(verb_ == Verb::send));
+    if (!mailbox->own_ || mailboxes_.size() == 1) waits.push_back(mailbox->blocked(sends_));
 }
 
 std::string PointToPoint::unclaimed_text() const {
@@ -73,16 +74,28 @@ void PointToPoint::match_with(Mailbox& mailbox, const Header& header) {
   });
 }
 
+// The message has been sent or received, and now its acknowledgement travels in the other direction.
+void PointToPoint::go_on_with_acknowledgement(std::uint32_t number) {
+  buffer_ = {acknowledgement_of(number), nullptr};
+  begun_ = false;
+  moved_ = 0;
+  sends_ = !sends_;
+}
+
 Blocked Mailbox::blocked(bool sends) { return {open() ? channel_ : nullptr, entry_.peer, sends, !sends}; }
 
 void Mailbox::post(PointToPoint& operation) {
-  if (operation.verb_ == Verb::send) {
-    if (own_)
-      own_->add(operation.buffer_.header, operation.buffer_.data, operation.done_);
-    else
-      sends_.push_back(&operation);
-    return;
-  }
+  if (!operation.sends_)
+    expect(operation);
+  else if (!own_)
+    sends_.push_back(&operation);
+  else if (operation.verb_ == Verb::send)
+    own_->add(operation.buffer_.header, operation.buffer_.data, operation.done_);
+  else
+    acknowledge(operation, operation.buffer_.header.group);
+}
+
+void Mailbox::expect(PointToPoint& operation) {
   const auto waiting = std::find_if(unexpected_.begin(), unexpected_.end(),
                                     [&](const Unexpected& message) { return operation.matches(message.header); });
   if (waiting == unexpected_.end()) {
@@ -145,10 +158,20 @@ bool Mailbox::advance_sends() {
       moved = true;
     }
     if (!channel_->flush()) return moved;
-    send.done_ = moved = true;
+    moved = true;
     sends_.pop_front();
+    end_send(send);
   }
   return moved;
+}
+
+// The receiver may have acknowledged the message before the channel says that it has been sent.
+void Mailbox::end_send(PointToPoint& send) {
+  const std::uint32_t number = send.verb_ == Verb::send ? send.buffer_.header.segment : 0;
+  send.done_ = number == 0;
+  if (send.done_) return;
+  send.go_on_with_acknowledgement(number);
+  expect(send);
 }
 
 bool Mailbox::advance_receives() {
@@ -259,8 +282,21 @@ void Mailbox::deliver(PointToPoint& receive, Unexpected& message) {
 }
 
 void Mailbox::end(PointToPoint& receive) {
-  receive.done_ = true;
   std::erase(receives_, &receive);
+  const std::uint32_t number = receive.matched_->header.segment;
+  receive.done_ = number == 0 || receive.takes();
+  if (!receive.done_) acknowledge(receive, number);
+}
+
+// Lets the sender of a synchronous message know that a receive has got it.
+void Mailbox::acknowledge(PointToPoint& receive, std::uint32_t number) {
+  if (own_) {
+    own_->acknowledge(number);
+    receive.done_ = true;
+  } else {
+    receive.go_on_with_acknowledgement(number);
+    sends_.push_back(&receive);
+  }
 }
 
 }  // namespace unisono

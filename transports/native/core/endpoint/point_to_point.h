@@ -4,6 +4,11 @@
 // message with its tag. Messages with other tags in front of it are buffered in memory. A receive from any rank is
 // posted in the mailboxes of all ranks, until one of them has a message for it. The mailbox of this rank itself is
 // among them. But such a receive does not wait for this rank: it fails when all other ranks have gone.
+//
+// A synchronous message carries a number. When a receive has got it, the receiver acknowledges it by an empty message
+// with this number as its tag, in the other direction of the channel, which carries nothing else. The sender posts a
+// receive there, and its operation ends with it. So ordinary messages carry no more bytes, and no acknowledgement waits
+// behind one of them. A message that is taken is acknowledged when its holder receives it.
 #pragma once
 
 #include <deque>
@@ -34,8 +39,8 @@ std::string array_text(const Header& header);
 
 //! The operation on a message. `probe` looks for a message without taking it until there is one, and `probe_once`
 //! looks once. `take` and `take_once` look in the same way, and receive the message that they find into memory of the
-//! host, whatever its type and length.
-enum class Verb : std::uint8_t { send, receive, probe, probe_once, take, take_once };
+//! host, whatever its type and length. `acknowledge` sends the acknowledgement of a message that was taken.
+enum class Verb : std::uint8_t { send, receive, probe, probe_once, take, take_once, acknowledge };
 
 //! A verb and its message. With `any_tag` it matches all tags below the reserved ones, whatever the header says. With
 //! `listens` it may wait for a message that nobody sends, so it goes on when all other ranks have departed.
@@ -49,6 +54,11 @@ struct Posting {
   bool up_to = false;
 };
 inline constexpr std::uint32_t first_reserved_tag = 1U << 31;
+
+//! The header of the acknowledgement of a synchronous message.
+inline Header acknowledgement_of(std::uint32_t number) {
+  return {0, 0, static_cast<std::uint32_t>(DType::uint8), number, 0, kind_point_to_point};
+}
 
 //! The message that a receive took or a probe has found.
 struct MatchedMessage {
@@ -87,15 +97,17 @@ class PointToPoint final : public Operation {
   bool probes() const { return verb_ == Verb::probe || verb_ == Verb::probe_once; }
   bool matches(const Header& header) const;
   void match_with(Mailbox& mailbox, const Header& header);
+  void go_on_with_acknowledgement(std::uint32_t number);
 
   std::vector<std::shared_ptr<Mailbox>> mailboxes_;
   const Verb verb_;
-  const MessageBuffer buffer_;
+  MessageBuffer buffer_;  // of a synchronous message that has been moved: its acknowledgement
   const bool any_tag_;
   const bool listens_;
   const bool up_to_;
   std::optional<MatchedMessage> matched_;
   std::unique_ptr<std::byte[]> host_copy_;
+  bool sends_;  // whether it sends now
   bool begun_ = false;
   bool done_ = false;
   std::size_t moved_ = 0;
@@ -128,9 +140,11 @@ class Mailbox {
 
   Blocked blocked(bool sends);
   void post(PointToPoint& operation);
+  void expect(PointToPoint& operation);
   void withdraw(PointToPoint& operation);
   bool open();
   bool advance_sends();
+  void end_send(PointToPoint& send);
   bool advance_receives();
   bool open_front();
   bool read_all(std::byte* data, std::size_t nbytes, MemoryType memory, std::size_t& moved);
@@ -141,6 +155,7 @@ class Mailbox {
   static void check(const PointToPoint& receive, const Header& header, std::int32_t peer);
   void deliver(PointToPoint& receive, Unexpected& message);
   void end(PointToPoint& receive);
+  void acknowledge(PointToPoint& receive, std::uint32_t number);
 
   ChannelEntry& entry_;
   const std::shared_ptr<SelfQueue> own_;

@@ -8,7 +8,8 @@ namespace unisono {
 
 void SelfQueue::add(const Header& header, const std::byte* data, bool& sent) {
   const auto nbytes = static_cast<std::size_t>(header.nbytes);
-  if (!has_room(nbytes)) {
+  if (header.segment != 0) unacknowledged_.push_back({header.segment, &sent});
+  if (header.segment != 0 || !has_room(nbytes)) {
     messages_.push_back({header, data, nullptr, &sent});
     return;
   }
@@ -20,8 +21,18 @@ void SelfQueue::add(const Header& header, const std::byte* data, bool& sent) {
   sent = true;
 }
 
+void SelfQueue::acknowledge(std::uint32_t number) {
+  const auto has_number = [&](const Unacknowledged& message) { return message.number == number; };
+  const auto message = std::find_if(unacknowledged_.begin(), unacknowledged_.end(), has_number);
+  if (message == unacknowledged_.end()) return;  // its send has failed
+  *message->sent = true;
+  unacknowledged_.erase(message);
+}
+
 void SelfQueue::forget(const bool& sent) {
-  std::erase_if(messages_, [&](const Message& message) { return message.sent == &sent; });
+  const auto is_of_send = [&](const auto& message) { return message.sent == &sent; };
+  std::erase_if(messages_, is_of_send);
+  std::erase_if(unacknowledged_, is_of_send);
 }
 
 bool SelfQueue::consume(std::size_t nbytes) {
@@ -29,7 +40,7 @@ bool SelfQueue::consume(std::size_t nbytes) {
   message.consumed += nbytes;
   if (message.consumed < message.header.nbytes) return false;
   if (message.sent != nullptr)
-    *message.sent = true;
+    *message.sent = message.header.segment == 0;
   else
     used_ -= static_cast<std::size_t>(message.header.nbytes) + nbytes_per_message;
   messages_.pop_front();

@@ -2,7 +2,8 @@
 //
 // Both ends are in this process and are driven by one leader, so the messages are in a queue, which the receiving
 // mailbox reads as a channel. A message that fits into the buffer is copied there at once, which ends its send. The
-// receiver reads another one in the memory of its sender, and its send ends when it has been read.
+// receiver reads another one in the memory of its sender, and its send ends when it has been read. A synchronous
+// message is not buffered, and its send ends when it has been acknowledged (point_to_point.h).
 #pragma once
 
 #include <cstddef>
@@ -26,9 +27,11 @@ class SelfQueue {
   bool has_room(std::uint64_t nbytes) const {
     return nbytes < buffer_nbytes && used_ + nbytes + nbytes_per_message <= buffer_nbytes;
   }
-  //! Adds a message. `sent` becomes true when it is in the buffer or has been read; until then its payload must stay at
-  //! `data`.
+  //! Adds a message. `sent` becomes true when it is in the buffer or has been read, or when it has been acknowledged if
+  //! it is synchronous; until then its payload must stay at `data`.
   void add(const Header& header, const std::byte* data, bool& sent);
+  //! Ends the send of the synchronous message with this number.
+  void acknowledge(std::uint32_t number);
   //! Lets nobody read a message that is not sent, because its send has failed.
   void forget(const bool& sent);
 
@@ -47,11 +50,16 @@ class SelfQueue {
     Header header;
     const std::byte* data;
     std::unique_ptr<std::byte[]> buffered;  // null if the payload is in the memory of the sender
-    bool* sent;
+    bool* sent;                             // null if the payload is buffered
     std::size_t consumed = 0;
+  };
+  struct Unacknowledged {
+    std::uint32_t number;
+    bool* sent;
   };
 
   std::deque<Message> messages_;
+  std::deque<Unacknowledged> unacknowledged_;  // synchronous messages
   std::size_t used_ = 0;
 };
 
