@@ -50,6 +50,19 @@ def test_ranks_that_disagree_get_a_named_error_of_mpi(tmp_path: Path) -> None:
     assert sorted(line[4:] for line in ended.stdout.splitlines()) == ["True MismatchError True"] * 2, ended.stderr
 
 
+def test_communicators_of_the_same_ranks_keep_messages_apart_when_ranks_use_them_in_another_order() -> None:
+    ended = run(str(PROGRAMS / "orders.py"))
+
+    assert ended.stdout.count("has kept the order") == 2, ended.stderr
+
+
+def test_program_spawns_processes_and_connects_to_ports() -> None:
+    ended = run(str(PROGRAMS / "other_jobs.py"), ranks=3)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("has met all jobs") == 3
+
+
 def test_hook_refuses_a_process_that_a_launcher_of_mpi_has_started() -> None:
     program = "from unisono.compat.mpi4py import hook; hook.install()"
 

@@ -18,7 +18,7 @@ from unisono.compat.mpi4py.values import pickles as _pickles
 _FILES = (
     "memory.access memory.datatype base.errors base.handles base.world values.op values.status values.info "
     "values.group values.pickles calls.request calls.point_to_point communicators.comm communicators.intercomm "
-    "communicators.topology communicators.session communicators.window communicators.file"
+    "communicators.topology communicators.session communicators.jobs communicators.window communicators.file"
 )
 _HIDDEN = {
     "Special",
@@ -29,6 +29,8 @@ _HIDDEN = {
     "Handled",
     "Block",
     "Port",
+    "Path",
+    "Universe",
     "Any",
     "Sequence",
     "Callable",

@@ -4,6 +4,7 @@ Files and folders:
     MPI: the module with all names.
     hook: makes ``import mpi4py`` find this package.
     run: runs an unchanged program.
+    spawned: runs the program of a rank of a spawned job.
     typing: types for annotations.
     base: constants, exceptions, the base of all objects, and the job.
     values: operations, statuses, hints, groups and pickles.

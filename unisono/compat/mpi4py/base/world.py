@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import platform
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import unisono
 from unisono import Communicator
@@ -16,9 +19,43 @@ from unisono.compat.mpi4py.base.constants import CONSTANTS, SUBVERSION, VERSION
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.errors import UnisonoError
 from unisono.foundation import streams
+from unisono.options import PARENT
+
+if TYPE_CHECKING:
+    from unisono.collectives.bootstrap.bridge import Bridge
 
 _MULTIPLE = CONSTANTS["THREAD_MULTIPLE"]
 _PRECISION = 1e-9
+
+
+class Universe:
+    """Processes that share a communicator of Unisono: those of this job, or those of two jobs that have met.
+
+    Attributes:
+        native: the communicator of all of them.
+        numbers: the number of each of its ranks in this process. Processes of this job are numbered by their ranks.
+    """
+
+    def __init__(self, native: Communicator, numbers: Sequence[int], *, is_closed_after_use: bool = False) -> None:
+        self.native, self.numbers = native, tuple(numbers)
+        self._ranks = {number: rank for rank, number in enumerate(numbers)}
+        self._uses, self._is_closed_after_use = 0, is_closed_after_use
+
+    def ranks(self, members: Sequence[int]) -> list[int]:
+        """Return the ranks in `native` of processes."""
+        return [self._ranks[member] for member in members]
+
+    def subgroup(self, members: Sequence[int]) -> Communicator:
+        """Return a new communicator of some processes, which all call it in the same order."""
+        self._uses += 1
+        return self.native.subgroup(self.ranks(members))
+
+    def close(self, subgroup: Communicator) -> None:
+        """Close a communicator of `subgroup`; with the last one of two jobs also that of both."""
+        subgroup.close()
+        self._uses -= 1
+        if self._is_closed_after_use and not self._uses:
+            self.native.close()
 
 
 class _Process:
@@ -26,6 +63,9 @@ class _Process:
 
     def __init__(self) -> None:
         self.world: Communicator | None = None
+        self.universe: Universe | None = None
+        self.parent: Bridge | None = None
+        self.closing = contextlib.ExitStack()
         self.is_own = self.is_initialized = self.is_finalized = False
         self.thread_level = _MULTIPLE
         self.main_thread = 0
@@ -40,7 +80,9 @@ def Init_thread(required: int = _MULTIPLE) -> int:
     """Join the other ranks, and return the level of thread support."""
     if _process.is_initialized:
         raise fail("ERR_OTHER", "MPI has been initialized already")
-    _process.world = unisono.init()
+    _process.world = world = unisono.init()
+    _process.universe = Universe(world, range(world.size))
+    _process.parent = _bridge_to_parent(world) if PARENT in os.environ else None
     _process.is_initialized, _process.thread_level = True, required
     _process.main_thread, _process.pid = threading.get_ident(), os.getpid()
     atexit.register(_finalize_at_exit)
@@ -66,6 +108,7 @@ def Finalize() -> None:
     except UnisonoError:
         pass  # another rank has failed, and tells it
     finally:
+        _process.closing.close()
         world.close()
 
 
@@ -79,6 +122,33 @@ def native_world() -> Communicator:
     if _process.world is None:
         raise fail("ERR_OTHER", "MPI is not initialized (call MPI.Init), or is finalized")
     return _process.world
+
+
+def own_universe() -> Universe:
+    """Return the processes of this job."""
+    native_world()
+    assert _process.universe is not None, "a job that is initialized has processes"
+    return _process.universe
+
+
+def _bridge_to_parent(world: Communicator) -> Bridge | None:
+    from unisono.launchers.spawn import parent
+
+    bridge = parent(world)
+    if bridge is not None:
+        closing_at_end(bridge.close)
+    return bridge
+
+
+def closing_at_end(close: Callable[[], None]) -> None:
+    """Call a function when `Finalize` leaves the job."""
+    _process.closing.callback(close)
+
+
+def parent_bridge() -> Bridge | None:
+    """Return the bridge to the job that has spawned this one."""
+    native_world()
+    return _process.parent
 
 
 def own_number() -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from unisono.compat.mpi4py.base.errors import fail
-from unisono.compat.mpi4py.calls.ready import Exchange, Native, Nothing, nothing
+from unisono.compat.mpi4py.calls.ready import Native, nothing
 from unisono.compat.mpi4py.memory.access import IN_PLACE
 from unisono.compat.mpi4py.memory.buffers import Block, simple, vector, vector_w
 from unisono.compat.mpi4py.values.op import SUM, OpState, combine, op_of
@@ -123,8 +123,9 @@ def gatherv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
         return Native(state.native.gatherv, (simple(sendbuf).array(), None, root), {"counts_at_root": True})
     parts = vector(recvbuf, state.size, writable=True)
     x = parts[root].array() if _is_in_place(sendbuf) else simple(sendbuf).array()
-    out, finish = _target(parts)
-    return Native(state.native.gatherv, (x, _numbers(parts), root), {"out": out, "counts_at_root": True}, finish)
+    out, finish = target_of(parts, x.dtype)
+    counts = numbers_of(parts, x.dtype)
+    return Native(state.native.gatherv, (x, counts, root), {"out": out, "counts_at_root": True}, finish)
 
 
 def scatterv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
@@ -132,7 +133,8 @@ def scatterv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     x, counts, own = None, None, None
     if checked_root(state, root) == state.rank:
         parts = vector(sendbuf, state.size)
-        x, counts, own = _concatenated(parts), _numbers(parts), parts[root]
+        own, dtype = parts[root], parts[root].dtype
+        x, counts = concatenated(parts, dtype), numbers_of(parts, dtype)
     if own is not None and _is_in_place(recvbuf):
         out, finish = own.array().copy(), nothing
     else:
@@ -142,29 +144,28 @@ def scatterv(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     return Native(state.native.scatterv, (x, counts, root), {"out": out, "counts_at_root": True}, finish)
 
 
-def _joined(parts: Sequence[Block]) -> Any:
+def _joined(parts: Sequence[Block], dtype: Any) -> Any:
     """Return the memory of blocks that lie one after the other; None if they do not."""
-    first, ends = parts[0], [part.origin + part.nbytes for part in parts]
-    is_one = all(part.is_direct for part in parts) and all(
-        not part.nbytes or part.origin == end for part, end in zip(parts[1:], ends[:-1], strict=True)
-    )
-    return (
-        Block(first.memory, first.layout, sum(part.count for part in parts), first.origin).array() if is_one else None
-    )
+    full = [part for part in parts if part.nbytes]
+    ends = [part.origin + part.nbytes for part in full]
+    is_one = all(part.is_direct for part in full) and [part.origin for part in full[1:]] == ends[:-1]
+    return full[0].memory[full[0].origin : ends[-1]].view(dtype) if full and is_one else None
 
 
-def _concatenated(parts: Sequence[Block]) -> Any:
+def concatenated(parts: Sequence[Block], dtype: Any) -> Any:
     """Return the elements of blocks one after the other: their own memory if they lie so."""
-    joined = _joined(parts)
-    return np.concatenate([part.array() for part in parts]) if joined is None else joined
+    joined = _joined(parts, dtype)
+    if joined is not None:
+        return joined
+    return np.concatenate([np.empty(0, dtype), *(part.array().view(dtype) for part in parts)])
 
 
-def _target(parts: Sequence[Block]) -> tuple[Any, Callable[[], None]]:
+def target_of(parts: Sequence[Block], dtype: Any) -> tuple[Any, Callable[[], None]]:
     """Return an array for the elements of blocks one after the other, and the function that stores it in the blocks."""
-    joined = _joined(parts)
+    joined = _joined(parts, dtype)
     if joined is not None:
         return joined, nothing
-    array = np.empty(sum(_numbers(parts)), parts[0].dtype)
+    array = np.empty(sum(numbers_of(parts, dtype)), dtype)
 
     def store() -> None:
         raw, start = array.view(_u1), 0
@@ -175,27 +176,29 @@ def _target(parts: Sequence[Block]) -> tuple[Any, Callable[[], None]]:
     return array, store
 
 
-def _numbers(parts: Sequence[Block]) -> list[int]:
-    """Return the number of elements of `Block.dtype` of each block."""
-    return [part.nbytes // part.dtype.itemsize for part in parts]
+def numbers_of(parts: Sequence[Block], dtype: Any) -> list[int]:
+    """Return the number of elements of a dtype of each block."""
+    return [part.nbytes // dtype.itemsize for part in parts]
 
 
 def allgatherv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Collect elements of all ranks on all ranks."""
     parts = vector(recvbuf, state.size, writable=True)
     x = (parts[state.rank] if _is_in_place(sendbuf) else simple(sendbuf)).array()
-    out, finish = _target(parts)
-    return Native(state.native.allgatherv, (x, _numbers(parts)), {"out": out}, finish)
+    out, finish = target_of(parts, x.dtype)
+    return Native(state.native.allgatherv, (x, numbers_of(parts, x.dtype)), {"out": out}, finish)
 
 
 def alltoallv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Send each rank some elements, and receive some from each."""
     targets = vector(recvbuf, state.size, writable=True)
     sources = targets if _is_in_place(sendbuf) else vector(sendbuf, state.size)
-    x = _concatenated(sources)
+    dtype = sources[0].dtype
+    x = concatenated(sources, dtype)
     x = x.copy() if _is_in_place(sendbuf) else x
-    out, finish = _target(targets)
-    return Native(state.native.alltoallv, (x, _numbers(sources), _numbers(targets)), {"out": out}, finish)
+    out, finish = target_of(targets, dtype)
+    args = x, numbers_of(sources, dtype), numbers_of(targets, dtype)
+    return Native(state.native.alltoallv, args, {"out": out}, finish)
 
 
 def alltoallw(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
@@ -368,4 +371,3 @@ ARGUMENTS: dict[str, Callable[..., Any]] = {
     "Reduce_scatter": reduce_scatter,
 }
 PREFIXES: dict[str, Callable[..., Any]] = {"Scan": scan, "Exscan": exscan}
-__all__ = ["ARGUMENTS", "PREFIXES", "Exchange", "Nothing"]

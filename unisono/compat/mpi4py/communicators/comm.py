@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -10,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from unisono import Communicator
+from unisono.collectives.calls.places import color_of_place
 from unisono.compat.mpi4py.base.constants import (
     CONGRUENT,
     CONSTANTS,
@@ -21,47 +20,46 @@ from unisono.compat.mpi4py.base.constants import (
 )
 from unisono.compat.mpi4py.base.errors import CODES, fail, translating
 from unisono.compat.mpi4py.base.handles import Attributed, Handle, Handled, Named, State, constant
-from unisono.compat.mpi4py.base.world import Is_finalized, abort, native_world, own_number
+from unisono.compat.mpi4py.base.world import Is_finalized, Universe, abort, native_world, own_number, own_universe
 from unisono.compat.mpi4py.calls.collectives import ARGUMENTS, PREFIXES
 from unisono.compat.mpi4py.calls.messages import Port
 from unisono.compat.mpi4py.calls.objects import ObjectCalls
 from unisono.compat.mpi4py.calls.point_to_point import Messages
-from unisono.compat.mpi4py.calls.ready import Exchange
 from unisono.compat.mpi4py.calls.request import PersistentState, Prequest, Request, RequestState
 from unisono.compat.mpi4py.values.group import Group
 from unisono.compat.mpi4py.values.info import INFO_NULL, Info
 from unisono.errors import UnisonoError
 
-# Tags of exchanges, above the tags of programs.
-_EXCHANGE_TAG, _EXCHANGES = 3 << 30, 1 << 29
+# The type of place of `Communicator.split` by the resource of MPI.
+_PLACES = {"mpi_shared_memory": "shared", "host": "host", "numanode": "numa"}
 
 
 class CommState(State):
-    """A communicator.
+    """A communicator. All of its ranks make it in the same order with other communicators.
 
     Attributes:
-        members: the number in the world of each rank.
+        members: the number of the process of each rank.
+        universe: processes among which the members are.
+        native: the communicator of Unisono: a grid or a graph if there is a topology.
         remote: the numbers of the ranks of the other group of an intercommunicator; None otherwise.
         topology: the topology, or None.
     """
 
     remote: tuple[int, ...] | None = None
-    topology: Any = None
 
-    def __init__(self, members: Sequence[int], constant: str = "", native: Communicator | None = None) -> None:
-        super().__init__(constant)
-        self.members = tuple(members)
-        self._of_world = native
+    def __init__(self, members: Sequence[int], universe: Universe | None = None, topology: Any = None) -> None:
+        super().__init__()
+        self._begin()
+        self.members, self.topology = tuple(members), topology
+        self.universe = universe or own_universe()
+        self._whole = self.universe.subgroup(self.members)
+        self.native: Any = self._whole if topology is None else topology.arranged(self._whole)
+
+    def _begin(self) -> None:
         self.buffer: Any = None
         self.locks: dict[Any, Any] = {}
         self.info: dict[str, str] = {}
-        self._exchanges = itertools.count()
         self.is_freed = False
-
-    @cached_property
-    def native(self) -> Communicator:
-        """The communicator of Unisono."""
-        return self._of_world or native_world().subgroup(self.members)
 
     @cached_property
     def port(self) -> Port:
@@ -100,13 +98,15 @@ class CommState(State):
 
     def duplicate(self) -> CommState:
         """Return the state of a communicator of the same ranks."""
-        new = CommState(self.members)
-        new.topology = self.topology
-        return new
+        return CommState(self.members, self.universe, self.topology)
+
+    def private(self) -> CommState:
+        """Return the state of a communicator of the same ranks for an object, such as a window, alone."""
+        return CommState(self.members, self.universe)
 
     def created(self, members: Sequence[int]) -> CommState | None:
         """Return the state of a communicator of some of the ranks; None if this process is not among them."""
-        return CommState(members) if own_number() in members else None
+        return CommState(members, self.universe) if own_number() in members else None
 
     def split(self, color: int, key: int) -> CommState | None:
         """Return the state of a communicator of the ranks of the same color; None for `UNDEFINED`."""
@@ -114,23 +114,15 @@ class CommState(State):
         if color == UNDEFINED:
             return None
         ranks = sorted((rank for rank in range(self.size) if rows[rank][0] == color), key=lambda rank: rows[rank][1])
-        return CommState([self.members[rank] for rank in ranks])
-
-    def exchange(self, sends: Any, receives: Any, finish: Any = lambda: None) -> Exchange:
-        """Return an exchange of messages, whose tag is the number of the exchange."""
-        return Exchange(self.port, self.next_tag(), sends, receives, finish)
-
-    def next_tag(self) -> int:
-        """Return the tag of the next exchange; all ranks call it in the same order."""
-        return _EXCHANGE_TAG + next(self._exchanges) % _EXCHANGES
+        return CommState([self.members[rank] for rank in ranks], self.universe)
 
     def release(self) -> None:
         """Close the communicator. All ranks call it."""
-        if not self.is_freed and "native" in self.__dict__ and not self.constant and not Is_finalized():
+        if not self.is_freed and not self.constant and not Is_finalized():
             self.is_freed = True
             with suppress(UnisonoError):  # if a rank has failed, the communicator is closed nevertheless
                 self.native.barrier()
-            self.native.close()
+            self.universe.close(self._whole)
 
 
 class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls):
@@ -220,11 +212,8 @@ class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls):
         state = self._live
         guided = CONSTANTS["COMM_TYPE_HW_GUIDED"], CONSTANTS["COMM_TYPE_RESOURCE_GUIDED"]
         resource = info.get("mpi_hw_resource_type") if split_type in guided else ""
-        if split_type == CONSTANTS["COMM_TYPE_SHARED"] or resource == "mpi_shared_memory":
-            hosts = state.native.hosts
-            color = next(index for index, ranks in enumerate(hosts) if state.rank in ranks)
-        else:
-            color = UNDEFINED
+        place = "shared" if split_type == CONSTANTS["COMM_TYPE_SHARED"] else _PLACES.get(resource, "")
+        color = color_of_place(place, state.native.hosts, state.rank) if place else UNDEFINED
         return handle_of(state.split(color, key))
 
     @translating
@@ -264,11 +253,6 @@ class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls):
         topology = self._live.topology
         return UNDEFINED if topology is None else int(topology.kind)
 
-    @classmethod
-    def Join(cls, fd: int) -> Any:
-        """Raise `NotImplementedError`: jobs cannot be joined by a socket."""
-        raise NotImplementedError("communicators cannot be joined over a socket; processes join a job by un.join")
-
     def _predefined_attribute(self, keyval: int) -> Any:
         values = {
             "TAG_UB": (1 << 31) - 1,
@@ -306,7 +290,7 @@ class Intracomm(Comm):
     def Create_group(self, group: Any, tag: int = 0) -> Any:
         """Return a communicator of the members of a group. Only they call it."""
         members = group._live.members
-        return Intracomm._of(CommState(members)) if own_number() in members else COMM_NULL
+        return handle_of(self._live.created(members))
 
     @classmethod
     def Create_from_group(
@@ -315,12 +299,6 @@ class Intracomm(Comm):
         """Return a communicator of the members of a group. Only they call it."""
         members = group._live.members
         return Intracomm._of(CommState(members)) if members else COMM_NULL
-
-    def Spawn(self, *_: Any, **__: Any) -> Any:
-        """Raise `NotImplementedError`: nothing is spawned."""
-        raise NotImplementedError("Unisono spawns no processes from a program: start them with `unisono run`")
-
-    Spawn_multiple = Accept = Connect = Spawn
 
 
 def handle_of(state: CommState | None) -> Any:

@@ -105,12 +105,12 @@ class FileState(State):
         split: the transfer of a split collective that has begun.
     """
 
-    def __init__(self, members: Any, path: str, amode: int) -> None:
+    def __init__(self, comm: CommState, path: str, amode: int) -> None:
         super().__init__()
         access = [flag for mode, flag in _ACCESS.items() if amode & mode]
         if len(access) != 1 or (access[0] == os.O_RDONLY and amode & (_CREATE | _EXCLUSIVE)):
             raise fail("ERR_AMODE", "pass one of MODE_RDONLY, MODE_WRONLY and MODE_RDWR; the first creates no file")
-        self.comm, self.path, self.amode = CommState(members), path, amode
+        self.comm, self.path, self.amode = comm.private(), path, amode
         flags = access[0] | os.O_CLOEXEC
         made = (os.O_CREAT if amode & _CREATE else 0) | (os.O_EXCL if amode & _EXCLUSIVE else 0)
         # Rank 0 creates the file before others open it.
@@ -251,7 +251,7 @@ class File(Handle, Handled):
     @translating
     def Open(cls, comm: Any, filename: Any, amode: int = CONSTANTS["MODE_RDONLY"], info: Any = INFO_NULL) -> Any:
         """Open a file. All ranks call it."""
-        state = FileState(comm._live.members, os.fsdecode(filename), amode)
+        state = FileState(comm._live, os.fsdecode(filename), amode)
         state.errhandler = _Handlers.later
         return cls._of(state)
 

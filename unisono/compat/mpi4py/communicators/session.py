@@ -7,7 +7,7 @@ from typing import Any
 from unisono.compat import mpi4py as package
 from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.base.handles import Handle, Handled, State, constant
-from unisono.compat.mpi4py.base.world import Init_thread, native_world, own_number
+from unisono.compat.mpi4py.base.world import Init_thread, native_world, own_number, own_universe
 from unisono.compat.mpi4py.calls.point_to_point import flush
 from unisono.compat.mpi4py.calls.request import Request, RequestState
 from unisono.compat.mpi4py.communicators.comm import CommState, Intracomm
@@ -22,21 +22,16 @@ class _Lazy(CommState):
 
     def __init__(self, constant: str) -> None:
         State.__init__(self, constant)
-        CommState.__init__(self, (), constant)
-        del self.members
+        self._begin()
+        self.topology = None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "members":
-            world = native_world()
-            self.members = tuple(range(world.size)) if self.constant == "COMM_WORLD" else (world.rank,)
-            if self.constant == "COMM_WORLD":
-                self._of_world = world
-            return self.members
-        raise AttributeError(name)
-
-    @property
-    def _ready(self) -> bool:
-        return bool(self.members)
+        if name not in {"members", "universe", "native"}:
+            raise AttributeError(name)
+        self.universe, is_world = own_universe(), self.constant == "COMM_WORLD"
+        self.members = self.universe.numbers if is_world else (own_number(),)
+        self.native = self.universe.native if is_world else self.universe.subgroup(self.members)
+        return getattr(self, name)
 
 
 class Session(Handle, Handled):
@@ -137,11 +132,6 @@ for _name in [
     "Get_hw_resource_info",
     "Get_abi_info",
     "Get_abi_fortran_info",
-    "Open_port",
-    "Close_port",
-    "Publish_name",
-    "Unpublish_name",
-    "Lookup_name",
 ]:
     globals()[_name] = _absent(_name)
 

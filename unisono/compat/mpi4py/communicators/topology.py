@@ -1,4 +1,7 @@
-"""`Cartcomm`, `Graphcomm` and `Distgraphcomm`: communicators whose ranks have neighbours, and their collectives."""
+"""`Cartcomm`, `Graphcomm` and `Distgraphcomm`: communicators whose ranks have neighbours, and their collectives.
+
+Their states hold a grid or a graph of Unisono, which makes the calls and knows the neighbours.
+"""
 
 from __future__ import annotations
 
@@ -9,55 +12,32 @@ from typing import Any
 
 import numpy as np
 
+import unisono
 from unisono.compat.mpi4py.base.constants import CONSTANTS, PROC_NULL, UNDEFINED
 from unisono.compat.mpi4py.base.errors import fail, translating
-from unisono.compat.mpi4py.communicators.comm import CLASSES, COMM_NULL, CommState, Intracomm, add_collective
-from unisono.compat.mpi4py.memory.buffers import simple, vector, vector_w
+from unisono.compat.mpi4py.calls.collectives import concatenated, numbers_of, target_of
+from unisono.compat.mpi4py.calls.ready import Native
+from unisono.compat.mpi4py.communicators.comm import CLASSES, COMM_NULL, CommState, Intracomm, add_collective, handle_of
+from unisono.compat.mpi4py.memory.buffers import Block, simple, vector, vector_w
 from unisono.compat.mpi4py.values.info import INFO_NULL
 from unisono.compat.mpi4py.values.pickles import pickle
+from unisono.errors import UsageError
 
+_u1 = np.dtype(np.uint8)
 UNWEIGHTED, WEIGHTS_EMPTY = CONSTANTS["UNWEIGHTED"], CONSTANTS["WEIGHTS_EMPTY"]
 
 
 class _Grid:
-    """A Cartesian topology.
-
-    Attributes:
-        dims, periods: the number of ranks in each dimension, and whether it is a ring.
-        kind: the constant `CART`.
-    """
+    """A Cartesian topology."""
 
     kind = CONSTANTS["CART"]
 
     def __init__(self, dims: Sequence[int], periods: Sequence[bool]) -> None:
         self.dims, self.periods = [int(dim) for dim in dims], [bool(period) for period in periods]
 
-    def rank_of(self, coords: Sequence[int]) -> int:
-        rank = 0
-        for coord, dim, is_ring in zip(coords, self.dims, self.periods, strict=True):
-            if not is_ring and not 0 <= coord < dim:
-                raise fail("ERR_ARG", f"coordinate {coord} is outside of a dimension of {dim}")
-            rank = rank * dim + coord % dim
-        return rank
-
-    def coords_of(self, rank: int) -> list[int]:
-        coords = []
-        for dim in reversed(self.dims):
-            coords.append(rank % dim)
-            rank //= dim
-        return coords[::-1]
-
-    def shifted(self, rank: int, direction: int, disp: int) -> int:
-        coords = self.coords_of(rank)
-        coords[direction] += disp
-        if not self.periods[direction] and not 0 <= coords[direction] < self.dims[direction]:
-            return PROC_NULL
-        return self.rank_of(coords)
-
-    def sources(self, rank: int) -> list[int]:
-        return [self.shifted(rank, dim, disp) for dim in range(len(self.dims)) for disp in (-1, 1)]
-
-    targets = sources
+    def arranged(self, native: Any) -> Any:
+        """Return the grid of a communicator."""
+        return native.grid(self.dims, periodic=self.periods, reorder=False)
 
 
 class _Graph:
@@ -68,10 +48,15 @@ class _Graph:
     def __init__(self, index: Sequence[int], edges: Sequence[int]) -> None:
         self.index, self.edges = list(index), list(edges)
 
-    def sources(self, rank: int) -> list[int]:
+    def of(self, rank: int) -> list[int]:
+        """Return the neighbours of a rank."""
         return self.edges[self.index[rank - 1] if rank else 0 : self.index[rank]]
 
-    targets = sources
+    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
+        return self.of(rank), self.of(rank)
+
+    def arranged(self, native: Any) -> Any:
+        return _graph_of(native, *self.neighbours(native.rank))
 
 
 class _DistGraph:
@@ -80,13 +65,36 @@ class _DistGraph:
     kind = CONSTANTS["DIST_GRAPH"]
 
     def __init__(self, sources: Sequence[int], targets: Sequence[int], weights: Any) -> None:
-        self._sources, self._targets, self.weights = list(sources), list(targets), weights
+        self.sources, self.targets, self.weights = list(sources), list(targets), weights
 
-    def sources(self, rank: int) -> list[int]:
-        return self._sources
+    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
+        return list(self.sources), list(self.targets)
 
-    def targets(self, rank: int) -> list[int]:
-        return self._targets
+    def arranged(self, native: Any) -> Any:
+        return _graph_of(native, self.sources, self.targets)
+
+
+def _graph_of(native: Any, sources: Sequence[int], destinations: Sequence[int]) -> Any:
+    """Return the graph of a communicator; the communicator if both ends of an edge do not name it equally often.
+
+    Programs may make such graphs as long as they make no calls on them, which then raise an error.
+    """
+    try:
+        return native.graph(sources=sources, destinations=destinations)
+    except UsageError:
+        return native
+
+
+def _native(state: Any) -> Any:
+    """Return the grid or the graph of a state; raises `Exception` if it has none."""
+    if not hasattr(state.native, "sources"):
+        why = "has no topology" if state.topology is None else "has an edge of which one end only knows"
+        raise fail("ERR_TOPOLOGY", f"the communicator {why}")
+    return state.native
+
+
+def _ranks(neighbours: Sequence[Any]) -> list[int]:
+    return [PROC_NULL if rank is unisono.NOBODY else rank for rank in neighbours]
 
 
 class Topocomm(Intracomm):
@@ -102,26 +110,20 @@ class Topocomm(Intracomm):
         return issubclass(of_kind, cls) or issubclass(cls, of_kind)  # a base of it, or a subclass of the program
 
     @property
-    def degrees(self) -> tuple[int, int]:
-        """The numbers of neighbours that this rank receives from and sends to."""
-        sources, targets = self.inoutedges
-        return len(sources), len(targets)
-
-    indegree = property(lambda self: self.degrees[0], doc="The number of neighbours that this rank receives from.")
-    outdegree = property(lambda self: self.degrees[1], doc="The number of neighbours that this rank sends to.")
-
-    @property
     def inoutedges(self) -> tuple[list[int], list[int]]:
         """The neighbours that this rank receives from, and those that it sends to."""
         state = self._live
-        if state.topology is None:
-            raise fail("ERR_TOPOLOGY", "the communicator has no topology")
-        return state.topology.sources(state.rank), state.topology.targets(state.rank)
+        if isinstance(state.topology, (_Graph, _DistGraph)):
+            return state.topology.neighbours(state.rank)
+        native = _native(state)
+        return _ranks(native.sources), _ranks(native.destinations)
 
     inedges = property(lambda self: self.inoutedges[0], doc="The neighbours that this rank receives from.")
     outedges = property(lambda self: self.inoutedges[1], doc="The neighbours that this rank sends to.")
+    degrees = property(lambda self: tuple(map(len, self.inoutedges)), doc="The numbers of such neighbours.")
+    indegree = property(lambda self: self.degrees[0], doc="The number of neighbours that this rank receives from.")
+    outdegree = property(lambda self: self.degrees[1], doc="The number of neighbours that this rank sends to.")
 
-    @translating
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send an object to each neighbour, and return theirs."""
         return self.neighbor_alltoall([sendobj] * self.outdegree)
@@ -129,17 +131,15 @@ class Topocomm(Intracomm):
     @translating
     def neighbor_alltoall(self, sendobj: Any) -> list[Any]:
         """Send each neighbour an object, and return theirs."""
-        outdegree = self.outdegree
-        items = [None] * outdegree if sendobj is None else list(sendobj)
-        if len(items) != outdegree:
-            raise ValueError(f"expecting {outdegree} items, got {len(items)}")
+        native = _native(self._live)
+        items = [None] * self.outdegree if sendobj is None else list(sendobj)
+        if len(items) != self.outdegree:
+            raise ValueError(f"expecting {self.outdegree} items, got {len(items)}")
         data = [np.frombuffer(pickle.dumps(item), np.uint8) for item in items]
         sizes = np.array([each.size for each in data], np.int64)
-        arriving = np.zeros(self.indegree, np.int64)
-        self.Neighbor_alltoall([sizes, len(sizes) and 1, "q"], [arriving, len(arriving) and 1, "q"])  # type: ignore[attr-defined]
-        received = np.empty(int(arriving.sum()), np.uint8)
-        stream = np.concatenate(data) if data else np.empty(0, np.uint8)
-        self.Neighbor_alltoallv([stream, sizes, "B"], [received, arriving, "B"])  # type: ignore[attr-defined]
+        arriving = native.neighbor_alltoall(sizes, out=np.zeros(self.indegree, np.int64)).tolist()
+        stream = np.concatenate([*data, np.empty(0, np.uint8)])
+        received = native.neighbor_alltoallv(stream, sizes.tolist(), arriving)
         ends = np.cumsum(arriving)
         return [
             None if peer == PROC_NULL else pickle.loads(received[end - count : end])
@@ -147,66 +147,71 @@ class Topocomm(Intracomm):
         ]
 
 
-def _neighbors(state: Any, sends: Sequence[Any], receives: Sequence[Any]) -> Any:
-    """Return the exchange of blocks with the neighbours, in which the kth message to a rank is the kth from there."""
-    topology = state.topology
-    if topology is None:
-        raise fail("ERR_TOPOLOGY", "the communicator has no topology")
-    sources, targets = topology.sources(state.rank), topology.targets(state.rank)
-    outgoing = list(zip(targets, sends, strict=True))
-    if isinstance(topology, _Grid):
-        # A message to the lower neighbour of a dimension arrives as the one from the upper neighbour.
-        outgoing = [outgoing[edge ^ 1] for edge in range(len(outgoing))]
-    arriving = [(rank, block) for rank, block in zip(sources, receives, strict=True) if rank != PROC_NULL]
-    return state.exchange([(rank, block) for rank, block in outgoing if rank != PROC_NULL], arriving)
+def _shares(block: Block, neighbours: Sequence[Any]) -> list[Block]:
+    parts = [block.part(n * block.count, block.count) for n in range(len(neighbours))]
+    return _without_nobody(parts, neighbours)
 
 
-def _degrees(state: Any) -> tuple[int, int]:
-    if state.topology is None:
-        raise fail("ERR_TOPOLOGY", "the communicator has no topology")
-    return len(state.topology.sources(state.rank)), len(state.topology.targets(state.rank))
+def _vector(spec: Any, neighbours: Sequence[Any], *, writable: bool = False) -> list[Block]:
+    parts = vector(spec, len(neighbours), writable=writable) if neighbours else []
+    return _without_nobody(parts, neighbours)
 
 
-def _shares(block: Any, degree: int) -> list[Any]:
-    return [block.part(n * block.count, block.count) for n in range(degree)]
+def _without_nobody(parts: Sequence[Block], neighbours: Sequence[Any]) -> list[Block]:
+    """Return the blocks, of which those for `NOBODY` are empty."""
+    pairs = zip(parts, neighbours, strict=True)
+    return [part.part(0, 0) if rank is unisono.NOBODY else part for part, rank in pairs]
+
+
+def _exchanged(native: Any, sources: Sequence[Block], targets: Sequence[Block], dtype: Any = None) -> Native:
+    """Return the call that sends each neighbour a block, and stores theirs in blocks."""
+    dtype = dtype or next((block.dtype for block in (*sources, *targets)), _u1)
+    out, finish = target_of(targets, dtype)
+    args = concatenated(sources, dtype), numbers_of(sources, dtype), numbers_of(targets, dtype)
+    return Native(native.neighbor_alltoallv, args, {"out": out}, finish)
 
 
 def neighbor_allgather(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Send a buffer to each neighbour, and collect theirs."""
-    indegree, outdegree = _degrees(state)
-    target = simple(recvbuf, writable=True, blocks=indegree)
-    return _neighbors(state, [simple(sendbuf)] * outdegree, _shares(target, indegree))
+    native = _native(state)
+    target = simple(recvbuf, writable=True, blocks=len(native.sources))
+    return _gathered(native, sendbuf, _shares(target, native.sources))
 
 
 def neighbor_allgatherv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Send a buffer to each neighbour, and collect theirs."""
-    indegree, outdegree = _degrees(state)
-    return _neighbors(state, [simple(sendbuf)] * outdegree, _vector(recvbuf, indegree, writable=True))
+    native = _native(state)
+    return _gathered(native, sendbuf, _vector(recvbuf, native.sources, writable=True))
+
+
+def _gathered(native: Any, sendbuf: Any, targets: Sequence[Block]) -> Native:
+    """Return the call that sends a buffer to all neighbours, and stores theirs in blocks."""
+    x = simple(sendbuf).array() if native.destinations else np.empty(0, targets[0].dtype if targets else _u1)
+    out, finish = target_of(targets, x.dtype)
+    return Native(native.neighbor_allgatherv, (x, numbers_of(targets, x.dtype)), {"out": out}, finish)
 
 
 def neighbor_alltoall(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Send each neighbour a share, and receive one from each."""
-    indegree, outdegree = _degrees(state)
-    source = simple(sendbuf, blocks=outdegree)
-    return _neighbors(
-        state, _shares(source, outdegree), _shares(simple(recvbuf, writable=True, blocks=indegree), indegree)
-    )
-
-
-def _vector(spec: Any, degree: int, *, writable: bool = False) -> list[Any]:
-    return vector(spec, degree, writable=writable) if degree else []
+    native = _native(state)
+    sources = _shares(simple(sendbuf, blocks=len(native.destinations)), native.destinations)
+    target = simple(recvbuf, writable=True, blocks=len(native.sources))
+    return _exchanged(native, sources, _shares(target, native.sources))
 
 
 def neighbor_alltoallv(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Send each neighbour some elements, and receive some from each."""
-    indegree, outdegree = _degrees(state)
-    return _neighbors(state, _vector(sendbuf, outdegree), _vector(recvbuf, indegree, writable=True))
+    native = _native(state)
+    sources = _vector(sendbuf, native.destinations)
+    return _exchanged(native, sources, _vector(recvbuf, native.sources, writable=True))
 
 
 def neighbor_alltoallw(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Send each neighbour elements of a datatype of its own, and receive such elements from each."""
-    indegree, outdegree = _degrees(state)
-    return _neighbors(state, vector_w(sendbuf, outdegree), vector_w(recvbuf, indegree, writable=True))
+    native = _native(state)
+    sources = _without_nobody(vector_w(sendbuf, len(native.destinations)), native.destinations)
+    targets = _without_nobody(vector_w(recvbuf, len(native.sources), writable=True), native.sources)
+    return _exchanged(native, sources, targets, _u1)
 
 
 for _prepare in (neighbor_allgather, neighbor_allgatherv, neighbor_alltoall, neighbor_alltoallv, neighbor_alltoallw):
@@ -220,45 +225,48 @@ class Cartcomm(Topocomm):
 
     def Get_dim(self) -> int:
         """Return the number of dimensions."""
-        return len(self._live.topology.dims)
+        return len(self._live.native.dims)
 
     def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
         """Return the dimensions, the periods and the coordinates of this rank."""
-        grid = self._live.topology
-        return list(grid.dims), [int(period) for period in grid.periods], grid.coords_of(self._state.rank)
+        grid = self._live.native
+        return list(grid.dims), [int(period) for period in grid.periodic], list(grid.coordinates())
 
     def Get_cart_rank(self, coords: Sequence[int]) -> int:
         """Return the rank of coordinates."""
-        return int(self._live.topology.rank_of(list(coords)))
+        rank = self._live.native.rank_at(list(coords))
+        if rank is unisono.NOBODY:
+            raise fail("ERR_ARG", f"the coordinates {coords} are outside of the grid")
+        return int(rank)
 
     def Get_coords(self, rank: int) -> list[int]:
         """Return the coordinates of a rank."""
         if not 0 <= rank < self._live.size:
             raise fail("ERR_RANK", f"{rank} is not a rank")
-        return list(self._state.topology.coords_of(rank))
+        return list(self._state.native.coordinates(rank))
 
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
         """Return the ranks to receive from and to send to, for a shift along a dimension."""
-        grid, rank = self._live.topology, self._state.rank
-        if not 0 <= direction < len(grid.dims):
-            raise fail("ERR_DIMS", f"there is no dimension {direction} of {len(grid.dims)}")
-        return grid.shifted(rank, direction, -disp), grid.shifted(rank, direction, disp)
+        try:
+            source, target = _ranks(self._live.native.shift(direction, disp))
+        except UsageError as error:
+            raise fail("ERR_DIMS", str(error)) from error
+        return source, target
 
     @translating
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
         """Return the communicator of the ranks that differ from this one in the dimensions that remain only."""
-        grid, coords = self._live.topology, self.coords
-        remain = list(remain_dims)
-        key = [coord for coord, stays in zip(coords, remain, strict=True) if not stays]
-        color = 0
-        for coord, dim in zip(
-            key, [dim for dim, stays in zip(grid.dims, remain, strict=True) if not stays], strict=True
-        ):
-            color = color * dim + coord
-        new = self._state.split(color, self._state.rank)
+        state, remain = self._live, list(remain_dims)
+        grid = state.native
+        fixed = [coord for coord, stays in zip(grid.coordinates(), remain, strict=True) if not stays]
         dims = [dim for dim, stays in zip(grid.dims, remain, strict=True) if stays]
-        new.topology = _Grid(dims, [period for period, stays in zip(grid.periods, remain, strict=True) if stays])
-        return Cartcomm._of(new)
+        periods = [period for period, stays in zip(grid.periodic, remain, strict=True) if stays]
+        ranks = [
+            rank
+            for rank in range(state.size)
+            if [coord for coord, stays in zip(grid.coordinates(rank), remain, strict=True) if not stays] == fixed
+        ]
+        return handle_of(CommState([state.members[rank] for rank in ranks], state.universe, _Grid(dims, periods)))
 
     dim = property(Get_dim, doc="The number of dimensions.")
     ndim = property(Get_dim, doc="The number of dimensions.")
@@ -289,7 +297,9 @@ class Graphcomm(Topocomm):
 
     def Get_neighbors(self, rank: int) -> list[int]:
         """Return the neighbours of a rank."""
-        return list(self._live.topology.sources(rank))
+        if not 0 <= rank < self._live.size:
+            raise fail("ERR_RANK", f"{rank} is not a rank")
+        return list(self._state.topology.of(rank))
 
     dims = property(Get_dims, doc="The numbers of nodes and edges.")
     topo = property(Get_topo, doc="The index and the edges.")
@@ -313,8 +323,7 @@ class Distgraphcomm(Topocomm):
 
     def Get_dist_neighbors(self) -> tuple[list[int], list[int], Any]:
         """Return the neighbours to receive from and to send to, and their weights."""
-        graph = self._live.topology
-        return list(graph.sources(0)), list(graph.targets(0)), graph.weights
+        return *self.inoutedges, self._live.topology.weights
 
 
 CLASSES.update({_Grid.kind: Cartcomm, _Graph.kind: Graphcomm, _DistGraph.kind: Distgraphcomm})
@@ -322,25 +331,10 @@ CLASSES.update({_Grid.kind: Cartcomm, _Graph.kind: Graphcomm, _DistGraph.kind: D
 
 def Compute_dims(nnodes: int, dims: Any) -> list[int]:
     """Return the dimensions of a grid of ranks, as equal as possible; those that are not 0 stay as they are."""
-    dims = [0] * dims if isinstance(dims, int) else [int(dim) for dim in dims]
-    fixed = math.prod(dim for dim in dims if dim)
-    if nnodes <= 0 or nnodes % fixed:
-        raise fail("ERR_DIMS", f"{nnodes} ranks do not fill a grid of the dimensions {dims}")
-    open_dims = [place for place, dim in enumerate(dims) if not dim]
-    sizes, rest = [1] * len(open_dims), nnodes // fixed
-    factors, divisor = [], 2
-    while rest > 1:
-        while rest % divisor == 0:
-            factors.append(divisor)
-            rest //= divisor
-        divisor += 1
-    if factors and not open_dims:
-        raise fail("ERR_DIMS", f"{nnodes} ranks do not fill a grid of the dimensions {dims}")
-    for factor in reversed(factors):
-        sizes[sizes.index(min(sizes))] *= factor
-    for place, size in zip(open_dims, sorted(sizes, reverse=True), strict=True):
-        dims[place] = size
-    return dims
+    try:
+        return list(unisono.grid_dims(nnodes, dims))
+    except UsageError as error:
+        raise fail("ERR_DIMS", str(error)) from error
 
 
 @translating
@@ -357,9 +351,7 @@ def _create_cart(self: Any, dims: Any, periods: Any = None, reorder: bool = Fals
         raise fail("ERR_DIMS", f"{state.size} ranks do not fill a grid of the dimensions {dims}")
     if state.rank >= count:
         return COMM_NULL
-    new = CommState(state.members[:count])
-    new.topology = _Grid(dims, list(periods))
-    return Cartcomm._of(new)
+    return Cartcomm._of(CommState(state.members[:count], state.universe, _Grid(dims, list(periods))))
 
 
 @translating
@@ -372,9 +364,7 @@ def _create_graph(self: Any, index: Sequence[int], edges: Sequence[int], reorder
         raise fail("ERR_ARG", f"{state.size} ranks are fewer than the {len(index)} nodes of the graph")
     if state.rank >= len(index):
         return COMM_NULL
-    new = CommState(state.members[: len(index)])
-    new.topology = _Graph(index, edges)
-    return Graphcomm._of(new)
+    return Graphcomm._of(CommState(state.members[: len(index)], state.universe, _Graph(index, edges)))
 
 
 def _weights(weights: Any, count: int | None) -> list[int] | None:
@@ -397,11 +387,10 @@ def _create_dist_graph_adjacent(
     reorder: bool = False,
 ) -> Any:
     """Return the communicator of a graph of which each rank passes its own neighbours."""
-    new = CommState(self._live.members)
-    sources, destinations = list(sources or []), list(destinations or [])
+    state, sources, destinations = self._live, list(sources or []), list(destinations or [])
     weights = _weights(sourceweights, len(sources)), _weights(destweights, len(destinations))
-    new.topology = _DistGraph(sources, destinations, None if None in weights else weights)
-    return Distgraphcomm._of(new)
+    topology = _DistGraph(sources, destinations, None if None in weights else weights)
+    return Distgraphcomm._of(CommState(state.members, state.universe, topology))
 
 
 @translating
@@ -426,13 +415,12 @@ def _create_dist_graph(
     everything = [edge for part, _ in told for edge in part]
     inside = [(source, weight) for source, target, weight in everything if target == state.rank]
     outside = [(target, weight) for source, target, weight in everything if source == state.rank]
-    new = CommState(state.members)
     is_weighted = all(has for _, has in told)
-    new.topology = _DistGraph(
+    topology = _DistGraph(
         [source for source, _ in inside], [target for target, _ in outside],
         ([weight for _, weight in inside], [weight for _, weight in outside]) if is_weighted else None,
     )  # fmt: skip
-    return Distgraphcomm._of(new)
+    return Distgraphcomm._of(CommState(state.members, state.universe, topology))
 
 
 def _cart_map(self: Any, dims: Any, periods: Any = None) -> int:

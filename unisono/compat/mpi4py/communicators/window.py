@@ -66,11 +66,11 @@ class WinState(State):
         flavor: the constant for how it was made.
     """
 
-    def __init__(self, members: Any, part: Any, unit: int, flavor: str, *, contiguous: bool = False) -> None:
+    def __init__(self, comm: CommState, part: Any, unit: int, flavor: str, *, contiguous: bool = False) -> None:
         super().__init__()
         if unit <= 0:
             raise fail("ERR_DISP", f"the displacement unit {unit} is not positive")
-        self.comm = CommState(members)
+        self.comm = comm.private()
         self.native = self.comm.native.window(part, "uint8", contiguous=contiguous)
         self.guard = self.comm.native.window(0, "uint8")
         self.memory, self.flavor = self.native.array, CONSTANTS[f"WIN_FLAVOR_{flavor}"]
@@ -246,23 +246,23 @@ class Win(Handle, Named, Attributed, Handled):
         """Expose memory of the program. All ranks call it."""
         part = nothing if memory is None or isinstance(memory, BottomType) else memory_of(memory, writable=True)
         part = part.view(np.ndarray)
-        return cls._of(WinState(comm._live.members, part, disp_unit, "CREATE"))
+        return cls._of(WinState(comm._live, part, disp_unit, "CREATE"))
 
     @classmethod
     @translating
     def Allocate(cls, size: int, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = COMM_SELF) -> Any:
         """Make `size` bytes of memory, which ranks of one host access directly. All ranks call it."""
-        return cls._of(WinState(comm._live.members, _checked_size(size), disp_unit, "ALLOCATE"))
+        return cls._of(WinState(comm._live, _checked_size(size), disp_unit, "ALLOCATE"))
 
     @classmethod
     @translating
     def Allocate_shared(cls, size: int, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = COMM_SELF) -> Any:
         """Make `size` bytes of memory that all ranks map, one part after the other. All ranks call it."""
-        members, native = comm._live.members, comm._live.native
-        if len(native.hosts) > 1:
+        state = comm._live
+        if len(state.native.hosts) > 1:
             raise fail("ERR_RMA_SHARED", "the ranks are on several hosts: split them by COMM_TYPE_SHARED first")
         apart = bool(info) and info.get("alloc_shared_noncontig") == "true"
-        return cls._of(WinState(members, _checked_size(size), disp_unit, "SHARED", contiguous=not apart))
+        return cls._of(WinState(state, _checked_size(size), disp_unit, "SHARED", contiguous=not apart))
 
     @classmethod
     def Create_dynamic(cls, info: Any = INFO_NULL, comm: Any = COMM_SELF) -> Any:
