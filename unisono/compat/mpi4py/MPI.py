@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-import importlib
-import threading
-from typing import Any
+from importlib import import_module as _import_module
+from threading import Lock as _Lock
+from typing import Any as _Any
 
-from unisono.compat.mpi4py.base import handles as _handles
 from unisono.compat.mpi4py.base.constants import CONSTANTS as _CONSTANTS
-from unisono.compat.mpi4py.memory import access as _access, datatype as _datatype
-from unisono.compat.mpi4py.values import pickles as _pickles
+from unisono.compat.mpi4py.base.handles import CONSTANT_HANDLES as _CONSTANT_HANDLES, Handle as _Handle
+from unisono.compat.mpi4py.memory.access import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE, buffer  # noqa: F401
+from unisono.compat.mpi4py.memory.datatype import CODES as _CODES, NAMED as _NAMED
+from unisono.compat.mpi4py.values.pickles import pickle  # noqa: F401
 
 # The files whose public names are names of this module.
 _FILES = (
@@ -31,13 +32,14 @@ _HIDDEN = {
     "Port",
     "Path",
     "Universe",
+    "Buffering",
     "Any",
     "Sequence",
     "Callable",
 }
 
 
-def _public(module: Any) -> dict[str, Any]:
+def _public(module: _Any) -> dict[str, _Any]:
     """Return the names that a file defines for this module: its classes and functions of MPI."""
     return {
         name: value
@@ -52,40 +54,39 @@ def _public(module: Any) -> dict[str, Any]:
 
 globals().update(_CONSTANTS)
 for _name in _FILES.split():
-    globals().update(_public(importlib.import_module(f"unisono.compat.mpi4py.{_name}")))
-globals().update(_handles.CONSTANT_HANDLES)
-globals().update(_datatype.NAMED)
-BOTTOM, IN_PLACE, BUFFER_AUTOMATIC = _access.BOTTOM, _access.IN_PLACE, _access.BUFFER_AUTOMATIC
-memory, pickle = _access.buffer, _pickles.pickle
-_typedict = _typedict_c = _typedict_f = _datatype.CODES
+    globals().update(_public(_import_module(f"unisono.compat.mpi4py.{_name}")))
+globals().update(_CONSTANT_HANDLES)
+globals().update(_NAMED)
+memory = buffer
+_typedict = _typedict_c = _typedict_f = _CODES
 for _value in list(globals().values()):
     if isinstance(_value, type) and _value.__module__.startswith("unisono.compat.mpi4py."):
         _value.__module__ = __name__
 
 
-def _comm_lock_table(comm: Any) -> dict[Any, Any]:
+def _comm_lock_table(comm: _Any) -> dict[_Any, _Any]:
     return comm._live.locks
 
 
-def _comm_lock(comm: Any, key: Any = None) -> Any:
-    return _comm_lock_table(comm).setdefault(key, threading.Lock())
+def _comm_lock(comm: _Any, key: _Any = None) -> _Any:
+    return _comm_lock_table(comm).setdefault(key, _Lock())
 
 
-def _handleof(arg: Any) -> int:
+def _handleof(arg: _Any) -> int:
     if isinstance(arg, Status):  # type: ignore[name-defined]  # noqa: F821
         return 0
-    if not isinstance(arg, _handles.Handle):
+    if not isinstance(arg, _Handle):
         raise TypeError(f"expecting an object of MPI, got {type(arg).__name__}")
     return arg.handle
 
 
-def _addressof(arg: Any) -> int:
+def _addressof(arg: _Any) -> int:
     _handleof(arg)
     return id(arg)
 
 
-def _sizeof(arg: Any) -> int:
-    if not (isinstance(arg, type) and issubclass(arg, (_handles.Handle, Status))):  # type: ignore[name-defined]  # noqa: F821
+def _sizeof(arg: _Any) -> int:
+    if not (isinstance(arg, type) and issubclass(arg, (_Handle, Status))):  # type: ignore[name-defined]  # noqa: F821
         _handleof(arg)
     return 8
 

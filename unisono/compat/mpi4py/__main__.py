@@ -2,4 +2,5 @@
 
 from unisono.compat.mpi4py.run import main
 
-main()
+if __name__ == "__main__":
+    main()

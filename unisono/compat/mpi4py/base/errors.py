@@ -28,6 +28,10 @@ _CLASSES = (
 )
 
 
+# The losses of ranks that calls of this process have reported.
+LOST: list[errors.PeerLostError] = []
+
+
 class _Codes:
     """The error classes and codes that the program has added."""
 
@@ -122,6 +126,8 @@ def translated(error: errors.UnisonoError) -> Exception:
     name = next((name for of_type, name in _CLASSES if isinstance(error, of_type)), "ERR_OTHER")
     exception = fail(name, f"{type(error).__name__}: {error}")
     exception.__cause__ = error
+    if isinstance(error, errors.PeerLostError):
+        LOST.append(error)
     return exception
 
 

@@ -18,6 +18,8 @@ from unisono.compat.mpi4py.base.errors import called_back, fail
 _numbers = itertools.count(1)
 _states: weakref.WeakValueDictionary[int, State] = weakref.WeakValueDictionary()
 _keyvals = itertools.count(100)
+# The class of MPI, such as `Comm`, of each class of handles. No attribute of the class, because that would be public.
+_bases: dict[type, type[Handle]] = {}
 
 
 class State:
@@ -43,7 +45,6 @@ class Handle:
     """A handle; without an argument it is null."""
 
     __slots__ = ("__weakref__", "_constant", "_state")
-    _base: ClassVar[type[Handle]]
     _null: ClassVar[str]  # the name of the null constant
     _error: ClassVar[str]  # the error of calls on the null handle
     _state: Any
@@ -52,12 +53,11 @@ class Handle:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if Handle in cls.__bases__ or getattr(cls, "_is_base", False):
-            cls._base = cls
+        _bases[cls] = cls if Handle in cls.__bases__ else next(filter(None, map(_bases.get, cls.__mro__)))
 
     def __new__(cls, other: Any = None) -> Any:
-        if other is not None and not isinstance(other, cls._base):
-            raise TypeError(f"expected {cls._base.__name__}, got {type(other).__name__}")
+        if other is not None and not isinstance(other, _bases[cls]):
+            raise TypeError(f"expected {_bases[cls].__name__}, got {type(other).__name__}")
         if other is not None and other._state is not None and not cls._accepts(other._state):
             raise TypeError(f"this {type(other).__name__} is no {cls.__name__}")
         self = object.__new__(cls)
@@ -87,10 +87,10 @@ class Handle:
         return self._state
 
     def __eq__(self, other: object) -> bool:
-        return self._state is other._state if isinstance(other, self._base) else NotImplemented
+        return self._state is other._state if isinstance(other, _bases[type(self)]) else NotImplemented
 
     def __ne__(self, other: object) -> bool:
-        return self._state is not other._state if isinstance(other, self._base) else NotImplemented
+        return self._state is not other._state if isinstance(other, _bases[type(self)]) else NotImplemented
 
     def __bool__(self) -> bool:
         return self._state is not None

@@ -311,6 +311,8 @@ def reduce_scatter(state: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = Non
             counts = numbers.tolist()
         else:
             counts = list(recvcounts)
+            if target.count < counts[state.rank]:
+                raise ValueError(f"the receive buffer has {target.count} elements, not {counts[state.rank]}")
             target = target.part(0, counts[state.rank])
     if source.layout.dtype != target.layout.dtype:
         raise ValueError("the send and receive buffers have different datatypes")

@@ -12,8 +12,8 @@ from unisono.compat.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, MOST_TAG, 
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
 from unisono.compat.mpi4py.calls.messages import Port, nbytes_of
-from unisono.compat.mpi4py.calls.request import PersistentState, Prequest, Request, RequestState, _unattended
-from unisono.compat.mpi4py.memory.access import BUFFER_AUTOMATIC, memory_of
+from unisono.compat.mpi4py.calls.request import Buffering, PersistentState, Prequest, Request, RequestState, _unattended
+from unisono.compat.mpi4py.memory.access import memory_of
 from unisono.compat.mpi4py.memory.buffers import Block, simple
 from unisono.compat.mpi4py.values.pickles import pickle
 from unisono.compat.mpi4py.values.status import Status
@@ -56,11 +56,10 @@ def _bytes_of(data: Any) -> Any:
     return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
 
 
-class Messages:
+class Messages(Buffering):
     """The methods of `Comm` that send and receive."""
 
     __slots__ = ()
-    _live: Any
     _state: Any
 
     def _port(self, *, for_objects: bool = False) -> Port:
@@ -358,34 +357,6 @@ class Messages:
         received = self.recv(recvbuf, source, recvtag, status)
         sending.wait()
         return received
-
-    # Buffers for `Bsend`, which it does not need.
-
-    def Attach_buffer(self, buf: Any) -> None:
-        """Keep a buffer for `Detach_buffer`; buffered messages take memory of their own."""
-        if buf is not None and buf is not BUFFER_AUTOMATIC:
-            memory_of(buf, writable=True)
-        self._live.buffer = buf
-
-    def Detach_buffer(self) -> Any:
-        """Return the attached buffer."""
-        buf, self._live.buffer = self._live.buffer, None
-        return buf
-
-    def Flush_buffer(self) -> None:
-        """Wait until the buffered messages have been sent."""
-        flush()
-
-    def Iflush_buffer(self) -> Any:
-        """Start to wait until the buffered messages have been sent."""
-        return Request._of(RequestState())
-
-
-def flush() -> None:
-    """Wait until the buffered messages have been sent."""
-    for state in _unattended:
-        state.complete()
-    _unattended.clear()
 
 
 def _both(sending: RequestState, receiving: RequestState) -> RequestState:

@@ -9,6 +9,7 @@ from typing import Any
 from unisono.compat.mpi4py.base.constants import UNDEFINED
 from unisono.compat.mpi4py.base.errors import called_back, fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
+from unisono.compat.mpi4py.memory.access import BUFFER_AUTOMATIC, memory_of
 from unisono.compat.mpi4py.values.status import Status, empty_status
 
 _POLL_S = 0.0001
@@ -423,3 +424,36 @@ class Grequest(Request):
 
 
 REQUEST_NULL = constant("REQUEST_NULL", Request, None)
+
+
+class Buffering:
+    """The methods of objects that keep a buffer for `Bsend`, which needs none."""
+
+    __slots__ = ()
+    _live: Any
+
+    def Attach_buffer(self, buf: Any) -> None:
+        """Keep a buffer for `Detach_buffer`; buffered messages take memory of their own."""
+        if buf is not None and buf is not BUFFER_AUTOMATIC:
+            memory_of(buf, writable=True)
+        self._live.buffer = buf
+
+    def Detach_buffer(self) -> Any:
+        """Return the attached buffer."""
+        buf, self._live.buffer = self._live.buffer, None
+        return buf
+
+    def Flush_buffer(self) -> None:
+        """Wait until the buffered messages have been sent."""
+        flush()
+
+    def Iflush_buffer(self) -> Any:
+        """Start to wait until the buffered messages have been sent."""
+        return Request._of(RequestState())
+
+
+def flush() -> None:
+    """Wait until the buffered messages have been sent."""
+    for state in _unattended:
+        state.complete()
+    _unattended.clear()

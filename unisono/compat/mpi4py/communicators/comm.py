@@ -26,6 +26,7 @@ from unisono.compat.mpi4py.calls.messages import Port
 from unisono.compat.mpi4py.calls.objects import ObjectCalls
 from unisono.compat.mpi4py.calls.point_to_point import Messages
 from unisono.compat.mpi4py.calls.request import PersistentState, Prequest, Request, RequestState
+from unisono.compat.mpi4py.communicators.failures import FailureCalls
 from unisono.compat.mpi4py.values.group import Group
 from unisono.compat.mpi4py.values.info import INFO_NULL, Info
 from unisono.errors import UnisonoError
@@ -71,6 +72,11 @@ class CommState(State):
         """The messages of objects, which go over authenticated links only."""
         native = self.native
         return self.port if native._for_objects() is native else Port(native, for_objects=True)
+
+    @cached_property
+    def agreement(self) -> Any:
+        """Another communicator of the same ranks."""
+        return self.native.dup()
 
     @cached_property
     def rank(self) -> int:
@@ -125,7 +131,7 @@ class CommState(State):
             self.universe.close(self._whole)
 
 
-class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls):
+class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls, FailureCalls):
     """A communicator."""
 
     __slots__ = ()

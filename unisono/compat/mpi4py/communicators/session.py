@@ -8,8 +8,7 @@ from unisono.compat import mpi4py as package
 from unisono.compat.mpi4py.base.errors import fail
 from unisono.compat.mpi4py.base.handles import Handle, Handled, State, constant
 from unisono.compat.mpi4py.base.world import Init_thread, native_world, own_number, own_universe
-from unisono.compat.mpi4py.calls.point_to_point import flush
-from unisono.compat.mpi4py.calls.request import Request, RequestState
+from unisono.compat.mpi4py.calls.request import Buffering
 from unisono.compat.mpi4py.communicators.comm import CommState, Intracomm
 from unisono.compat.mpi4py.values.group import Group
 from unisono.compat.mpi4py.values.info import INFO_NULL, Info
@@ -34,7 +33,13 @@ class _Lazy(CommState):
         return getattr(self, name)
 
 
-class Session(Handle, Handled):
+class _SessionState(State):
+    """A session, with its buffer."""
+
+    buffer: Any = None
+
+
+class Session(Handle, Handled, Buffering):
     """A session, which gives groups by the names of process sets."""
 
     __slots__ = ()
@@ -43,7 +48,7 @@ class Session(Handle, Handled):
     @classmethod
     def Init(cls, info: Any = INFO_NULL, errhandler: Any = None) -> Any:
         """Return a new session."""
-        state = State()
+        state = _SessionState()
         state.errhandler = None if errhandler is None else errhandler._state
         return cls._of(state)
 
@@ -79,44 +84,14 @@ class Session(Handle, Handled):
             raise fail("ERR_ARG", f"there is no process set {pset_name!r}")
         return Group._with(range(native_world().size) if pset_name == _SETS[0] else [own_number()])
 
-    def Attach_buffer(self, buf: Any) -> None:
-        """Do nothing: buffered messages take memory of their own."""
-
-    def Detach_buffer(self) -> Any:
-        """Return None."""
-
-    def Flush_buffer(self) -> None:
-        """Wait until the buffered messages have been sent."""
-        flush()
-
-    def Iflush_buffer(self) -> Any:
-        """Start to wait until the buffered messages have been sent."""
-        return Request._of(RequestState())
-
 
 SESSION_NULL = constant("SESSION_NULL", Session, None)
 COMM_SELF = constant("COMM_SELF", Intracomm, _Lazy("COMM_SELF"))
 COMM_WORLD = constant("COMM_WORLD", Intracomm, _Lazy("COMM_WORLD"))
 
 
-def Attach_buffer(buf: Any) -> None:
-    """Keep a buffer for `Detach_buffer`; buffered messages take memory of their own."""
-    COMM_SELF.Attach_buffer(buf)
-
-
-def Detach_buffer() -> Any:
-    """Return the attached buffer."""
-    return COMM_SELF.Detach_buffer()
-
-
-def Flush_buffer() -> None:
-    """Wait until the buffered messages have been sent."""
-    flush()
-
-
-def Iflush_buffer() -> Any:
-    """Start to wait until the buffered messages have been sent."""
-    return Request._of(RequestState())
+Attach_buffer, Detach_buffer = COMM_SELF.Attach_buffer, COMM_SELF.Detach_buffer
+Flush_buffer, Iflush_buffer = COMM_SELF.Flush_buffer, COMM_SELF.Iflush_buffer
 
 
 def _absent(name: str) -> Any:

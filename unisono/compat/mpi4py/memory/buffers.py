@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from unisono.compat.mpi4py.memory.access import (
+    BOTTOM,
     BottomType,
     Special,
     at_address,
@@ -251,9 +252,10 @@ def vector_w(spec: Any, ranks: int, *, writable: bool = False) -> list[Block]:
     if not isinstance(spec, (list, tuple)) or not 2 <= len(spec) <= 4:
         raise ValueError("expecting [data, counts, displacements, datatypes]")
     data, types = spec[0], spec[-1]
-    counts, displs = ([1] * ranks, [0] * ranks) if len(spec) == 2 else spec[1] if len(spec) == 3 else spec[1:3]
-    if counts is None or displs is None:
+    counts, displs = (None, None) if len(spec) == 2 else spec[1] if len(spec) == 3 else spec[1:3]
+    if data is BOTTOM and (counts is None or displs is None):
         raise ValueError("expecting counts and displacements")
+    counts, displs = (1 if counts is None else counts), (0 if displs is None else displs)
     memory = nothing if data is None or isinstance(data, Special) else memory_of(data, writable)
     layouts = [datatype_of(each) for each in types]
     if len(layouts) != ranks:
