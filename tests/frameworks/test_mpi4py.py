@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+from support.commands import unisono
 from support.programs import Completed, completed, import_path
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "mpi4py_programs"
@@ -31,23 +33,73 @@ def test_program_is_a_world_of_one_rank_without_a_launcher() -> None:
     assert ended.stdout == "1 5\n", ended.stderr
 
 
-def test_ranks_that_disagree_get_a_named_error_of_mpi(tmp_path: Path) -> None:
-    program = tmp_path / "wrong.py"
+WRONG = {
+    "counts": ("float64[3]", "float64[4]"),
+    "types": ("int32[2]", "float32[2]"),
+    "order": ("broadcast(", "barrier()"),
+    "roots": ("root=0", "root=1"),
+    "operations": ("op=sum", "op=max"),
+    "shares": ("rank 0", "rank 1"),
+    "neighbours": ("rank 0", "rank 1"),
+    "objects": ("broadcast(", "allgather("),
+    "missing": ("barrier()", "rank 1"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_ranks_that_disagree_get_a_named_error_on_all_ranks(fault: str) -> None:
+    ended = run(str(PROGRAMS / "wrong.py"), fault, UNISONO_TIMEOUT_S="3")
+
+    errors = [line for line in ended.stdout.splitlines() if "class" in line]
+    assert len(errors) == 2, ended.stdout + ended.stderr
+    named = ("CollectiveTimeoutError", "AbortedError") if fault == "missing" else ("MismatchError", "AbortedError")
+    assert all(any(f"{name}: " in error for name in named) for error in errors), errors
+    assert any(all(part in error for part in WRONG[fault]) for error in errors), errors
+
+
+def test_rank_that_is_lost_is_a_named_error() -> None:
+    ended = run(str(PROGRAMS / "wrong.py"), "lost")
+
+    assert "PeerLostError" in ended.stdout, ended.stdout + ended.stderr
+    assert "rank 1" in ended.stdout
+
+
+def test_hint_asks_for_reproducible_sums() -> None:
+    ended = run(str(PROGRAMS / "sums.py"), ranks=4)
+
+    assert ended.stdout.count("has the bits of the tree") == 4, ended.stderr
+
+
+def test_postmortem_and_traces_show_the_calls_of_a_program(tmp_path: Path) -> None:
+    dumps, traces = tmp_path / "dumps", tmp_path / "traces"
+
+    run(str(PROGRAMS / "wrong.py"), "counts", UNISONO_DUMP=str(dumps), UNISONO_TRACE=str(traces))
+
+    report = unisono("postmortem", str(dumps), folder=tmp_path).stdout
+    assert all(part in report for part in ("float64[3]", "float64[4]", "wrong.py")), report
+    merged = unisono("trace", "merge", str(traces), "--output", "trace.json", folder=tmp_path)
+    assert merged.returncode == 0, merged.stderr
+    assert "allreduce(" in (tmp_path / "trace.json").read_text()
+
+
+def test_explain_and_top_see_the_communicator_of_a_program(tmp_path: Path) -> None:
+    program = tmp_path / "shown.py"
     program.write_text(
-        "import numpy as np\n"
-        "from mpi4py import MPI\n"
+        "import json, os, subprocess, sys\n"
+        "from mpi4py import MPI, communicator_of\n"
         "comm = MPI.COMM_WORLD\n"
-        "count = 3 if comm.rank else 4\n"
-        "try:\n"
-        "    comm.Allreduce(np.ones(count), np.ones(count))\n"
-        "except MPI.Exception as error:\n"
-        "    named = 'float64[3]' in str(error) and 'float64[4]' in str(error)\n"
-        "    print(error.Get_error_class() == MPI.ERR_TRUNCATE, type(error.__cause__).__name__, named)\n"
+        "assert 'allreduce' in str(communicator_of(comm).explain('allreduce', 1 << 20))\n"
+        "pids = comm.allgather(os.getpid())\n"
+        "if comm.rank == 0:\n"
+        "    command = [sys.executable, '-m', 'unisono', 'top', '--json']\n"
+        "    shown = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)\n"
+        "    print('ranks', sorted(each['rank'] for each in shown if each['pid'] in pids))\n"
+        "comm.Barrier()\n"
     )
 
     ended = run(str(program))
 
-    assert sorted(line[4:] for line in ended.stdout.splitlines()) == ["True MismatchError True"] * 2, ended.stderr
+    assert "ranks [0, 1]" in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_communicators_of_the_same_ranks_keep_messages_apart_when_ranks_use_them_in_another_order() -> None:

@@ -62,6 +62,11 @@ rc = Rc()
 sys.modules[f"{__name__}.rc"] = rc  # type: ignore[assignment]
 
 
+def communicator_of(comm: Any) -> Any:
+    """Return the communicator of Unisono of a communicator of `MPI`, for calls that MPI lacks, such as `explain`."""
+    return comm._live.native
+
+
 def get_include() -> str:
     """Raise `NotImplementedError`: mpi4py's C API needs a real MPI."""
     raise NotImplementedError("Unisono has no C API of mpi4py; h5py with MPI and petsc4py need a real MPI")

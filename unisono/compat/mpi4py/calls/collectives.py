@@ -267,7 +267,13 @@ def _reduced(state: Any, name: str, sendbuf: Any, recvbuf: Any, op: OpState, whi
     method = getattr(state.native, name)
     is_stored = name != "exscan" or state.rank > 0
     out = out if is_stored else np.empty_like(out)
-    return Native(method, (x, op.native, *args), {"out": out}, (lambda: target.store(out)) if is_stored else nothing)
+    finish = functools.partial(target.store, out) if is_stored else nothing
+    return Native(method, (x, op.native, *args), {"out": out, **_bits(state)}, finish)
+
+
+def _bits(state: Any) -> dict[str, bool]:
+    """Return the argument of reductions whose bits do not depend on the algorithm, if a hint asks for it."""
+    return {"reproducible": True} if state.info.get("unisono_reproducible") == "true" else {}
 
 
 def _check_counts(source: Block, target: Block) -> None:
@@ -283,7 +289,7 @@ def reduce(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0)
     source = simple(recvbuf if _is_in_place(sendbuf) else sendbuf)
     if not has_native(operation, source):
         return _gathered(state, operation, source, lambda _: None, slice(0))
-    return Native(state.native.reduce, (source.array(), operation.native, root), {})
+    return Native(state.native.reduce, (source.array(), operation.native, root), _bits(state))
 
 
 def scan(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
@@ -328,7 +334,7 @@ def reduce_scatter(state: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = Non
     x = source.array().copy() if _is_in_place(sendbuf) else source.array()
     out, units = target.target(), source.layout.size // source.dtype.itemsize
     args = x, [count * units for count in counts], operation.native
-    return Native(state.native.reduce_scatterv, args, {"out": out}, lambda: target.store(out))
+    return Native(state.native.reduce_scatterv, args, {"out": out, **_bits(state)}, lambda: target.store(out))
 
 
 def reduce_scatter_block(state: Any, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> Any:
