@@ -29,7 +29,7 @@ from unisono.compat.mpi4py.calls.request import PersistentState, Prequest, Reque
 from unisono.compat.mpi4py.communicators.failures import FailureCalls
 from unisono.compat.mpi4py.values.group import Group
 from unisono.compat.mpi4py.values.info import INFO_NULL, Info
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, UsageError
 
 # The type of place of `Communicator.split` by the resource of MPI.
 _PLACES = {"mpi_shared_memory": "shared", "host": "host", "numanode": "numa"}
@@ -121,6 +121,17 @@ class CommState(State):
             return None
         ranks = sorted((rank for rank in range(self.size) if rows[rank][0] == color), key=lambda rank: rows[rank][1])
         return CommState([self.members[rank] for rank in ranks], self.universe)
+
+    def shrunk(self) -> CommState:
+        """Return the state of a communicator of the ranks that are alive."""
+        try:
+            survivors = self.native.shrink()
+        except UsageError:  # nothing has failed
+            return self.duplicate()
+        if self.universe is not own_universe():
+            raise NotImplementedError("only communicators of one job shrink")
+        universe = Universe(survivors, survivors.launch_ranks, is_closed_after_use=True)
+        return CommState(universe.numbers, universe)
 
     def release(self) -> None:
         """Close the communicator. All ranks call it."""
@@ -221,6 +232,15 @@ class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls, FailureCal
         place = "shared" if split_type == CONSTANTS["COMM_TYPE_SHARED"] else _PLACES.get(resource, "")
         color = color_of_place(place, state.native.hosts, state.rank) if place else UNDEFINED
         return handle_of(state.split(color, key))
+
+    @translating
+    def Shrink(self) -> Any:
+        """Return a communicator of the ranks that are alive. They all call it."""
+        return handle_of(self._live.shrunk())
+
+    def Ishrink(self) -> tuple[Any, Any]:
+        """Return as `Shrink` does, and a request that is done."""
+        return self.Shrink(), Request._of(RequestState())
 
     @translating
     def Free(self) -> None:

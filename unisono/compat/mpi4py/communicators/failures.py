@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from unisono.compat.mpi4py.base.errors import LOST, translating
-from unisono.compat.mpi4py.base.world import Universe, own_universe
 from unisono.compat.mpi4py.calls.ready import Native
-from unisono.compat.mpi4py.calls.request import Request, RequestState
+from unisono.compat.mpi4py.calls.request import Request
 from unisono.compat.mpi4py.memory.access import memory_of
 from unisono.compat.mpi4py.values.group import Group
-from unisono.errors import UsageError
 
 
 class FailureCalls:
@@ -67,22 +65,3 @@ class FailureCalls:
         """Return a communicator of all ranks for agreements alone, because they have no order with other calls."""
         state = self._live
         return (state if state.remote is None else state.bridge).agreement
-
-    @translating
-    def Shrink(self) -> Any:
-        """Return a communicator of the ranks that are alive. They all call it."""
-        from unisono.compat.mpi4py.communicators.comm import CommState, handle_of
-
-        state = self._live
-        try:
-            survivors = state.native.shrink()
-        except UsageError:  # nothing has failed
-            return handle_of(state.duplicate())
-        if state.universe is not own_universe() or state.remote is not None:
-            raise NotImplementedError("only communicators of one job without a second group shrink")
-        universe = Universe(survivors, survivors.launch_ranks, is_closed_after_use=True)
-        return handle_of(CommState(universe.numbers, universe))
-
-    def Ishrink(self) -> tuple[Any, Any]:
-        """Return as `Shrink` does, and a request that is done."""
-        return self.Shrink(), Request._of(RequestState())
