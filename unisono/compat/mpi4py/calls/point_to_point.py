@@ -253,7 +253,7 @@ class Messages(Buffering):
         rank, number = _from(self._live, source, tag)
         if rank == PROC_NULL:
             _nobody(status)
-            return MESSAGE_NO_PROC
+            return Message(MESSAGE_NO_PROC)
         found = self._port(for_objects=for_objects).take(rank, number, once=once)
         if found is None:
             return None

@@ -227,8 +227,7 @@ class Datatype(Handle, Named, Attributed):
         new = cls._made("STRUCT", blocks, params, ([len(lengths), *lengths], at))
         state = new._state
         unit = max((_alignment(each._state) for each in types), default=1)
-        if state.lb == 0 and all(each._state.constant for each in types):
-            state.extent = -(-state.extent // unit) * unit
+        state.extent = -(-state.extent // unit) * unit
         return new
 
     def _nested(self, combiner: str, sizes: Any, picks: Any, order: int, params: Any, contents: list[int]) -> Any:
@@ -531,7 +530,7 @@ def _share(gsize: int, distribution: int, darg: int, psize: int, coord: Any) -> 
 def _alignment(layout: TypeState) -> int:
     if layout.dtype is not None:
         return layout.dtype.alignment
-    return 8
+    return max((_alignment(each._state) for each in layout.envelope[3]), default=1)
 
 
 def _named(name: str, dtype: Any, itemsizes: list[int] | None = None) -> Datatype:
@@ -618,6 +617,7 @@ for _name in ("SIGNED_CHAR", "SHORT", "INT", "LONG", "LONG_LONG", "UNSIGNED_CHAR
     CODES[_TABLE[_name]] = NAMED[_name]
 CODES |= {"c": NAMED["CHAR"], "S": NAMED["CHAR"], "S1": NAMED["CHAR"], "U": NAMED["WCHAR"], "U1": NAMED["WCHAR"]}
 CODES |= {"B": NAMED["UNSIGNED_CHAR"], "u1": NAMED["UNSIGNED_CHAR"], "i1": NAMED["SIGNED_CHAR"], "b1": NAMED["C_BOOL"]}
+CODES["P"] = CODES[np.dtype("P").str[1:]]
 CODES |= {"p": NAMED["AINT"], "n": NAMED["AINT"], "Zf": NAMED["C_FLOAT_COMPLEX"], "Zd": NAMED["C_DOUBLE_COMPLEX"]}
 CODES |= {"Zg": NAMED["C_LONG_DOUBLE_COMPLEX"], "w": NAMED["WCHAR"]}
 

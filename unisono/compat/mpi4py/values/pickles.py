@@ -30,7 +30,15 @@ class Pickle:
         self._dumps, self._loads = dumps or standard.dumps, loads or standard.loads
         is_standard = dumps is None
         self.PROTOCOL = protocol if protocol is not None or not is_standard else standard.HIGHEST_PROTOCOL
-        self.THRESHOLD = 1 << 18 if threshold is None else threshold
+        self.THRESHOLD = threshold
+
+    @property
+    def THRESHOLD(self) -> int:
+        return self._threshold
+
+    @THRESHOLD.setter
+    def THRESHOLD(self, nbytes: int | None) -> None:
+        self._threshold = 1 << 18 if nbytes is None else nbytes
 
     def dumps(self, obj: Any) -> bytes:
         """Return the pickle of an object."""

@@ -1,0 +1,7 @@
+"""Utilities of mpi4py.
+
+pkl5: communicators that send objects without copying their large parts of memory.
+dtlib: datatypes and numpy's dtypes.
+pool: the interface of `multiprocessing.pool` over `futures`.
+sync: sequences, counters, locks, conditions and semaphores of ranks.
+"""
