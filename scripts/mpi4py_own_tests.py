@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import types
 import unittest
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -111,6 +112,11 @@ def _add_private_names() -> None:
 
     pkl5._BigMPI = type("_BigMPI", (), {"blocksize": 0})  # type: ignore[attr-defined]
     pkl5._bigmpi = pkl5._BigMPI()  # type: ignore[attr-defined]
+    from unisono.compat.mpi4py import futures
+    from unisono.compat.mpi4py.futures import pool, tasks
+
+    names = {"SharedPool": pool.shared, "MAIN_RUN_NAME": tasks.MAIN_RUN_NAME, "comm_split": pool.comm_split}
+    futures._core = types.SimpleNamespace(**names, RemoteTraceback=tasks.RemoteTraceback)  # type: ignore[attr-defined]
 
 
 def outcomes(words: list[str], size: int, limit_s: float, environ: dict[str, str]) -> dict[str, tuple[str, str]]:
@@ -145,7 +151,9 @@ def command(label: str, name: str, size: int, folder: Path) -> tuple[list[str], 
     words = [__file__, "--folder", str(folder), "--rank", name]
     if label not in MPIS:
         environ = {**os.environ, "UNISONO_TRANSPORTS": label, "UNISONO_TIMEOUT_S": "20"}
-        return [sys.executable, "-m", "unisono", "run", "-n", str(size), *words, "--ours"], environ
+        unisono = [sys.executable, "-m", "unisono", "run", "-n", str(size), "--mpi4py"]
+        runner = ["-m", "mpi4py.futures"] if name == "test_futures" and size > 1 else []
+        return [*unisono, *runner, *words, "--ours"], environ
     place, options = MPIS[label]
     launcher = [str(place / "bin" / "mpiexec"), "-n", str(size), *options, str(place / "bin" / "python")]
     return [*launcher, *words], {**os.environ, **_AS_ROOT}
@@ -245,3 +253,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__worker__":  # a worker of mpi4py.futures
+    _add_private_names()

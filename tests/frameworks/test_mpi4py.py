@@ -123,3 +123,44 @@ def test_hook_refuses_a_process_that_a_launcher_of_mpi_has_started() -> None:
     assert ended.returncode == 1
     assert "OMPI_COMM_WORLD_RANK is set" in ended.stderr
     assert "unisono run --mpi4py" in ended.stderr
+
+
+def test_tasks_run_on_the_other_ranks_under_the_module_futures() -> None:
+    ended = run("-m", "mpi4py.futures", str(PROGRAMS / "pool_of_ranks.py"), ranks=3)
+
+    assert (ended.returncode, ended.stdout) == (0, "[0] workers: 2\n"), ended.stderr
+
+
+def test_tasks_run_on_spawned_ranks_otherwise() -> None:
+    ended = run(str(PROGRAMS / "pool_of_ranks.py"), ranks=1, MPI4PY_FUTURES_MAX_WORKERS="2")
+
+    assert (ended.returncode, ended.stdout) == (0, "[0] workers: 2\n"), ended.stderr
+
+
+def test_workers_end_with_the_exit_code_of_the_program() -> None:
+    ended = run("-m", "mpi4py.futures", str(PROGRAMS / "pool_of_ranks.py"), "3", ranks=2)
+
+    assert ended.returncode == 3, ended.stderr
+
+
+def test_objects_datatypes_and_executors_of_a_communicator() -> None:
+    for ranks in (1, 3):
+        ended = run(str(PROGRAMS / "utilities.py"), ranks=ranks)
+
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("has checked everything") == ranks
+
+
+def test_ranks_free_a_communicator_that_only_some_have_used(tmp_path: Path) -> None:
+    program = tmp_path / "free.py"
+    program.write_text(
+        "from mpi4py import MPI\n"
+        "comm = MPI.COMM_WORLD.Dup()\n"
+        "if comm.rank < 2:\n"
+        "    assert comm.sendrecv(comm.rank, 1 - comm.rank) == 1 - comm.rank\n"
+        "comm.Free()\n"
+    )
+
+    ended = run(str(program), ranks=3)
+
+    assert ended.returncode == 0, ended.stderr

@@ -11,6 +11,8 @@ Files and folders:
     memory: buffer specifications and layouts.
     calls: messages, collectives and requests.
     communicators: communicators, topologies, sessions, windows and files.
+    futures: executors whose workers are ranks.
+    util: objects with large arrays, and dtypes.
 """
 
 from __future__ import annotations

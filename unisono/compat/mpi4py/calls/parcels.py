@@ -23,10 +23,12 @@ class Parcel(NamedTuple):
     Attributes:
         header: the number of parts, their sizes, and the pickle, as an array of bytes.
         parts: arrays of bytes.
+        memory: the parts one behind the other, if the parcel is arriving.
     """
 
     header: Any
     parts: list[Any]
+    memory: Any = None
 
     @classmethod
     def of(cls, obj: Any, pickle: Pickle) -> Parcel:
@@ -41,7 +43,13 @@ class Parcel(NamedTuple):
         """Return the parcel of a header, with memory for the parts."""
         (number,) = struct.unpack_from("<q", header)
         sizes = struct.unpack_from(f"<{number}q", header, _SIZE)
-        return cls(header, [np.empty(size, np.uint8) for size in sizes])
+        memory = np.empty(sum(sizes), np.uint8)
+        return cls(header, np.split(memory, np.cumsum(sizes)[:-1]) if sizes else [], memory)
+
+    def joined(self) -> Any:
+        """Return the parts as one array, which is copied if there are several; None if there are no bytes."""
+        filled = [part for part in self.parts if part.size]
+        return np.concatenate(filled) if len(filled) > 1 else next(iter(filled), None)
 
     def unpacked(self, pickle: Pickle) -> Any:
         """Return the object, which shares the memory of the parts."""

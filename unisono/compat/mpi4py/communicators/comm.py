@@ -354,7 +354,7 @@ def add_collective(of_class: Any, name: str, prepare: Any) -> None:
         del prepare_now
         return Prequest._of(PersistentState(lambda: prepare(state, *args, **kwargs).start()))
 
-    first = prepare.__doc__.partition("\n")[0]
+    first = (prepare.__doc__ or "").partition("\n")[0]
     nonblocking = "I" + name.lower() if name[0] != "I" else name
     for method, suffix, key in ((waits, "", name), (starts, " Returns a request.", nonblocking),
                                 (lasts, " Returns a persistent request.", f"{name}_init")):  # fmt: skip

@@ -2,6 +2,4 @@
 
 pkl5: communicators that send objects without copying their large parts of memory.
 dtlib: datatypes and numpy's dtypes.
-pool: the interface of `multiprocessing.pool` over `futures`.
-sync: sequences, counters, locks, conditions and semaphores of ranks.
 """

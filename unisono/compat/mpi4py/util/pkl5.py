@@ -14,7 +14,6 @@ from unisono.compat.mpi4py.base.errors import translating
 from unisono.compat.mpi4py.calls.objects import _items
 from unisono.compat.mpi4py.calls.parcels import Parcel
 from unisono.compat.mpi4py.calls.point_to_point import MESSAGE_NO_PROC, _MessageState, _nobody, _to
-from unisono.compat.mpi4py.calls.ready import bytes_block
 from unisono.compat.mpi4py.calls.request import RequestState
 from unisono.compat.mpi4py.values.pickles import Pickle
 from unisono.compat.mpi4py.values.status import Status
@@ -109,16 +108,21 @@ class Comm(MPI.Comm):  # type: ignore[name-defined, misc]
         state = message._state
         return Message._of(_ArrivingState(self._port(for_objects=True), state.message, state.data))
 
-    # Collectives: the headers go as objects, and then the parts as messages.
+    # Collectives: the headers go as objects, and then the parts.
 
     def _exchanged(self, sends: Mapping[int, Parcel], headers: Mapping[int, Any]) -> list[Any]:
         """Send parts of parcels to ranks, receive those of parcels with these headers, and return their objects."""
+        state = self._live
+        across = state.bridge if self.Is_inter() else state
+        places = state.places if self.Is_inter() else range(state.size)
         arriving = {rank: Parcel.arriving(header) for rank, header in headers.items()}
-        outgoing, incoming = (
-            [(rank, bytes_block(part)) for rank, parcel in parcels.items() for part in parcel.parts]
-            for parcels in (sends, arriving)
-        )
-        self._collective("exchange").exchange(outgoing, incoming).run()
+        x: list[Any] = [None] * across.size
+        out: list[Any] = [None] * across.size
+        for rank, parcel in sends.items():
+            x[places[rank]] = parcel.joined()
+        for rank, parcel in arriving.items():
+            out[places[rank]] = parcel.memory if parcel.memory.size else None
+        across.native.alltoallw(x, out)
         return [parcel.unpacked(pickle) for parcel in arriving.values()]
 
     @property
