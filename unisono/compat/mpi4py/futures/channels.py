@@ -14,10 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unisono.compat.mpi4py import MPI
-from unisono.compat.mpi4py.calls.messages import Port
 from unisono.compat.mpi4py.futures.tasks import Outcome, Welcome
 from unisono.compat.mpi4py.futures.worker import Runner, send, take
-from unisono.launchers.spawn import spawn
 
 Reply = tuple[int, Callable[[], Outcome]]
 
@@ -50,24 +48,22 @@ class CommChannel(RankChannel):
         super().__init__(comm._live.messages(for_objects=True), range(comm.Get_remote_size()))
 
 
-class SpawnedChannel(RankChannel):
+class SpawnedChannel(CommChannel):
     """Ranks of a job of their own, which this process starts."""
 
     def __init__(self, workers: int, options: Mapping[str, Any]) -> None:
         flags = [*subprocess._args_from_interpreter_flags(), *options.get("python_args", ())]  # type: ignore[attr-defined]
-        python = [options.get("python_exe") or sys.executable, *flags]
         modules = ["-m", "unisono.compat.mpi4py.run", "-m", "unisono.compat.mpi4py.futures.server"]
-        command = ["--no-label", "--", *python, *modules]
-        own = MPI.COMM_SELF._live.native  # type: ignore[attr-defined]
-        self._bridge = spawn(command, workers, own)
-        super().__init__(Port(self._bridge.union, for_objects=True), self._bridge.remote)
+        python = options.get("python_exe") or sys.executable
+        self._comm = MPI.COMM_SELF.Spawn(python, [*flags, *modules], workers)  # type: ignore[attr-defined]
+        super().__init__(self._comm)
         for worker in range(workers):
             self.send(worker, Welcome.of(options))
 
     def close(self) -> None:
         """Let the workers end, and part from their job."""
         super().close()
-        self._bridge.close()
+        self._comm.Disconnect()
 
 
 class ThreadChannel:

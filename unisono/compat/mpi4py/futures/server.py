@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 
 from unisono.compat.mpi4py import MPI
-from unisono.compat.mpi4py.calls.messages import Port
-from unisono.compat.mpi4py.futures import worker
-from unisono.launchers.spawn import parent
+from unisono.compat.mpi4py.futures.pool import serve_comm
 
 
 def main() -> None:
     """Serve the job that has spawned this one."""
-    bridge = parent(MPI.COMM_WORLD._live.native)  # type: ignore[attr-defined]
-    if bridge is None:
+    parent = MPI.Comm.Get_parent()  # type: ignore[attr-defined]
+    if not parent:
         sys.exit("mpi4py.futures.server runs only in a job that an executor has started")
-    with bridge:
-        worker.serve(Port(bridge.union, for_objects=True), bridge.remote[0], MPI.COMM_WORLD)  # type: ignore[attr-defined]
+    serve_comm(parent, MPI.COMM_WORLD)  # type: ignore[attr-defined]
+    parent.Disconnect()
 
 
 if __name__ == "__main__":
