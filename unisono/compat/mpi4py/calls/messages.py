@@ -6,6 +6,7 @@ probe finds both.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,9 @@ class Port:
         self._executor, self._works = carrier._executor, carrier._works
         self.limit_s = native.timeout_s
 
-    def send(self, array: Any, dest: int, tag: int, *, in_background: bool = False) -> Any:
+    def send(self, array: Any, dest: int, tag: int, *, in_background: bool = False, synchronous: bool = False) -> Any:
         """Start to send a flat array, and return the operation."""
-        operation = self._executor.send(array, DTYPES[array.dtype.name], dest, tag)
+        operation = self._executor.send(array, DTYPES[array.dtype.name], dest, tag, synchronous=synchronous)
         if in_background:
             self._run(operation)
         return operation
@@ -50,11 +51,16 @@ class Port:
         """Return the description of a message that a receive would get; None if `once` and there is none."""
         return self._probed(source, tag, once=once).message()
 
-    def take(self, source: int | None, tag: int | None, *, once: bool = False) -> tuple[Message, Any] | None:
-        """Receive the next message of any length, as bytes; None if `once` and there is none."""
+    def take(self, source: int | None, tag: int | None, *, once: bool = False) -> tuple[Message, Any, Any] | None:
+        """Take the next message of any length, as bytes; None if `once` and there is none.
+
+        The third value is a function that ends its send, if that is synchronous. Call it when the message is received.
+        """
         probe = self._probed(source, tag, once=once, takes=True)
         message = probe.message()
-        return None if message is None else (message, np.frombuffer(probe.host_copy() or b"", np.uint8))
+        if message is None:
+            return None
+        return message, np.frombuffer(probe.host_copy() or b"", np.uint8), partial(probe.acknowledge, self.limit_s)
 
     def _probed(self, source: int | None, tag: int | None, *, once: bool, takes: bool = False) -> Probe:
         probe = self._executor.probe(source, tag, once=once, takes=takes)

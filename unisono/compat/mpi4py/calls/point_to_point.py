@@ -56,6 +56,11 @@ def _bytes_of(data: Any) -> Any:
     return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
 
 
+def _object_of(data: Any) -> Any:
+    """Return the object of a message; None if the message is empty, as in mpi4py."""
+    return pickle.loads(data) if len(data) else None
+
+
 class Messages(Buffering):
     """The methods of `Comm` that send and receive."""
 
@@ -68,12 +73,15 @@ class Messages(Buffering):
 
     # Buffers.
 
-    def _start_send(self, buf: Any, dest: int, tag: int, *, copies: bool = False) -> RequestState:
+    def _start_send(
+        self, buf: Any, dest: int, tag: int, *, copies: bool = False, synchronous: bool = False
+    ) -> RequestState:
         rank = _to(self._live, dest, tag)
         if rank is None:
             return RequestState()
         array, port = simple(buf).array(), self._port()
-        operation = port.send(array.copy() if copies else array, rank, tag, in_background=True)
+        array = array.copy() if copies else array
+        operation = port.send(array, rank, tag, in_background=True, synchronous=synchronous)
         return RequestState([operation], None, port.limit_s)
 
     def _start_receive(self, buf: Any, source: int, tag: int) -> RequestState:
@@ -87,16 +95,24 @@ class Messages(Buffering):
             [operation], lambda status: _stored(block, array, operation, status), port.limit_s, can_be_cancelled=True
         )
 
-    @translating
-    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send a buffer, and return when it may be changed."""
+    def _send(self, buf: Any, dest: int, tag: int, *, synchronous: bool = False) -> None:
         rank = _to(self._live, dest, tag)
         if rank is None:
             return
         port = self._port()
-        port.send(simple(buf).array(), rank, tag).wait(port.limit_s)
+        port.send(simple(buf).array(), rank, tag, synchronous=synchronous).wait(port.limit_s)
 
-    Ssend = Rsend = Send
+    @translating
+    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """Send a buffer, and return when it may be changed."""
+        self._send(buf, dest, tag)
+
+    Rsend = Send
+
+    @translating
+    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """Send a buffer, and return when a receive has got it."""
+        self._send(buf, dest, tag, synchronous=True)
 
     @translating
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
@@ -122,7 +138,12 @@ class Messages(Buffering):
         """Start to send a buffer."""
         return Request._of(self._start_send(buf, dest, tag))
 
-    Issend = Irsend = Isend
+    Irsend = Isend
+
+    @translating
+    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Any:
+        """Start to send a buffer; the request ends when a receive has got it."""
+        return Request._of(self._start_send(buf, dest, tag, synchronous=True))
 
     @translating
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Any:
@@ -142,7 +163,12 @@ class Messages(Buffering):
         _to(self._live, dest, tag)
         return self._lasting(lambda: self._start_send(buf, dest, tag))
 
-    Bsend_init = Ssend_init = Rsend_init = Send_init
+    Bsend_init = Rsend_init = Send_init
+
+    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Any:
+        """Return a persistent request that sends a buffer, and ends when a receive has got it."""
+        _to(self._live, dest, tag)
+        return self._lasting(lambda: self._start_send(buf, dest, tag, synchronous=True))
 
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Any:
         """Return a persistent request that receives into a buffer."""
@@ -278,12 +304,13 @@ class Messages(Buffering):
 
     # Objects.
 
-    def _start_object(self, obj: Any, dest: int, tag: int) -> RequestState:
+    def _start_object(self, obj: Any, dest: int, tag: int, *, synchronous: bool = False) -> RequestState:
         rank = _to(self._live, dest, tag)
         if rank is None:
             return RequestState()
         port = self._port(for_objects=True)
-        operation = port.send(_bytes_of(pickle.dumps(obj)), rank, tag, in_background=True)
+        data = _bytes_of(pickle.dumps(obj))
+        operation = port.send(data, rank, tag, in_background=True, synchronous=synchronous)
         return RequestState([operation], None, port.limit_s)
 
     @translating
@@ -294,7 +321,10 @@ class Messages(Buffering):
             port = self._port(for_objects=True)
             port.send(_bytes_of(pickle.dumps(obj)), rank, tag).wait(port.limit_s)
 
-    ssend = send
+    @translating
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object, and return when a receive has got it."""
+        self._start_object(obj, dest, tag, synchronous=True).complete()
 
     @translating
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
@@ -307,7 +337,12 @@ class Messages(Buffering):
         """Start to send an object."""
         return Request._of(self._start_object(obj, dest, tag))
 
-    issend = ibsend = isend
+    ibsend = isend
+
+    @translating
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> Any:
+        """Start to send an object; the request ends when a receive has got it."""
+        return Request._of(self._start_object(obj, dest, tag, synchronous=True))
 
     @translating
     def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Any:
@@ -320,8 +355,10 @@ class Messages(Buffering):
             return None
         found = self._port(for_objects=True).take(rank, number)
         assert found is not None, "a receive that waits ends with a message"
-        _describe(status, found[0])
-        return pickle.loads(found[1])
+        message, data, acknowledge = found
+        acknowledge()
+        _describe(status, message)
+        return _object_of(data)
 
     @translating
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Any:
@@ -338,7 +375,7 @@ class Messages(Buffering):
 
         def finish(status: Status) -> Any:
             _describe(status, operation.message())
-            return pickle.loads(array[: status.nbytes])
+            return _object_of(array[: status.nbytes])
 
         return Request._of(RequestState([operation], finish, port.limit_s, can_be_cancelled=True))
 
@@ -379,9 +416,15 @@ def _stored(block: Block, array: Any, operation: Any, status: Any) -> None:
 class _MessageState(State):
     """A message that a probe has taken out."""
 
-    def __init__(self, message: Any = None, data: Any = None, constant: str = "") -> None:
+    def __init__(self, message: Any = None, data: Any = None, acknowledge: Any = None, constant: str = "") -> None:
         super().__init__(constant)
-        self.message, self.data = message, data
+        self.message, self.data, self._acknowledge = message, data, acknowledge
+
+    def receive(self) -> None:
+        """End the send of the message, once."""
+        acknowledge, self._acknowledge = self._acknowledge, None
+        if acknowledge is not None:
+            acknowledge()
 
 
 class Message(Handle):
@@ -415,6 +458,7 @@ class Message(Handle):
         state = self._live
         if not self._constant:
             self._state = None
+        state.receive()
         return state
 
     @translating
@@ -443,7 +487,7 @@ class Message(Handle):
             _nobody(status)
             return None
         _describe(status, state.message)
-        return pickle.loads(state.data)
+        return _object_of(state.data)
 
     def irecv(self) -> Any:
         """Start to receive the object of the message."""

@@ -134,7 +134,7 @@ class _Across:
 
     def take(self, source: int | None, tag: int | None, *, once: bool = False) -> Any:
         taken = self._port.take(self._source(source), tag, once=once)
-        return None if taken is None else (self.named(taken[0]), taken[1])
+        return None if taken is None else (self.named(taken[0]), *taken[1:])
 
 
 class _Arriving:
