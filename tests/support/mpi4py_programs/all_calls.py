@@ -37,6 +37,37 @@ def objects() -> None:
     request.wait()
 
 
+def synchronous_sends() -> None:
+    """Each rank receives the messages of its left neighbour only after that one has seen that no send has ended."""
+    x, out = np.arange(3.0), np.empty(3)
+    persistent = comm.Ssend_init(x, right, 6)
+    persistent.Start()
+    requests = [comm.Issend(x, right, 7), comm.issend("object", right, 8), comm.issend("matched", right, 9)]
+    message = comm.mprobe(left, 9)
+    comm.Probe(left, 7)
+    comm.Barrier()
+    assert not any(request.Test() for request in (persistent, *requests))
+    comm.Barrier()
+    assert message.recv() == "matched"
+    requests[2].wait()
+    comm.Barrier()
+    assert not any(request.Test() for request in (persistent, *requests[:2]))
+    comm.Barrier()
+    assert comm.recv(source=left, tag=8) == "object"
+    for tag in (7, 6):
+        comm.Recv(out, left, tag)
+        assert out.tolist() == [0, 1, 2]
+    MPI.Request.Waitall([persistent, *requests[:2]])
+    persistent.Free()
+    receiving = comm.Irecv(out, left, 6)
+    comm.Ssend(2 * x, right, 6)
+    receiving.Wait()
+    assert out.tolist() == [0, 2, 4]
+    receiving = comm.irecv(source=left, tag=7)
+    comm.ssend("object", right, 7)
+    assert receiving.wait() == "object"
+
+
 def buffers() -> None:
     mine, out = np.full(4, rank + 1.0), np.empty(4)
     comm.Allreduce(mine, out)
@@ -245,6 +276,6 @@ def files() -> None:
     assert not os.path.exists(path)
 
 
-for check in (objects, buffers, messages, communicators, values, windows, files):
+for check in (objects, synchronous_sends, buffers, messages, communicators, values, windows, files):
     check()
 print(f"rank {rank} has checked everything")
