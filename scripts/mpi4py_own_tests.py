@@ -149,14 +149,15 @@ def outcomes(words: list[str], size: int, limit_s: float, environ: dict[str, str
 def command(label: str, name: str, size: int, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of a job."""
     words = [__file__, "--folder", str(folder), "--rank", name]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).strip(":")}
     if label not in MPIS:
-        environ = {**os.environ, "UNISONO_TRANSPORTS": label, "UNISONO_TIMEOUT_S": "20"}
+        environ |= {"UNISONO_TRANSPORTS": label, "UNISONO_TIMEOUT_S": "20"}
         unisono = [sys.executable, "-m", "unisono", "run", "-n", str(size), "--mpi4py"]
         runner = ["-m", "mpi4py.futures"] if name == "test_futures" and size > 1 else []
         return [*unisono, *runner, *words, "--ours"], environ
     place, options = MPIS[label]
     launcher = [str(place / "bin" / "mpiexec"), "-n", str(size), *options, str(place / "bin" / "python")]
-    return [*launcher, *words], {**os.environ, **_AS_ROOT}
+    return [*launcher, *words], environ | _AS_ROOT
 
 
 def rows_of(label: str, name: str, size: int, results: dict[str, tuple[str, str]]) -> Iterator[Row]:

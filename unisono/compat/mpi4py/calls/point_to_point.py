@@ -12,7 +12,7 @@ from unisono.compat.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, MOST_TAG, 
 from unisono.compat.mpi4py.base.errors import fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
 from unisono.compat.mpi4py.calls.messages import Port, nbytes_of
-from unisono.compat.mpi4py.calls.request import Buffering, PersistentState, Prequest, Request, RequestState, _unattended
+from unisono.compat.mpi4py.calls.request import Buffering, PersistentState, Prequest, Request, RequestState, leave_alone
 from unisono.compat.mpi4py.memory.access import memory_of
 from unisono.compat.mpi4py.memory.buffers import Block, simple
 from unisono.compat.mpi4py.values.pickles import pickle
@@ -117,8 +117,7 @@ class Messages(Buffering):
     @translating
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a copy of a buffer, without waiting."""
-        _unattended.append(self._start_send(buf, dest, tag, copies=True))
-        _unattended[:] = [state for state in _unattended if not state.poll()]
+        leave_alone(self._start_send(buf, dest, tag, copies=True))
 
     @translating
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> None:
@@ -329,8 +328,7 @@ class Messages(Buffering):
     @translating
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, without waiting."""
-        _unattended.append(self._start_object(obj, dest, tag))
-        _unattended[:] = [state for state in _unattended if not state.poll()]
+        leave_alone(self._start_object(obj, dest, tag))
 
     @translating
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Any:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import unisono
 from unisono.compat.mpi4py.base.constants import UNDEFINED
 from unisono.compat.mpi4py.base.errors import called_back, fail, translating
 from unisono.compat.mpi4py.base.handles import Handle, State, constant
 from unisono.compat.mpi4py.memory.access import BUFFER_AUTOMATIC, memory_of
 from unisono.compat.mpi4py.values.status import Status, empty_status
-
-_POLL_S = 0.0001
 
 
 class RequestState(State):
@@ -45,7 +44,7 @@ class RequestState(State):
         """Whether there is something to wait for."""
         return True
 
-    def poll(self) -> bool:
+    def done(self) -> bool:
         """Make progress; return whether the call is done."""
         if not self.is_done and all(operation.ended() for operation in self.operations):
             self.complete()
@@ -64,7 +63,7 @@ class RequestState(State):
 
     def cancel(self) -> None:
         """End the call without a message, if none has been matched."""
-        if not self._can_be_cancelled or self.poll():
+        if not self._can_be_cancelled or self.done():
             return
         (receive,) = self.operations
         receive.cancel()
@@ -95,9 +94,9 @@ class PersistentState(State):
             raise fail("ERR_REQUEST", "the request has been started already: wait for it first")
         self.active = self._start()
 
-    def poll(self) -> bool:
+    def done(self) -> bool:
         """Make progress; return whether the call is done."""
-        return self.active is None or self.active.poll()
+        return self.active is None or self.active.done()
 
     def complete(self) -> None:
         """Wait until the call is done."""
@@ -127,16 +126,25 @@ class _GeneralState(RequestState):
         super().__init__()
         self._query, self._free, self._on_cancel = query, free, cancel
         self._args, self._kwargs = args or (), kwargs or {}
-        self.has_completed = False
+        self._completed = threading.Event()
 
-    def poll(self) -> bool:
+    @property
+    def has_completed(self) -> bool:
+        """Whether the program has completed it."""
+        return self._completed.is_set()
+
+    def finish_by_program(self, obj: Any) -> None:
+        """Complete it with an object."""
+        self.result = obj
+        self._completed.set()
+
+    def done(self) -> bool:
         if self.has_completed and not self.is_done:
             self.complete()
         return self.is_done
 
     def complete(self) -> None:
-        while not self.has_completed:
-            time.sleep(_POLL_S)
+        self._completed.wait()
         if not self.is_done:
             self.is_done = True
             self._call(self._query, self.status)
@@ -188,7 +196,7 @@ class Request(Handle):
     @translating
     def test(self, status: Any = None) -> tuple[bool, Any]:
         """Return whether the call is done, and the object that it has received."""
-        if self._state is not None and not self._state.poll():
+        if self._state is not None and not self._state.done():
             return False, None
         return True, self._take(status)
 
@@ -207,7 +215,7 @@ class Request(Handle):
         if self._state is None:
             empty_status()._copy(status)
             return True
-        if not self._state.poll():
+        if not self._state.done():
             return False
         self._state.status._copy(status)
         return True
@@ -222,38 +230,30 @@ class Request(Handle):
 
     def Free(self) -> None:
         """Make the handle null; the call continues."""
-        if isinstance(self._live, RequestState) and not self._state.is_done:
-            _unattended.append(self._state)
-        _unattended[:] = [state for state in _unattended if not state.poll()]
+        leave_alone(self._live)
         self._state = None
 
     def _release(self) -> None:
-        if isinstance(self._state, RequestState) and not self._state.poll():
-            _unattended.append(self._state)
+        leave_alone(self._state)
 
     @classmethod
     def waitany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, Any]:
         """Wait until a call is done; return its index, `UNDEFINED` if none is active, and the object."""
-        while True:
-            index, flag, obj = cls.testany(requests, status)
-            if flag:
-                return index, obj
-            time.sleep(_POLL_S)
+        _await(requests)
+        index, _, obj = cls.testany(requests, status)
+        return index, obj
 
     @classmethod
     @translating
     def testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool, Any]:
         """Return the index of a call that is done, whether there is one or none is active, and the object."""
-        is_active = False
-        for index, request in enumerate(requests):
-            if request._is_active():
-                is_active = True
-                if request._state.poll():
-                    return index, True, request._take(status)
-        if is_active:
-            return UNDEFINED, False, None
-        empty_status()._copy(status)
-        return UNDEFINED, True, None
+        places, states = _active(requests)
+        first = unisono.test_any(states)
+        if first is not None:
+            return places[first], True, requests[places[first]]._take(status)
+        if not places:
+            empty_status()._copy(status)
+        return UNDEFINED, not places, None
 
     @classmethod
     def Waitany(cls, requests: Sequence[Request], status: Any = None) -> int:
@@ -276,8 +276,7 @@ class Request(Handle):
     def testall(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[bool, Any]:
         """Return whether all calls are done, and their objects."""
         all_statuses = _extended(statuses, len(requests))
-        polled = [request._state is None or request._state.poll() for request in requests]  # each makes progress
-        if not all(polled):
+        if not unisono.test_all(_active(requests)[1]):
             return False, None
         return True, [request._take(status) for request, status in zip(requests, all_statuses, strict=True)]
 
@@ -296,20 +295,18 @@ class Request(Handle):
     @translating
     def testsome(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[Any, Any]:
         """Return the indices of calls that are done, and their objects; None if no call is active."""
-        if not any(request._is_active() for request in requests):
+        places, states = _active(requests)
+        if not places:
             return None, None
-        done = [index for index, request in enumerate(requests) if request._is_active() and request._state.poll()]
+        done = [places[index] for index in unisono.test_some(states)]
         some = _extended(statuses, len(done))
         return done, [requests[index]._take(status) for index, status in zip(done, some, strict=True)]
 
     @classmethod
     def waitsome(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[Any, Any]:
         """Wait until a call is done; return the indices of those that are, and their objects."""
-        while True:
-            done, objs = cls.testsome(requests, statuses)
-            if done is None or done:
-                return done, objs
-            time.sleep(_POLL_S)
+        _await(requests)
+        return cls.testsome(requests, statuses)
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Request], statuses: Any = None) -> Any:
@@ -325,13 +322,14 @@ class Request(Handle):
     @translating
     def Get_status_any(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
         """Return as `Testany` does; the requests stay as they are."""
-        active = [index for index, request in enumerate(requests) if request._is_active()]
-        done = next((index for index in active if requests[index]._state.poll()), UNDEFINED)
-        if done != UNDEFINED:
-            requests[done]._state.status._copy(status)
-        elif not active:
+        places, states = _active(requests)
+        first = unisono.test_any(states)
+        if first is not None:
+            states[first].status._copy(status)
+            return places[first], True
+        if not places:
             empty_status()._copy(status)
-        return done, done != UNDEFINED or not active
+        return UNDEFINED, not places
 
     @classmethod
     def Get_status_all(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
@@ -344,19 +342,39 @@ class Request(Handle):
     @translating
     def Get_status_some(cls, requests: Sequence[Request], statuses: Any = None) -> Any:
         """Return as `Testsome` does; the requests stay as they are."""
-        active = [index for index, request in enumerate(requests) if request._is_active()]
-        if not active:
+        places, states = _active(requests)
+        if not places:
             return None
-        done = [index for index in active if requests[index]._state.poll()]
+        done = unisono.test_some(states)
         for index, status in zip(done, _extended(statuses, len(done)), strict=True):
-            requests[index]._state.status._copy(status)
-        return done
+            states[index].status._copy(status)
+        return [places[index] for index in done]
 
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
 
 
 # Requests that were freed before their calls were done; they keep the arrays alive.
 _unattended: list[RequestState] = []
+
+
+def leave_alone(state: Any) -> None:
+    """Keep a started call until it is done."""
+    if isinstance(state, RequestState):
+        _unattended.append(state)
+    _unattended[:] = [each for each in _unattended if not each.done()]
+
+
+def _active(requests: Sequence[Request]) -> tuple[list[int], list[Any]]:
+    """Return the indices and the states of the requests that are active."""
+    places = [index for index, request in enumerate(requests) if request._is_active()]
+    return places, [requests[index]._state for index in places]
+
+
+def _await(requests: Sequence[Request]) -> None:
+    """Wait until a call of the active requests is done, if there are any."""
+    _, states = _active(requests)
+    if states:
+        unisono.wait_some(states)
 
 
 def _extended(statuses: Any, number: int) -> list[Any]:
@@ -415,8 +433,7 @@ class Grequest(Request):
         """Complete the request with an object."""
         if self._live.has_completed:
             raise fail("ERR_REQUEST", "the request has been completed already")
-        self._state.result = obj
-        self._state.has_completed = True
+        self._state.finish_by_program(obj)
 
     def Complete(self) -> None:
         """Complete the request."""
