@@ -223,7 +223,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="parts of names of files")
     parser.add_argument("--limit-s", type=float, default=120.0, help="seconds for each job")
     parser.add_argument("--json", type=Path, help="write the outcome of each test to this file")
-    parser.add_argument("--with", dest="earlier", type=Path, nargs="+", default=[], help="add these earlier outcomes")
+    parser.add_argument("--with", dest="earlier", type=Path, nargs="+", default=[], help="earlier outcomes to add")
     parser.add_argument("--show", action="store_true", help="show why tests fail")
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
@@ -245,6 +245,7 @@ def main() -> None:
                 sys.stdout.write(f"--- {row.test}\n{row.text}\n")
         sys.stdout.flush()
         rows += of_job
+    rows = list({(row.label, row.size, row.test): row for row in rows}.values())  # a later outcome replaces an earlier
     if options.json:
         options.json.write_text(json.dumps(rows, indent=0))
     lines = table(rows, list(dict.fromkeys(row.label for row in rows)))

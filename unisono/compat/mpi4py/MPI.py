@@ -33,6 +33,8 @@ _HIDDEN = {
     "Path",
     "Universe",
     "Buffering",
+    "Hinted",
+    "Shared",
     "Any",
     "Sequence",
     "Callable",
@@ -56,6 +58,8 @@ globals().update(_CONSTANTS)
 for _name in _FILES.split():
     globals().update(_public(_import_module(f"unisono.compat.mpi4py.{_name}")))
 globals().update(_CONSTANT_HANDLES)
+for _name in ("Attach_buffer", "Detach_buffer", "Flush_buffer", "Iflush_buffer"):
+    globals()[_name] = getattr(_CONSTANT_HANDLES["COMM_SELF"], _name)
 globals().update(_NAMED)
 memory = buffer
 _typedict = _typedict_c = _typedict_f = _CODES

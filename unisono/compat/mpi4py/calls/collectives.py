@@ -63,15 +63,19 @@ def gather(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
     """Collect the elements of all ranks on the root."""
     if checked_root(state, root) != state.rank:
         return Native(state.native.gather, (simple(sendbuf).array(), root), {})
-    share = simple(recvbuf, writable=True, blocks=state.size)
-    whole = _blocks(share, state.size)
+    return _collected(state, state.native.gather, sendbuf, recvbuf, root)
+
+
+def _collected(state: Any, method: Any, sendbuf: Any, recvbuf: Any, *args: Any) -> Any:
+    """Return the call that collects the elements of all ranks in a buffer of this one."""
+    whole = _blocks(simple(recvbuf, writable=True, blocks=state.size), state.size)
     if _is_in_place(sendbuf):
         out = whole.array()
         x = _part(out, state.rank, state.size)
     else:
         x = simple(sendbuf).array()
         out = whole.target().view(x.dtype)
-    return Native(state.native.gather, (x, root), {"out": out}, lambda: whole.store(out))
+    return Native(method, (x, *args), {"out": out}, lambda: whole.store(out))
 
 
 def _part(array: Any, rank: int, size: int) -> Any:
@@ -81,14 +85,7 @@ def _part(array: Any, rank: int, size: int) -> Any:
 
 def allgather(state: Any, sendbuf: Any, recvbuf: Any) -> Any:
     """Collect the elements of all ranks on all ranks."""
-    whole = _blocks(simple(recvbuf, writable=True, blocks=state.size), state.size)
-    if _is_in_place(sendbuf):
-        out = whole.array()
-        x = _part(out, state.rank, state.size)
-    else:
-        x = simple(sendbuf).array()
-        out = whole.target().view(x.dtype)
-    return Native(state.native.allgather, (x,), {"out": out}, lambda: whole.store(out))
+    return _collected(state, state.native.allgather, sendbuf, recvbuf)
 
 
 def scatter(state: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:

@@ -28,7 +28,7 @@ from unisono.compat.mpi4py.calls.point_to_point import Messages
 from unisono.compat.mpi4py.calls.request import PersistentState, Prequest, Request, RequestState
 from unisono.compat.mpi4py.communicators.failures import FailureCalls
 from unisono.compat.mpi4py.values.group import Group
-from unisono.compat.mpi4py.values.info import INFO_NULL, Info
+from unisono.compat.mpi4py.values.info import INFO_NULL, Hinted
 from unisono.errors import UnisonoError, UsageError
 
 # The type of place of `Communicator.split` by the resource of MPI.
@@ -142,7 +142,7 @@ class CommState(State):
             self.universe.close(self._whole)
 
 
-class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls, FailureCalls):
+class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls, FailureCalls, Hinted):
     """A communicator."""
 
     __slots__ = ()
@@ -253,14 +253,6 @@ class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls, FailureCal
 
     Disconnect = Free
 
-    def Set_info(self, info: Any) -> None:
-        """Set hints."""
-        self._live.info.update(info.items())
-
-    def Get_info(self) -> Any:
-        """Return the hints."""
-        return Info.Create(self._live.info)
-
     def Abort(self, errorcode: int = 0) -> Any:
         """End all processes of the job."""
         self._live  # noqa: B018
@@ -296,7 +288,6 @@ class Comm(Handle, Named, Attributed, Handled, Messages, ObjectCalls, FailureCal
     size = property(Get_size, doc="The number of ranks.")
     rank = property(Get_rank, doc="This rank.")
     group = property(Get_group, doc="The group of the ranks.")
-    info = property(Get_info, Set_info, doc="The hints.")
     is_inter = property(Is_inter, doc="Whether messages go to another group.")
     is_intra = property(Is_intra, doc="Whether messages go to the own group.")
     topology = property(Get_topology, doc="The kind of the topology.")

@@ -24,8 +24,8 @@ from unisono.compat.mpi4py.calls.request import Request, RequestState
 from unisono.compat.mpi4py.communicators.comm import CommState
 from unisono.compat.mpi4py.memory.buffers import Block, simple
 from unisono.compat.mpi4py.memory.datatype import BYTE, Datatype
-from unisono.compat.mpi4py.values.group import Group
-from unisono.compat.mpi4py.values.info import INFO_NULL, Info
+from unisono.compat.mpi4py.values.group import Shared
+from unisono.compat.mpi4py.values.info import INFO_NULL, Hinted
 
 _u1 = np.uint8
 _ACCESS = {
@@ -241,7 +241,7 @@ class _Handlers:
     later = ERRORS_RETURN._state
 
 
-class File(Handle, Handled):
+class File(Handle, Handled, Hinted, Shared):
     """A file that all ranks of a communicator read and write."""
 
     __slots__ = ()
@@ -305,18 +305,6 @@ class File(Handle, Handled):
         """Return how the file was opened."""
         return int(self._live.amode)
 
-    def Get_group(self) -> Any:
-        """Return the group of the ranks."""
-        return Group._with(self._live.comm.members)
-
-    def Set_info(self, info: Any) -> None:
-        """Set hints."""
-        self._live.info.update(info.items())
-
-    def Get_info(self) -> Any:
-        """Return the hints."""
-        return Info.Create(self._live.info)
-
     def Set_atomicity(self, flag: bool) -> None:
         """Set whether each transfer excludes those of other ranks."""
         self._live.is_atomic = bool(flag)
@@ -337,10 +325,6 @@ class File(Handle, Handled):
 
     size = property(Get_size, doc="The size in bytes.")
     amode = property(Get_amode, doc="How the file was opened.")
-    group = property(Get_group, doc="The group of the ranks.")
-    group_size = property(lambda self: self._live.comm.size, doc="The number of ranks.")
-    group_rank = property(lambda self: self._live.comm.rank, doc="This rank.")
-    info = property(Get_info, Set_info, doc="The hints.")
     atomicity = property(Get_atomicity, Set_atomicity, doc="Whether each transfer excludes those of other ranks.")
 
     # Views and pointers.

@@ -90,10 +90,6 @@ COMM_SELF = constant("COMM_SELF", Intracomm, _Lazy("COMM_SELF"))
 COMM_WORLD = constant("COMM_WORLD", Intracomm, _Lazy("COMM_WORLD"))
 
 
-Attach_buffer, Detach_buffer = COMM_SELF.Attach_buffer, COMM_SELF.Detach_buffer
-Flush_buffer, Iflush_buffer = COMM_SELF.Flush_buffer, COMM_SELF.Iflush_buffer
-
-
 def _absent(name: str) -> Any:
     def absent(*_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"Unisono has no {name}")

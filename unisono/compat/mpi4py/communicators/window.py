@@ -26,8 +26,8 @@ from unisono.compat.mpi4py.communicators.session import COMM_SELF
 from unisono.compat.mpi4py.memory.access import BottomType, buffer, memory_of, nothing
 from unisono.compat.mpi4py.memory.buffers import Block, simple
 from unisono.compat.mpi4py.memory.datatype import TypeState, datatype_of
-from unisono.compat.mpi4py.values.group import Group
-from unisono.compat.mpi4py.values.info import INFO_NULL, Info
+from unisono.compat.mpi4py.values.group import Shared
+from unisono.compat.mpi4py.values.info import INFO_NULL, Hinted
 from unisono.compat.mpi4py.values.op import OPS, OpState, combine, op_of
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
@@ -233,7 +233,7 @@ def _single(**blocks: Block) -> None:
             raise ValueError(f"{name} must be one element of {first.layout.size} bytes, not {block.nbytes} bytes")
 
 
-class Win(Handle, Named, Attributed, Handled):
+class Win(Handle, Named, Attributed, Handled, Hinted, Shared):
     """A window: memory of all ranks of a communicator that each of them accesses by itself."""
 
     __slots__ = ()
@@ -309,18 +309,6 @@ class Win(Handle, Named, Attributed, Handled):
         memory = self._live.memory
         return buffer._of(memory, memory)
 
-    def Get_group(self) -> Any:
-        """Return the group of the ranks."""
-        return Group._with(self._live.comm.members)
-
-    def Set_info(self, info: Any) -> None:
-        """Set hints."""
-        self._live.info.update(info.items())
-
-    def Get_info(self) -> Any:
-        """Return the hints."""
-        return Info.Create(self._live.info)
-
     def _predefined_attribute(self, keyval: int) -> Any:
         state = self._live
         values = {
@@ -339,10 +327,6 @@ class Win(Handle, Named, Attributed, Handled):
     )
     flavor = property(lambda self: self._live.flavor, doc="How the window was made.")
     model = property(lambda self: self.Get_attr(CONSTANTS["WIN_MODEL"]), doc="The memory model, `WIN_UNIFIED`.")
-    info = property(Get_info, Set_info, doc="The hints.")
-    group = property(Get_group, doc="The group of the ranks.")
-    group_size = property(lambda self: self._live.comm.size, doc="The number of ranks.")
-    group_rank = property(lambda self: self._live.comm.rank, doc="This rank.")
 
     # Operations. Those that receive something have done so after the next synchronization.
 
@@ -455,11 +439,6 @@ class Win(Handle, Named, Attributed, Handled):
         self._synchronize("start", self._live.group(group))
 
     @_synchronizing
-    def Complete(self) -> None:
-        """Complete all operations of the epoch of `Start`, and end it."""
-        self._synchronize("complete")
-
-    @_synchronizing
     def Post(self, group: Any, assertion: int = 0) -> None:
         """Let the ranks of a group access this rank's part."""
         self._synchronize("post", self._live.group(group))
@@ -483,44 +462,40 @@ class Win(Handle, Named, Attributed, Handled):
         self._synchronize("lock", rank, exclusive=_LOCKS[lock_type])
 
     @_synchronizing
-    def Unlock(self, rank: int) -> None:
-        """Complete all operations on a rank, and give up its lock."""
-        self._synchronize("unlock", rank)
-
-    @_synchronizing
     def Lock_all(self, assertion: int = 0) -> None:
         """Share the locks of all parts, and begin an epoch for them."""
         self._synchronize("lock_all")
 
     @_synchronizing
-    def Unlock_all(self) -> None:
-        """Complete all operations, and give up all locks."""
-        self._synchronize("unlock_all")
-
-    @_synchronizing
-    def Flush(self, rank: int) -> None:
-        """Complete all operations on a rank."""
-        self._synchronize("flush", rank)
-
-    @_synchronizing
-    def Flush_all(self) -> None:
-        """Complete all operations."""
-        self._synchronize("flush_all")
-
-    @_synchronizing
-    def Flush_local(self, rank: int) -> None:
-        """Wait until buffers of operations on a rank may be used."""
-        self._synchronize("flush_local", rank)
-
-    @_synchronizing
-    def Flush_local_all(self) -> None:
-        """Wait until buffers of all operations may be used."""
-        self._synchronize("flush_local_all")
-
-    @_synchronizing
     def Sync(self) -> None:
         """Order this rank's own accesses to the parts before and after it."""
         self._live.native.sync()
+
+
+# The methods that call the method of the native window, with the target if it has one.
+_ENDS = {
+    "Complete": "Complete all operations of the epoch of `Start`, and end it.",
+    "Unlock": "Complete all operations on a rank, and give up its lock.",
+    "Unlock_all": "Complete all operations, and give up all locks.",
+    "Flush": "Complete all operations on a rank.",
+    "Flush_all": "Complete all operations.",
+    "Flush_local": "Wait until buffers of operations on a rank may be used.",
+    "Flush_local_all": "Wait until buffers of all operations may be used.",
+}
+
+
+def _ending(name: str) -> Any:
+    @_synchronizing
+    def end(self: Win, rank: int | None = None) -> None:
+        self._synchronize(name.lower(), *(() if rank is None else (rank,)))
+
+    end.__name__ = end.__qualname__ = name
+    end.__doc__ = _ENDS[name]
+    return end
+
+
+for _name in _ENDS:
+    setattr(Win, _name, _ending(_name))
 
 
 def _checked_size(size: int) -> int:

@@ -123,5 +123,20 @@ def _expanded(ranges: Sequence[tuple[int, int, int]]) -> list[int]:
     return [rank for first, last, stride in ranges for rank in range(first, last + (1 if stride > 0 else -1), stride)]
 
 
+class Shared:
+    """The methods of objects that all ranks of a communicator make, which is their own."""
+
+    __slots__ = ()
+    _live: Any
+
+    def Get_group(self) -> Any:
+        """Return the group of the ranks."""
+        return Group._with(self._live.comm.members)
+
+    group = property(Get_group, doc="The group of the ranks.")
+    group_size = property(lambda self: self._live.comm.size, doc="The number of ranks.")
+    group_rank = property(lambda self: self._live.comm.rank, doc="This rank.")
+
+
 GROUP_NULL = constant("GROUP_NULL", Group, None)
 GROUP_EMPTY = constant("GROUP_EMPTY", Group, GroupState((), "GROUP_EMPTY"))

@@ -167,5 +167,22 @@ def _environment() -> dict[str, str]:
     return {key: value for key, value in values.items() if value}
 
 
+class Hinted:
+    """The methods of objects with hints."""
+
+    __slots__ = ()
+    _live: Any
+
+    def Set_info(self, info: Any) -> None:
+        """Set hints."""
+        self._live.info.update(info.items())
+
+    def Get_info(self) -> Any:
+        """Return the hints."""
+        return Info.Create(self._live.info)
+
+    info = property(Get_info, Set_info, doc="The hints.")
+
+
 INFO_NULL = constant("INFO_NULL", Info, None)
 INFO_ENV = constant("INFO_ENV", Info, InfoState("INFO_ENV", _environment()))
