@@ -139,7 +139,7 @@ def _on_own_memory(comm: WindowComm, executor: WindowExecutor, plan: _Plan, fact
         array: AnyArray = np.zeros(plan.shape, plan.element.numpy)
         plan = plan._replace(array=array, memory=array.reshape(-1).view(np.uint8))
     assert plan.memory is not None
-    part = _core.WindowPart(plan.memory, private_locks(), 0)
+    part = executor.part_of(plan.memory, private_locks(), 0, comm.timeout_s)
     return _opened(comm, executor, plan, facts, {comm.rank: part}, {comm.rank: plan.memory})
 
 
@@ -153,7 +153,10 @@ def _on_segment(
 ) -> Window:
     """Return a window in which this rank maps the new parts of its host."""
     memory = {rank: segment.bytes_of(index, facts[rank].nbytes) for index, rank in enumerate(sharing)}
-    parts = {rank: _core.WindowPart(memory[rank], segment.locks(), index) for index, rank in enumerate(sharing)}
+    parts = {
+        rank: executor.part_of(memory[rank], segment.locks(), index, comm.timeout_s)
+        for index, rank in enumerate(sharing)
+    }
     mine = memory[comm.rank]
     array = mine.view(plan.element.numpy).reshape(plan.shape)
     return _opened(comm, executor, plan._replace(array=array, memory=mine), facts, parts, memory)

@@ -24,16 +24,18 @@ class MappedTarget:
         self._part.get(element.code, *where, target if element.is_plain else element.raw(target))
 
     def accumulate(self, element: Element, op: int, where: Selection, operand: AnyArray) -> None:
-        self._part.accumulate(element.code, op, *where, element.raw(operand), None)
+        if outcome := self._part.accumulate(element.code, op, *where, element.raw(operand), None):
+            self._executor.end_access(outcome, f"window.accumulate on rank {self._rank}")
 
     def get_accumulate(self, element: Element, op: int, where: Selection, operand: AnyArray, result: AnyArray) -> None:
-        if element.is_plain:
-            self._part.accumulate(element.code, op, *where, operand, result)
-        else:
-            self._part.accumulate(element.code, op, *where, element.raw(operand), element.raw(result))
+        if not element.is_plain:
+            operand, result = element.raw(operand), element.raw(result)
+        if outcome := self._part.accumulate(element.code, op, *where, operand, result):
+            self._executor.end_access(outcome, f"window.get_accumulate on rank {self._rank}")
 
     def compare_and_swap(self, element: Element, at: int, compared: AnyArray, value: AnyArray) -> None:
-        self._part.compare_and_swap(element.code, at, element.raw(compared), element.raw(value))
+        if outcome := self._part.compare_and_swap(element.code, at, element.raw(compared), element.raw(value)):
+            self._executor.end_access(outcome, f"window.compare_and_swap on rank {self._rank}")
 
     def flush(self, limit_s: float) -> None:
         pass

@@ -22,7 +22,7 @@ OPS = [int(combine) for combine in Combine if combine is not Combine.FUNCTION] +
 
 
 def native(memory: Any) -> Any:
-    return _core.WindowPart(memory, private_locks(), 0)
+    return _core.WindowPart(memory, private_locks(), 0, None, 1.0)
 
 
 both = pytest.mark.parametrize("make", [DefinedPart, native])
@@ -109,9 +109,9 @@ def test_selection_beyond_the_part_changes_nothing(
 
 def test_native_part_refuses_memory_that_is_not_there() -> None:
     with pytest.raises(ValueError, match="there is no such lock"):
-        _core.WindowPart(bytes_of(1, DTYPES["int64"]), private_locks(), 1)
+        _core.WindowPart(bytes_of(1, DTYPES["int64"]), private_locks(), 1, None, 1.0)
     with pytest.raises(ValueError, match="multiple of 64"):
-        _core.WindowPart(bytes_of(1, DTYPES["int64"]), np.zeros(256, np.uint8)[8:], 0)
+        _core.WindowPart(bytes_of(1, DTYPES["int64"]), np.zeros(256, np.uint8)[8:], 0, None, 1.0)
     part = native(bytes_of(4, DTYPES["int64"]))
     with pytest.raises(ValueError, match="shorter than the selection"):
         part.put(INT64, 0, 4, 1, None, np.zeros(3, np.int64))

@@ -271,6 +271,30 @@ def test_accumulates_fetches_and_swaps_are_atomic(ranks: NativeRanks) -> None:
     assert [sums for _, sums in results] == [[[30 * SIZE, 40 * SIZE]] * 5] * SIZE
 
 
+def mixed_accumulates(world: un.Communicator, own: bool) -> Any:
+    """Let all ranks change the part of rank 0 by whole arrays, by strides and by single elements."""
+    length, rounds = 20_000, 20
+    ones, tickets = np.ones(length, np.int64), []
+    with world.window(np.zeros(length, np.int64) if own else length, "int64") as window:
+        with window.lock_all():
+            for _ in range(rounds):
+                window.accumulate(ones, 0)
+                tickets += [int(window.fetch_and_op(10**6, 0, at=5)) // 10**6 for _ in range(20)]
+                window.accumulate(ones[::2], 0, at=slice(0, length, 2))
+        window.fence()
+        total = window.get(0)
+    return tickets, [int(total[place]) for place in (0, 1, 5, length - 1)], int(total.sum())
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_large_and_small_accumulates_are_atomic_together(ranks: NativeRanks, own: bool) -> None:
+    results, calls = ranks.run_calls(mixed_accumulates, own), 20 * SIZE
+    assert sorted(ticket for tickets, _, _ in results for ticket in tickets) == list(range(20 * calls))
+    single = 20 * calls * 10**6
+    expected = [2 * calls, calls, calls + single, calls], 30_000 * calls + single
+    assert [(places, total) for _, places, total in results] == [expected] * SIZE
+
+
 def exclusive_counts(world: un.Communicator, rounds: int) -> Any:
     with world.window(2, "int64") as window:
         for _ in range(rounds):

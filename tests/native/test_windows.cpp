@@ -18,6 +18,8 @@ namespace {
 constexpr double timeout_s = 60;
 constexpr auto sum = static_cast<std::uint8_t>(Combine::sum);
 
+constexpr Patience patient{nullptr, timeout_s, nullptr};
+
 using Bytes = std::vector<std::byte>;
 
 template <class Body>
@@ -47,9 +49,11 @@ void accumulates_of_threads_are_atomic() {
       if (dtype == DType::float32) std::memcpy(place, &single, sizeof single);
       if (itemsize >= 8) std::memcpy(place, &real, sizeof real);
     }
-    const WindowPart part(memory.data(), length * itemsize);
+    WindowGate gate;
+    const WindowPart part(memory.data(), length * itemsize, gate);
     on_threads(threads, [&](int) {
-      for (int round = 0; round < rounds; ++round) part.accumulate(dtype, sum, {0, length}, one.data(), nullptr);
+      for (int round = 0; round < rounds; ++round)
+        part.accumulate(dtype, sum, {0, length}, one.data(), nullptr, patient);
     });
     Bytes first(itemsize);
     part.get(dtype, {0, 1}, first.data());
@@ -70,20 +74,74 @@ void accumulates_of_threads_are_atomic() {
 
 void swaps_count_what_no_other_thread_has_counted() {
   alignas(16) std::array<std::uint64_t, 2> memory{};
-  const WindowPart part(reinterpret_cast<std::byte*>(memory.data()), sizeof memory);
+  WindowGate gate;
+  const WindowPart part(reinterpret_cast<std::byte*>(memory.data()), sizeof memory, gate);
   constexpr std::uint64_t rounds = 300;
   on_threads(3, [&](int) {
     for (std::uint64_t counted = 0; counted < rounds;) {
       std::uint64_t seen = 0;
       part.accumulate(DType::uint64, static_cast<std::uint8_t>(WindowOp::no_op), {1, 1},
-                      reinterpret_cast<const std::byte*>(&seen), reinterpret_cast<std::byte*>(&seen));
+                      reinterpret_cast<const std::byte*>(&seen), reinterpret_cast<std::byte*>(&seen), patient);
       std::uint64_t value = seen + 1;
       part.compare_and_swap(DType::uint64, 1, reinterpret_cast<const std::byte*>(&seen),
-                            reinterpret_cast<const std::byte*>(&value), reinterpret_cast<std::byte*>(&value));
+                            reinterpret_cast<const std::byte*>(&value), reinterpret_cast<std::byte*>(&value), patient);
       if (value == seen) ++counted;
     }
   });
   CHECK(memory[0] == 0 && memory[1] == 3 * rounds);
+}
+
+void large_and_small_accumulates_are_atomic_together() {
+  constexpr std::int64_t length = 20'000;  // several times as much as passes the gate at once
+  constexpr std::int64_t rounds = 30;
+  constexpr int threads = 4;
+  WindowGate gate;
+  std::vector<std::int64_t> memory(length);
+  const std::vector<std::int64_t> ones(length, 1);
+  const WindowPart part(reinterpret_cast<std::byte*>(memory.data()), length * sizeof ones[0], gate);
+  const auto* operand = reinterpret_cast<const std::byte*>(ones.data());
+  on_threads(threads, [&](int thread) {
+    std::vector<std::int64_t> before(length);
+    auto* result = reinterpret_cast<std::byte*>(before.data());
+    for (std::int64_t round = 0; round < rounds; ++round) {
+      part.accumulate(DType::int64, sum, {0, length}, operand, round % 3 == thread % 3 ? result : nullptr, patient);
+      for (std::int64_t i = 0; i < 100; ++i) {
+        const std::int64_t place = i * 199;
+        std::int64_t value = 1;  // becomes the value before
+        auto* cell = reinterpret_cast<std::byte*>(&value);
+        part.accumulate(DType::int64, sum, {place, 1}, cell, cell, patient);
+        std::int64_t more = value + 1;
+        part.compare_and_swap(DType::int64, place, cell, reinterpret_cast<const std::byte*>(&more),
+                              reinterpret_cast<std::byte*>(&more), patient);
+        if (more == value) CHECK(false);  // the value has been larger since the sum
+      }
+      part.accumulate(DType::int64, sum, {length - 1, length / 2, -2}, operand, nullptr, patient);
+    }
+  });
+  for (std::int64_t i = 0; i < length; ++i) {
+    const std::int64_t singles = i % 199 == 0 && i / 199 < 100 ? 1 : 0;
+    CHECK(memory[static_cast<std::size_t>(i)] == threads * rounds * (1 + singles + i % 2));
+  }
+}
+
+void waits_at_a_gate_end_with_the_job() {
+  Control control(0, 1);
+  WindowGate gate;
+  CHECK(gate.enter(patient) == LockOutcome::locked);  // and dies there
+  CHECK(gate.close({&control, 0.01, nullptr}) == LockOutcome::late);
+  CHECK(gate.close({&control, timeout_s, [] { return true; }}) == LockOutcome::interrupted);
+  CHECK(gate.enter(patient) == LockOutcome::locked);  // because nobody closes it any more
+  gate.leave();
+  std::thread failing([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    control.fail({FailureKind::peer_lost, 0, 1, -1, "rank 1 died"});
+  });
+  CHECK(gate.close({&control, timeout_s, nullptr}) == LockOutcome::failed);
+  failing.join();
+  gate.leave();
+  CHECK(gate.close(patient) == LockOutcome::locked);
+  CHECK(gate.enter({&control, timeout_s, nullptr}) == LockOutcome::failed);
+  CHECK(gate.enter({nullptr, 0, nullptr}) == LockOutcome::late);
 }
 
 void exclusive_locks_exclude_and_shared_ones_do_not() {
@@ -168,7 +226,8 @@ void beside_server(Transport transport, const std::function<void(std::int32_t, O
   WindowLock lock;
   Ranks ranks(3, transport);
   {
-    WindowServer server(ranks.endpoint(0), WindowPart(reinterpret_cast<std::byte*>(memory.data()), sizeof memory), lock,
+    WindowServer server(ranks.endpoint(0),
+                        WindowPart(reinterpret_cast<std::byte*>(memory.data()), sizeof memory, lock.gate()), lock,
                         [](std::int32_t) {});
     std::atomic<int> ended{0};
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
@@ -292,12 +351,15 @@ void a_request_of_a_wrong_length_fails_the_job() {
 }  // namespace
 
 int main() {
-  return run_tests({{"accumulates of threads are atomic", accumulates_of_threads_are_atomic},
-                    {"swaps count what no other thread has counted", swaps_count_what_no_other_thread_has_counted},
-                    {"exclusive locks exclude, and shared ones do not", exclusive_locks_exclude_and_shared_ones_do_not},
-                    {"waits for a lock end with the job", waits_for_a_lock_end_with_the_job},
-                    {"a server carries out requests in their order", a_server_carries_out_requests_in_their_order},
-                    {"a server lends its lock", a_server_lends_its_lock},
-                    {"hostile requests touch nothing beyond the part", hostile_requests_touch_nothing_beyond_the_part},
-                    {"a request of a wrong length fails the job", a_request_of_a_wrong_length_fails_the_job}});
+  return run_tests(
+      {{"accumulates of threads are atomic", accumulates_of_threads_are_atomic},
+       {"swaps count what no other thread has counted", swaps_count_what_no_other_thread_has_counted},
+       {"large and small accumulates are atomic together", large_and_small_accumulates_are_atomic_together},
+       {"waits at a gate end with the job", waits_at_a_gate_end_with_the_job},
+       {"exclusive locks exclude, and shared ones do not", exclusive_locks_exclude_and_shared_ones_do_not},
+       {"waits for a lock end with the job", waits_for_a_lock_end_with_the_job},
+       {"a server carries out requests in their order", a_server_carries_out_requests_in_their_order},
+       {"a server lends its lock", a_server_lends_its_lock},
+       {"hostile requests touch nothing beyond the part", hostile_requests_touch_nothing_beyond_the_part},
+       {"a request of a wrong length fails the job", a_request_of_a_wrong_length_fails_the_job}});
 }

@@ -421,6 +421,20 @@ class WindowExecutor(Executor, Protocol):
     def shares_memory_with(self, ranks: Sequence[int]) -> bool:
         """Return whether this rank and these ranks exchange messages through shared memory."""
 
+    def part_of(self, memory: AnyArray, locks: AnyArray | memoryview, index: int, timeout_s: float) -> _core.WindowPart:
+        """Return a part with memory that this rank maps, and with the lock of this index.
+
+        Its operations wait for each other for at most `timeout_s` seconds.
+        """
+
+    def end_access(self, outcome: int, operation: str) -> None:
+        """Raise the error of an operation on a mapped part that the native core has ended with `outcome`, not 0.
+
+        Raises:
+            CollectiveTimeoutError: another rank has been within an operation on the part for `timeout_s` seconds.
+            PeerLostError, AbortedError: the job has failed.
+        """
+
     def serve_part(self, part: _core.WindowPart) -> _core.WindowServer:
         """Start a thread that carries out the requests of other ranks on this rank's part, until `close`."""
 

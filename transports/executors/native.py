@@ -302,6 +302,17 @@ class NativeExecutor:
     def shares_memory_with(self, ranks: Sequence[int]) -> bool:
         return self._session.channels.shares_memory(self.members[rank] for rank in ranks)
 
+    def part_of(self, memory: AnyArray, locks: AnyArray | memoryview, index: int, timeout_s: float) -> _core.WindowPart:
+        return _core.WindowPart(memory, locks, index, self._session.control, timeout_s)
+
+    def end_access(self, outcome: int, operation: str) -> None:
+        if outcome == _LOCK_LATE:
+            self._failures.time_out(
+                f"rank {self.members[self.rank]} waited too long in {operation}, because another rank has stopped "
+                "within an accumulate on the same part"
+            )
+        self._failures.check(_PENDING, operation)
+
     def serve_part(self, part: _core.WindowPart) -> _core.WindowServer:
         def open_channel(peer: int) -> None:
             with self._compiling:

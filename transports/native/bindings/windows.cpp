@@ -20,6 +20,8 @@ namespace {
 
 // Operations on larger operands release the interpreter's lock.
 constexpr std::size_t most_nbytes_held = 64 << 10;
+// Accumulates of more elements do so too. Those of fewer pass the gate once, so they can be tried again.
+constexpr std::int64_t most_elements_held = 64;
 
 DType dtype_of(int number) {
   if (number < 0 || number >= static_cast<int>(dtype_count)) throw std::invalid_argument("unknown element type");
@@ -29,22 +31,45 @@ DType dtype_of(int number) {
 // A part with its lock, and the buffers that own their memory.
 class HeldPart {
  public:
-  HeldPart(nb::handle memory, nb::handle locks, std::size_t lock)
-      : memory_(memory, true), locks_(locks, true), part_(memory_.data(), memory_.nbytes()) {
-    if ((lock + 1) * sizeof(WindowLock) > locks_.nbytes()) throw std::invalid_argument("there is no such lock");
-    lock_ = reinterpret_cast<WindowLock*>(locks_.data()) + lock;
-    if (reinterpret_cast<std::uintptr_t>(lock_) % alignof(WindowLock) != 0)
-      throw std::invalid_argument("locks must begin at a multiple of 64 bytes");
-  }
+  HeldPart(nb::handle memory, nb::handle locks, std::size_t lock, nb::object control, double timeout_s)
+      : memory_(memory, true),
+        locks_(locks, true),
+        control_(std::move(control)),
+        patience_{control_.is_none() ? nullptr : &nb::cast<const Control&>(control_), timeout_s, interrupted},
+        lock_(lock_in(locks_, lock)),
+        part_(memory_.data(), memory_.nbytes(), lock_.gate()) {}
 
   const WindowPart& part() const { return part_; }
-  WindowLock& lock() const { return *lock_; }
+  WindowLock& lock() const { return lock_; }
+
+  // Runs an operation, which passes the gate with the patience that it gets. It keeps the interpreter's lock if it is
+  // small and need not wait.
+  template <class Operation>
+  int run(bool is_small, Operation operation) const {
+    LockOutcome outcome = is_small ? operation(Patience{nullptr, 0, nullptr}) : LockOutcome::late;
+    if (outcome == LockOutcome::late) {
+      const LockReleased unlocked;
+      outcome = operation(patience_);
+    }
+    if (outcome == LockOutcome::interrupted) throw nb::python_error();
+    return static_cast<int>(outcome);
+  }
 
  private:
+  static WindowLock& lock_in(const Buffer& locks, std::size_t index) {
+    if ((index + 1) * sizeof(WindowLock) > locks.nbytes()) throw std::invalid_argument("there is no such lock");
+    auto* lock = reinterpret_cast<WindowLock*>(locks.data()) + index;
+    if (reinterpret_cast<std::uintptr_t>(lock) % alignof(WindowLock) != 0)
+      throw std::invalid_argument("locks must begin at a multiple of 64 bytes");
+    return *lock;
+  }
+
   Buffer memory_;
   Buffer locks_;
+  nb::object control_;
+  Patience patience_;
+  WindowLock& lock_;
   WindowPart part_;
-  WindowLock* lock_ = nullptr;
 };
 
 // A selection with the buffer of its positions.
@@ -102,27 +127,29 @@ void get(const HeldPart& held, int dtype, std::int64_t start, std::int64_t count
   run_unlocked_if_large(nbytes, [&] { held.part().get(dtype_of(dtype), elements.selection, to.data()); });
 }
 
-void accumulate(const HeldPart& held, int dtype, int op, std::int64_t start, std::int64_t count, std::int64_t step,
-                nb::handle indices, nb::handle operand, nb::handle result) {
+int accumulate(const HeldPart& held, int dtype, int op, std::int64_t start, std::int64_t count, std::int64_t step,
+               nb::handle indices, nb::handle operand, nb::handle result) {
   const HeldSelection elements(start, count, step, indices);
   const Buffer from(operand, false);
   const Buffer to = result.is_none() ? Buffer() : Buffer(result, true);
   const std::size_t nbytes = nbytes_of(dtype_of(dtype), elements.selection);
   check_room(from, nbytes);
   if (!result.is_none()) check_room(to, nbytes);
-  run_unlocked_if_large(nbytes, [&] {
-    held.part().accumulate(dtype_of(dtype), static_cast<std::uint8_t>(op), elements.selection, from.data(),
-                           result.is_none() ? nullptr : to.data());
+  return held.run(elements.selection.count <= most_elements_held, [&](const Patience& patience) {
+    return held.part().accumulate(dtype_of(dtype), static_cast<std::uint8_t>(op), elements.selection, from.data(),
+                                  result.is_none() ? nullptr : to.data(), patience);
   });
 }
 
-void compare_and_swap(const HeldPart& held, int dtype, std::int64_t position, nb::handle compared, nb::handle value) {
+int compare_and_swap(const HeldPart& held, int dtype, std::int64_t position, nb::handle compared, nb::handle value) {
   const Buffer expected(compared, false);
   const Buffer to(value, true);
   const std::size_t nbytes = nbytes_of(dtype_of(dtype), {position, 1});
   check_room(expected, nbytes);
   check_room(to, nbytes);
-  held.part().compare_and_swap(dtype_of(dtype), position, expected.data(), to.data(), to.data());
+  return held.run(true, [&](const Patience& patience) {
+    return held.part().compare_and_swap(dtype_of(dtype), position, expected.data(), to.data(), to.data(), patience);
+  });
 }
 
 int lock(const HeldPart& held, bool exclusive, std::int32_t rank, double timeout_s, const Control& control) {
@@ -184,7 +211,8 @@ void bind_windows(nb::module_& module) {
   module.attr("WINDOW_REPLY_TAG") = WindowServer::reply_tag;
   module.attr("WINDOW_GRANT_TAG") = WindowServer::grant_tag;
   nb::class_<HeldPart>(module, "WindowPart")
-      .def(nb::init<nb::handle, nb::handle, std::size_t>(), nb::arg("memory"), nb::arg("locks"), nb::arg("lock"))
+      .def(nb::init<nb::handle, nb::handle, std::size_t, nb::object, double>(), nb::arg("memory"), nb::arg("locks"),
+           nb::arg("lock"), nb::arg("control").none(), nb::arg("timeout_s"))
       .def_static(
           "can_accumulate",
           [](int dtype, int op) { return WindowPart::can_accumulate(dtype_of(dtype), static_cast<std::uint8_t>(op)); },

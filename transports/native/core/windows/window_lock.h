@@ -1,4 +1,4 @@
-// `WindowLock`: the lock of one part of a window, in memory that the ranks of a host share.
+// `WindowLock`: the lock of one part of a window and its gate, in memory that the ranks of a host share.
 //
 // Theory of operation
 // -------------------
@@ -16,12 +16,9 @@
 #include <atomic>
 #include <cstdint>
 
+#include "windows/window_gate.h"
+
 namespace unisono {
-
-class Control;
-
-//! How the wait for a lock has ended.
-enum class LockOutcome : std::uint8_t { locked, late, failed, interrupted };
 
 //! A lock that is zero when nobody holds it. Ranks are those of the window's communicator.
 class alignas(64) WindowLock {
@@ -34,6 +31,8 @@ class alignas(64) WindowLock {
   void unlock(bool exclusive);
   //! The rank that holds the lock exclusively; -1 if there is none.
   std::int32_t holder() const;
+  //! The gate of the accumulates on the part, which lies here because the same ranks map it.
+  WindowGate& gate() { return gate_; }
 
  private:
   void sleep(std::uint32_t seen);
@@ -43,6 +42,7 @@ class alignas(64) WindowLock {
   // Counts releases. A rank that waits sleeps on it, after it has announced that by `sleepers_`.
   std::atomic<std::uint32_t> releases_{0};
   std::atomic<std::uint32_t> sleepers_{0};
+  WindowGate gate_;
 };
 
 static_assert(sizeof(WindowLock) == 64);

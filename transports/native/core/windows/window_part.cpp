@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 
 #include "kernels/kernels.h"
@@ -16,6 +17,10 @@ __extension__ typedef unsigned __int128 Word128;
 // Elements that an accumulate combines at a time.
 constexpr std::int64_t block_elements = 64;
 constexpr std::size_t most_itemsize = 16;
+// More elements are changed alone, because the gate costs as much as the atomic instructions of about this number.
+constexpr std::int64_t most_elements_beside_others = 8;
+// The longest time for which others wait is that of changing this much.
+constexpr std::size_t most_nbytes_alone = 64 << 10;
 using Block = std::array<std::byte, block_elements * most_itemsize>;
 
 std::size_t itemsize_of(DType dtype) { return dtype_table[static_cast<std::size_t>(dtype)].itemsize; }
@@ -115,6 +120,60 @@ class Combination {
   bool replaces_;
 };
 
+// The change of elements by one accumulate.
+class Change {
+ public:
+  Change(DType dtype, std::uint8_t op)
+      : combine_(dtype, op),
+        itemsize_(itemsize_of(dtype)),
+        access_(access_of(itemsize_)),
+        changes_(op != static_cast<std::uint8_t>(WindowOp::no_op)) {}
+
+  // Changes at most `block_elements` elements of a selection, from its element `first` on, each by an atomic
+  // instruction.
+  void beside_others(std::byte* data, const Selection& selection, std::int64_t first, std::int64_t count,
+                     const std::byte* operand, std::byte* result) const {
+    alignas(64) Block expected;
+    alignas(64) Block desired;
+    std::array<std::byte*, block_elements> places;
+    const auto elements = static_cast<std::size_t>(count);
+    for (std::size_t i = 0; i < elements; ++i) {
+      places[i] = data + static_cast<std::size_t>(selection.position(first + static_cast<std::int64_t>(i))) * itemsize_;
+      access_.load(places[i], expected.data() + i * itemsize_);
+    }
+    if (changes_) combine_(desired.data(), expected.data(), operand, elements);
+    for (std::size_t i = 0; changes_ && i < elements; ++i) {
+      const std::size_t at = i * itemsize_;
+      while (!access_.swap(places[i], expected.data() + at, desired.data() + at))
+        combine_(desired.data() + at, expected.data() + at, operand + at, 1);
+    }
+    if (result != nullptr) std::memcpy(result, expected.data(), elements * itemsize_);
+  }
+
+  // Changes elements that no other operation changes at the same time.
+  void alone(std::byte* place, const std::byte* operand, std::byte* result, std::int64_t count) const {
+    const auto elements = static_cast<std::size_t>(count);
+    if (result == nullptr) {
+      if (changes_) combine_(place, place, operand, elements);
+      return;
+    }
+    alignas(64) Block before;
+    for (std::size_t first = 0; first < elements; first += block_elements) {
+      const std::size_t at = first * itemsize_;
+      const std::size_t block = std::min<std::size_t>(block_elements, elements - first);
+      std::memcpy(before.data(), place + at, block * itemsize_);
+      if (changes_) combine_(place + at, before.data(), operand + at, block);
+      std::memcpy(result + at, before.data(), block * itemsize_);  // `result` may be `operand`
+    }
+  }
+
+ private:
+  Combination combine_;
+  std::size_t itemsize_;
+  AtomicAccess access_;
+  bool changes_;
+};
+
 // Calls `move(place, offset)` for each element of the selection: its place in the part, and in an array without gaps.
 template <class Move>
 void for_each_element(std::byte* data, std::size_t itemsize, const Selection& selection, Move move) {
@@ -178,42 +237,55 @@ void WindowPart::get(DType dtype, const Selection& selection, std::byte* target)
     });
 }
 
-void WindowPart::accumulate(DType dtype, std::uint8_t op, const Selection& selection, const std::byte* operand,
-                            std::byte* result) const {
-  check(dtype, selection);
-  if (!can_accumulate(dtype, op)) throw std::invalid_argument("no accumulate combines this element type so");
-  const std::size_t itemsize = itemsize_of(dtype);
-  const AtomicAccess access = access_of(itemsize);
-  const Combination combine(dtype, op);
-  const bool changes = op != static_cast<std::uint8_t>(WindowOp::no_op);
-  alignas(64) Block expected;
-  alignas(64) Block desired;
-  std::array<std::byte*, block_elements> places;
-  for (std::int64_t first = 0; first < selection.count; first += block_elements) {
-    const auto count = static_cast<std::size_t>(std::min(block_elements, selection.count - first));
-    const std::size_t begin = static_cast<std::size_t>(first) * itemsize;
-    for (std::size_t i = 0; i < count; ++i) {
-      places[i] = data_ + static_cast<std::size_t>(selection.position(first + static_cast<std::int64_t>(i))) * itemsize;
-      access.load(places[i], expected.data() + i * itemsize);
-    }
-    if (changes) combine(desired.data(), expected.data(), operand + begin, count);
-    for (std::size_t i = 0; changes && i < count; ++i) {
-      const std::size_t at = i * itemsize;
-      while (!access.swap(places[i], expected.data() + at, desired.data() + at))
-        combine(desired.data() + at, expected.data() + at, operand + begin + at, 1);
-    }
-    if (result != nullptr) std::memcpy(result + begin, expected.data(), count * itemsize);
-  }
+// Whether an accumulate closes the gate: its elements have no gaps and are worth it, and its arrays lie elsewhere.
+bool WindowPart::takes_gate_alone(DType dtype, const Selection& selection, const std::byte* operand,
+                                  const std::byte* result) const {
+  if (has_gaps(selection) || selection.count <= most_elements_beside_others) return false;
+  const std::byte* place = data_ + static_cast<std::size_t>(selection.start) * itemsize_of(dtype);
+  const std::size_t nbytes = static_cast<std::size_t>(selection.count) * itemsize_of(dtype);
+  const auto lies_elsewhere = [&](const std::byte* array) {
+    const std::less_equal<> at_most;
+    return array == nullptr || at_most(array + nbytes, place) || at_most(place + nbytes, array);
+  };
+  return lies_elsewhere(operand) && lies_elsewhere(result);
 }
 
-void WindowPart::compare_and_swap(DType dtype, std::int64_t position, const std::byte* compared, const std::byte* value,
-                                  std::byte* result) const {
+LockOutcome WindowPart::accumulate(DType dtype, std::uint8_t op, const Selection& selection, const std::byte* operand,
+                                   std::byte* result, const Patience& patience) const {
+  check(dtype, selection);
+  if (!can_accumulate(dtype, op)) throw std::invalid_argument("no accumulate combines this element type so");
+  const bool alone = takes_gate_alone(dtype, selection, operand, result);
+  const auto itemsize = static_cast<std::int64_t>(itemsize_of(dtype));
+  const std::int64_t most = alone ? static_cast<std::int64_t>(most_nbytes_alone) / itemsize : block_elements;
+  const Change change(dtype, op);
+  for (std::int64_t first = 0; first < selection.count; first += most) {
+    const std::int64_t count = std::min(most, selection.count - first);
+    const std::int64_t offset = first * itemsize;
+    const LockOutcome outcome = alone ? gate_->close(patience) : gate_->enter(patience);
+    if (outcome != LockOutcome::locked) return outcome;
+    std::byte* after = result == nullptr ? nullptr : result + offset;
+    if (alone) {
+      change.alone(data_ + (selection.start + first) * itemsize, operand + offset, after, count);
+      gate_->open();
+    } else {
+      change.beside_others(data_, selection, first, count, operand + offset, after);
+      gate_->leave();
+    }
+  }
+  return LockOutcome::locked;
+}
+
+LockOutcome WindowPart::compare_and_swap(DType dtype, std::int64_t position, const std::byte* compared,
+                                         const std::byte* value, std::byte* result, const Patience& patience) const {
   check(dtype, {position, 1});
   const std::size_t itemsize = itemsize_of(dtype);
   std::array<std::byte, most_itemsize> expected;
   std::memcpy(expected.data(), compared, itemsize);
+  if (const LockOutcome outcome = gate_->enter(patience); outcome != LockOutcome::locked) return outcome;
   access_of(itemsize).swap(data_ + static_cast<std::size_t>(position) * itemsize, expected.data(), value);
+  gate_->leave();
   std::memcpy(result, expected.data(), itemsize);
+  return LockOutcome::locked;
 }
 
 }  // namespace unisono

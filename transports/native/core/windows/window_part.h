@@ -4,10 +4,11 @@
 // -------------------
 // Any rank that maps the part runs the operations itself, and the rank that owns it runs them for ranks that do not.
 // MPI-4.1 (chapter 12) demands that accumulates, fetches and swaps are atomic for each element, also with each other.
-// So they all change an element by one compare-and-swap of its size: they read the element, combine it, and swap. If
-// another thread has changed it meanwhile, they combine again. For example, a sum of 1,000 float64 reads 64 elements,
-// adds all of them by a vector kernel, and swaps them one by one. No lock is held, so the death of a rank in the middle
-// leaves whole elements. `put` and `get` are plain copies, as in MPI: programs order them by epochs.
+// They all pass the gate of the part (`window_gate.h`). An accumulate of more than 8 elements without gaps closes it,
+// and runs a vector kernel on 64 KiB at a time. Every other one enters it, and changes an element by one
+// compare-and-swap of its size: it reads the element, combines it, and swaps. If another thread has changed it
+// meanwhile, it combines again. For example, a sum at 1,000 positions reads 64 elements, adds all of them by a vector
+// kernel, and swaps them one by one. `put` and `get` are plain copies, as in MPI: programs order them by epochs.
 //
 // Positions come from peers, so each operation checks them before it touches memory.
 #pragma once
@@ -17,6 +18,7 @@
 #include <span>
 
 #include "kernels/dtype.h"
+#include "windows/window_gate.h"
 
 namespace unisono {
 
@@ -36,10 +38,10 @@ struct Selection {
   }
 };
 
-//! The memory that one rank exposes. It does not own the memory.
+//! The memory that one rank exposes. It owns neither the memory nor the gate of its accumulates.
 class WindowPart {
  public:
-  WindowPart(std::byte* data, std::size_t nbytes) : data_(data), nbytes_(nbytes) {}
+  WindowPart(std::byte* data, std::size_t nbytes, WindowGate& gate) : data_(data), nbytes_(nbytes), gate_(&gate) {}
 
   //! The number of whole elements of a type.
   std::int64_t elements(DType dtype) const;
@@ -56,19 +58,24 @@ class WindowPart {
   //! Copies the elements to `target`.
   void get(DType dtype, const Selection& selection, std::byte* target) const;
   //! Sets each element to element ∘ operand, atomically for each element. Its values before go to `result`, unless that
-  //! is nullptr; `result` may be `operand`. An element that is selected twice is changed twice.
-  void accumulate(DType dtype, std::uint8_t op, const Selection& selection, const std::byte* operand,
-                  std::byte* result) const;
+  //! is nullptr; `result` may be `operand`. An element that is selected twice is changed twice. Unless the outcome is
+  //! `locked`, the wait at the gate has ended before all elements have been changed. If there are at most
+  //! 64, none has been.
+  LockOutcome accumulate(DType dtype, std::uint8_t op, const Selection& selection, const std::byte* operand,
+                         std::byte* result, const Patience& patience) const;
   //! Sets one element to `value` if it has the bits of `compared`, atomically. Its bits before go to `result`, which
-  //! may be `value`.
-  void compare_and_swap(DType dtype, std::int64_t position, const std::byte* compared, const std::byte* value,
-                        std::byte* result) const;
+  //! may be `value`. Unless the outcome is `locked`, nothing has changed.
+  LockOutcome compare_and_swap(DType dtype, std::int64_t position, const std::byte* compared, const std::byte* value,
+                               std::byte* result, const Patience& patience) const;
 
  private:
   void check(DType dtype, const Selection& selection) const;
+  bool takes_gate_alone(DType dtype, const Selection& selection, const std::byte* operand,
+                        const std::byte* result) const;
 
   std::byte* data_;
   std::size_t nbytes_;
+  WindowGate* gate_;
 };
 
 }  // namespace unisono

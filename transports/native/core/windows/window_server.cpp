@@ -143,6 +143,7 @@ WindowStatus WindowServer::access(const WindowRequest& request, std::span<std::b
     selection.indices = indices;
   }
   const DType dtype = request.dtype;
+  const Patience patience{&endpoint_.control(), forever, nullptr};  // the origin has a time limit, which fails the job
   if (!part_.holds(dtype, selection)) return WindowStatus::out_of_range;
   switch (request.action) {
     case WindowAction::put:
@@ -153,12 +154,12 @@ WindowStatus WindowServer::access(const WindowRequest& request, std::span<std::b
       break;
     case WindowAction::compare_and_swap:
       if (request.count != 1) return WindowStatus::wrong_operation;
-      part_.compare_and_swap(dtype, selection.position(0), payload, payload + result.size(), result.data());
+      part_.compare_and_swap(dtype, selection.position(0), payload, payload + result.size(), result.data(), patience);
       break;
     default:
       if (!WindowPart::can_accumulate(dtype, request.op)) return WindowStatus::wrong_operation;
       part_.accumulate(dtype, request.op, selection, payload,
-                       request.action == WindowAction::get_accumulate ? result.data() : nullptr);
+                       request.action == WindowAction::get_accumulate ? result.data() : nullptr, patience);
   }
   return WindowStatus::done;
 }
