@@ -1,9 +1,9 @@
-"""Tries a swarm under churn: ``unisono bench churn [--seconds 1800] [--seed 1] [--transports tcp] [--homes] [--json]``.
+"""Tries a swarm under churn: ``unisono bench churn [--seconds 1800] [--seed 1] [--members 4] [--homes] [--json]``.
 
 Three to six processes sum integers in a swarm, while a random one is killed, stopped, cut off, leaves, or enters. The
-contribution of a process to a call follows from its number and that of the call. So every sum shows whether it has the
-contributions that its contributors name. Each process writes a line for each call that has ended. At the end, the lines
-of all processes are compared:
+swarm begins with as many as ``--members`` says. The contribution of a process to a call follows from its number and
+that of the call. So every sum shows whether it has the contributions that its contributors name. Each process writes a
+line for each call that has ended. At the end, the lines of all processes are compared:
 
 - no sum differs from that of its contributors;
 - no two processes name different contributors of a call;
@@ -97,6 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--members", type=int, default=LEAST + 1, choices=range(LEAST, MOST + 1))
     parser.add_argument("--transports", default="auto")
     parser.add_argument("--homes", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -104,7 +105,7 @@ def main() -> None:
     with contextlib.ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         hosts = opened.enter_context(hosts_with_homes()) if options.homes else ()
-        outcome = try_swarm(folder, options.seconds, options.seed, options.transports, hosts)
+        outcome = try_swarm(folder, options.seconds, options.seed, options.transports, hosts, options.members)
     if options.json:
         sys.stdout.write(json.dumps(outcome._asdict()) + "\n")
     else:
@@ -137,7 +138,12 @@ def hosts_with_homes() -> Iterator[list[str]]:
 
 
 def try_swarm(
-    folder: Path, seconds: float, seed: int, transports: str = "auto", hosts: Sequence[str] = ()
+    folder: Path,
+    seconds: float,
+    seed: int,
+    transports: str = "auto",
+    hosts: Sequence[str] = (),
+    members: int = LEAST + 1,
 ) -> ChurnTrial:
     """Run a swarm under churn for `seconds`, and return its events and results.
 
@@ -147,12 +153,13 @@ def try_swarm(
         seed: decides about the events.
         transports: the option of all processes.
         hosts: as of `hosts_with_homes`; by default all processes run on this host.
+        members: the number of processes with which the swarm begins.
     """
     with open(os.open(folder / "key", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as key:
         key.write(os.urandom(32))
     trial = _Trial(folder, random.Random(seed), transports, hosts)
     try:
-        trial.run(seconds)
+        trial.run(seconds, members)
     finally:
         trial.end()
     return trial.outcome()
@@ -211,10 +218,10 @@ class _Trial:
         self._lost_at: float | None = None
         self._call_of_loss = 0
 
-    def run(self, seconds: float) -> None:
-        """Kill, stop, add and remove processes of the swarm at random for `seconds`."""
+    def run(self, seconds: float, members: int) -> None:
+        """Start some members, and kill, stop, add and remove processes of the swarm at random for `seconds`."""
         self._serve()
-        for _ in range(LEAST + 1):
+        for _ in range(members):
             self._start()
         self._await(lambda: all(each.has_entered for each in self._living()), _GATHER_S)
         end = time.monotonic() + seconds
