@@ -24,7 +24,7 @@ from unisono.transports.links.dialer import DialingRank, Target, dial, shown
 from unisono.transports.links.link_messages import readable, receive, send
 from unisono.transports.links.listener import Addresses
 from unisono.transports.links.network_probes import Appointment, Network
-from unisono.transports.tcp.round_trips import least_round_trip_s
+from unisono.transports.tcp.tcp_info import least_round_trip_s
 
 Failure = Callable[[], str]
 """Returns why a rank cannot connect, as it is in the store; empty as long as no rank has failed."""

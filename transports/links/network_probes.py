@@ -2,29 +2,26 @@
 
 Theory of operation. Rank 0 decides whether the hosts measure, once all control links have arrived and before any rank
 begins. The kernel has measured their round trips. If the longest takes 5 ms or more, rank 0 sends an appointment over
-the links, and the first rank of each host takes part. Such a rank dials the hosts before it, all at the same time. Each
-pair of hosts then has a turn each way. The sender sends zeros, and the receiver measures their rate. At the same time,
-the acknowledgements of a fast way would wait behind the data of a slow way back. Pairs without a common host have the
-same turns, so 4 hosts need 3 for each direction. At last each host sends its measurements to rank 0, which passes the
-network to all ranks.
+the links, and the first rank of each host takes part. Such a rank dials the hosts before it, all at the same time, with
+several connections for each way. Then each way has a turn (probe_turns.py). In a turn, a host sends to one host and
+receives from another one: no way is measured together with its way back, because the acknowledgements of a fast way
+would wait behind the data of a slow way back. So 4 hosts need 4 turns, and 5 hosts too. At last each host sends its
+measurements to rank 0, which passes the network to all ranks.
 
-No call is involved, so no rank counts or records anything. A turn takes 12 round trips, because a connection begins
-slowly, and 2 s at most. If a host fails or is late, it closes its connections, and rank 0 gets no network from it. The
-ranks then begin without a network, after the time limit of the appointment at the latest. So they do if the hosts are
-near by the many packets of the turns: on a busy machine, the few packets of the links may have taken long.
+No call is involved, so no rank counts or records anything. If a host fails or is late, it closes its connections, and
+rank 0 gets no network from it. The ranks then begin without a network, after the time limit of the appointment at the
+latest. So they do if the hosts are near by the many packets of the turns: on a busy machine, the few packets of the
+links may have taken long.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import select
 import socket
-import struct
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 from unisono.errors import UnisonoError
@@ -33,29 +30,23 @@ from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.foundation.json_checks import checked
 from unisono.transports.links.handshake import Hello
 from unisono.transports.links.link_messages import receive, send
-from unisono.transports.tcp.round_trips import least_round_trip_s
+from unisono.transports.links.probe_turns import Way, measured_turn
 
 _log = log.get("links")
 
 # Hosts are far apart if a round trip takes this long. More hosts than `_MOST_HOSTS` are not measured.
 _FAR_S = 0.005
 _MOST_HOSTS = 16
-# The round trips and seconds of a turn, and the seconds that all turns share unless they are few round trips each.
-_ROUND_TRIPS, _FEW_ROUND_TRIPS = 12, 6
-_LEAST_TURN_S, _MOST_TURN_S, _SHARED_S = 0.1, 2.0, 4.0
-# The time for dialling and for hosts that have to wait for a core.
-_GRACE_S = 3.0
-_MOST_NBYTES = 64 << 20  # in a turn, each way
-_CHUNK_NBYTES = 128 << 10
-_ZEROS = bytes(_CHUNK_NBYTES)
-_LOOK_MS = 10.0
-_READY = b"!"
-# How long a host waits for the rest of the data before it sends, as a part of a turn, and when it has come.
-_DRAIN, _QUIET_S = 0.5, 0.05
-_TCP_NOTSENT_LOWAT = 25  # of <linux/tcp.h>
+# A turn takes so many round trips and seconds, because a connection begins slowly.
+_ROUND_TRIPS, _LEAST_TURN_S, _MOST_TURN_S = 6, 0.6, 2.0
+# The time for dialling and for hosts that have to wait for a core, and the round trips between two turns.
+_GRACE_S, _BETWEEN = 3.0, 2
+# The connections of a way, and about how many a host has in all.
+_MOST_STREAMS, _MOST_CONNECTIONS = 16, 128
 
-# The purpose of a connection between measuring hosts; the HELLO carries it in its field `lane`.
-_TO_MEASURE, _TO_REPORT = 0, 1
+# The connection for the report of a host; the HELLO carries it in its field `lane`. The lanes behind it are those of
+# the connections on which the dialler sends, and then of those on which it receives.
+_TO_REPORT, _FIRST_STREAM = 0, 1
 
 Matrix = tuple[tuple[float, ...], ...]
 OnConnected = Callable[[socket.socket], None]
@@ -122,28 +113,32 @@ def appointment(round_trips_s: Sequence[float], hosts: int, remaining_s: float) 
     longest_s = max(round_trips_s, default=0.0)
     if longest_s < _FAR_S or not 2 <= hosts <= _MOST_HOSTS:
         return None
-    count = len(turns(hosts))
-    turn_s = min(
-        _ROUND_TRIPS * longest_s + _LEAST_TURN_S, max(_SHARED_S / count, _FEW_ROUND_TRIPS * longest_s), _MOST_TURN_S
-    )
-    limit_s = count * ((2 + _DRAIN) * turn_s + longest_s) + _ROUND_TRIPS * longest_s + _GRACE_S
+    turn_s = min(max(_ROUND_TRIPS * longest_s, _LEAST_TURN_S), _MOST_TURN_S)
+    limit_s = (len(turns(hosts)) + 1) * (turn_s + _BETWEEN * longest_s) + _GRACE_S
     return Appointment(turn_s, limit_s) if 2 * limit_s < remaining_s else None
 
 
 def turns(hosts: int) -> list[list[tuple[int, int]]]:
-    """Return, for each turn, the pairs of hosts that measure; each pair has one turn (the circle method).
+    """Return, for each turn, the ways that are measured, as (from, to); each way has one turn.
 
-    >>> turns(4)
-    [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
+    In a turn, each host is the source of at most one way and the target of at most one, and no way is its way back.
+
+    >>> turns(3)
+    [[(0, 1), (1, 2), (2, 0)], [(0, 2), (1, 0), (2, 1)]]
+    >>> turns(2)
+    [[(0, 1)], [(1, 0)]]
     """
-    seats = hosts + hosts % 2
-    circle = list(range(1, seats))
     schedule = []
-    for turn in range(seats - 1):
-        seated = [0, *circle[len(circle) - turn :], *circle[: len(circle) - turn]]
-        pairs = [(seated[k], seated[-1 - k]) for k in range(seats // 2)]
-        schedule.append(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < hosts))
+    for distance in range(1, hosts):
+        ways = [(host, (host + distance) % hosts) for host in range(hosts)]
+        is_half = 2 * distance == hosts  # then half of the ways are the ways back of the others
+        schedule += [ways[:distance], ways[distance:]] if is_half else [ways]
     return schedule
+
+
+def streams(hosts: int) -> int:
+    """Return the number of connections of a way."""
+    return min(_MOST_STREAMS, _MOST_CONNECTIONS // (2 * (hosts - 1)))
 
 
 class ProbeConnections:
@@ -230,17 +225,10 @@ def _measured(
     rank: int, leaders: Sequence[int], probes: ProbeConnections, dial: Dial, terms: Appointment
 ) -> Network | None:
     deadline, me = Deadline(terms.limit_s), leaders.index(rank)
-    for peer in leaders[:me]:
-        dial(peer, _TO_MEASURE, partial(probes.add, _TO_MEASURE, peer), probes.fail)
-    if me:
-        dial(0, _TO_REPORT, partial(probes.add, _TO_REPORT, 0), probes.fail)
-    row = [[0.0, 0.0] for _ in leaders]
-    for pairs in turns(len(leaders)):
-        for pair in pairs:
-            if me in pair:
-                peer = sum(pair) - me
-                sock = probes.take(_TO_MEASURE, leaders[peer], deadline)
-                row[peer] = list(_pair(sock, terms.turn_s, deadline, sends_first=me < peer))
+    lanes = range(_FIRST_STREAM, _FIRST_STREAM + 2 * streams(len(leaders)))
+    for peer, lane in [*product(leaders[:me], lanes), *([(0, _TO_REPORT)] if me else [])]:
+        dial(peer, lane, partial(probes.add, lane, peer), probes.fail)
+    row = _row(me, leaders, lanes, probes, terms.turn_s, deadline)
     if me:
         with probes.take(_TO_REPORT, 0, deadline) as link:
             send(link, {"row": row})
@@ -252,6 +240,30 @@ def _measured(
     return _network(rows)
 
 
+def _row(
+    me: int, leaders: Sequence[int], lanes: range, probes: ProbeConnections, turn_s: float, deadline: Deadline
+) -> list[Way]:
+    """Take all turns of a host; return its ways to all hosts."""
+    row = [Way(0.0, 0.0) for _ in leaders]
+    of_dialler, of_acceptor = lanes[: len(lanes) // 2], lanes[len(lanes) // 2 :]
+    for ways in turns(len(leaders)):
+        with contextlib.ExitStack() as opened:
+
+            def connections(peer: int, used: range, opened: contextlib.ExitStack = opened) -> list[socket.socket]:
+                return [opened.enter_context(probes.take(lane, leaders[peer], deadline)) for lane in used]
+
+            targets = [target for source, target in ways if source == me]
+            sources = [source for source, target in ways if target == me]
+            to_next = [sock for peer in targets for sock in connections(peer, of_dialler if peer < me else of_acceptor)]
+            from_last = [
+                sock for peer in sources for sock in connections(peer, of_acceptor if peer < me else of_dialler)
+            ]
+            way = measured_turn(to_next, from_last, turn_s, deadline)
+            if way is not None:
+                row[targets[0]] = way
+    return row
+
+
 def _network(rows: Sequence[Sequence[Sequence[float]]]) -> Network:
     """Return the network of which each host has measured a row: round trips, and seconds of a byte to that host."""
     hosts = range(len(rows))
@@ -260,84 +272,6 @@ def _network(rows: Sequence[Sequence[Sequence[float]]]) -> Network:
     return Network.of(
         {
             "round_trip_s": [[min(rows[i][j][0], rows[j][i][0]) for j in hosts] for i in hosts],
-            "per_byte_s": [[rows[j][i][1] for j in hosts] for i in hosts],
+            "per_byte_s": [[per_byte_s for _, per_byte_s in row] for row in rows],
         }
     )
-
-
-def _pair(sock: socket.socket, turn_s: float, deadline: Deadline, *, sends_first: bool) -> tuple[float, float]:
-    """Send zeros to a host for a turn, and receive for one; return the least round trip, and the seconds of a byte.
-
-    The connection is reset at the end, so that nothing of it delays the next turn.
-    """
-    with sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        with contextlib.suppress(OSError):  # the kernel's default stays
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-        sock.settimeout(deadline.checked_remaining_s())
-        sock.sendall(_READY)
-        if sock.recv(1) != _READY:
-            raise ConnectionAbortedError("another host has stopped measuring")
-        sock.setblocking(False)  # with a time limit, `recv` would wait for data, and `send` for room
-        round_trip_s = least_round_trip_s(sock)
-        # Data that the kernel has not sent yet at the end of a turn would hold up the way back.
-        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _CHUNK_NBYTES)
-        if sends_first:
-            _send(sock, min(turn_s, deadline.checked_remaining_s()))
-        longest_s = turn_s * (1 + _DRAIN * sends_first)  # the other host has to wait for the data of this one
-        arrivals = _arrivals(sock, min(longest_s, deadline.checked_remaining_s()))
-        if not sends_first:
-            _drain(sock, _DRAIN * turn_s)
-            _send(sock, min(turn_s, deadline.checked_remaining_s()))
-        per_byte_s = _per_byte_s(arrivals)
-        return min(round_trip_s, least_round_trip_s(sock) or round_trip_s), per_byte_s
-
-
-def _send(sock: socket.socket, turn_s: float) -> None:
-    """Send zero bytes for the time of a turn."""
-    poll = select.poll()
-    poll.register(sock, select.POLLOUT)
-    end_s, sent = time.monotonic() + turn_s, 0
-    with contextlib.suppress(ConnectionError):  # the other host ended its turn a moment before
-        while (now_s := time.monotonic()) < end_s and sent < _MOST_NBYTES:
-            if poll.poll(min(_LOOK_MS, 1e3 * (end_s - now_s))):
-                with contextlib.suppress(BlockingIOError):
-                    sent += sock.send(_ZEROS)
-
-
-def _drain(sock: socket.socket, most_s: float) -> None:
-    """Receive the bytes that are still under way, until none arrives for a moment."""
-    end_s = time.monotonic() + most_s
-    while time.monotonic() < end_s and select.select([sock], [], [], _QUIET_S)[0]:
-        if not sock.recv(_CHUNK_NBYTES):
-            break
-
-
-def _arrivals(sock: socket.socket, turn_s: float) -> list[tuple[float, int]]:
-    """Receive for the time of a turn. Return (time, number of bytes up to then) for each receive."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    end_s, arrivals = time.monotonic() + turn_s, [(time.monotonic(), 0)]
-    with contextlib.suppress(ConnectionError):  # the other host ended its turn a moment before
-        while (now_s := time.monotonic()) < end_s and arrivals[-1][1] < _MOST_NBYTES:
-            if not poll.poll(min(_LOOK_MS, 1e3 * (end_s - now_s))):
-                continue
-            data = sock.recv(_CHUNK_NBYTES)
-            if not data:
-                break
-            arrivals.append((time.monotonic(), arrivals[-1][1] + len(data)))
-    return arrivals
-
-
-def _per_byte_s(arrivals: Sequence[tuple[float, int]]) -> float:
-    """Return the seconds of a byte in the last third of the time, because a connection begins slowly.
-
-    >>> _per_byte_s([(0.0, 0), (1.0, 10), (2.0, 60), (3.0, 160)])
-    0.01
-    """
-    (began_s, _), (ended_s, nbytes) = arrivals[0], arrivals[-1]
-    from_s = ended_s - (ended_s - began_s) / 3
-    before_s, before = max(arrival for arrival in arrivals if arrival[0] <= from_s or arrival is arrivals[0])
-    if nbytes == before or math.isclose(ended_s, before_s):
-        raise ValueError("another host sent too few bytes to measure the rate of its link")
-    return (ended_s - before_s) / (nbytes - before)

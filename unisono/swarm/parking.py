@@ -14,7 +14,7 @@ from unisono.swarm.streams import MESSAGE_S, GoneError, NoWayError, hang_up, lif
 from unisono.swarm.views import MOST_MEMBERS, Member
 from unisono.transports.links.dialer import DialingRank
 from unisono.transports.links.liveness import watch
-from unisono.transports.tcp.round_trips import least_round_trip_s
+from unisono.transports.tcp.tcp_info import least_round_trip_s
 
 _log = log.get("links")
 
