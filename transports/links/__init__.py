@@ -13,6 +13,7 @@
 `pending_sockets.py`    sockets on which a channel waits for the other rank
 `meeting.py`           how all ranks connect to rank 0, and learn whether all have
 `network_probes.py`   the delays and rates between hosts that are far apart
+`probe_turns.py`       one turn of a host that measures them
 `liveness.py`          heartbeats between hosts, and the process at the other end of a link
 `preference.py`        the transports that `transports=auto` means
 `failures.py`          failure numbers of the native core and error classes

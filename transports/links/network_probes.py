@@ -21,7 +21,6 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 from unisono.errors import UnisonoError
@@ -225,10 +224,12 @@ def _measured(
     rank: int, leaders: Sequence[int], probes: ProbeConnections, dial: Dial, terms: Appointment
 ) -> Network | None:
     deadline, me = Deadline(terms.limit_s), leaders.index(rank)
-    lanes = range(_FIRST_STREAM, _FIRST_STREAM + 2 * streams(len(leaders)))
-    for peer, lane in [*product(leaders[:me], lanes), *([(0, _TO_REPORT)] if me else [])]:
-        dial(peer, lane, partial(probes.add, lane, peer), probes.fail)
-    row = _row(me, leaders, lanes, probes, terms.turn_s, deadline)
+    for place, peer in enumerate(leaders[:me]):
+        for lane in (*_lanes(len(leaders), me, place), *_lanes(len(leaders), place, me)):
+            dial(peer, lane, partial(probes.add, lane, peer), probes.fail)
+    if me:
+        dial(0, _TO_REPORT, partial(probes.add, _TO_REPORT, 0), probes.fail)
+    row = _row(me, leaders, probes, terms.turn_s, deadline)
     if me:
         with probes.take(_TO_REPORT, 0, deadline) as link:
             send(link, {"row": row})
@@ -240,28 +241,28 @@ def _measured(
     return _network(rows)
 
 
-def _row(
-    me: int, leaders: Sequence[int], lanes: range, probes: ProbeConnections, turn_s: float, deadline: Deadline
-) -> list[Way]:
+def _row(me: int, leaders: Sequence[int], probes: ProbeConnections, turn_s: float, deadline: Deadline) -> list[Way]:
     """Take all turns of a host; return its ways to all hosts."""
     row = [Way(0.0, 0.0) for _ in leaders]
-    of_dialler, of_acceptor = lanes[: len(lanes) // 2], lanes[len(lanes) // 2 :]
     for ways in turns(len(leaders)):
         with contextlib.ExitStack() as opened:
-
-            def connections(peer: int, used: range, opened: contextlib.ExitStack = opened) -> list[socket.socket]:
-                return [opened.enter_context(probes.take(lane, leaders[peer], deadline)) for lane in used]
-
-            targets = [target for source, target in ways if source == me]
-            sources = [source for source, target in ways if target == me]
-            to_next = [sock for peer in targets for sock in connections(peer, of_dialler if peer < me else of_acceptor)]
-            from_last = [
-                sock for peer in sources for sock in connections(peer, of_acceptor if peer < me else of_dialler)
-            ]
-            way = measured_turn(to_next, from_last, turn_s, deadline)
+            socks: dict[int, list[socket.socket]] = {}
+            for source, target in ways:
+                if me in (source, target):
+                    lanes, peer = _lanes(len(leaders), source, target), leaders[source + target - me]
+                    socks[source] = [opened.enter_context(probes.take(lane, peer, deadline)) for lane in lanes]
+            to_next = socks.pop(me, [])
+            way = measured_turn(to_next, [sock for each in socks.values() for sock in each], turn_s, deadline)
             if way is not None:
-                row[targets[0]] = way
+                row[dict(ways)[me]] = way
     return row
+
+
+def _lanes(hosts: int, source: int, target: int) -> range:
+    """Return the lanes of the connections of a way. The later one of two hosts dials the other one."""
+    count = streams(hosts)
+    first = _FIRST_STREAM + count * (source < target)
+    return range(first, first + count)
 
 
 def _network(rows: Sequence[Sequence[Sequence[float]]]) -> Network:
