@@ -61,8 +61,8 @@ def test_ranks_on_far_hosts_have_the_same_map_of_the_network(
     for (i, j), ms in DELAY_MS.items():
         assert found.delay_s[i][j] == found.delay_s[j][i] >= ms / 1e3
         for source, target in ((i, j), (j, i)):
-            # The queue holds some bytes when a measurement begins, and a loaded machine makes it take longer.
-            assert found.per_byte_s[source][target] > 0.8 * 8e-6 / MBIT_S[source]
+            # Acknowledgements come in bursts where they share a line with data, and a loaded machine makes it take longer.
+            assert found.per_byte_s[source][target] > 0.6 * 8e-6 / MBIT_S[source]
 
 
 # Rank 0 follows on rank 1, and rank 2 on rank 3, over slow ways only.

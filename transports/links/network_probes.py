@@ -187,6 +187,10 @@ class ProbeConnections:
                 raise TimeoutError(f"rank {peer} did not connect in time for the network measurement")
             return self._arrived.pop((lane, peer))
 
+    def is_closed(self) -> bool:
+        """Return whether nobody needs the connections any more."""
+        return self._is_closed
+
     def close(self) -> None:
         """Close all connections that nobody has taken, and those that come later."""
         with self._changed:
@@ -252,7 +256,8 @@ def _row(me: int, leaders: Sequence[int], probes: ProbeConnections, turn_s: floa
                     lanes, peer = _lanes(len(leaders), source, target), leaders[source + target - me]
                     socks[source] = [opened.enter_context(probes.take(lane, peer, deadline)) for lane in lanes]
             to_next = socks.pop(me, [])
-            way = measured_turn(to_next, [sock for each in socks.values() for sock in each], turn_s, deadline)
+            from_last = [sock for each in socks.values() for sock in each]
+            way = measured_turn(to_next, from_last, turn_s, deadline, probes.is_closed)
             if way is not None:
                 row[dict(ways)[me]] = way
     return row

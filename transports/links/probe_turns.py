@@ -45,7 +45,11 @@ class Way(NamedTuple):
 
 
 def measured_turn(
-    to_next: Sequence[socket.socket], from_last: Sequence[socket.socket], turn_s: float, deadline: Deadline
+    to_next: Sequence[socket.socket],
+    from_last: Sequence[socket.socket],
+    turn_s: float,
+    deadline: Deadline,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Way | None:
     """Send to a host and receive from another one; return the way to the first, or None if there is none.
 
@@ -56,16 +60,17 @@ def measured_turn(
         from_last: the connections from the host that sends; may be empty.
         turn_s: the seconds for which a sender sends.
         deadline: the end of waiting for the other hosts.
+        is_over: returns whether this host does not need the result any more.
 
     Raises:
         TimeoutError: another host is not ready before `deadline`.
-        OSError: another host has stopped measuring.
+        OSError: another host has stopped measuring, or this one has.
         ValueError: too few bytes arrived.
     """
     for sock in (*to_next, *from_last):
         _prepare(sock)
     turn = _Turn(to_next, from_last, turn_s)
-    turn.run(deadline)
+    turn.run(deadline, is_over)
     return Way(turn.round_trip_s, per_byte_s(turn.samples)) if to_next else None
 
 
@@ -123,7 +128,7 @@ class _Turn:
         self.samples: list[Sample] = []
         self.round_trip_s = 0.0
 
-    def run(self, deadline: Deadline) -> None:
+    def run(self, deadline: Deadline, is_over: Callable[[], bool]) -> None:
         """Take the turn; raises the errors of `measured_turn`."""
         for sock in self._to_next[:1]:
             self._watch(sock, select.POLLIN, partial(self._begin, sock))
@@ -133,6 +138,8 @@ class _Turn:
             sock.send(_READY)
         while self._to_next or self._from_last:
             deadline.checked_remaining_s()
+            if is_over():
+                raise ConnectionAbortedError("this host has stopped measuring")
             for descriptor, _ in self._poll.poll(1e3 * _LOOK_S):
                 if handler := self._handlers.get(descriptor):
                     handler()

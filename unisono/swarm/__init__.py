@@ -6,6 +6,7 @@ entry: the time of a process in a swarm, from its registration until it leaves.
 membership: one member's part in the views: which members there are, and when they change.
 answers: the answers of a member to the requests of others.
 attempts: the calls of the program, made again until they have the contributions of all current members.
+settling: when the members of a view measure their network.
 pace: how long a program computes between two calls.
 proposer: the change of a view, by the member that proposes the next one.
 agreement: how members choose the next view, without I/O.

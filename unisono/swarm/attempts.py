@@ -16,6 +16,7 @@ from unisono.errors import (
 from unisono.foundation.deadlines import Deadline
 from unisono.swarm.calls import SwarmCall, second_phase
 from unisono.swarm.membership import LEFT_BEHIND, Membership
+from unisono.swarm.settling import Settling
 from unisono.swarm.views import View
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Attempts:
     def __init__(self, membership: Membership) -> None:
         self._state = membership
         self._quorum_lost: tuple[View, float] | None = None  # and when
+        self._settling = Settling(membership.me.id, membership.routes)
 
     def make(self, call: SwarmCall, deadline: Deadline) -> None:
         """Make a call until it has the contributions of all current members.
@@ -59,6 +61,7 @@ class Attempts:
         state = self._state
         call.attempts += 1
         try:
+            self._settling.measure_if_due(view, comm, deadline.remaining_s())
             result = call.make(comm, deadline.remaining_s())
         except UnisonoError as error:
             self._failed(view, comm, error, deadline)
@@ -69,12 +72,13 @@ class Attempts:
             state.hold(call, result, view)
             switch = state.switch if state.may_enter else ""
         try:
-            is_boundary = second_phase(comm, switch, deadline.remaining_s())
+            phase = second_phase(comm, switch, self._settling.age_s(view), deadline.remaining_s())
         except UnisonoError as error:
             self._failed(view, comm, error, deadline)
             return False
+        self._settling.note(phase.least_age_s)
         with state.changed:
-            if is_boundary and state.view is view:
+            if phase.is_boundary and state.view is view:
                 state.is_frozen, state.boundary = True, switch
             state.suspects.clear()
             state.changed.notify_all()

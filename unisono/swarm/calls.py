@@ -18,15 +18,16 @@ Example: A, B and C sum in call 7, and C dies.
   sends the sum to B. Both return it, and name A, B and C as contributors.
 - If A has returned, B has the sum too, because A has ended its second phase, in which B takes part only with the sum.
 
-The second phase also carries the candidate for the next view, if newcomers wait who have met all members. If all
-members pass the same one, they change to that view between the two calls, and no call is repeated.
+The second phase also carries for how long members have made calls in this view (settling.py), and the candidate for the
+next view, if newcomers wait who have met all members. If all members pass the same one, they change to that view
+between the two calls, and no call is repeated.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -78,11 +79,24 @@ class SwarmCall:
         return comm.broadcast(self.result if self.has_result else self.like_result(size), holder, timeout_s=timeout_s)
 
 
-def second_phase(comm: Communicator, candidate: str, timeout_s: float) -> bool:
-    """Make the second phase of a call; return whether all members pass the same candidate, and not the empty one."""
+class SecondPhase(NamedTuple):
+    """The result of the second phase of a call, which is equal on all members.
+
+    Attributes:
+        is_boundary: whether all members pass the same candidate, and not the empty one.
+        least_age_s: the least age that a member passes.
+    """
+
+    is_boundary: bool
+    least_age_s: float
+
+
+def second_phase(comm: Communicator, candidate: str, age_s: float, timeout_s: float) -> SecondPhase:
+    """Make the second phase of a call with the candidate and the age of the view that this member passes."""
     token = int.from_bytes(hashlib.sha256(candidate.encode()).digest()[:_TOKEN_NBYTES], "big") if candidate else 0
-    lowest, negative = comm.allreduce(np.array([token, -token], np.int64), "min", timeout_s=timeout_s).tolist()
-    return bool(token) and lowest == token == -negative
+    passed = np.array([token, -token, int(age_s)], np.int64)
+    lowest, negative, least_age_s = comm.allreduce(passed, "min", timeout_s=timeout_s).tolist()
+    return SecondPhase(bool(token) and lowest == token == -negative, float(least_age_s))
 
 
 class Leaves:

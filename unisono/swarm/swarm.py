@@ -30,6 +30,8 @@ from unisono.transports.tcp.tls import TlsPolicy
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from unisono.tuning.machine.network_map import NetworkMap
+
 Arrays = TypeVar("Arrays")
 
 _DESCRIPTORS = 1024
@@ -170,6 +172,19 @@ class Swarm:
     def ways(self) -> tuple[Way, ...]:
         """The ways to the other members that this process knows: which it dials, and who relays to the rest."""
         return () if self._entry is None else self._entry.routes.ways(self.members)
+
+    @property
+    def network(self) -> NetworkMap | None:
+        """The delays and rates between the hosts, equal on all members; None if they have not measured them.
+
+        Members on hosts that are far apart measure them once they have been the same ones for a minute, and again every
+        ten minutes. Each of their calls is made with the map, or without it, on all members.
+        """
+        if self._entry is None:
+            return None
+        with self._entry.membership.changed:
+            comm = self._entry.membership.comm
+        return None if comm is None else comm.network
 
     @property
     def place(self) -> str | None:
