@@ -1,10 +1,11 @@
 """Measures the network between far hosts again, while a job runs.
 
 Theory of operation. All ranks call `measured_again` on their world. Each opens its place for the connections of probes
-before the first barrier, so no host dials another one too early. The barriers last at least as long as the longest
-delay, from which rank 0 decides how long the hosts measure, or that they need not. The hosts then measure as they do
-when their ranks meet (transports/links/network_probes.py). Rank 0 broadcasts the matrices, so all ranks have the same
-map and change their choices between the same two calls.
+before the first barrier, so no host dials another one too early. Two barriers last at least as long as the longest
+round trip, because the others end the first one after a delay, and their second one arrives after another. From that,
+rank 0 decides how long the hosts measure, or that they need not. The hosts then measure as they do when their ranks
+meet (transports/links/network_probes.py). Rank 0 broadcasts the matrices, so all ranks have the same map and change
+their choices between the same two calls.
 
 Used by: `Communicator.measure_network`.
 """
@@ -24,9 +25,8 @@ from unisono.tuning.decide.choice import TunerState
 from unisono.tuning.machine.network_map import NetworkMap
 from unisono.tuning.machine.parameters import NETWORK, at_level
 
-_BARRIERS = 4
-# A barrier may end after one delay, of which a round trip has two.
-_DELAYS = 2
+# One barrier ends at once on a rank that is late.
+_BARRIERS, _TRIALS = 2, 2
 # The time for the broadcast after the measuring.
 _GRACE_S = 5.0
 
@@ -50,8 +50,8 @@ def measured_again(world: Collectives, executor: Executor, hosts: int, link: str
     if hosts > 1 and link != "tcp":
         raise UsageError(f"only TCP between hosts can be measured, not {link}")
     with executor.session.probing() as measure:
-        seconds = [_barrier_s(world, limit_s) for _ in range(_BARRIERS)]
-        longest_s = float(world.allreduce(np.array(_DELAYS * min(seconds)), "max", timeout_s=limit_s))
+        round_trip_s = min(_barriers_s(world, limit_s) for _ in range(_TRIALS))
+        longest_s = float(world.allreduce(np.array(round_trip_s), "max", timeout_s=limit_s))
         terms = appointment([longest_s], hosts, limit_s) if world.rank == 0 else None
         decided = np.array((0.0, 0.0) if terms is None else terms)
         agreed = Appointment(*world.broadcast(decided, timeout_s=limit_s).tolist())
@@ -67,7 +67,8 @@ def measured_again(world: Collectives, executor: Executor, hosts: int, link: str
     return world.tuner_state.over(NetworkMap.of(round_trips_s, per_byte_s), at_level("tcp", NETWORK))
 
 
-def _barrier_s(world: Collectives, limit_s: float) -> float:
+def _barriers_s(world: Collectives, limit_s: float) -> float:
     began = time.monotonic()
-    world.barrier(timeout_s=limit_s)
+    for _ in range(_BARRIERS):
+        world.barrier(timeout_s=limit_s)
     return time.monotonic() - began

@@ -61,7 +61,7 @@ def test_ranks_on_far_hosts_have_the_same_map_of_the_network(
     for (i, j), ms in DELAY_MS.items():
         assert found.delay_s[i][j] == found.delay_s[j][i] >= ms / 1e3
         for source, target in ((i, j), (j, i)):
-            # Acknowledgements come in bursts where they share a line with data, and a loaded machine makes it take longer.
+            # Acknowledgements come in bursts where they share a line with data. A loaded machine makes it take longer.
             assert found.per_byte_s[source][target] > 0.6 * 8e-6 / MBIT_S[source]
 
 
