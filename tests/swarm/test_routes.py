@@ -7,12 +7,18 @@ it dials, and nobody can dial it.
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 
+import pytest
 from support.hosts import needs_namespaces
 from support.swarms import SwarmProcesses
 
 from unisono.bench.namespaces import address, home, inside, move_home, network, plug
+from unisono.swarm.links import Caller
+from unisono.swarm.routes import Routes
+from unisono.swarm.views import Member
+from unisono.transports.tcp.tls import TlsPolicy
 
 PROGRAM = """
 from support.deadlines import eventually
@@ -76,3 +82,17 @@ def test_members_at_home_dial_or_are_relayed_and_another_relay_takes_over_from_o
         swarm.mark("end")
         for name in f"{first}CD":
             swarm.output(name)
+
+
+def test_the_error_names_both_members_between_which_there_is_no_way() -> None:
+    caller = Caller(bytes(32), bytes(16), TlsPolicy())
+    routes = Routes(Member("a", "Anna", "127.0.0.1", 1), bytes(32), bytes(16), caller, heartbeat_s=0.5)
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as silent,  # as a router that drops packets
+            pytest.raises(OSError, match=r"Anna and Bert cannot dial each other.*no member relays.*start a member on"),
+        ):
+            routes.connect(Member("b", "Bert", *silent.getsockname()), 1, timeout_s=2.0)
+    finally:
+        routes.close()
+        caller.close()

@@ -20,7 +20,6 @@ within 15 ms. So B connects to C through A, in 35 ms.
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import threading
 import time
@@ -149,7 +148,7 @@ class Routes:
                 if way.relay is None or isinstance(error, GoneError):
                     raise
                 _log.info("%s does not relay to %s: %s", way.relay.name, member.name, error)
-        raise NoWayError(errno.EHOSTUNREACH, f"no relay reaches {member.name}")
+        raise self._no_way_to(member)
 
     def reaches(self, member: Member) -> bool | None:
         """Return whether this process can dial a member; None if it does not know yet, and finds out."""
@@ -261,7 +260,7 @@ class Routes:
         """Look for a way; raises OSError as `connect` does if there is none."""
         is_fresh = _age_s(known.dialled) < _AGAIN * self._heartbeat_s
         skips_dial = known.can_dial is False and is_fresh and not known.must_dial
-        error: OSError = NoWayError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
+        error: OSError = self._no_way_to(known.member)
         attempts: list[Callable[[_Known, Deadline], Way | None]] = [self._called_back, self._relayed]
         for attempt in attempts if skips_dial else [self._dialled, *attempts]:
             try:
@@ -274,6 +273,13 @@ class Routes:
         known.must_dial = skips_dial and not isinstance(error, GoneError)
         _log.debug("no way to %s: %s", known.member.name, error)
         raise error
+
+    def _no_way_to(self, member: Member) -> NoWayError:
+        return NoWayError(
+            errno.EHOSTUNREACH,
+            f"{self._me.name} and {member.name} cannot dial each other now, and no member relays between them: "
+            "start a member on a host that both can dial",
+        )
 
     def _dialled(self, known: _Known, deadline: Deadline) -> Way | None:
         member = known.member
