@@ -121,7 +121,11 @@ class Port:
         self._server: StoreServer | None = None
         self._store: TcpStore | None = None
         self._accepted = 0  # jobs, as rank 0 counts them
-        facts = _from_first(world, self._opened(session))
+        try:
+            facts = _from_first(world, self._opened(session))
+        except BaseException:
+            self.close()
+            raise
         self._key = _derived(session.identity.key, bytes.fromhex(facts["id"]))
         self._host = session.addresses.tcp_host
         self.name = f"{facts['url']}#{self._key.hex()}"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.native_ranks import Job, NativeRanks
 from support.outcomes import error_of
 
 import unisono as un
+from unisono.collectives.bootstrap import bridge
 from unisono.collectives.bootstrap.environment import job_of_key
 from unisono.transports.rendezvous import host_and_port
 from unisono.transports.rendezvous.tcp_store import TcpStore
@@ -190,3 +192,17 @@ def test_loss_of_a_rank_ends_the_union_and_not_the_other_job(tmp_path: Any, monk
     for text, size in (first, second):
         assert "PeerLostError" in text
         assert size == 2
+
+
+def test_port_whose_store_cannot_be_opened_closes_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    urls: list[str] = []
+
+    def refuse(url: str, *_: object) -> None:
+        urls.append(url)
+        raise un.RendezvousError("no store")
+
+    monkeypatch.setattr(bridge, "_store_at", refuse)
+    with un.init() as world, pytest.raises(un.RendezvousError, match="no store"):
+        un.Port(world)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(host_and_port(urls[0]), timeout=DEADLINE_S)
