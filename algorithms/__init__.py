@@ -4,6 +4,7 @@ ir/           plans as frozen data: their steps, their binding to elements, thei
 builders/     functions that return the plan of one rank, a file for each idea
 composition/  algorithms made of phases, inside hosts and across them
 catalogue/    the registry of all algorithms, with their costs and references, and the registration of users' algorithms
+schedules/    schedules that other programs have written, turned into plans
 verifier/     the proof that plans are right, free of deadlocks, and cost what they declare
 
 Everything here is pure: no input or output, clock, thread, socket or array. The names below are public, and each is

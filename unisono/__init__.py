@@ -20,10 +20,10 @@ if TYPE_CHECKING:
         testing as testing,
         torch as torch,
     )
-    from unisono.algorithms.catalogue.registration import algorithm as algorithm
     from unisono.collectives.api.reduce_local import reduce_local as reduce_local
     from unisono.collectives.arrays.mapped import empty as empty
     from unisono.collectives.bootstrap.init import init as init, join as join
+    from unisono.collectives.bootstrap.user_algorithms import algorithm as algorithm
     from unisono.collectives.calls.taken_message import TakenMessage as TakenMessage
     from unisono.collectives.calls.work import (
         Work as Work,
@@ -87,7 +87,7 @@ _ERRORS = (
 
 # Public name → the module that defines it.
 _NAMES = {
-    "algorithm": "unisono.algorithms.catalogue.registration",
+    "algorithm": "unisono.collectives.bootstrap.user_algorithms",
     **dict.fromkeys(("Communicator", "Graph", "Grid"), "unisono.collectives.communicator"),
     "empty": "unisono.collectives.arrays.mapped",
     "GradientReducer": "unisono.frameworks.gradients.reducer",

@@ -158,8 +158,9 @@ class Options:
         algorithm: the name of an algorithm to use in every collective that has an algorithm of this name. Or a choice
             by collective and size, as "allreduce:0-8K=recursive_doubling;8K-=ring". With "auto" the tuner chooses.
         table: the path of a decision table of `unisono tune` for the tuner; "" for none.
-        load: Python files that register algorithms (`unisono.algorithm`), separated by ":". `init` runs each of them
-            once in a process, before the rendezvous. All ranks must load the same files.
+        load: Python files that register algorithms (`unisono.algorithm`) and schedules of other programs (`.xml`,
+            `.json`), separated by ":". `init` loads each of them once in a process, before the rendezvous. All ranks
+            must load the same files.
         segment_nbytes: the size of the segments of pipelined plans, in bytes of a block; 0 lets the tuner choose.
         bind_address: the address on which this rank listens for TCP links: an address or a host name of this machine,
             an interface ("eth1"), or a network of one of its addresses ("10.0.0.0/8", "fd00::/8").

@@ -20,7 +20,8 @@ from unisono.transports import CORE
 INTERRUPTED = 130
 
 
-# The subcommands, with their lines in the help. Each is `command` in the module of its name in `unisono.cli.commands`.
+# The subcommands, with their lines in the help. Each is `command` in the module of its name in `unisono.cli.commands`,
+# or in that of `_MODULES` where Python has another use for the name.
 SUBCOMMANDS = {
     "run": "Run a program on several ranks.",
     "swarm": "Serve the place where the members of a swarm meet.",
@@ -34,9 +35,14 @@ SUBCOMMANDS = {
     "tune": "Measure which algorithms are fastest here, and write a decision table.",
     "simulate": "Predict a collective on a described machine, at any number of ranks.",
     "show": "Show the schedule of an algorithm and its cost.",
+    "import": "Prove a schedule of MSCCL or MSCCL++, and show its cost beside other algorithms.",
+    "export": "Write the schedule of an algorithm for MSCCL.",
     "verify": "Prove the algorithms that a file registers, or all algorithms.",
     "test": "Run random calls of every collective, and check their results.",
 }
+
+
+_MODULES = {"import": "import_schedule", "export": "export_schedule"}
 
 
 class LazyGroup(SuggestingGroup):
@@ -50,7 +56,7 @@ class LazyGroup(SuggestingGroup):
         """Import and return the subcommand `cmd_name`; None if it does not exist."""
         if cmd_name not in SUBCOMMANDS:
             return None
-        command = importlib.import_module(f"unisono.cli.commands.{cmd_name}").command
+        command = importlib.import_module(f"unisono.cli.commands.{_MODULES.get(cmd_name, cmd_name)}").command
         assert isinstance(command, click.Command)
         command.name = cmd_name  # the functions that define the commands are all named `command`
         return command

@@ -39,7 +39,7 @@ load_option = click.option(
     expose_value=False,
     callback=_load,
     envvar=_VARIABLE,
-    help="First run a Python file that registers algorithms.  [default: UNISONO_LOAD]",
+    help="First load a Python file that registers algorithms, or a schedule.  [default: UNISONO_LOAD]",
 )
 
 

@@ -1,0 +1,13 @@
+"""Schedules in the files of other programs: read, turned into plans, proved, and written.
+
+moves.py          a schedule in a form of its own: moves of chunks, and the events that order them
+happening.py      which events happen before others
+memory.py         the chunks of a rank as blocks of INPUT, OUTPUT and SCRATCH
+lowering.py       from moves to plans: conflicts, groups, steps
+building.py       events and moves while a file is read
+limited.py        numbers within limits
+msccl.py          XML of MSCCL, read
+mscclpp.py        execution plans of MSCCL++, read
+msccl_writing.py  XML of MSCCL, written
+proving.py        any schedule as an algorithm: proved and registered
+"""
