@@ -164,3 +164,13 @@ def test_ranks_free_a_communicator_that_only_some_have_used(tmp_path: Path) -> N
     ended = run(str(program), ranks=3)
 
     assert ended.returncode == 0, ended.stderr
+
+
+def test_program_imports_the_modules_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("value = 7\n")
+    program = tmp_path / "program.py"
+    program.write_text("import beside\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.allreduce(beside.value))\n")
+
+    ended = run(str(program))
+
+    assert sorted(ended.stdout.splitlines()) == ["[0] 14", "[1] 14"], ended.stderr

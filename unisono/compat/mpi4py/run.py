@@ -6,6 +6,7 @@ the launcher stops them.
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 
@@ -35,6 +36,10 @@ def main(arguments: list[str] | None = None) -> None:
         exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = words
+        if not getattr(
+            sys.flags, "safe_path", False
+        ):  # as Python does, so that the program can import the modules beside it
+            sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
         runpy.run_path(words[0], run_name="__main__")
 
 
