@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.argv = words
         if not getattr(
             sys.flags, "safe_path", False
-        ):  # as Python does, so that the program can import the modules beside it
+        ):  # as Python does
             sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
         runpy.run_path(words[0], run_name="__main__")
 
