@@ -36,9 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
         exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = words
-        if not getattr(
-            sys.flags, "safe_path", False
-        ):  # as Python does
+        if not getattr(sys.flags, "safe_path", False):  # as Python does
             sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
         runpy.run_path(words[0], run_name="__main__")
 

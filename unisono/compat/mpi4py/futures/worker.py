@@ -48,7 +48,8 @@ def take(port: Any) -> tuple[int, Callable[[], Any]] | None:
     message = port.take(None, _TAG, once=True)
     if message is None:
         return None
-    described, header = message
+    described, header, acknowledge = message
+    acknowledge()
     parcel = Parcel.arriving(header)
     for operation in parcel.receive(port, described.source, _TAG):
         operation.wait(port.limit_s)

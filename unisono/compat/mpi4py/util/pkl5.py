@@ -31,12 +31,12 @@ class Request(MPI.Request):  # type: ignore[name-defined, misc]
 class _ArrivingState(_MessageState):
     """A message whose header a probe has taken out, and whose parts are being received."""
 
-    def __init__(self, port: Any, message: Any, header: Any) -> None:
+    def __init__(self, port: Any, message: Any, header: Any, acknowledge: Any) -> None:
         self.parcel = Parcel.arriving(header)
         self.operations = self.parcel.receive(port, message.source, message.tag)
         self.limit_s = port.limit_s
         nbytes = header.size + sum(part.size for part in self.parcel.parts)
-        super().__init__(Described(message.source, message.tag, "uint8", nbytes), header)
+        super().__init__(Described(message.source, message.tag, "uint8", nbytes), header, acknowledge)
 
     def received(self, status: Status | None) -> Any:
         """Return the object of parts that have arrived."""
@@ -106,7 +106,7 @@ class Comm(MPI.Comm):  # type: ignore[name-defined, misc]
         if message == MESSAGE_NO_PROC:
             return Message._of(message._state)
         state = message._state
-        return Message._of(_ArrivingState(self._port(for_objects=True), state.message, state.data))
+        return Message._of(_ArrivingState(self._port(for_objects=True), state.message, state.data, state._acknowledge))
 
     # Collectives: the headers go as objects, and then the parts.
 
