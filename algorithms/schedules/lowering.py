@@ -161,7 +161,8 @@ class _Run:
 
     Attributes:
         atoms: the atoms, move by move.
-        ends: for each move, the number of the first atom behind it.
+        ends: for each move, the number of the first atom behind it. The results of a rank that lie in its input already
+            count as a move behind all others.
         memories: the memory of each rank at the end.
     """
 
@@ -184,8 +185,10 @@ class _Run:
                     written.update(zip(self._atoms_of(number), self._write_target(number), strict=True))
             except PlanError as error:
                 raise PlanError(f"{schedule.events[event]}: {error}") from None
-        self.atoms = [*(written[number] for number in range(len(written))), *self._results_as_they_are()]
-        self.ends += range(len(written) + 1, len(self.atoms) + 1)
+        self.atoms = [written[number] for number in range(len(written))]
+        for rank, memory in enumerate(self.memories):
+            self.atoms += self._results_as_they_are(rank, memory)
+            self.ends.append(len(self.atoms))
 
     def _atoms_of(self, number: int) -> range:
         return range(self.ends[number] - len(self._moves[number].source.cells), self.ends[number])
@@ -222,11 +225,10 @@ class _Run:
         """Return whether a combination gives a result that was none before."""
         return self._reduces and own is not None and content.ranks == self._all_ranks != own[1].ranks
 
-    def _results_as_they_are(self) -> Iterator[Atom]:
-        for rank, memory in enumerate(self.memories):
-            for source, target, content in memory.unwritten():
-                lower = self._reduces and content.ranks == self._all_ranks
-                yield Atom((rank, rank), source, target, None, content.kind, lower)
+    def _results_as_they_are(self, rank: int, memory: RankMemory) -> Iterator[Atom]:
+        for source, target, content in memory.unwritten():
+            lower = self._reduces and content.ranks == self._all_ranks
+            yield Atom((rank, rank), source, target, None, content.kind, lower)
 
 
 def _by_event(events: Iterable[int]) -> dict[int, list[int]]:

@@ -122,9 +122,8 @@ class _Reader:
         self._plan = plan
         self.size = checked(len(gpus), "the number of gpus", 1, MOST_RANKS)
         self.collective = collective_named(plan.get("collective"))
-        self.gpus = dict(
-            sorted((checked(_object(gpu, "a gpu").get("id"), "the id of a gpu", 0, self.size - 1), gpu) for gpu in gpus)
-        )
+        by_id = {checked(_object(gpu, "a gpu").get("id"), "the id of a gpu", 0, self.size - 1): gpu for gpu in gpus}
+        self.gpus = {rank: by_id[rank] for rank in sorted(by_id)}
         if len(self.gpus) != self.size:
             raise UsageError("two gpus have the same id")
         self.parts = _parts(gpus)
@@ -351,13 +350,13 @@ class _Threadblock:
         rank, letter = self._of.rank, chunk.get("type")
         if "buffer_id" in chunk:
             rank, letter = self._remote(chunk["buffer_id"], str(operation.get("channel_type")), where)
-        if letter not in _BUFFERS:
+        if not isinstance(letter, str) or letter not in _BUFFERS:
             raise UsageError(f"{where}: a buffer is one of {', '.join(_BUFFERS)}, not {letter!r}")
         parts = self._of.reader.parts
         first = parts * checked(chunk.get("index"), f"{where}: index", 0, MOST_CHUNKS)
         length = parts * checked(chunk.get("size"), f"{where}: size", 1, MOST_CHUNKS)
         self._check_inside(rank, str(letter), first + length, where)
-        group = operation.get("tbg_info") or {"tb_id": 0, "tbg_size": 1}
+        group = _object(operation.get("tbg_info") or {"tb_id": 0, "tbg_size": 1}, f"{where}: tbg_info")
         number, size = (checked(group.get(name), f"{where}: {name}", 0, _MOST_PARTS) for name in ("tb_id", "tbg_size"))
         start, end = (first + length * at // max(size, 1) for at in (number, number + 1))
         return Place(rank, tuple((str(letter), at) for at in range(start, end)))

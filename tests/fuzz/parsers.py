@@ -25,10 +25,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from fuzz.bounds import bounded
 from fuzz.edits import edited
+from support import schedule_files
 
+from unisono.algorithms.schedules import proving
 from unisono.cli.output import job_statistics
 from unisono.collectives.bootstrap import environment, launcher_variables, shared_settings
-from unisono.errors import RendezvousError, UnisonoError, UsageError
+from unisono.errors import PlanError, RendezvousError, UnisonoError, UsageError
 from unisono.foundation.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.foundation.json_checks import parsed_json
 from unisono.launchers import pool_protocol, root_cause, ssh_protocol
@@ -752,6 +754,13 @@ TRACEBACK = (
 )
 
 # Each parser has a letter, so that inputs in `corpus/` stay valid when others are added.
+# --- schedules -----------------------------------------------------------------------------------------------------
+
+
+def prove_schedule(data: bytes) -> None:
+    proving.proved(proving.schedule_of(data))
+
+
 PARSERS: dict[str, Parser] = {
     "a": Parser(accept, (HandshakeError,), [HELLO.pack()]),
     "d": Parser(dial, (HandshakeError,), [dataclasses.replace(HELLO, sender=0, receiver=1).pack() + b"\1"]),
@@ -821,6 +830,14 @@ PARSERS: dict[str, Parser] = {
     "V": Parser(read_view, (ValueError,), [VIEW]),
     "P": Parser(read_promise, (ValueError,), [PROMISE]),
     "M": Parser(read_manifest, (ValueError, UsageError), [MANIFEST]),
+    "X": Parser(
+        prove_schedule, (UsageError, PlanError), [schedule_files.ring_allreduce(3), schedule_files.swap_alltoall()]
+    ),
+    "J": Parser(
+        prove_schedule,
+        (UsageError, PlanError),
+        [json.loads(schedule_files.put_allreduce(2)), json.loads(schedule_files.semaphore_allreduce())],
+    ),
     "k": Parser(
         take_stream,
         (),
