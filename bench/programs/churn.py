@@ -31,6 +31,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,8 @@ _ELEMENTS = 4096
 _MODULUS = 1_000_003
 _LOOK_S = 0.02
 _GATHER_S = 60.0
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT = 10_000
 # (event, how often it is drawn)
 _EVENTS = {"kill": 3, "stop": 2, "cut": 2, "leave": 1, "enter": 4, "place": 1}
 _EVENTS_OF_HOSTS = {**_EVENTS, "unplug": 2}
@@ -206,7 +209,7 @@ class _Trial:
         self._chance = chance
         self._hosts = hosts
         self._events_drawn = _EVENTS_OF_HOSTS if hosts else _EVENTS
-        self._places = [f"tcp://{address(k) if hosts else '127.0.0.1'}:{_free_port()}" for k in range(2)]
+        self._places = [f"tcp://{address(k) if hosts else '127.0.0.1'}:{port}" for k, port in enumerate(_free_ports(2))]
         self._transports = transports
         self._all: list[_Process] = []
         self._place: subprocess.Popen[str] | None = None
@@ -421,10 +424,25 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.stdin.close()
 
 
-def _free_port() -> int:
+def _free_ports(count: int) -> list[int]:
+    """Return ports on which no process listens, outside of those that the kernel assigns by itself, if there are such.
+
+    Otherwise another program could have the second port by the time when the place moves there.
+    """
+    first, last = map(int, _EPHEMERAL_PORTS.read_text().split())
+    ports = [port for port in range(_LOWEST_PORT, 1 << 16) if not first <= port <= last]
+    ports = ports or list(range(_LOWEST_PORT, 1 << 16))
+    random.SystemRandom().shuffle(ports)
+    return list(islice(filter(_is_free, ports), count))
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def serve() -> None:

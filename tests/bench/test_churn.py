@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.hosts import needs_namespaces
 
+from unisono.bench.programs import churn
 from unisono.bench.programs.churn import _Process as Process, _Trial as Trial, contribution, hosts_with_homes, try_swarm
 
 
@@ -48,3 +49,15 @@ def test_the_trial_detects_a_wrong_sum_and_a_disagreement(tmp_path: Path) -> Non
     assert not outcome.is_right
     assert [wrong_sum.partition(":")[0] for wrong_sum in outcome.wrong_sums] == ["call 2 on process 0"]
     assert [disagreement.partition(":")[0] for disagreement in outcome.disagreements] == ["call 2"]
+
+
+@pytest.mark.parametrize("ephemeral", ["32768 60999", "1024 65535"], ids=["some", "all"])
+def test_the_ports_of_places_are_not_ephemeral_if_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ephemeral: str
+) -> None:
+    (tmp_path / "range").write_text(ephemeral.replace(" ", "\t"))
+    monkeypatch.setattr(churn, "_EPHEMERAL_PORTS", tmp_path / "range")
+    first, last = map(int, ephemeral.split())
+    ports = churn._free_ports(2)
+    assert len(set(ports)) == 2
+    assert first == 1024 or not any(first <= port <= last for port in ports)
