@@ -26,8 +26,9 @@ from unisono.collectives.api.objects import Objects
 from unisono.collectives.api.observation import Observation
 from unisono.collectives.api.point_to_point import PERSISTENT
 from unisono.collectives.api.windows import Windows
+from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
-from unisono.collectives.calls.arguments import CallArguments, checked_integer
+from unisono.collectives.calls.arguments import CallArguments, checked_flag, checked_integer
 from unisono.collectives.calls.checking import check_lasting
 from unisono.collectives.calls.groups import Groups
 from unisono.collectives.calls.host_side import HostSide
@@ -60,6 +61,8 @@ AnyCommunicator = TypeVar("AnyCommunicator", bound="Communicator")
 
 _INT64 = -(1 << 63), (1 << 63) - 1
 _MOST_JOINERS = 1 << 20
+# The arguments of `Communicator.plan` that count rows.
+_COUNTS = ("counts", "send_counts", "recv_counts")
 # Makes the communicator of the members and the joiners, from a world, a count and a time limit: `Growth.grow` of
 # `bootstrap.grow`.
 Grow: TypeAlias = "Callable[[Communicator, int | None, float], Communicator]"
@@ -160,6 +163,10 @@ class Communicator(Groups, Objects, BlockExchange, Windows, Observation, MpiName
         counts: Sequence[int] | None = None,
         send_counts: Sequence[int] | None = None,
         recv_counts: Sequence[int] | None = None,
+        displacements: Sequence[int] | None = None,
+        send_displacements: Sequence[int] | None = None,
+        recv_displacements: Sequence[int] | None = None,
+        counts_at_root: bool = False,
         algorithm: str | None = None,
         reproducible: bool = False,
         accumulate: str | None = None,
@@ -175,8 +182,9 @@ class Communicator(Groups, Objects, BlockExchange, Windows, Observation, MpiName
         ranks use the same persistent call. A persistent call keeps its arrays alive, and only one thread at a time may
         use it.
 
-        The arguments and defaults are those of the method. But an `x` that is read must be contiguous, and in C order
-        if its rows are distributed over the ranks.
+        The arguments and defaults are those of the method, also displacements and `counts_at_root`. But an `x` that is
+        read must be contiguous, and in C order if its rows are distributed over the ranks. Displacements need arrays in
+        host memory.
 
         ``plan("send", x, dest=…, tag=…)`` and ``plan("recv", out=…, source=…, tag=…)`` are persistent messages. In a
         group, they are messages of the group.
@@ -194,9 +202,17 @@ class Communicator(Groups, Objects, BlockExchange, Windows, Observation, MpiName
         >>> un.launch(accumulate, 2)[0]
         [[2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [8.0, 8.0, 8.0]]
         """
+        rows = {
+            "counts": counts,
+            "send_counts": send_counts,
+            "recv_counts": recv_counts,
+            "displacements": displacements,
+            "send_displacements": send_displacements,
+            "recv_displacements": recv_displacements,
+        }
         if collective in PERSISTENT:
-            given = {"op": op, "root": root, "counts": counts, "algorithm": algorithm}
-            return self._plan_message(collective, x, out, {**given, **message}, timeout_s)
+            given = {"op": op, "root": root, "algorithm": algorithm, "counts_at_root": counts_at_root or None}
+            return self._plan_message(collective, x, out, {**given, **rows, **message}, timeout_s)
         if message:
             raise UsageError(f"only a message has {' and '.join(message)}: leave it out of {collective}")
         name = VECTOR_CALLS.get(collective, collective)
@@ -205,13 +221,16 @@ class Communicator(Groups, Objects, BlockExchange, Windows, Observation, MpiName
             raise UsageError(
                 f"there is no collective {collective!r}: there are {', '.join(names)}{did_you_mean(collective, names)}"
             )
-        counts_by_name = {"counts": counts, "send_counts": send_counts, "recv_counts": recv_counts}
-        rows = _rows_of(collective, {name: value for name, value in counts_by_name.items() if value is not None})
         contract = CONTRACTS[name]
         if contract.input_at_root or contract.output_at_root:
             root = 0 if root is None else root
         elif root is not None:
             raise UsageError(f"{collective} has no root: leave root out")
+        if checked_flag(counts_at_root, "counts_at_root"):
+            if collective not in {"gatherv", "scatterv"}:
+                raise UsageError(f"{collective} takes no counts_at_root: leave it out")
+            rows["counts"] = self._counts(counts, root or 0, counts_at_root)
+        counted = _rows_of(collective, {name: rows[name] for name in _COUNTS})
         if contract.reduces:
             op = "sum" if op is None else op
         elif op is not None or reproducible or accumulate is not None:
@@ -220,7 +239,21 @@ class Communicator(Groups, Objects, BlockExchange, Windows, Observation, MpiName
             )
         request = algorithm_request(algorithm, reproducible, accumulate)
         x = x if contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0) else None
-        call = self._checker.check_one(CallArguments(name, x, out, op, root, rows, request), self._check_usable)
+        read, written = self._planned_shares(collective, root, rows)
+        if read is None and written is None:
+            return self._persistent(CallArguments(name, x, out, op, root, counted, request), x, timeout_s)
+        from unisono.collectives.calls.displaced import DisplacedCall
+
+        if on_device(x) or on_device(out):
+            raise UsageError("a persistent call on GPU arrays takes no displacements: call the method each time")
+        moved = DisplacedCall(x, out, read, written)
+        arguments = CallArguments(name, moved.source, moved.target, op, root, counted, request)
+        again = self._persistent(arguments, x, timeout_s)
+        return lambda wait=True: moved.make(again, wait)
+
+    def _persistent(self, arguments: CallArguments, x: Any, timeout_s: float | None) -> Callable[..., Any]:
+        """Return the persistent call of these arguments, which reads the memory of the caller's `x`."""
+        call = self._checker.check_one(arguments, self._check_usable)
         check_lasting(call.checked, x)
         return call.persist(self._limit_s(timeout_s))
 
@@ -727,7 +760,7 @@ class Graph(_WithNeighbours):
         return self._subgroup(range(self.size), partial(Graph, self._neighbourhood, self.weights))
 
 
-def _rows_of(collective: str, counts: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], ...] | None:
+def _rows_of(collective: str, counts: Mapping[str, Sequence[int] | None]) -> tuple[Sequence[int], ...] | None:
     """Return the counts of a persistent call in the order of `CallArguments.counts`.
 
     Raises:
@@ -736,8 +769,9 @@ def _rows_of(collective: str, counts: Mapping[str, Sequence[int]]) -> tuple[Sequ
     names: tuple[str, ...] = ()
     if collective in VECTOR_CALLS:
         names = ("send_counts", "recv_counts") if collective == "alltoallv" else ("counts",)
-    if set(counts) != set(names):
+    passed = {name: rows for name, rows in counts.items() if rows is not None}
+    if set(passed) != set(names):
         raise UsageError(
-            f"{collective} takes {' and '.join(names) or 'no counts'}; got {' and '.join(counts) or 'none'}"
+            f"{collective} takes {' and '.join(names) or 'no counts'}; got {' and '.join(passed) or 'none'}"
         )
-    return tuple(counts[name] for name in names) or None
+    return tuple(passed[name] for name in names) or None

@@ -44,10 +44,16 @@ class DisplacedCall:
 
     def __init__(self, x: Any, out: Any, read: Blocks | None, written: Blocks | None) -> None:
         self._x, self._out = x, out
-        self.source, self.begin = Moved(x, _nothing) if read is None else _source(x, read)
+        self.source, self._begin = Moved(x, _nothing) if read is None else _source(x, read)
         self.target, self._end = Moved(out, _nothing) if written is None else _target(out, written)
 
-    def finish(self, result: Any) -> Any:
+    def make(self, call: Callable[[bool], Any], wait: bool) -> Any:
+        """Make a call on `source` and `target` by ``call(wait)``, and return its result for the caller, or its work."""
+        self._begin()
+        result = call(wait)
+        return self._finish(result) if wait else FollowedWork(result, self._finish)
+
+    def _finish(self, result: Any) -> Any:
         """Return the result for the caller, from that of the call, which has ended."""
         self._end()
         if result is None or self._out is not None:

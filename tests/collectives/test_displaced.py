@@ -135,6 +135,64 @@ def test_shares_lie_at_their_displacements(three: NativeRanks, cases: list[Any])
     three.run_calls(displaced, cases)
 
 
+def planned(world: un.Communicator, cases: list[Any]) -> None:
+    """Make the calls of `displaced` twice by persistent calls, with other elements in between."""
+    for number, (counts, reads, writes, columns) in enumerate(cases):
+        me, root, at_root = world.rank, number % SIZE, bool(number % 2)
+        x, out = rows_of(me, columns), np.full_like(np.concatenate([rows_of(0, columns)] * 4), -1)
+        got, to_root, knows = [counts[s][me] for s in range(SIZE)], [counts[s][root] for s in range(SIZE)], me == root
+        mine = x[: counts[me][root]]
+        share, whole, gathered = x[: counts[root][me]].copy(), out.copy(), out.copy()
+        by_root = {"counts_at_root": at_root, "root": root}
+        calls = [
+            world.plan(
+                "alltoallv",
+                x,
+                send_counts=counts[me],
+                recv_counts=got,
+                send_displacements=reads[me],
+                recv_displacements=writes[me],
+                out=out,
+            ),
+            world.plan(
+                "scatterv",
+                x,
+                counts=counts[root] if knows or not at_root else None,
+                displacements=reads[root],
+                out=share,
+                **by_root,
+            ),
+            world.plan(
+                "gatherv",
+                mine,
+                counts=to_root if knows or not at_root else None,
+                displacements=writes[root],
+                out=gathered,
+                **by_root,
+            ),
+            world.plan("allgatherv", mine, counts=to_root, displacements=writes[root], out=whole),
+        ]
+        for again in range(2):
+            x += 1000 * again
+            arrays = [rows_of(rank, columns) + 1000 * again for rank in range(SIZE)]
+            for call in calls:
+                call() if again else call(wait=False).wait()
+            exchanged, collected = np.full_like(out, -1), np.full_like(out, -1)
+            for s in range(SIZE):
+                exchanged[writes[me][s] : writes[me][s] + got[s]] = arrays[s][reads[s][me] : reads[s][me] + got[s]]
+                collected[writes[root][s] : writes[root][s] + to_root[s]] = arrays[s][: to_root[s]]
+            np.testing.assert_array_equal(out, exchanged)
+            np.testing.assert_array_equal(share, arrays[root][reads[root][me] : reads[root][me] + counts[root][me]])
+            np.testing.assert_array_equal(whole, collected)
+            np.testing.assert_array_equal(gathered, collected if knows else np.full_like(out, -1))
+
+
+@bounded
+@given(cases=st.lists(layouts(), min_size=2, max_size=4))
+def test_persistent_calls_take_displacements_as_methods_do(three: NativeRanks, cases: list[Any]) -> None:
+    three.run_calls(planned, cases)
+
+
 def other_arrays(world: un.Communicator) -> None:
     """Displaced shares of buffers, strided arrays and torch, in place, and without an out where none is needed."""
     me, x = world.rank, np.arange(6)
@@ -195,6 +253,8 @@ def on_stream(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
     assert comm.recv(own, un.NOBODY) is own
     assert comm.send(x, un.NOBODY) is None
     assert "host memory" in text_of(lambda: comm.gatherv(x, None if me else (6, 6), counts_at_root=True))
+    options = {"counts": (6, 6), "displacements": (6, 0), "out": array([0] * 12)}
+    assert "GPU arrays" in text_of(lambda: comm.plan("allgatherv", x, **options))
     return [read(gpu, each).tolist() for each in (out, table, part, *exchanged, own)]
 
 
@@ -252,6 +312,30 @@ WRONG: dict[str, tuple[str, Any]] = {
     "an algorithm that needs counts": (
         "needs the counts on all ranks",
         lambda world, x: world.gatherv(x, None, (world.rank + 1) % SIZE, counts_at_root=True, algorithm="binomial"),
+    ),
+    "displacements of another persistent call": (
+        "gatherv takes no send_displacements",
+        lambda world, x: world.plan("gatherv", x, counts=(2, 2, 2), send_displacements=(0, 2, 4)),
+    ),
+    "displacements of a persistent call without counts": (
+        "allreduce takes no displacements",
+        lambda world, x: world.plan("allreduce", x, displacements=(0, 2, 4)),
+    ),
+    "displacements of a persistent message": (
+        "takes no displacements",
+        lambda world, x: world.plan("send", x, dest=0, displacements=(0, 2, 4)),
+    ),
+    "counts at the root of a persistent call that has none": (
+        "allgatherv takes no counts_at_root",
+        lambda world, x: world.plan("allgatherv", x, counts_at_root=True),
+    ),
+    "no counts of a persistent call": (
+        "counts are missing on the root",
+        lambda world, x: world.plan("gatherv", x, root=world.rank, counts_at_root=True),
+    ),
+    "an overlap in a persistent call": (
+        "overlaps that of rank 0",
+        lambda world, x: world.plan("allgatherv", x, counts=(2, 2, 2), displacements=(2, 1, 4), out=np.zeros(8)),
     ),
     "too few arrays": ("x must be a list of 3", lambda world, x: world.alltoallw([x], [None] * 3)),
     "no list of outs": ("out must be a list of 3", lambda world, x: world.alltoallw([x] * 3, x)),
