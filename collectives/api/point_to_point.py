@@ -196,6 +196,7 @@ class Messages(Dispatcher):
         source: int | AnySource,
         tag: int = 0,
         *,
+        recv_tag: int | AnyTag | None = None,
         timeout_s: float | None = None,
     ) -> Target:
         """Send `x` to rank `dest` and receive `out` from rank `source` at the same time; return `out`.
@@ -205,7 +206,8 @@ class Messages(Dispatcher):
             dest: a rank, or `NOBODY`.
             out: an array to receive into, as in `recv`, that shares no memory with `x`.
             source: as in `recv`.
-            tag: as in `send`, for both messages.
+            tag: as in `send`, for both messages; or for the sent one, with a `recv_tag`.
+            recv_tag: the tag of the received message, as in `recv`.
             timeout_s: seconds until the call fails, for both messages together; by default the option `timeout_s`.
 
         Raises:
@@ -223,16 +225,19 @@ class Messages(Dispatcher):
                 "a group has no sendrecv: call send and recv instead, which run at the same time in a group"
             )
         limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, MOST_TAG)
+        tag_received = tag if recv_tag is None else recv_tag
+        recv_number = tag_of(tag_received, "recv_tag")
         dest_rank, source_rank = self._peer_of(dest, "dest"), self._source_of(source)
         sent, received = self._to_send(x, dest_rank, limit_s), self._to_receive(out, source_rank, limit_s)
         operands.share_memory(sent.operand, received.operand, None)
         if dest_rank == self.rank:
-            if source_rank == self.rank and not self._has_arrived(self.rank, tag):
+            is_own = source_rank == self.rank and recv_number in {None, tag}
+            if is_own and not self._has_arrived(self.rank, tag_received):
                 operands.check_message(sent.operand, received.operand)
             else:
                 self._check_taken(sent, tag)
         deadline = Deadline(limit_s)
-        receiving = received.start(self._executor, source_rank, tag)
+        receiving = received.start(self._executor, source_rank, recv_number)
         sent.start(self._executor, dest_rank, tag).wait(limit_s)
         receiving.wait(deadline.remaining_s())
         return received.finish(receiving)  # type: ignore[no-any-return]
@@ -386,7 +391,7 @@ class Messages(Dispatcher):
         self._check_usable()
         return None
 
-    def _has_arrived(self, source: int, tag: int) -> bool:
+    def _has_arrived(self, source: int, tag: int | AnyTag) -> bool:
         """Return whether a message has arrived that no receive has got."""
         return self._probe(source, tag, None, once=True) is not None
 
@@ -406,6 +411,6 @@ class Messages(Dispatcher):
             )
 
 
-def tag_of(tag: int | AnyTag) -> int | None:
-    """Return the checked tag to receive; None for any tag."""
-    return None if tag is ANY_TAG else checked_integer(tag, "tag", 0, MOST_TAG)
+def tag_of(tag: int | AnyTag, name: str = "tag") -> int | None:
+    """Return the checked tag to receive, which errors call `name`; None for any tag."""
+    return None if tag is ANY_TAG else checked_integer(tag, name, 0, MOST_TAG)

@@ -157,6 +157,12 @@ def to_itself(world: un.Communicator) -> None:
     assert sending.wait() is None
     np.testing.assert_array_equal(world.sendrecv(3 * large, me, target, me), 3 * large)
     np.testing.assert_array_equal(world.sendrecv(small, me, out, un.ANY_SOURCE), small)
+    for tag, recv_tag in ((5, 5), (5, un.ANY_TAG)):
+        np.testing.assert_array_equal(world.sendrecv(large, me, target, me, tag, recv_tag=recv_tag), large)
+    # A message of another tag is not received by the call that sends it.
+    world.send(2 * small, me, 6)
+    np.testing.assert_array_equal(world.sendrecv(small, me, out, me, 5, recv_tag=6), 2 * small)
+    np.testing.assert_array_equal(world.recv(out, me, 5), small)
     with world.group():
         world.send(4 * large, me)
         world.recv(target, me)
@@ -190,12 +196,34 @@ def test_rank_sends_and_receives_to_itself_in_every_form(two: NativeRanks) -> No
     two.run_calls(to_itself)
 
 
+def with_two_tags(world: un.Communicator) -> list[list[int]]:
+    """Ranks send by the tag of their number, and receive by that of the other, by any tag, and by a wrong one."""
+    me, peer, out, x = world.rank, 1 - world.rank, np.zeros(2, int), np.full(2, world.rank)
+    received = [
+        world.sendrecv(x, peer, out, peer, me, recv_tag=peer).tolist(),
+        world.sendrecv(x, peer, out, peer, me, recv_tag=un.ANY_TAG).tolist(),
+        world.sendrecv(x, peer, out, un.ANY_SOURCE, me, recv_tag=un.ANY_TAG).tolist(),
+    ]
+    for wrong in (-1, 1 << 31, 0.5, "any"):
+        assert "recv_tag must be" in text_of(
+            lambda wrong=wrong: world.sendrecv(x, peer, out, peer, recv_tag=wrong)  # type: ignore[misc]
+        )
+    world.barrier()
+    assert world.iprobe() is None
+    return received
+
+
+def test_sendrecv_takes_a_tag_for_each_of_its_messages(two: NativeRanks) -> None:
+    assert two.run_calls(with_two_tags) == [[[1, 1]] * 3, [[0, 0]] * 3]
+
+
 def refused(world: un.Communicator) -> list[str]:
     me, large = world.rank, np.zeros(200_000)
     calls = [
         lambda: world.send(large, me),
         lambda: world.sendrecv(large, me, np.zeros(1), 1 - me),
         lambda: world.send_object(bytes(2_000_000), me),
+        lambda: world.sendrecv(large, me, np.zeros_like(large), me, 1, recv_tag=2),
     ]
     texts = [text_of(call) for call in calls]
     with un_buffered(world):
@@ -222,7 +250,7 @@ class un_buffered:  # noqa: N801
 
 def test_own_message_that_would_wait_for_itself_is_refused(two: NativeRanks) -> None:
     for texts in two.run_calls(refused):
-        assert [("to this rank itself" in text or "for this rank itself" in text) for text in texts] == [True] * 5
+        assert [("to this rank itself" in text or "for this rank itself" in text) for text in texts] == [True] * 6
         assert "1600000 bytes" in texts[0]
         assert "recv(wait=False)" in texts[0]
 
